@@ -1,0 +1,154 @@
+"""What scheduler and runner agree on: the decision (ScheduledBatch) and its outcome (StepResult). Plain, frozen.
+
+A step is one forward pass over a flat batch of tokens. Each scheduled request brings a range of its own tokens:
+
+    request A, prefill        request B, decode      request C, verifying two drafts
+    [..computed..|#########]  [....computed.....|#]  [....computed.....|#dd]
+                  512 tokens                     1                      3
+
+The batch says how many tokens, never which: the runner holds the values, including those it sampled a moment ago,
+so the next batch may be decided before the last result is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Stroke(StrEnum):
+    """The two natures of work in a pass."""
+
+    PREFILL = "prefill"  # tokens already known: the prompt, or after a preemption what was generated before it
+    DECODE = "decode"  # the token sampled last, and drafts that follow it
+
+
+class Limit(StrEnum):
+    """What kept a batch from being larger."""
+
+    TOKENS = "tokens"  # max_num_batched_tokens is used up
+    SEQS = "seqs"  # max_num_seqs requests are running
+    KV = "kv"  # no free blocks for the next request
+    NONE = "none"  # nobody is left waiting
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTableUpdate:
+    """Changes one row of a KV group's block table: entries `start`, `start + 1`, … become `block_ids`.
+
+    On (re-)admission start is 0 and all entries come; later only the blocks that were added.
+    """
+
+    start: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request's share of a step."""
+
+    request_id: str
+    stroke: Stroke
+    num_computed_tokens: int
+    """KV valid before this step; also the position of the first token scheduled."""
+    num_scheduled_tokens: int
+    """Query tokens in this step, drafts included."""
+    num_draft_tokens: int
+    """How many of them, at the end, are unverified drafts."""
+    samples_token: bool
+    """False for all prefill chunks but the last."""
+    block_tables: tuple[BlockTableUpdate, ...]
+    """One per KV group; afterwards the row covers every token up to the end of this step."""
+
+    @property
+    def token_range(self) -> range:
+        """Absolute positions of the query tokens."""
+        return range(self.num_computed_tokens, self.num_computed_tokens + self.num_scheduled_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """One decided step."""
+
+    step: int
+    requests: tuple[ScheduledRequest, ...]
+    limited_by: Limit
+    preempted_request_ids: tuple[str, ...] = ()
+    finished_request_ids: tuple[str, ...] = ()
+    """Ended since the last batch: the runner forgets them."""
+    num_waiting: int = 0
+    wait_reason: str = ""
+    """Why the head of the queue was not admitted; everyone behind it waits for it. Empty when nobody waits."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to compute."""
+        return not self.requests
+
+    @property
+    def num_tokens(self) -> int:
+        """Query tokens of the pass."""
+        return sum(r.num_scheduled_tokens for r in self.requests)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Of these, tokens of the first stroke."""
+        return sum(r.num_scheduled_tokens for r in self.requests if r.stroke is Stroke.PREFILL)
+
+    @property
+    def num_decode_tokens(self) -> int:
+        """Of these, tokens of the second stroke."""
+        return self.num_tokens - self.num_prefill_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, of the model's own distribution before any processing.
+
+    `token_ids[0]` is the chosen (or prompt) token, the rest the most likely ones in falling order.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    rank: int
+    """Of the chosen token; 1 is the most likely."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestResult:
+    """What a step made for one request."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    """0 (a chunk that does not sample) to k + 1 tokens (k drafts accepted and one more)."""
+    num_draft_tokens: int = 0
+    """Drafts proposed for the next step."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per token, when asked for."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """For the prompt positions that this chunk predicted, when asked for."""
+    error: str | None = None
+    """Set when this request cannot go on (its logits are not finite); the others are untouched."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The outcome of one ScheduledBatch; one entry per scheduled request, in its order."""
+
+    step: int
+    requests: tuple[RequestResult, ...]
+    operator_time_s: float = 0.0
+    """Time in the model's operators, measured by the runner; the rest of the step is the engine's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What the engine tells the scheduler of one request's result: counts, hashes and an end, never token ids."""
+
+    request_id: str
+    num_tokens: int
+    """Output tokens accepted, after everything that cuts them short."""
+    block_hashes: tuple[bytes, ...] = ()
+    """Of blocks that these tokens filled."""
+    finish_reason: str | None = None
+    num_draft_tokens: int = 0

@@ -1,0 +1,43 @@
+"""Settings of the KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from twostroke.errors import InvalidParameter
+
+MAX_BLOCK_SIZE = 128
+"""Also the length of the partitions in which attention walks a context; a block never spans two of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """How KV memory is cut up and shared."""
+
+    block_size: int = 16
+    """Tokens per KV block: a power of two, at most 128."""
+    kv_cache_memory: int | None = None
+    """Bytes for KV blocks; default: half of the memory that is free, within the control group's limit."""
+    num_kv_blocks: int | None = None
+    """Exact number of KV blocks instead of a size in bytes."""
+    enable_prefix_caching: bool = True
+    """Keep the KV of finished requests and reuse it for prompts that begin alike."""
+    kv_reservation: Literal["paged", "contiguous"] = "paged"
+    """Baseline switch: 'contiguous' reserves max_model_len for each request in one run of blocks."""
+    enable_kv_cache: bool = True
+    """Baseline switch, for debugging: False recomputes every token in every step."""
+
+    def __post_init__(self) -> None:
+        """Checks ranges; what depends on memory is checked when the engine is sized."""
+        size = self.block_size
+        if size < 1 or size > MAX_BLOCK_SIZE or size & (size - 1):
+            raise InvalidParameter("block_size", size, f"must be a power of two from 1 to {MAX_BLOCK_SIZE}")
+        for name, value in (("kv_cache_memory", self.kv_cache_memory), ("num_kv_blocks", self.num_kv_blocks)):
+            if value is not None and value < 1:
+                raise InvalidParameter(name, value, "must be at least 1")
+        if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
+            raise InvalidParameter("num_kv_blocks", self.num_kv_blocks, "cannot be given beside kv_cache_memory")
+        if not self.enable_kv_cache and self.enable_prefix_caching:
+            remedy = "Switch it off as well (--no-enable-prefix-caching)."
+            raise InvalidParameter("enable_prefix_caching", True, "needs the KV cache", remedy)

@@ -1,0 +1,93 @@
+"""Everything Twostroke refuses, as types.
+
+    TwostrokeError
+    ├── ClientError                 the caller can mend it; nobody else's request is touched
+    │   ├── InvalidParameter        a value out of range, or two that contradict each other
+    │   ├── UnknownParameter        a name that is not one of ours
+    │   ├── InvalidPrompt           empty, too long, ids outside the vocabulary, a template that fails
+    │   └── RequestAborted          the request was taken back while it ran
+    ├── SetupError                  the engine cannot start with this model or these settings
+    │   ├── ModelNotFound           no such folder, hub id unreachable
+    │   ├── UnsupportedModel        an architecture, a rope type or a layout that we do not run
+    │   ├── CorruptCheckpoint       missing, extra, misshapen or unreadable tensors
+    │   └── DoesNotFit              an explicit size that memory cannot hold, with the arithmetic
+    └── EngineError                 ours: a step failed
+
+Each message names the value, the limit and the remedy. Broken invariants of our own are assertions, not these.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TwostrokeError(Exception):
+    """Base of every error that Twostroke raises on purpose."""
+
+
+class ClientError(TwostrokeError):
+    """The request is at fault; the same request will fail again until it is changed."""
+
+
+class InvalidParameter(ClientError, ValueError):
+    """A parameter's value cannot be used.
+
+    Args:
+        name: the parameter, as the caller spells it.
+        value: what was given.
+        limit: what is allowed.
+        remedy: what to do instead; empty when the limit says it all.
+    """
+
+    def __init__(self, name: str, value: object, limit: str, remedy: str = "") -> None:
+        self.name, self.value, self.limit, self.remedy = name, value, limit, remedy
+        super().__init__(f"{name}={_short(value)}: {limit}." + (f" {remedy}" if remedy else ""))
+
+
+class UnknownParameter(ClientError, TypeError):
+    """A keyword that nothing here understands; the nearest known names are offered."""
+
+    def __init__(self, name: str, known: Iterable[str], where: str) -> None:
+        self.name = name
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, n=3)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(known)}."
+        super().__init__(f"{where} has no parameter {name!r}; {hint}")
+
+
+class InvalidPrompt(ClientError, ValueError):
+    """The prompt cannot be run."""
+
+
+class RequestAborted(ClientError):
+    """The request was aborted before it ended."""
+
+
+class SetupError(TwostrokeError):
+    """The engine cannot start as asked."""
+
+
+class ModelNotFound(SetupError):
+    """There is no such model folder, and no hub to fetch it from."""
+
+
+class UnsupportedModel(SetupError):
+    """The checkpoint asks for something that is not implemented; the message lists what is."""
+
+
+class CorruptCheckpoint(SetupError):
+    """The files of a model contradict each other or cannot be read."""
+
+
+class DoesNotFit(SetupError):
+    """An explicit size exceeds what the machine has; the message shows the arithmetic."""
+
+
+class EngineError(TwostrokeError):
+    """A step failed; the requests it carried end with an error, the engine goes on."""
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"

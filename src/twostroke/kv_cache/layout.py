@@ -1,0 +1,120 @@
+"""How KV memory is divided: the exact size formula, and which layers share a block.
+
+Every block of the pool has the same number of bytes, whatever kind of layer it serves. Layers of one kind (same
+sliding window, or none) are dealt into groups of equal size, and a block holds `block_size` tokens of one group:
+
+    6 full layers, 3 with a window         layers_per_block = gcd(6, 3) = 3
+      group 0: full    layers 0 1 2
+      group 1: full    layers 3 4 5          a request has one block table per group;
+      group 2: window  layers 6 7 8          group 2 gives back what fell out of the window
+
+    bytes per block = layers_per_block x block_size x num_kv_heads x (head_dim + head_dim) x bytes per element
+                                                                       K          V
+
+Most models have layers of one kind and hence one group that holds all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers that share block tables."""
+
+    layer_ids: tuple[int, ...]
+    window: int | None
+    """Tokens a query sees, itself included; None sees all."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """The division of KV memory for one model, block size and element type."""
+
+    groups: tuple[KVGroup, ...]
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    bytes_per_element: int
+
+    @classmethod
+    def of(
+        cls,
+        layer_windows: Sequence[int | None],
+        *,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        bytes_per_element: int,
+    ) -> KVLayout:
+        """Deals the layers into groups.
+
+        >>> layout = KVLayout.of([None] * 6 + [64] * 3, block_size=16, num_kv_heads=2, head_dim=8, bytes_per_element=2)
+        >>> [(g.layer_ids, g.window) for g in layout.groups]
+        [((0, 1, 2), None), ((3, 4, 5), None), ((6, 7, 8), 64)]
+        """
+        kinds: dict[int | None, list[int]] = {}
+        for layer_id, window in enumerate(layer_windows):
+            kinds.setdefault(window, []).append(layer_id)
+        per_block = math.gcd(*(len(ids) for ids in kinds.values()))
+        groups = tuple(
+            KVGroup(tuple(ids[i : i + per_block]), window)
+            for window, ids in kinds.items()
+            for i in range(0, len(ids), per_block)
+        )
+        return cls(groups, block_size, num_kv_heads, head_dim, bytes_per_element)
+
+    @property
+    def layers_per_block(self) -> int:
+        """Layers whose K and V one block holds."""
+        return len(self.groups[0].layer_ids)
+
+    @property
+    def bytes_per_token_and_layer(self) -> int:
+        """K and V of one token in one layer."""
+        return 2 * self.num_kv_heads * self.head_dim * self.bytes_per_element
+
+    @property
+    def bytes_per_token(self) -> int:
+        """K and V of one token in all layers, windows aside."""
+        return sum(len(g.layer_ids) for g in self.groups) * self.bytes_per_token_and_layer
+
+    @property
+    def bytes_per_block(self) -> int:
+        """What one block takes; the same for every group."""
+        return self.layers_per_block * self.block_size * self.bytes_per_token_and_layer
+
+    def num_blocks_of_prefix(self, num_tokens: int) -> int:
+        """Entries of one block table that cover `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def first_needed_block(self, group: KVGroup, num_computed_tokens: int) -> int:
+        """First block table entry of `group` that the query at position `num_computed_tokens` can still see.
+
+        ```
+        window 6, block_size 4, query at position 13 (q):   keys 8..13 are visible
+        |0 1 2 3|4 5 6 7|8 9 10 11|12 q .. |                first needed entry: 2
+        ```
+        """
+        if group.window is None:
+            return 0
+        first_visible = max(0, num_computed_tokens - group.window + 1)
+        return first_visible // self.block_size
+
+    def peak_blocks(self, num_tokens: int, max_tokens_per_step: int) -> int:
+        """Most blocks, over all groups, that a request of `num_tokens` holds at once.
+
+        A group with a window holds, at its worst, the window before a step's first query plus that step's tokens.
+        """
+        total = 0
+        for group in self.groups:
+            blocks = self.num_blocks_of_prefix(num_tokens)
+            if group.window is not None:
+                # window - 1 earlier tokens and the step's own can begin anywhere inside a block
+                span = group.window - 1 + max_tokens_per_step
+                blocks = min(blocks, (span + self.block_size - 2) // self.block_size + 1)
+            total += blocks
+        return total

@@ -1,0 +1,169 @@
+"""How one request wants its tokens chosen and when it wants to stop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from twostroke.errors import InvalidParameter, UnknownParameter
+
+MAX_N = 128
+"""Most sequences one request may ask for: each holds KV memory and a place in the batch of its own."""
+
+MAX_STOP_STRINGS = 64
+MAX_BAD_WORDS = 1024
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling and stopping of one request; the names and defaults are vLLM's.
+
+    Order in which they act on the logits: allowed_token_ids, bad_words, min_tokens, logit_bias, penalties,
+    temperature, min_p, top_k, top_p, then the choice (Gumbel-max with per-request noise).
+
+    Raises:
+        InvalidParameter: a value out of its range, or two that contradict each other.
+        UnknownParameter: a keyword that is not a field.
+    """
+
+    n: int = 1
+    """Sequences to generate for the prompt."""
+    temperature: float = 1.0
+    """0 is greedy; below 0 is refused."""
+    top_p: float = 1.0
+    """Keep the smallest set of most likely tokens whose probability reaches this; in (0, 1]."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 or -1 keeps all."""
+    min_p: float = 0.0
+    """Keep tokens at least this likely relative to the most likely one; in [0, 1]."""
+    repetition_penalty: float = 1.0
+    """Above 1 discourages tokens of prompt and output, below 1 encourages them; greater than 0."""
+    presence_penalty: float = 0.0
+    """Subtracted once from tokens already in the output; in [-2, 2]."""
+    frequency_penalty: float = 0.0
+    """Subtracted per occurrence from tokens already in the output; in [-2, 2]."""
+    logit_bias: Mapping[int, float] | None = None
+    """Added to the logits of these token ids; each in [-100, 100]."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Only these token ids may be generated."""
+    bad_words: tuple[str, ...] = ()
+    """Words that may not be generated."""
+    seed: int | None = None
+    """Makes sampling reproducible; a request without one is given one, which its output reports."""
+    max_tokens: int | None = 16
+    """Most tokens to generate; None runs to the end of the context."""
+    min_tokens: int = 0
+    """No stop (end of text, stop token, stop string) before this many tokens."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the generation; a string or a sequence of strings."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end the generation; they are not part of the text."""
+    include_stop_str_in_output: bool = False
+    """Whether the text keeps the stop string that ended it."""
+    ignore_eos: bool = False
+    """Whether to go on after the model's own end-of-text tokens."""
+    logprobs: int | None = None
+    """Log-probabilities of the chosen token and this many of the most likely ones, per output token."""
+    prompt_logprobs: int | None = None
+    """The same for each token of the prompt but the first."""
+    skip_special_tokens: bool = True
+    """Whether special tokens are left out of the text."""
+
+    def __new__(cls, **given: Any) -> SamplingParams:
+        """Refuses unknown names before the generated constructor would, with the nearest known one."""
+        known = {f.name for f in fields(cls)}
+        for name in given:
+            if name not in known:
+                raise UnknownParameter(name, known, "SamplingParams")
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Normalises the shorthand forms (one stop string, lists) and checks every range."""
+        self._set("stop", _texts("stop", self.stop, MAX_STOP_STRINGS))
+        self._set("bad_words", _texts("bad_words", self.bad_words, MAX_BAD_WORDS))
+        self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        if self.allowed_token_ids is not None:
+            self._set("allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
+        if self.logit_bias is not None:
+            self._set("logit_bias", _bias(self.logit_bias))
+        self._check_choice()
+        self._check_length()
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_choice(self) -> None:
+        _number("temperature", self.temperature, 0.0, 100.0, "at least 0 (0 is greedy) and at most 100")
+        _number("top_p", self.top_p, 0.0, 1.0, "more than 0 and at most 1", low_open=True)
+        _integer("top_k", self.top_k, -1, "a whole number, 0 or -1 for all tokens")
+        _number("min_p", self.min_p, 0.0, 1.0, "between 0 and 1")
+        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, "more than 0 and at most 100", low_open=True)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0, "between -2 and 2")
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "between -2 and 2")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidParameter("allowed_token_ids", [], "at least one token id", "Leave it out to allow all.")
+        if self.seed is not None:
+            _integer("seed", self.seed, 0, f"a whole number from 0 to {MAX_SEED}", MAX_SEED)
+
+    def _check_length(self) -> None:
+        _integer("n", self.n, 1, f"a whole number from 1 to {MAX_N}", MAX_N)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, "a whole number of at least 1")
+        _integer("min_tokens", self.min_tokens, 0, "a whole number of at least 0")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameter("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
+        for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if value is not None:
+                _integer(name, value, 0, "a whole number of at least 0")
+
+
+def _number(name: str, value: object, low: float, high: float, limit: str, *, low_open: bool = False) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not (is_number and low <= value <= high and not (low_open and value == low)):
+        raise InvalidParameter(name, value, f"must be {limit}")
+
+
+def _integer(name: str, value: object, low: int, limit: str, high: int | None = None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+        raise InvalidParameter(name, value, f"must be {limit}")
+
+
+def _texts(name: str, value: object, most: int) -> tuple[str, ...]:
+    texts: tuple[Any, ...] = (value,) if isinstance(value, str) else () if value is None else _tuple(name, value)
+    if any(not isinstance(text, str) or not text for text in texts):
+        raise InvalidParameter(name, value, "must be a text or several, none of them empty")
+    if len(texts) > most:
+        raise InvalidParameter(name, f"{len(texts)} texts", f"at most {most}")
+    return texts
+
+
+def _token_ids(name: str, value: object) -> tuple[int, ...]:
+    ids = () if value is None else _tuple(name, value)
+    if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
+        raise InvalidParameter(name, value, "must be token ids, whole numbers of at least 0")
+    return ids
+
+
+def _tuple(name: str, value: object) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple, set, frozenset, range)):
+        raise InvalidParameter(name, value, "must be a sequence")
+    return tuple(value)
+
+
+def _bias(value: Mapping[Any, Any]) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for key, amount in value.items():
+        # JSON has only text keys, so "42" means token 42.
+        token_id: Any = int(key) if isinstance(key, str) and key.isdigit() else key
+        _integer("logit_bias", token_id, 0, "keyed by token ids, whole numbers of at least 0")
+        _number("logit_bias", amount, -100.0, 100.0, "between -100 and 100 for each token")
+        bias[token_id] = float(amount)
+    return bias
