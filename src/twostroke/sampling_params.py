@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -126,8 +125,8 @@ class SamplingParams:
 
 
 def _number(name: str, value: object, low: float, high: float, limit: str, *, low_open: bool = False) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not (is_number and low <= value <= high and not (low_open and value == low)):
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high or (low_open and value == low):
         raise InvalidParameter(name, value, f"must be {limit}")
 
 
