@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from twostroke.sampling_params import SamplingParams
+
 
 class Stroke(StrEnum):
     """The two natures of work in a pass."""
@@ -30,6 +32,23 @@ class Limit(StrEnum):
     SEQS = "seqs"  # max_num_seqs requests are running
     KV = "kv"  # no free blocks for the next request
     NONE = "none"  # nobody is left waiting
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """What the runner has to know of a request, told once, before it is first scheduled."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    """Of the noise its tokens are drawn with."""
+    sample_index: int = 0
+    """Which of the prompt's `n` sequences it is."""
+    output_token_ids: tuple[int, ...] = ()
+    """Generated before, elsewhere: it goes on after these, and they count as output."""
+    eos_token_ids: tuple[int, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
