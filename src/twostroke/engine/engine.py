@@ -9,7 +9,7 @@ from twostroke.batch import Commit, RequestResult, ScheduledBatch, StepResult
 from twostroke.engine.clock import Clock, monotonic_clock
 from twostroke.engine.generation import Generation, GenerationRequest
 from twostroke.engine.journal import Journal
-from twostroke.engine.token_update import TokenUpdate
+from twostroke.engine.output_processor import TokenUpdate
 from twostroke.request import FinishReason
 from twostroke.runner.executor import Executor
 from twostroke.scheduler.scheduler import Scheduler
