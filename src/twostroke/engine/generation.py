@@ -58,11 +58,6 @@ class Generation:
             reads_prefix_cache=new.params.prompt_logprobs is None,
         )
 
-    def note_scheduled(self, now_s: float) -> None:
-        """Remembers when it first ran."""
-        if self.scheduled_time_s is None:
-            self.scheduled_time_s = now_s
-
     def accept(self, result: RequestResult) -> tuple[Commit, int | None]:
         """Takes a step's tokens up to the first that ends the sequence.
 
