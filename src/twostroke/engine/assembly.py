@@ -11,6 +11,7 @@ import torch
 
 from twostroke.config.engine import EngineConfig
 from twostroke.config.model import ModelConfig
+from twostroke.cost.step_cost import ModelShape
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.engine import Engine
 from twostroke.engine.input_processor import InputProcessor

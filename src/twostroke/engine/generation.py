@@ -87,7 +87,9 @@ class Generation:
         if not self.hashes_blocks or num_tokens // self.block_size <= first:
             return ()
         begin, end = first * self.block_size, num_tokens // self.block_size * self.block_size
-        tokens = prompt[begin:end] + tuple(self.output_token_ids[max(0, begin - len(prompt)) : max(0, end - len(prompt))])
+        tokens = prompt[begin:end] + tuple(
+            self.output_token_ids[max(0, begin - len(prompt)) : max(0, end - len(prompt))]
+        )
         parent = self._hashes[-1] if self._hashes else None
         new = hash_blocks(tokens, self.block_size, salt=self.request.cache_salt, parent=parent)
         self._hashes.extend(new)

@@ -141,7 +141,9 @@ class ModelRunner:
         found = sampled.logprobs[i]
         return replace(result, token_ids=(token_id,), logprobs=() if found is None else (TokenLogprobs(*found),))
 
-    def _prompt_logprobs(self, hidden: torch.Tensor, inputs: InputBatch) -> dict[int, tuple[int, tuple[TokenLogprobs, ...]]]:
+    def _prompt_logprobs(
+        self, hidden: torch.Tensor, inputs: InputBatch
+    ) -> dict[int, tuple[int, tuple[TokenLogprobs, ...]]]:
         """For requests that asked: how likely the model found the prompt tokens that this chunk predicts.
 
         ```
