@@ -88,7 +88,7 @@ class RopeConfig:
         if self.rope_type == "llama3":
             needed += ["low_freq_factor", "high_freq_factor"]
         for name in (*needed, *_OPTIONAL_ROPE_NUMBERS):
-            value = getattr(self, name)
+            value: Any = getattr(self, name)
             if value is None and name not in needed:
                 continue
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -170,7 +170,7 @@ class ModelConfig:
     hidden_act: str = "silu"
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
-    dtype_name: str = "float32"
+    dtype: str = "float32"
     """Type of the checkpoint's weights as config.json states it."""
 
     @classmethod
@@ -213,10 +213,20 @@ class ModelConfig:
             qk_norm=traits.qk_norm,
             eos_token_ids=_eos_token_ids(given, generation_config or {}),
             bos_token_id=given.get("bos_token_id"),
-            dtype_name=_dtype_name(given),
+            dtype=_dtype_name(given),
         )
         read._check(given)
         return read
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in the weights; a tied head is not counted again."""
+        hidden, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        layer = hidden * (q + 2 * kv) + q * hidden + 3 * hidden * self.intermediate_size + 2 * hidden
+        layer += self.attention_bias * (q + 2 * kv) + self.output_bias * hidden
+        layer += self.mlp_bias * (2 * self.intermediate_size + hidden) + self.qk_norm * 2 * self.head_dim
+        heads = 1 if self.tie_word_embeddings else 2
+        return heads * self.vocab_size * hidden + self.num_layers * layer + hidden
 
     def _check(self, given: Mapping[str, Any]) -> None:
         if given.get("head_dim") is None and self.hidden_size % self.num_heads:
