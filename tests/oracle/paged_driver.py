@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -75,7 +76,7 @@ class PagedDriver:
         hidden = self.model.forward(
             torch.tensor(ids), torch.tensor(positions), self._metadata(work, starts, lens), self.kv
         )
-        return [hidden[a:b] for a, b in zip(starts[:-1], starts[1:], strict=True)]
+        return [hidden[a:b] for a, b in pairwise(starts)]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, vocab_size] float32."""

@@ -89,10 +89,9 @@ class RopeConfig:
             needed += ["low_freq_factor", "high_freq_factor"]
         for name in (*needed, *_OPTIONAL_ROPE_NUMBERS):
             value: Any = getattr(self, name)
-            if value is None and name not in needed:
-                continue
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or (name in needed and value <= 0):
+            is_fine = (is_number and value > 0) if name in needed else (is_number or value is None)
+            if not is_fine:
                 raise CorruptCheckpoint(
                     f"config.json: rope type {self.rope_type!r} needs a number above 0 for {name}, found {value!r}."
                 )
@@ -217,16 +216,6 @@ class ModelConfig:
         )
         read._check(given)
         return read
-
-    @property
-    def num_parameters(self) -> int:
-        """Numbers in the weights; a tied head is not counted again."""
-        hidden, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        layer = hidden * (q + 2 * kv) + q * hidden + 3 * hidden * self.intermediate_size + 2 * hidden
-        layer += self.attention_bias * (q + 2 * kv) + self.output_bias * hidden
-        layer += self.mlp_bias * (2 * self.intermediate_size + hidden) + self.qk_norm * 2 * self.head_dim
-        heads = 1 if self.tie_word_embeddings else 2
-        return heads * self.vocab_size * hidden + self.num_layers * layer + hidden
 
     def _check(self, given: Mapping[str, Any]) -> None:
         if given.get("head_dim") is None and self.hidden_size % self.num_heads:
