@@ -19,7 +19,8 @@ from twostroke.errors import CorruptCheckpoint, ModelNotFound, UnsupportedModel
 from twostroke.model.checkpoint import find_model_folder, read_model_config
 from twostroke.model.decoder import DecoderModel
 from twostroke.model.loader import load_model
-from twostroke.model.registry import ARCHITECTURES, architecture, model_class, num_parameters
+from twostroke.model.registry import ARCHITECTURES, Architecture, architecture, model_class, num_parameters
+from twostroke.model.weight_map import LLAMA, checkpoint_names
 
 TOKEN_IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 
@@ -205,3 +206,20 @@ def test_unknown_architecture() -> None:
     with pytest.raises(UnsupportedModel, match=r"known: .*LlamaForCausalLM"):
         architecture("GPT2LMHeadModel")
     assert all(issubclass(model_class(name), DecoderModel) for name in ARCHITECTURES)
+
+
+def test_parts_may_be_stored_together(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Phi-3 does: one tensor for q, k and v, one for gate and up. The table names them once, the maths stays."""
+    before = logits(load(folder))
+    together = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}
+
+    def fuse(tensors: dict[str, Tensor]) -> None:
+        for i in range(2):
+            for ours, theirs in together.items():
+                parts = checkpoint_names(LLAMA, f"layers.{i}.{ours}.weight")
+                tensors[f"model.layers.{i}.{theirs}.weight"] = torch.cat([tensors.pop(part) for part in parts])
+
+    edit(folder, fuse)
+    names = {**LLAMA, **{f"layers.{{i}}.{ours}": f"model.layers.{{i}}.{theirs}" for ours, theirs in together.items()}}
+    monkeypatch.setitem(ARCHITECTURES, "LlamaForCausalLM", Architecture("twostroke.model.llama:Llama", names))
+    assert torch.equal(logits(load(folder)), before)
