@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from twostroke.kv_cache.layout import KVLayout
+from twostroke.layers.attention_metadata import AttentionLayout
 
 
 class KVStorage:
@@ -41,6 +42,16 @@ class KVStorage:
     def nbytes(self) -> int:
         """Bytes allocated."""
         return self.tensor.nbytes
+
+    def attention_layout(self, num_heads: int) -> AttentionLayout:
+        """What the layers need to know of this storage, for a model with `num_heads` query heads."""
+        return AttentionLayout.of(
+            [(group.layer_ids, group.window) for group in self.layout.groups],
+            block_size=self.layout.block_size,
+            num_heads=num_heads,
+            num_kv_heads=self.layout.num_kv_heads,
+            head_dim=self.layout.head_dim,
+        )
 
     def zero_blocks(self, block_ids: Sequence[int]) -> None:
         """Overwrites blocks with zeros, as when they were allocated."""
