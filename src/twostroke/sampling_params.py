@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -154,13 +153,13 @@ class SamplingParams:
                 _integer(name, value, 0, "a whole number of at least 0")
 
 
-def _number(name: str, value: object, low: float, high: float, limit: str, *, low_open: bool = False) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not (is_number and low <= value <= high and not (low_open and value == low)):
+def _number(name: str, value: Any, low: float, high: float, limit: str, *, low_open: bool = False) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high or (low_open and value == low):
         raise InvalidParameter(name, value, f"must be {limit}")
 
 
-def _integer(name: str, value: object, low: int, limit: str, high: int | None = None) -> None:
+def _integer(name: str, value: Any, low: int, limit: str, high: int | None = None) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
         raise InvalidParameter(name, value, f"must be {limit}")
 
