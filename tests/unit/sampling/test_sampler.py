@@ -69,6 +69,13 @@ def test_top_p_counts_what_top_k_leaves_ties_included() -> None:
     assert kept([1.0, 1.0, 1.0, 1.0, -1.0, -1.0], top_k=2, top_p=0.5) == [0, 1]
 
 
+def test_a_row_without_top_p_is_not_cut_because_its_neighbour_has_one() -> None:
+    """Its tail weighs nothing beside 1, so the sum before it has reached the whole already."""
+    logits = torch.tensor([[0.0, -50.0, -60.0], [0.0, 0.0, 0.0]])
+    apply_filters(logits, [SamplingParams(top_k=2), SamplingParams(top_p=0.5)])
+    assert (logits > -INF).tolist() == [[True, True, False], [True, True, False]]
+
+
 def test_min_p_is_relative_to_the_most_likely() -> None:
     row = np.log([0.5, 0.26, 0.24]).tolist()
     assert kept(row, min_p=0.5) == [0, 1]
