@@ -193,7 +193,7 @@ def test_named_templates() -> None:
 
 
 def test_no_template() -> None:
-    with pytest.raises(InvalidPrompt, match="no default chat template. Send a completion prompt"):
+    with pytest.raises(InvalidPrompt, match=r"no default chat template\. Send a completion prompt"):
         ChatTemplate({}, {}).render(CHATS["user"])
 
 
