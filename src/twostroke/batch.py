@@ -15,6 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from twostroke.request import FinishReason
+from twostroke.sampling_params import SamplingParams
+
 
 class Stroke(StrEnum):
     """The two natures of work in a pass."""
@@ -30,6 +33,23 @@ class Limit(StrEnum):
     SEQS = "seqs"  # max_num_seqs requests are running
     KV = "kv"  # no free blocks for the next request
     NONE = "none"  # nobody is left waiting
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """What the runner has to know of a request, told once, before it is first scheduled."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    """Of the noise its tokens are drawn with."""
+    sample_index: int = 0
+    """Which of the prompt's `n` sequences it is."""
+    output_token_ids: tuple[int, ...] = ()
+    """Generated before, elsewhere: it goes on after these, and they count as output."""
+    eos_token_ids: tuple[int, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +147,8 @@ class RequestResult:
     """One per token, when asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """For the prompt positions that this chunk predicted, when asked for."""
+    prompt_logprobs_start: int = 1
+    """Position in the prompt of the first of them."""
     error: str | None = None
     """Set when this request cannot go on (its logits are not finite); the others are untouched."""
 
@@ -150,5 +172,5 @@ class Commit:
     """Output tokens accepted, after everything that cuts them short."""
     block_hashes: tuple[bytes, ...] = ()
     """Of blocks that these tokens filled."""
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
     num_draft_tokens: int = 0

@@ -125,6 +125,10 @@ class OutputProcessor:
         self._forget(answer)
         return answer.take()
 
+    def is_live(self, request_id: str) -> bool:
+        """Whether a request of this id has not ended."""
+        return request_id in self._answers
+
     def live_sequence_ids(self, request_id: str) -> tuple[str, ...]:
         """Which sequences of a request still run; the engine ends them when the request is aborted."""
         answer = self._answers.get(request_id)

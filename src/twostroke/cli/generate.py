@@ -1,0 +1,102 @@
+"""`twostroke generate [MODEL] PROMPT`: stream a completion to the terminal, then one line of figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from twostroke.cli.flags import CacheFlags, JsonFlag, LoadFlags, QuietFlag, SamplingFlags, SchedulerFlags
+from twostroke.config.cache import CacheConfig
+from twostroke.config.engine import EngineConfig
+from twostroke.config.load import LoadConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.errors import InvalidParameter
+from twostroke.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from twostroke.engine.text_engine import TextEngine
+    from twostroke.outputs import RequestOutput
+
+DEFAULT_SAMPLING = SamplingParams(max_tokens=128, temperature=0.0)
+
+
+def generate(
+    *words: str,
+    load: LoadFlags = LoadConfig(),
+    cache: CacheFlags = CacheConfig(),
+    scheduler: SchedulerFlags = SchedulerConfig(),
+    sampling: SamplingFlags = DEFAULT_SAMPLING,
+    json_output: JsonFlag = False,
+    quiet: QuietFlag = False,
+) -> None:
+    """Complete a prompt: `twostroke generate [MODEL] PROMPT`.
+
+    Greedy and at most 128 tokens unless told otherwise. PROMPT may be '-' to read it from standard input.
+
+    Parameters
+    ----------
+    words
+        The model (optional: without it the embedded one runs) and the prompt.
+    json_output
+        Print one JSON object with ids, text and metrics instead of streaming.
+    quiet
+        Print the text only: no start-up lines, no figures.
+    """
+    if not 1 <= len(words) <= 2:
+        raise InvalidParameter("PROMPT", list(words), "give [MODEL] PROMPT", "Quote a prompt that has spaces.")
+    if len(words) == 2:
+        load = dataclasses.replace(load, model=words[0])
+    prompt = sys.stdin.read() if words[-1] == "-" else words[-1]
+    from twostroke.engine.assembly import build_text_engine  # loads torch
+
+    engine = build_text_engine(EngineConfig(load=load, cache=cache, scheduler=scheduler))
+    if not quiet:
+        for line in engine.startup_lines:
+            sys.stderr.write(line + "\n")
+    engine.submit(prompt, sampling)
+    output = run_and_print(engine, echo="" if json_output else prompt, silent=json_output)
+    engine.close()
+    if json_output:
+        print(json.dumps(dataclasses.asdict(output)))
+    elif not quiet:
+        sys.stderr.write(f"\n{summary(output)}\n")
+
+
+def run_and_print(engine: TextEngine, *, echo: str = "", silent: bool = False) -> RequestOutput:
+    """Runs the one submitted request to its end; text goes to stdout as it comes (the first sequence's, live)."""
+    if not silent:
+        print(echo, end="", flush=True)
+    shown = 0
+    output: RequestOutput | None = None
+    while engine.has_work:
+        for output in engine.step():
+            text = output.outputs[0].text if output.outputs else ""
+            if not silent:
+                print(text[shown:], end="", flush=True)
+            shown = len(text)
+    assert output is not None, "a submitted request always ends with an output"
+    if not silent:
+        print()
+        for other in output.outputs[1:]:
+            print(f"--- {other.index + 1} of {len(output.outputs)}\n{echo}{other.text}")
+    return output
+
+
+def summary(output: RequestOutput) -> str:
+    """The figures of one request in a line."""
+    metrics = output.metrics
+    assert metrics is not None, "a finished request has metrics"
+    num_prompt, num_output = len(output.prompt_token_ids), sum(len(o.token_ids) for o in output.outputs)
+    computed = num_prompt - output.num_cached_tokens
+    prefill_s = max(metrics.ttft_s - metrics.queue_time_s, 1e-9)
+    parts = [
+        f"prompt {num_prompt} tokens ({output.num_cached_tokens} cached)",
+        f"output {num_output} tokens ({', '.join(str(o.finish_reason) for o in output.outputs)})",
+        f"TTFT {metrics.ttft_s * 1e3:.1f} ms",
+        f"prefill {computed / prefill_s:,.0f} tok/s",
+    ]
+    if metrics.tpot_s:
+        parts += [f"TPOT {metrics.tpot_s * 1e3:.2f} ms", f"decode {1 / metrics.tpot_s:,.0f} tok/s"]
+    return " | ".join([*parts, f"seed {output.outputs[0].seed}"])

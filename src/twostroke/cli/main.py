@@ -1,0 +1,28 @@
+"""`twostroke`: the composition of the commands. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import sys
+
+from cyclopts import App
+
+from twostroke.errors import TwostrokeError
+
+app = App(
+    name="twostroke",
+    help="An LLM inference engine that shows what it does: prefill and decode, their memory and their schedule.",
+)
+app.command("twostroke.cli.generate:generate")
+app.command("twostroke.cli.chat:chat")
+app.command("twostroke.cli.bench:app", name="bench")
+
+
+def main() -> None:
+    """Runs the command line; an error of ours is one line on stderr and exit code 1."""
+    try:
+        app()
+    except TwostrokeError as error:
+        sys.stderr.write(f"twostroke: {type(error).__name__}: {error}\n")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

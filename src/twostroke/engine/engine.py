@@ -1,0 +1,157 @@
+"""The engine's loop: decide, compute, account. Token ids only; text is made at its two ends."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from twostroke.batch import Commit, RequestResult, ScheduledBatch, StepResult
+from twostroke.engine.clock import Clock, monotonic_clock
+from twostroke.engine.generation import Generation, GenerationRequest
+from twostroke.engine.journal import Journal
+from twostroke.engine.output_processor import TokenUpdate
+from twostroke.request import FinishReason
+from twostroke.runner.executor import Executor
+from twostroke.scheduler.scheduler import Scheduler
+
+
+class Engine:
+    """Runs many sequences to their ends, a step at a time.
+
+    Args:
+        scheduler: decides each step.
+        executor: computes it.
+        block_size: tokens per KV block, for hashing.
+        hashes_blocks: whether anybody will look blocks up by their hash.
+        journal: where every input and outcome is recorded.
+        clock: seconds; a test or a simulation brings its own.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        block_size: int,
+        hashes_blocks: bool,
+        journal: Journal,
+        clock: Clock = monotonic_clock,
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._block_size = block_size
+        self._hashes_blocks = hashes_blocks
+        self._journal = journal
+        self._clock = clock
+        self._live: dict[str, Generation] = {}
+        self._in_flight: deque[ScheduledBatch] = deque()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._live or self._in_flight)
+
+    @property
+    def num_live(self) -> int:
+        """Sequences that have not ended."""
+        return len(self._live)
+
+    def add_request(self, request: GenerationRequest) -> None:
+        """Queues a sequence; its id must not be in use."""
+        assert request.request_id not in self._live, f"request id {request.request_id!r} is in use"
+        generation = Generation(request, self._block_size, self._hashes_blocks)
+        arrival = generation.arrival
+        self._live[request.request_id] = generation
+        self._scheduler.add_request(arrival)
+        self._journal.arrived(arrival, self._clock())
+
+    def finish(self, request_id: str, reason: FinishReason) -> bool:
+        """Ends a sequence from outside (abort, stop string); its blocks are free at once.
+
+        Returns:
+            False when it had ended before, or never was.
+        """
+        if self._live.pop(request_id, None) is None:
+            return False
+        self._scheduler.finish(request_id, reason)
+        self._journal.finished_by_caller(request_id, reason, self._clock())
+        return True
+
+    def step(self) -> list[TokenUpdate]:
+        """Decide, compute, account."""
+        self._submit_ahead()
+        if not self._in_flight:
+            return []
+        batch, result = self._in_flight.popleft(), self._executor.collect()
+        return self._account(batch, result)
+
+    def close(self) -> None:
+        """Gives back the executor's memory and closes the journal."""
+        self._executor.close()
+        self._journal.close()
+
+    def _submit_ahead(self) -> None:
+        """Decides batches until the executor has as many as it can take, or nothing is left to decide."""
+        while len(self._in_flight) < self._executor.max_in_flight:
+            now_s = self._clock()
+            batch = self._scheduler.schedule(now_s)
+            self._journal.scheduled(batch, now_s)
+            if batch.is_empty:
+                assert self._in_flight or not self._live, f"{len(self._live)} requests and no progress: {batch}"
+                return
+            for scheduled in batch.requests:
+                self._announce(self._live[scheduled.request_id], now_s)
+            self._executor.submit(batch)
+            self._in_flight.append(batch)
+
+    def _announce(self, generation: Generation, now_s: float) -> None:
+        """Tells the executor of a request that runs for the first time; one that ends in the queue never bothers it."""
+        if generation.scheduled_time_s is None:
+            generation.scheduled_time_s = now_s
+            self._executor.add_request(generation.request.new_request)
+
+    def _account(self, batch: ScheduledBatch, result: StepResult) -> list[TokenUpdate]:
+        now_s = self._clock()
+        commits: list[Commit] = []
+        updates: list[TokenUpdate] = []
+        for made in result.requests:
+            generation = self._live.get(made.request_id)
+            if generation is None:  # it was ended while this step ran
+                continue
+            commit, stop_token_id = generation.accept(made)
+            commits.append(commit)
+            if commit.finish_reason is not None:
+                del self._live[made.request_id]
+            if made.token_ids or made.prompt_logprobs or commit.finish_reason is not None:
+                updates.append(self._update_of(generation, made, commit, stop_token_id, now_s))
+        self._scheduler.update(batch.step, commits)
+        self._journal.committed(batch.step, commits, result.operator_time_s, now_s)
+        return updates
+
+    def _update_of(
+        self, generation: Generation, made: RequestResult, commit: Commit, stop_token_id: int | None, now_s: float
+    ) -> TokenUpdate:
+        state = self._scheduler.get(made.request_id)
+        assert state is not None, f"{made.request_id} is live here and unknown to the scheduler"
+        return TokenUpdate(
+            made.request_id,
+            now_s,
+            token_ids=made.token_ids[: commit.num_tokens],
+            logprobs=made.logprobs[: commit.num_tokens],
+            prompt_logprobs=made.prompt_logprobs,
+            prompt_logprobs_start=made.prompt_logprobs_start,
+            finish_reason=commit.finish_reason,
+            stop_reason=stop_token_id,
+            error=made.error,
+            scheduled_time_s=generation.scheduled_time_s,
+            num_cached_tokens=state.num_cached_tokens,
+            num_preemptions=state.num_preemptions,
+        )
+
+
+def run_to_end(engine: Engine) -> Sequence[TokenUpdate]:
+    """All updates until nothing is left; for tests and benchmarks."""
+    updates: list[TokenUpdate] = []
+    while engine.has_work:
+        updates.extend(engine.step())
+    return updates

@@ -1,0 +1,96 @@
+"""The engine's account of one sequence: its token ids, when it stops, and the hashes of the blocks it fills."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from twostroke.batch import Commit, NewRequest, RequestResult
+from twostroke.engine.stop_checker import find_token_stop
+from twostroke.kv_cache.block_hash import hash_blocks
+from twostroke.request import Arrival, FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to generate, as it enters the engine: ids only, everything validated."""
+
+    new_request: NewRequest
+    arrival_time_s: float
+    max_tokens: int
+    """Most output tokens, already cut to what the context leaves."""
+    priority: int = 0
+    cache_salt: str | None = None
+
+    @property
+    def request_id(self) -> str:
+        """Its name, unique among live requests."""
+        return self.new_request.request_id
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """A live sequence."""
+
+    request: GenerationRequest
+    block_size: int
+    hashes_blocks: bool
+    output_token_ids: list[int] = field(default_factory=list[int])
+    scheduled_time_s: float | None = None
+    """When it first ran; None while it has only waited."""
+    _hashes: list[bytes] = field(default_factory=list[bytes])
+
+    def __post_init__(self) -> None:
+        """Hashes what is known already."""
+        self.output_token_ids = list(self.request.new_request.output_token_ids)
+        self._extend_hashes()
+
+    @property
+    def arrival(self) -> Arrival:
+        """What the scheduler needs to know. Tokens generated elsewhere are a prefix to compute, like the prompt."""
+        new = self.request.new_request
+        return Arrival(
+            request_id=new.request_id,
+            arrival_time_s=self.request.arrival_time_s,
+            num_prompt_tokens=len(new.prompt_token_ids) + len(new.output_token_ids),
+            max_tokens=self.request.max_tokens - len(new.output_token_ids),
+            priority=self.request.priority,
+            block_hashes=tuple(self._hashes),
+            reads_prefix_cache=new.params.prompt_logprobs is None,
+        )
+
+    def accept(self, result: RequestResult) -> tuple[Commit, int | None]:
+        """Takes a step's tokens up to the first that ends the sequence.
+
+        Returns:
+            The commit for the scheduler, and the stop token id that ended the sequence, if one of the request's own did.
+        """
+        if result.error is not None:
+            return Commit(self.request.request_id, 0, finish_reason=FinishReason.ERROR), None
+        new = self.request.new_request
+        stop = find_token_stop(result.token_ids, len(self.output_token_ids), new.params, new.eos_token_ids)
+        num_accepted = len(result.token_ids) if stop is None else stop.num_tokens
+        self.output_token_ids.extend(result.token_ids[:num_accepted])
+        commit = Commit(
+            self.request.request_id,
+            num_accepted,
+            block_hashes=self._extend_hashes(),
+            finish_reason=None if stop is None else stop.finish_reason,
+            num_draft_tokens=result.num_draft_tokens,
+        )
+        return commit, None if stop is None else stop.stop_reason
+
+    def _extend_hashes(self) -> tuple[bytes, ...]:
+        """Hashes of blocks filled since the last call."""
+        prompt = self.request.new_request.prompt_token_ids
+        num_tokens = len(prompt) + len(self.output_token_ids)
+        first = len(self._hashes)
+        if not self.hashes_blocks or num_tokens // self.block_size <= first:
+            return ()
+        begin, end = first * self.block_size, num_tokens // self.block_size * self.block_size
+        tokens = prompt[begin:end] + tuple(
+            self.output_token_ids[max(0, begin - len(prompt)) : max(0, end - len(prompt))]
+        )
+        parent = self._hashes[-1] if self._hashes else None
+        new = hash_blocks(tokens, self.block_size, salt=self.request.cache_salt, parent=parent)
+        self._hashes.extend(new)
+        return tuple(new)

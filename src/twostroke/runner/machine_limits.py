@@ -1,0 +1,45 @@
+"""What this machine can do at best: matrix rate and memory bandwidth, measured in a fraction of a second.
+
+Every step record says whether compute or memory binds; that needs the machine's own limits, not a data sheet's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from twostroke.cost.step_cost import MachineLimits
+
+_MATRIX_SIDE = 1024
+_STREAM_BYTES = 1 << 27
+_REPEATS = 5
+
+
+def measure_machine_limits(dtype: torch.dtype, device: torch.device) -> MachineLimits:
+    """Measures with the operators and the threads that the engine will use; best of a few runs.
+
+    Args:
+        dtype: type of the weights; the matrix rate depends on it.
+        device: where the model runs.
+
+    Returns:
+        Operations per second of a square matrix product, bytes per second of reading memory.
+    """
+    a = torch.ones(_MATRIX_SIDE, _MATRIX_SIDE, dtype=dtype, device=device)
+    matrix_s = _best_of(lambda: a @ a, device)
+    stream = torch.ones(_STREAM_BYTES // 4, dtype=torch.float32, device=device)
+    stream_s = _best_of(lambda: stream.sum(), device)
+    return MachineLimits(flops_per_s=2 * _MATRIX_SIDE**3 / matrix_s, bytes_per_s=_STREAM_BYTES / stream_s)
+
+
+def _best_of(work: Callable[[], torch.Tensor], device: torch.device) -> float:
+    best = float("inf")
+    for _ in range(_REPEATS):
+        begin = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - begin)
+    return best

@@ -1,0 +1,94 @@
+"""The runner's memory of live requests: one row each of token ids and block tables, in flat arrays.
+
+Rows are stable while a request lives, so preparing a step is indexing by row, not rebuilding. A preempted request
+keeps its row (its tokens are needed again); only the end of a request frees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from twostroke.batch import BlockTableUpdate
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.sampling.state import SamplingState
+
+_FIRST_ROWS = 8
+
+
+@dataclass(slots=True, eq=False)
+class RequestRow:
+    """What is not worth an array: one per live request."""
+
+    index: int
+    sampling: SamplingState
+    num_prompt_tokens: int
+    num_prompt_logprobs: int | None
+    """How many of the most likely tokens to report per prompt token; None reports nothing."""
+    num_prompt_scored: int = 1
+    """Prompt tokens whose log-probability was reported; nothing predicts the first. A preemption reports none twice."""
+
+
+class RequestTable:
+    """Token ids and block tables of all live requests.
+
+    Attributes:
+        token_ids: int32 [num_rows, max_model_len]; prompt, then output as it is sampled.
+        num_tokens: int32 [num_rows]; valid entries of each row of token_ids.
+        block_tables: per KV group, int32 [num_rows, max_blocks].
+    """
+
+    def __init__(self, layout: KVLayout, max_model_len: int) -> None:
+        self._rows: dict[str, RequestRow] = {}
+        self._free_indexes: list[int] = list(range(_FIRST_ROWS - 1, -1, -1))
+        max_blocks = layout.num_blocks_of_prefix(max_model_len)
+        self.token_ids = np.zeros((_FIRST_ROWS, max_model_len), np.int32)
+        self.num_tokens = np.zeros(_FIRST_ROWS, np.int32)
+        self.block_tables = [np.zeros((_FIRST_ROWS, max_blocks), np.int32) for _ in layout.groups]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, request_id: str) -> RequestRow:
+        return self._rows[request_id]
+
+    def add(
+        self, request_id: str, token_ids: Sequence[int], sampling: SamplingState, num_prompt_tokens: int
+    ) -> RequestRow:
+        """Gives a request its row. The token ids are prompt, then what was generated before it came here."""
+        assert request_id not in self._rows, f"{request_id} has a row already"
+        if not self._free_indexes:
+            self._grow()
+        index = self._free_indexes.pop()
+        self.token_ids[index, : len(token_ids)] = token_ids
+        self.num_tokens[index] = len(token_ids)
+        row = RequestRow(index, sampling, num_prompt_tokens, sampling.rules.params.prompt_logprobs)
+        self._rows[request_id] = row
+        return row
+
+    def remove(self, request_id: str) -> None:
+        """Frees the row."""
+        self._free_indexes.append(self._rows.pop(request_id).index)
+
+    def update_blocks(self, row: RequestRow, updates: Sequence[BlockTableUpdate]) -> None:
+        """Writes the changed entries of the request's block tables."""
+        for table, update in zip(self.block_tables, updates, strict=True):
+            if update.block_ids:
+                end = update.start + len(update.block_ids)
+                table[row.index, update.start : end] = update.block_ids
+
+    def append_token(self, row: RequestRow, token_id: int) -> None:
+        """Takes a sampled token behind the known ones. The last one of a full context is never fed, so not kept."""
+        end = self.num_tokens[row.index]
+        if end < self.token_ids.shape[1]:
+            self.token_ids[row.index, end] = token_id
+            self.num_tokens[row.index] = end + 1
+
+    def _grow(self) -> None:
+        old = len(self.num_tokens)
+        self._free_indexes.extend(range(2 * old - 1, old - 1, -1))
+        self.token_ids = np.concatenate((self.token_ids, np.zeros_like(self.token_ids)))
+        self.num_tokens = np.concatenate((self.num_tokens, np.zeros_like(self.num_tokens)))
+        self.block_tables = [np.concatenate((table, np.zeros_like(table))) for table in self.block_tables]
