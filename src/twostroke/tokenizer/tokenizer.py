@@ -40,6 +40,8 @@ class Tokenizer:
         self._special_token_ids = frozenset(i for i, t in raw.get_added_tokens_decoder().items() if t.special)
         self._max_token_id = max(raw.get_vocab(with_added_tokens=True).values(), default=-1)
         self._text = make_token_text(raw)
+        # Asking the library costs ten times a look-up here, and detokenizing asks for every token.
+        self._known: dict[int, str | None] = {}
         self._compare_framing(settings.add_bos_token)
 
     @classmethod
@@ -83,7 +85,11 @@ class Tokenizer:
 
     def token(self, token_id: int) -> str | None:
         """The vocabulary entry as it is written there; None for an id that has none."""
-        return self._raw.id_to_token(token_id)
+        try:
+            return self._known[token_id]
+        except KeyError:
+            token = self._known[token_id] = self._raw.id_to_token(token_id)
+            return token
 
     def tokens(self, token_ids: Iterable[int]) -> list[str]:
         """The pieces a text was cut into, as the vocabulary writes them; an id that has none is shown as empty."""

@@ -104,6 +104,11 @@ def test_logprobs_limit(name: str) -> None:
         make(max_logprobs=3).process("a", SamplingParams(**{name: 4}))
 
 
+def test_parameters_are_checked_against_the_model() -> None:
+    with pytest.raises(InvalidParameter, match="stop_token_ids"):
+        make().process("a", SamplingParams(stop_token_ids=[10**6]))
+
+
 def test_bad_words_at_the_beginning_and_behind_a_space() -> None:
     tokenizer = text_fakes.tokenizer("byte_level")
     result = make().process("a", SamplingParams(bad_words=["self", " self", "zqx", "\n"]))
