@@ -32,9 +32,8 @@ class KVStorage:
         shape = (num_blocks, layout.layers_per_block, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
         if device.type == "cpu":
             # zero pages on first touch: half of a machine's memory is there at once, and used only as requests come
-            self.tensor = (
-                torch.from_numpy(np.zeros(num_blocks * layout.bytes_per_block, np.uint8)).view(dtype).view(shape)
-            )
+            pages = np.zeros(num_blocks * layout.bytes_per_block, np.uint8)
+            self.tensor = torch.from_numpy(pages).view(dtype).view(shape)
         else:
             self.tensor = torch.zeros(shape, dtype=dtype, device=device)
 
