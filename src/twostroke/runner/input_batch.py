@@ -61,7 +61,7 @@ def build_input_batch(batch: ScheduledBatch, table: RequestTable) -> InputBatch:
     return InputBatch(
         rows=rows,
         row_indexes=row_indexes,
-        input_ids=table.token_ids[np.repeat(row_indexes, lens), positions],
+        input_ids=table.token_ids[np.repeat(row_indexes, lens), positions].astype(np.int64),
         positions=positions,
         query_start_loc=query_start_loc,
         seq_lens=(starts + lens).astype(np.int32),

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from twostroke.batch import BlockTableUpdate
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.sampling.sampler import SamplingState
+from twostroke.sampling.state import SamplingState
 
 _FIRST_ROWS = 8
 
@@ -27,13 +26,16 @@ class RequestRow:
     sampling: SamplingState
     num_prompt_tokens: int
     num_prompt_logprobs: int | None
+    """How many of the most likely tokens to report per prompt token; None reports nothing."""
+    num_prompt_scored: int = 1
+    """Prompt tokens whose log-probability was reported; nothing predicts the first. A preemption reports none twice."""
 
 
 class RequestTable:
     """Token ids and block tables of all live requests.
 
     Attributes:
-        token_ids: int64 [num_rows, max_model_len]; prompt, then output as it is sampled.
+        token_ids: int32 [num_rows, max_model_len]; prompt, then output as it is sampled.
         num_tokens: int32 [num_rows]; valid entries of each row of token_ids.
         block_tables: per KV group, int32 [num_rows, max_blocks].
     """
@@ -42,7 +44,7 @@ class RequestTable:
         self._rows: dict[str, RequestRow] = {}
         self._free_indexes: list[int] = list(range(_FIRST_ROWS - 1, -1, -1))
         max_blocks = layout.num_blocks_of_prefix(max_model_len)
-        self.token_ids = np.zeros((_FIRST_ROWS, max_model_len), np.int64)
+        self.token_ids = np.zeros((_FIRST_ROWS, max_model_len), np.int32)
         self.num_tokens = np.zeros(_FIRST_ROWS, np.int32)
         self.block_tables = [np.zeros((_FIRST_ROWS, max_blocks), np.int32) for _ in layout.groups]
 
@@ -52,17 +54,22 @@ class RequestTable:
     def __getitem__(self, request_id: str) -> RequestRow:
         return self._rows[request_id]
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._rows
+
     def add(
-        self, request_id: str, token_ids: Sequence[int], sampling: SamplingState, num_prompt_logprobs: int | None
-    ) -> None:
-        """Gives a request its row."""
+        self, request_id: str, token_ids: Sequence[int], sampling: SamplingState, num_prompt_tokens: int
+    ) -> RequestRow:
+        """Gives a request its row. The token ids are prompt, then what was generated before it came here."""
         assert request_id not in self._rows, f"{request_id} has a row already"
         if not self._free_indexes:
             self._grow()
         index = self._free_indexes.pop()
         self.token_ids[index, : len(token_ids)] = token_ids
         self.num_tokens[index] = len(token_ids)
-        self._rows[request_id] = RequestRow(index, sampling, len(token_ids), num_prompt_logprobs)
+        row = RequestRow(index, sampling, num_prompt_tokens, sampling.rules.params.prompt_logprobs)
+        self._rows[request_id] = row
+        return row
 
     def remove(self, request_id: str) -> None:
         """Frees the row; a request that never had one is no error (it ended in the queue)."""
@@ -77,10 +84,12 @@ class RequestTable:
                 end = update.start + len(update.block_ids)
                 table[row.index, update.start : end] = update.block_ids
 
-    def append_tokens(self, indexes: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> None:
-        """Appends one sampled token to each of the rows; int64 [num_rows_given] both."""
-        self.token_ids[indexes, self.num_tokens[indexes]] = token_ids
-        self.num_tokens[indexes] += 1
+    def append_token(self, row: RequestRow, token_id: int) -> None:
+        """Takes a sampled token behind the known ones. The last one of a full context is never fed, so not kept."""
+        end = self.num_tokens[row.index]
+        if end < self.token_ids.shape[1]:
+            self.token_ids[row.index, end] = token_id
+            self.num_tokens[row.index] = end + 1
 
     def _grow(self) -> None:
         old = len(self.num_tokens)

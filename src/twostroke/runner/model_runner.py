@@ -1,0 +1,193 @@
+"""From the decision to the tokens: prepare, forward, sample. Nothing here knows a particular model or policy."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from twostroke.batch import NewRequest, RequestResult, ScheduledBatch, StepResult, TokenLogprobs
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.layers.attention_metadata import AttentionMetadata
+from twostroke.model.decoder import DecoderModel
+from twostroke.runner.input_batch import InputBatch, build_input_batch
+from twostroke.runner.kv_storage import KVStorage
+from twostroke.runner.request_table import RequestRow, RequestTable
+from twostroke.sampling.logprobs import num_slice_rows, token_logprobs
+from twostroke.sampling.noise import NoiseStream
+from twostroke.sampling.sampler import SampledTokens, Sampler
+from twostroke.sampling.state import SamplingState
+
+
+class ModelRunner:
+    """Executes decided batches on one device.
+
+    Args:
+        model: maths and weights.
+        kv: the KV memory.
+        layout: how requests' block tables map to it.
+        sampler: chooses tokens.
+        max_model_len: longest request, in tokens.
+        device: where the tensors of a step are made.
+    """
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        kv: KVStorage,
+        layout: KVLayout,
+        sampler: Sampler,
+        *,
+        max_model_len: int,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._kv = kv
+        self._sampler = sampler
+        self._device = device
+        self._table = RequestTable(layout, max_model_len)
+        self._announced: dict[str, NewRequest] = {}
+
+    def add_request(self, request: NewRequest) -> None:
+        """Announces a request; it takes up a row only once it is scheduled."""
+        self._announced[request.request_id] = request
+
+    @torch.inference_mode()
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        """Computes one step.
+
+        Returns:
+            One result per scheduled request, in the batch's order. A request whose logits are not finite gets an
+            error; the others are as they would be without it.
+        """
+        self._forget(batch.finished_request_ids)
+        if batch.is_empty:
+            return StepResult(batch.step, ())
+        self._admit(batch)
+        inputs = build_input_batch(batch, self._table)
+        attention = self._attention_metadata(inputs)
+        input_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
+
+        begin_s = time.perf_counter()
+        hidden = self._model.forward(input_ids, positions, attention, self._kv)
+        sampled, token_ids = self._sample(hidden, inputs)
+        operator_time_s = time.perf_counter() - begin_s
+
+        prompt_logprobs = self._prompt_logprobs(hidden, inputs)
+        return StepResult(
+            batch.step, self._results(batch, inputs, sampled, token_ids, prompt_logprobs), operator_time_s
+        )
+
+    def close(self) -> None:
+        """Lets go of model and KV memory."""
+        del self._model, self._kv
+
+    def _forget(self, request_ids: tuple[str, ...]) -> None:
+        for request_id in request_ids:
+            self._announced.pop(request_id, None)
+            self._table.remove(request_id)
+
+    def _admit(self, batch: ScheduledBatch) -> None:
+        """Rows for requests that run for the first time, block tables for all; new blocks start out clean."""
+        for scheduled in batch.requests:
+            request = self._announced.pop(scheduled.request_id, None)
+            if request is not None:
+                self._add_row(request)
+            self._table.update_blocks(self._table[scheduled.request_id], scheduled.block_tables)
+
+    def _add_row(self, request: NewRequest) -> None:
+        rules = self._sampler.rules(request.params, request.bad_words_token_ids)
+        stream = NoiseStream(request.seed, request.sample_index)
+        state = SamplingState(rules, stream, request.prompt_token_ids, request.output_token_ids)
+        token_ids = request.prompt_token_ids + request.output_token_ids
+        self._table.add(request.request_id, token_ids, state, len(request.prompt_token_ids))
+
+    def _attention_metadata(self, inputs: InputBatch) -> AttentionMetadata:
+        max_blocks = -(-int(inputs.seq_lens.max()) // self._kv.layout.block_size)
+        return AttentionMetadata.build(
+            query_start_loc=inputs.query_start_loc,
+            seq_lens=inputs.seq_lens,
+            block_tables=[table[inputs.row_indexes, :max_blocks] for table in self._table.block_tables],
+            kv=self._kv.layout,
+            device=self._device,
+        )
+
+    def _sample(self, hidden: torch.Tensor, inputs: InputBatch) -> tuple[SampledTokens | None, list[int]]:
+        """One token for each request that reached its last known one."""
+        if not len(inputs.sampling_seqs):
+            return None, []
+        logits = self._model.compute_logits(hidden[self._to_device(inputs.logits_indices)])
+        states = [inputs.rows[seq].sampling for seq in inputs.sampling_seqs]
+        sampled = self._sampler.sample(logits, states)
+        return sampled, sampled.token_ids.tolist()
+
+    def _results(
+        self,
+        batch: ScheduledBatch,
+        inputs: InputBatch,
+        sampled: SampledTokens | None,
+        token_ids: list[int],
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]],
+    ) -> tuple[RequestResult, ...]:
+        results = [
+            RequestResult(r.request_id, (), prompt_logprobs=prompt_logprobs.get(seq, ()))
+            for seq, r in enumerate(batch.requests)
+        ]
+        if sampled is not None:
+            for i, seq in enumerate(inputs.sampling_seqs.tolist()):
+                results[seq] = self._one_result(inputs.rows[seq], results[seq], sampled, i, token_ids[i])
+        return tuple(results)
+
+    def _one_result(
+        self, row: RequestRow, result: RequestResult, sampled: SampledTokens, i: int, token_id: int
+    ) -> RequestResult:
+        error = sampled.errors.get(i)
+        if error is not None:
+            return RequestResult(result.request_id, (), error=error)
+        row.sampling.append(token_id)
+        self._table.append_token(row, token_id)
+        found = sampled.logprobs[i]
+        return RequestResult(
+            result.request_id,
+            (token_id,),
+            logprobs=() if found is None else (TokenLogprobs(*found),),
+            prompt_logprobs=result.prompt_logprobs,
+        )
+
+    def _prompt_logprobs(self, hidden: torch.Tensor, inputs: InputBatch) -> dict[int, tuple[TokenLogprobs, ...]]:
+        """For requests that asked: how likely the model found the prompt tokens that this chunk predicts.
+
+        ```
+        chunk computes positions     c  c+1  …  e-1
+        and so predicts the tokens   c+1  …     e       of which those inside the prompt count
+        ```
+        """
+        found: dict[int, tuple[TokenLogprobs, ...]] = {}
+        for seq, row in enumerate(inputs.rows):
+            if row.num_prompt_logprobs is None or row.num_prompt_scored >= row.num_prompt_tokens:
+                continue
+            begin_loc, end_loc = int(inputs.query_start_loc[seq]), int(inputs.query_start_loc[seq + 1])
+            first_predicted = int(inputs.positions[begin_loc]) + 1
+            begin = max(first_predicted, row.num_prompt_scored)
+            end = min(int(inputs.positions[end_loc - 1]) + 2, row.num_prompt_tokens)
+            if begin >= end:
+                continue
+            first_row = begin_loc + begin - first_predicted
+            rows = hidden[first_row : first_row + end - begin]
+            tokens = torch.from_numpy(self._table.token_ids[row.index, begin:end].astype(np.int64)).to(self._device)
+            found[seq] = self._score(rows, tokens, row.num_prompt_logprobs)
+            row.num_prompt_scored = end
+        return found
+
+    def _score(self, hidden: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> tuple[TokenLogprobs, ...]:
+        """Logits in slices: those of a long chunk over a large vocabulary would not fit at once."""
+        scored: list[TokenLogprobs] = []
+        step = num_slice_rows(self._sampler.vocab_size)
+        for begin in range(0, len(token_ids), step):
+            logits = self._model.compute_logits(hidden[begin : begin + step])
+            scored += (TokenLogprobs(*p) for p in token_logprobs(logits, token_ids[begin : begin + step], num_top))
+        return tuple(scored)
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
