@@ -74,6 +74,9 @@ class Request:
     num_output_tokens: int = 0
     num_pending_tokens: int = 0
     num_computed_tokens: int = 0
+    num_prefill_tokens: int = 0
+    """Tokens that were there when it was last admitted, samples in flight included: computing these is the first
+    stroke, even where a preemption makes it compute its own output again."""
     num_cached_tokens: int = 0
     """Found in the prefix cache when it was first admitted."""
     num_draft_tokens: int = 0

@@ -1,0 +1,128 @@
+"""The fixed pool of KV blocks: who is free, who is used, and which content can be found again.
+
+A block is in one of three states, and `num_free + num_cached + num_used == num_blocks` at any time:
+
+                 allocate                      free, content has a name
+      FREE ─────────────────────► USED ─────────────────────────────────► CACHED
+        ▲                          │ ▲                                     │   │
+        └──────────────────────────┘ └─────────────────────────────────────┘   │
+          free, content has no name       share (somebody's prefix hits it)    │
+        ▲                                                                      │
+        └───────────── allocate, when nothing is FREE: the oldest is evicted ──┘
+
+Used blocks have references, one per block table they stand in. Cached blocks have none and keep their content until
+somebody needs the memory: free ones are taken first, then the cached one that was given back longest ago.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+BlockKey = tuple[int, bytes]
+"""(group_id, block_hash): groups hold different layers, so the same tokens need a block in each."""
+
+
+class BlockPool:
+    """Reference counts, free list and content names of `num_blocks` blocks; every operation is O(1) per block."""
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks > 0, f"num_blocks={num_blocks}"
+        self.num_blocks = num_blocks
+        self._ref_counts = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack; nobody cares which free block he gets
+        self._evictable: OrderedDict[int, None] = OrderedDict()  # cached; the first is evicted first
+        self._keys: list[BlockKey | None] = [None] * num_blocks
+        self._block_ids: dict[BlockKey, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without content worth keeping."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody refers to and whose content can still be found."""
+        return len(self._evictable)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that stand in at least one block table."""
+        return self.num_blocks - len(self._free) - len(self._evictable)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be allocated: free ones, and cached ones by eviction."""
+        return len(self._free) + len(self._evictable)
+
+    def ref_count(self, block_id: int) -> int:
+        """Block tables that the block stands in."""
+        return self._ref_counts[block_id]
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Takes blocks, each with one reference; cached content is forgotten where it has to be."""
+        assert num_blocks <= self.num_free_blocks, f"{num_blocks} asked, {self.num_free_blocks} can be had"
+        block_ids = [self._free.pop() if self._free else self._evict() for _ in range(num_blocks)]
+        for block_id in block_ids:
+            self._ref_counts[block_id] = 1
+        return block_ids
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Adds a reference to blocks that were found by `find`; cached ones become used."""
+        for block_id in block_ids:
+            if self._ref_counts[block_id] == 0:
+                del self._evictable[block_id]
+            self._ref_counts[block_id] += 1
+
+    def free(self, block_ids: Iterable[int]) -> None:
+        """Drops one reference each. Of those nobody refers to any more, the first given is evicted first.
+
+        A request gives its blocks tail first: a prefix without its tail is still a prefix, a tail without its head
+        can never be found.
+        """
+        for block_id in block_ids:
+            assert self._ref_counts[block_id] > 0, f"block {block_id} is freed twice"
+            self._ref_counts[block_id] -= 1
+            if self._ref_counts[block_id] == 0:
+                if self._keys[block_id] is None:
+                    self._free.append(block_id)
+                else:
+                    self._evictable[block_id] = None
+
+    def find(self, group_id: int, block_hash: bytes) -> int | None:
+        """The block that holds this content for this group."""
+        return self._block_ids.get((group_id, block_hash))
+
+    def name(self, block_id: int, group_id: int, block_hash: bytes) -> None:
+        """Makes the content of a used block findable.
+
+        When two requests computed the same prefix side by side, the first one named stays the one that is found; the
+        other is an ordinary block and becomes free with its request.
+        """
+        assert self._ref_counts[block_id] > 0, f"block {block_id} is named while nobody uses it"
+        key = (group_id, block_hash)
+        known = self._keys[block_id]
+        assert known is None or known == key, f"block {block_id} is renamed"
+        if key not in self._block_ids:
+            self._block_ids[key] = block_id
+            self._keys[block_id] = key
+
+    def _evict(self) -> int:
+        block_id, _ = self._evictable.popitem(last=False)
+        key = self._keys[block_id]
+        assert key is not None, f"block {block_id} is cached without a name"
+        del self._block_ids[key]
+        self._keys[block_id] = None
+        return block_id
+
+    def check_invariants(self) -> None:
+        """Every block is free, cached or used, never two of them; names and blocks point at each other."""
+        free, cached = set(self._free), set(self._evictable)
+        assert len(free) == len(self._free), "a block is in the free list twice"
+        assert not free & cached, f"free and cached at once: {sorted(free & cached)}"
+        for block_id, ref_count in enumerate(self._ref_counts):
+            assert (ref_count == 0) == (block_id in free or block_id in cached), f"{block_id}: ref_count={ref_count}"
+        named = {block_id: key for block_id, key in enumerate(self._keys) if key is not None}
+        assert named == {block_id: key for key, block_id in self._block_ids.items()}, "names and blocks disagree"
+        assert cached <= set(named), f"cached without a name: {sorted(cached - set(named))}"
+        assert not free & set(named), f"free with a name: {sorted(free & set(named))}"

@@ -1,0 +1,190 @@
+"""KVCacheManager: everything the scheduler knows of KV memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twostroke.batch import BlockTableUpdate
+from twostroke.config.cache import CacheConfig
+from twostroke.errors import InvalidParameter
+from twostroke.kv_cache.block_pool import BlockPool
+from twostroke.kv_cache.block_table import BlockTable
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_cache.prefix_cache import CachedPrefix, NoPrefixCache, PrefixCache, SharedPrefixCache
+from twostroke.kv_cache.reservation import ContiguousReservation, PagedReservation, Reservation
+
+
+@dataclass(frozen=True, slots=True)
+class KVUsage:
+    """Where the blocks are, and how well the used ones are filled."""
+
+    num_blocks: int
+    num_free: int
+    num_used: int
+    num_cached: int
+    num_unreachable: int
+    """Free blocks that nobody can be given because no gap is long enough: external fragmentation. 0 when paged."""
+    num_allocated_slots: int
+    """Places for tokens in used blocks; a token has one in each KV group."""
+    num_used_slots: int
+    """Of these, places that hold a token or will at the end of the steps decided so far."""
+
+    @property
+    def waste(self) -> float:
+        """Share of the allocated slots that hold nothing: internal fragmentation."""
+        return 1 - self.num_used_slots / self.num_allocated_slots if self.num_allocated_slots else 0.0
+
+
+class KVCacheManager:
+    """Block tables of all admitted requests.
+
+    ```
+    cached = find_cached(...)           a question
+    num_blocks_to_admit(...) <= num_free_blocks - promised to others
+    admit(request, cached, ...)         shares the cached blocks
+    try_allocate(request, start, end)   before each step; the changes go to the runner
+    name_blocks(request, hashes, n)     after it: full, final blocks can be found by others
+    roll_back(request, n)               when drafts were rejected
+    free(request)
+    ```
+    """
+
+    def __init__(self, layout: KVLayout, num_blocks: int, config: CacheConfig, max_model_len: int) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.max_model_len = max_model_len
+        self.keeps_computed_kv = config.enable_kv_cache
+        """False: every step begins at position 0 again."""
+        self._block_size = layout.block_size
+        self._tables: dict[str, BlockTable] = {}
+        self._unchanged = (BlockTableUpdate(0, ()),) * len(layout.groups)
+        self._reservation, self._prefix_cache = _parts(layout, num_blocks, config, max_model_len)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be given out: free ones, and cached ones by eviction."""
+        return self._reservation.num_free_blocks
+
+    def find_cached(self, block_hashes: Sequence[bytes], num_tokens: int) -> CachedPrefix:
+        """The longest cached prefix of a request with `num_tokens` tokens; changes nothing.
+
+        The last token is never taken from the cache: it has to be computed to be sampled from.
+        """
+        return self._prefix_cache.longest_prefix(block_hashes, num_tokens)
+
+    def num_blocks_to_compute(self, num_tokens: int, max_tokens_per_step: int) -> int:
+        """Most blocks that computing `num_tokens` tokens holds at once."""
+        return self._reservation.num_blocks_to_compute(num_tokens, max_tokens_per_step)
+
+    def num_blocks_to_admit(self, cached: CachedPrefix, num_blocks: int) -> int:
+        """Of `num_blocks` in all, those that come out of the free ones.
+
+        A cached block that nobody refers to is among the free ones until it is shared, so it counts; one that others
+        hold does not.
+        """
+        return num_blocks - self._reservation.num_in_use(cached)
+
+    def num_blocks_outstanding(self, request_id: str) -> int:
+        """Blocks that were promised at admission and are not taken yet."""
+        table = self._tables[request_id]
+        return max(0, table.num_promised - self._reservation.num_taken(table))
+
+    def admit(self, request_id: str, cached: CachedPrefix, num_promised: int) -> None:
+        """Opens a block table that begins with the cached prefix."""
+        assert request_id not in self._tables, f"{request_id} has a block table already"
+        table = self._reservation.open(cached)
+        table.num_promised = num_promised
+        self._tables[request_id] = table
+
+    def try_allocate(self, request_id: str, start: int, end: int) -> tuple[BlockTableUpdate, ...] | None:
+        """Gives every token up to `end` a place, for a step whose first query is at `start`.
+
+        Returns:
+            What changes in the block table, one entry per KV group; None when there is not enough room, and then
+            nothing has changed.
+        """
+        table = self._tables[request_id]
+        if end <= table.num_slots and table.num_reported:
+            table.num_tokens = end
+            return self._unchanged
+        if not self._reservation.try_grow(table, start, end):
+            return None
+        first = table.num_reported
+        table.num_reported = len(table.rows[0])
+        table.num_tokens = end
+        return tuple(BlockTableUpdate(first, tuple(row[first:])) for row in table.rows)
+
+    def name_blocks(self, request_id: str, block_hashes: Sequence[bytes], num_tokens: int) -> None:
+        """Lets others find the full blocks of the first `num_tokens` tokens, which are computed and final."""
+        table = self._tables[request_id]
+        num_full = num_tokens // self._block_size
+        if num_full <= table.num_named:
+            return
+        num_full = min(num_full, len(block_hashes))
+        for entry in range(table.num_named, num_full):
+            for group_id, row in enumerate(table.rows):
+                if entry >= table.first_held[group_id]:
+                    self._prefix_cache.insert(row[entry], group_id, block_hashes[entry])
+        table.num_named = max(table.num_named, num_full)
+
+    def roll_back(self, request_id: str, num_tokens: int) -> None:
+        """Forgets what was computed beyond `num_tokens`; whole blocks right of it are free again."""
+        table = self._tables[request_id]
+        self._reservation.shrink(table, num_tokens)
+        table.num_reported = min(table.num_reported, len(table.rows[0]))
+        table.num_tokens = num_tokens
+
+    def free(self, request_id: str) -> None:
+        """Ends a request's hold on its blocks; named ones stay findable until they are evicted."""
+        self._reservation.close(self._tables.pop(request_id))
+
+    def num_blocks_held(self, request_id: str) -> int:
+        """Blocks that the request refers to, shared ones included."""
+        return self._tables[request_id].num_held
+
+    def block_tables(self, request_id: str) -> tuple[tuple[int, ...], ...]:
+        """The rows as the runner has them; for tests and displays."""
+        return tuple(tuple(row) for row in self._tables[request_id].rows)
+
+    def usage(self) -> KVUsage:
+        """Where the blocks are. O(requests)."""
+        num_free, num_used, num_cached = self._reservation.counts()
+        num_groups = len(self.layout.groups)
+        # Shared blocks are full, so idle slots are only at the requests' ends and never counted twice.
+        num_idle = sum(table.num_slots - table.num_tokens for table in self._tables.values()) * num_groups
+        num_allocated = num_used * self._block_size
+        return KVUsage(
+            num_blocks=self.num_blocks,
+            num_free=num_free,
+            num_used=num_used,
+            num_cached=num_cached,
+            num_unreachable=num_free + num_cached - self.num_free_blocks,
+            num_allocated_slots=num_allocated,
+            num_used_slots=num_allocated - num_idle,
+        )
+
+    def check_invariants(self) -> None:
+        """Free, used and cached blocks make up the pool; references are the tables' entries."""
+        usage = self.usage()
+        assert usage.num_free + usage.num_used + usage.num_cached == self.num_blocks, f"{usage}"
+        self._reservation.check_invariants(list(self._tables.values()))
+        for request_id, table in self._tables.items():
+            lengths = {len(row) for row in table.rows}
+            assert lengths == {table.num_slots // self._block_size}, f"{request_id}: rows of {lengths} entries"
+            assert table.num_tokens <= table.num_slots, f"{request_id}: {table.num_tokens} > {table.num_slots}"
+            assert table.num_named * self._block_size <= table.num_tokens, f"{request_id}: named more than computed"
+
+
+def _parts(
+    layout: KVLayout, num_blocks: int, config: CacheConfig, max_model_len: int
+) -> tuple[Reservation, PrefixCache]:
+    """Chooses how blocks are given out and whether prefixes are shared."""
+    if config.kv_reservation == "contiguous":
+        if config.enable_prefix_caching:
+            remedy = "Switch it off as well (--no-enable-prefix-caching)."
+            raise InvalidParameter("enable_prefix_caching", True, "needs kv_reservation='paged'", remedy)
+        return ContiguousReservation(layout, num_blocks, max_model_len), NoPrefixCache(layout)
+    pool = BlockPool(num_blocks)
+    prefix_cache = SharedPrefixCache(layout, pool) if config.enable_prefix_caching else NoPrefixCache(layout)
+    return PagedReservation(layout, pool), prefix_cache

@@ -1,0 +1,130 @@
+"""The longest prefix of a request whose KV is still in the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from twostroke.kv_cache.block_pool import BlockPool
+from twostroke.kv_cache.block_table import NO_BLOCK
+from twostroke.kv_cache.layout import KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrefix:
+    """A prefix that need not be computed; finding it changes nothing."""
+
+    num_tokens: int
+    """A multiple of the block size."""
+    rows: tuple[tuple[int, ...], ...]
+    """One per KV group, as many entries as blocks; NO_BLOCK left of what the next query sees."""
+    first_held: tuple[int, ...]
+    """Per group: the first entry that is a block."""
+
+    @property
+    def block_ids(self) -> list[int]:
+        """The blocks to share."""
+        return [b for row, first in zip(self.rows, self.first_held, strict=True) for b in row[first:]]
+
+
+class PrefixCache(Protocol):
+    """Finds prefixes, and is told of blocks that may begin one."""
+
+    def longest_prefix(self, block_hashes: Sequence[bytes], num_tokens: int) -> CachedPrefix:
+        """The longest usable prefix of a request that has `num_tokens` tokens; a question, changes nothing."""
+        ...
+
+    def insert(self, block_id: int, group_id: int, block_hash: bytes) -> None:
+        """Makes a block findable whose tokens are all computed and final."""
+        ...
+
+
+class SharedPrefixCache:
+    """Names in the block pool are the cache; this is the search over all KV groups.
+
+    A hit of L blocks is usable when each group still has what the query right behind it, at position
+    L x block_size, sees: a full group all L blocks, a group with a window only the last few.
+
+    ```
+    block             0   1   2   3   4   5        x = in the pool
+    full group        x   x   x   x   x   ·        L <= 5
+    window, sees 2    ·   x   x   ·   x   x        L = 0, 3 or 6 (blocks 1,2 / 4,5), not 4, not 5
+    answer: L = 3
+    ```
+
+    One scan from the left, O(blocks x groups): per group the length of the run of blocks that ends here tells whether
+    this L is usable.
+    """
+
+    def __init__(self, layout: KVLayout, pool: BlockPool) -> None:
+        self._layout = layout
+        self._pool = pool
+        self._has_full_group = any(group.window is None for group in layout.groups)
+        # Blocks that must end at the hit's end; a full group needs them all, which no run can exceed.
+        self._seen = tuple(
+            None if group.window is None else -(-(group.window - 1) // layout.block_size) for group in layout.groups
+        )
+
+    def longest_prefix(self, block_hashes: Sequence[bytes], num_tokens: int) -> CachedPrefix:
+        """Searches at most (num_tokens - 1) // block_size blocks.
+
+        The last-token rule: the last token is always computed, because its logits are what the step is for.
+        """
+        block_size = self._layout.block_size
+        most = min(len(block_hashes), (num_tokens - 1) // block_size)
+        found: list[list[int]] = [[] for _ in self._seen]
+        runs = [0] * len(self._seen)
+        best = 0
+        for length in range(1, most + 1):
+            if self._extend(found, runs, block_hashes[length - 1]):
+                best = length
+            elif self._has_full_group and not self._full_groups_reach(runs, length):
+                break
+        return self._cut(found, best)
+
+    def insert(self, block_id: int, group_id: int, block_hash: bytes) -> None:
+        """Names the block."""
+        self._pool.name(block_id, group_id, block_hash)
+
+    def _extend(self, found: list[list[int]], runs: list[int], block_hash: bytes) -> bool:
+        """Looks at one more block in every group; whether a hit may end behind it."""
+        usable = True
+        for group_id, seen in enumerate(self._seen):
+            block_id = self._pool.find(group_id, block_hash)
+            row = found[group_id]
+            row.append(NO_BLOCK if block_id is None else block_id)
+            runs[group_id] = 0 if block_id is None else runs[group_id] + 1
+            length = len(row)
+            if runs[group_id] < (length if seen is None or seen > length else seen):
+                usable = False
+        return usable
+
+    def _full_groups_reach(self, runs: list[int], length: int) -> bool:
+        return all(run == length for run, seen in zip(runs, self._seen, strict=True) if seen is None)
+
+    def _cut(self, found: list[list[int]], length: int) -> CachedPrefix:
+        num_tokens = length * self._layout.block_size
+        first_held = tuple(
+            min(length, self._layout.first_needed_block(group, num_tokens)) for group in self._layout.groups
+        )
+        rows = tuple(
+            (NO_BLOCK,) * first + tuple(row[first:length]) for row, first in zip(found, first_held, strict=True)
+        )
+        return CachedPrefix(num_tokens, rows, first_held)
+
+
+class NoPrefixCache:
+    """enable_prefix_caching=False: nothing is found, nothing is kept."""
+
+    def __init__(self, layout: KVLayout) -> None:
+        num_groups = len(layout.groups)
+        self._nothing = CachedPrefix(0, ((),) * num_groups, (0,) * num_groups)
+
+    def longest_prefix(self, block_hashes: Sequence[bytes], num_tokens: int) -> CachedPrefix:
+        """Nothing."""
+        del block_hashes, num_tokens
+        return self._nothing
+
+    def insert(self, block_id: int, group_id: int, block_hash: bytes) -> None:
+        """Forgets it."""

@@ -1,0 +1,246 @@
+"""How a request comes by its blocks: one at a time as it grows (paged), or all at once in one run (the baseline)."""
+
+from __future__ import annotations
+
+import bisect
+from typing import Protocol
+
+from twostroke.kv_cache.block_pool import BlockPool
+from twostroke.kv_cache.block_table import NO_BLOCK, BlockTable
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_cache.prefix_cache import CachedPrefix
+
+
+class Reservation(Protocol):
+    """Gives blocks to tables and takes them back."""
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that a request could be given now."""
+        ...
+
+    def counts(self) -> tuple[int, int, int]:
+        """Free, used and cached blocks; their sum is the pool."""
+        ...
+
+    def num_blocks_to_compute(self, num_tokens: int, max_tokens_per_step: int) -> int:
+        """Most blocks that a request of `num_tokens` tokens holds at once, over all groups."""
+        ...
+
+    def num_in_use(self, cached: CachedPrefix) -> int:
+        """Blocks of a cached prefix that others hold anyway: sharing these takes nothing from the free ones."""
+        ...
+
+    def num_taken(self, table: BlockTable) -> int:
+        """Blocks of a table that count against what its request was promised."""
+        ...
+
+    def open(self, cached: CachedPrefix) -> BlockTable:
+        """A table that begins with the cached prefix, which is shared from now on."""
+        ...
+
+    def try_grow(self, table: BlockTable, start: int, end: int) -> bool:
+        """Makes room up to token `end` for a step that begins at token `start`; False, and no change, without room."""
+        ...
+
+    def shrink(self, table: BlockTable, num_tokens: int) -> None:
+        """Gives back whole blocks right of `num_tokens`."""
+        ...
+
+    def close(self, table: BlockTable) -> None:
+        """Gives everything back."""
+        ...
+
+    def check_invariants(self, tables: list[BlockTable]) -> None:
+        """The pool and these tables, all there are, tell the same story."""
+        ...
+
+
+class PagedReservation:
+    """Blocks come one at a time from a shared pool; at most block_size - 1 slots per request and group are idle."""
+
+    def __init__(self, layout: KVLayout, pool: BlockPool) -> None:
+        self._layout = layout
+        self._pool = pool
+        self._window_groups = [(g, group) for g, group in enumerate(layout.groups) if group.window is not None]
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Free and evictable blocks."""
+        return self._pool.num_free_blocks
+
+    def counts(self) -> tuple[int, int, int]:
+        """Free, used and cached blocks."""
+        return self._pool.num_free, self._pool.num_used, self._pool.num_cached
+
+    def num_blocks_to_compute(self, num_tokens: int, max_tokens_per_step: int) -> int:
+        """The layout's peak."""
+        return self._layout.peak_blocks(num_tokens, max_tokens_per_step)
+
+    def num_in_use(self, cached: CachedPrefix) -> int:
+        """Those with references, in groups that see everything.
+
+        A group with a window lets go of a shared block one day, which frees nothing, and takes one of its own.
+        """
+        rows = (row for row, group in zip(cached.rows, self._layout.groups, strict=True) if group.window is None)
+        return sum(self._pool.ref_count(block_id) > 0 for row in rows for block_id in row)
+
+    def num_taken(self, table: BlockTable) -> int:
+        """All held blocks but those that a group with a window shares with others, for the reason above."""
+        shared = sum(
+            self._pool.ref_count(block_id) > 1
+            for group_id, _ in self._window_groups
+            for block_id in table.rows[group_id][table.first_held[group_id] :]
+        )
+        return table.num_held - shared
+
+    def open(self, cached: CachedPrefix) -> BlockTable:
+        """Shares the cached blocks."""
+        self._pool.share(cached.block_ids)
+        table = BlockTable([list(row) for row in cached.rows], list(cached.first_held), self._layout.block_size)
+        table.num_tokens = cached.num_tokens
+        table.num_named = len(table.rows[0])
+        return table
+
+    def try_grow(self, table: BlockTable, start: int, end: int) -> bool:
+        """Gives back what left the window of the query at `start`, then takes what is missing.
+
+        ```
+        window group:  [ out of window | seen by query `start` ... ][ new ..... end )
+                        given back first                             then taken
+        ```
+        """
+        num_new = self._layout.num_blocks_of_prefix(end) - len(table.rows[0])
+        if num_new > 0:
+            leaving = self._leaving(table, start)
+            freed = sum(self._pool.ref_count(block_id) == 1 for block_id in leaving)
+            if num_new * len(table.rows) > self._pool.num_free_blocks + freed:
+                return False
+            self._give_back_left_of_window(table, start, leaving)
+            for row in table.rows:
+                row.extend(self._pool.allocate(num_new))
+            table.num_slots = len(table.rows[0]) * self._layout.block_size
+        return True
+
+    def _leaving(self, table: BlockTable, start: int) -> list[int]:
+        """Blocks that the query at `start` and all later ones do not see, last entry first."""
+        leaving: list[int] = []
+        for group_id, group in self._window_groups:
+            first = min(self._layout.first_needed_block(group, start), len(table.rows[group_id]))
+            leaving.extend(reversed(table.rows[group_id][table.first_held[group_id] : first]))
+        return leaving
+
+    def _give_back_left_of_window(self, table: BlockTable, start: int, leaving: list[int]) -> None:
+        self._pool.free(leaving)
+        for group_id, group in self._window_groups:
+            row, held = table.rows[group_id], table.first_held[group_id]
+            first = max(held, min(self._layout.first_needed_block(group, start), len(row)))
+            row[held:first] = [NO_BLOCK] * (first - held)
+            table.first_held[group_id] = first
+
+    def shrink(self, table: BlockTable, num_tokens: int) -> None:
+        """Whole blocks right of the new end go back.
+
+        ```
+        0 ............ accepted | rejected .......
+        [ block 0 ][ block 1    |  ][ block 2    ]
+                        stays         goes back
+        ```
+        """
+        num_kept = self._layout.num_blocks_of_prefix(num_tokens)
+        assert num_kept >= table.num_named, f"{num_kept} blocks kept, {table.num_named} are in the prefix cache"
+        if num_kept < len(table.rows[0]):
+            self._pool.free(table.tail_first(num_kept))
+            for row in table.rows:
+                del row[num_kept:]
+            table.num_slots = num_kept * self._layout.block_size
+
+    def close(self, table: BlockTable) -> None:
+        """Tail first, so that a prefix outlives what follows it."""
+        self._pool.free(table.tail_first())
+
+    def check_invariants(self, tables: list[BlockTable]) -> None:
+        """References are exactly the entries of the tables."""
+        self._pool.check_invariants()
+        ref_counts = [0] * self._pool.num_blocks
+        for table in tables:
+            for block_id in table.tail_first():
+                ref_counts[block_id] += 1
+        for block_id, ref_count in enumerate(ref_counts):
+            known = self._pool.ref_count(block_id)
+            assert known == ref_count, f"block {block_id}: ref_count={known}, stands in {ref_count} tables"
+
+
+class ContiguousReservation:
+    """The baseline: at admission a run of consecutive blocks for max_model_len tokens, whatever comes of it.
+
+    ```
+    | request A: group 0, group 1 | free | request B: group 0, group 1 | free ..... |
+                                    ^ too short for a run: external fragmentation
+    ```
+    """
+
+    def __init__(self, layout: KVLayout, num_blocks: int, max_model_len: int) -> None:
+        self._layout = layout
+        self._num_blocks = num_blocks
+        self._row_len = layout.num_blocks_of_prefix(max_model_len)
+        self._run_len = self._row_len * len(layout.groups)
+        self._starts: list[int] = []  # of the runs given out, in order
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks in gaps that hold a whole run; the rest is of no use to anybody."""
+        return sum((end - start) // self._run_len * self._run_len for start, end in self._gaps())
+
+    def counts(self) -> tuple[int, int, int]:
+        """Nothing is ever cached."""
+        num_used = len(self._starts) * self._run_len
+        return self._num_blocks - num_used, num_used, 0
+
+    def num_blocks_to_compute(self, num_tokens: int, max_tokens_per_step: int) -> int:
+        """The same for every request."""
+        del num_tokens, max_tokens_per_step
+        return self._run_len
+
+    def num_in_use(self, cached: CachedPrefix) -> int:
+        """Nothing is shared."""
+        del cached
+        return 0
+
+    def num_taken(self, table: BlockTable) -> int:
+        """All of them, from the start."""
+        return table.num_held
+
+    def open(self, cached: CachedPrefix) -> BlockTable:
+        """Takes the first gap that holds a run."""
+        assert cached.num_tokens == 0, "a contiguous table cannot begin with shared blocks"
+        run = next((start for start, end in self._gaps() if end - start >= self._run_len), None)
+        assert run is not None, f"no run of {self._run_len} blocks; {self._starts}"
+        bisect.insort(self._starts, run)
+        borders = range(run, run + self._run_len, self._row_len)
+        rows = [list(range(start, start + self._row_len)) for start in borders]
+        return BlockTable(rows, [0] * len(rows), self._layout.block_size)
+
+    def try_grow(self, table: BlockTable, start: int, end: int) -> bool:
+        """The room is there already."""
+        assert end <= table.num_slots, f"token {end} of a run for {table.num_slots}; the step began at {start}"
+        return True
+
+    def shrink(self, table: BlockTable, num_tokens: int) -> None:
+        """The run stays whole."""
+
+    def close(self, table: BlockTable) -> None:
+        """The run becomes a gap."""
+        self._starts.remove(table.rows[0][0])
+
+    def check_invariants(self, tables: list[BlockTable]) -> None:
+        """Each table is one run, and runs do not overlap."""
+        assert sorted(table.rows[0][0] for table in tables) == self._starts, "tables and runs disagree"
+        for gap_start, gap_end in self._gaps():
+            assert gap_start <= gap_end, f"runs overlap at {gap_end}: {self._starts}"
+
+    def _gaps(self) -> list[tuple[int, int]]:
+        """Free intervals [start, end) between the runs."""
+        starts = [*self._starts, self._num_blocks]
+        ends = [0, *(start + self._run_len for start in self._starts)]
+        return list(zip(ends, starts, strict=True))

@@ -1,0 +1,426 @@
+"""The scheduler: decides, step by step, who computes how many tokens in which blocks.
+
+    add_request ──► waiting ──admit──► running ──► finish, or a commit with a finish reason
+                      ▲                   │
+                      └──── preempt ──────┘
+
+    schedule()   decodes first, one token each and its drafts; then the prefills that run already, in queue order;
+                 then admissions. All draw on one token budget.
+    update()     the outcome: outputs are counted, rejected drafts rolled back, full blocks become findable.
+
+schedule() may run one step ahead of update(). It counts what it has decided as computed, and a sample in flight as a
+token that is there (the runner has it); only a request whose drafts are in flight waits, because nobody knows yet how
+many of them will stand. Blocks given back while a step that uses them is in flight may be given on at once: steps
+run in order, so their next owner writes after the last reader.
+
+Pure: no clock, no dice, no tensors. The same calls make the same decisions, block by block; see replay.py.
+
+Progress. Most urgent first, the first running request gets its blocks: it takes them from the least urgent ones, and
+alone it always fits, which the constructor checks. It therefore ends; then the next one is first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from twostroke.batch import BlockTableUpdate, Commit, Limit, ScheduledBatch, ScheduledRequest, Stroke
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.errors import DoesNotFit, InvalidParameter
+from twostroke.kv_cache.manager import KVCacheManager
+from twostroke.request import Arrival, FinishReason, Request, RequestStatus
+from twostroke.scheduler.admission import (
+    Admission,
+    ContinuousGate,
+    Gate,
+    Refusal,
+    StaticGate,
+    waits_for_update,
+)
+from twostroke.scheduler.budget import ChunkedPrefill, ChunkRule, TokenBudget, WholePrefill
+from twostroke.scheduler.policy import Key, RequestQueue, make_policy
+
+
+class _Share(NamedTuple):
+    """What a request was given in a step, kept until the step's outcome is known."""
+
+    request: Request
+    scheduled: ScheduledRequest
+    num_preemptions: int
+    """Then; a preemption since means that the blocks of this share are no longer the request's."""
+
+
+class _Step:
+    """A batch while it is being decided."""
+
+    __slots__ = ("budget", "is_cut", "preempted_ids", "refusal", "shares")
+
+    def __init__(self, max_num_batched_tokens: int) -> None:
+        self.budget = TokenBudget(max_num_batched_tokens)
+        self.shares: dict[str, _Share] = {}
+        self.preempted_ids: list[str] = []
+        self.refusal: Refusal | None = None
+        """Why the head of the queue was not admitted."""
+        self.is_cut = False
+        """Whether the budget cut a prefill short."""
+
+
+_Phase = Callable[[_Step], None]
+
+
+class Scheduler:
+    """Owns the requests from arrival to end, and the order in which they run."""
+
+    def __init__(self, config: SchedulerConfig, kv: KVCacheManager, *, max_model_len: int) -> None:
+        """Chooses the parts.
+
+        Raises:
+            DoesNotFit: one request of max_model_len tokens needs more blocks than there are.
+            InvalidParameter: chunked prefill without a KV cache.
+        """
+        self._kv = kv
+        self._max_model_len = max_model_len
+        self._max_num_batched_tokens = config.max_num_batched_tokens
+        # Everybody who runs can have a token in every step.
+        max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self._chunk_rule = _chunk_rule(config, kv)
+        gate: Gate = StaticGate() if config.batching == "static" else ContinuousGate()
+        self._admission = Admission(kv, self._chunk_rule, gate, max_num_running)
+        self._rounds = self._rounds_of(config)
+        self._check_that_one_fits()
+
+        self._key_of = make_policy(config)
+        self._num_arrivals = 0
+        self._requests: dict[str, Request] = {}
+        self._keys: dict[str, Key] = {}
+        self._waiting = RequestQueue()
+        self._running = RequestQueue()
+        self._num_steps = 0
+        self._in_flight: dict[int, dict[str, _Share]] = {}
+        self._finished_ids: list[str] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request has not ended; its next token may still wait for an update."""
+        return bool(self._requests)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue, preempted ones included."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold blocks."""
+        return len(self._running)
+
+    def get(self, request_id: str) -> Request | None:
+        """A request that has not ended."""
+        return self._requests.get(request_id)
+
+    def add_request(self, arrival: Arrival) -> None:
+        """Puts a request into the queue."""
+        request_id, num_tokens = arrival.request_id, arrival.num_prompt_tokens + arrival.max_tokens
+        assert request_id not in self._requests, f"{request_id} is not unique"
+        assert min(arrival.num_prompt_tokens, arrival.max_tokens) > 0, f"{arrival}"
+        assert num_tokens <= self._max_model_len, f"{request_id}: {num_tokens} tokens, at most {self._max_model_len}"
+        request = Request(arrival)
+        self._requests[request_id] = request
+        self._keys[request_id] = self._key_of(arrival, self._num_arrivals)
+        self._num_arrivals += 1
+        self._waiting.add(self._keys[request_id], request)
+
+    def schedule(self, now_s: float) -> ScheduledBatch:
+        """Decides the next step.
+
+        Args:
+            now_s: the caller's clock, for policies that want one; today's keys do not move with it.
+
+        Returns:
+            The decision. An empty batch is not executed and gets no update; everything else gets exactly one.
+        """
+        del now_s
+        step = _Step(self._max_num_batched_tokens)
+        for phases in self._rounds:
+            for phase in phases:
+                phase(step)
+            if step.shares:
+                break
+        return self._close(step)
+
+    def update(self, step: int, commits: Sequence[Commit]) -> None:
+        """Takes in the outcome of a step: one commit for each scheduled request that has not ended since.
+
+        Steps are updated in the order in which they were decided. A commit of a request that has ended is ignored;
+        one of a request that was preempted meanwhile counts, its token was sampled.
+        """
+        assert step == next(iter(self._in_flight), None), f"step {step}; in flight: {list(self._in_flight)}"
+        shares = self._in_flight.pop(step)
+        for commit in commits:
+            share = shares.pop(commit.request_id, None)
+            if share is not None and share.request.status is not RequestStatus.FINISHED:
+                self._settle(share, commit)
+        missing = [i for i, share in shares.items() if not share.request.is_finished]
+        assert not missing, f"step {step} has no commit for {missing}"
+
+    def finish(self, request_id: str, reason: FinishReason) -> None:
+        """Ends a request at any moment (abort, stop string); its blocks are free at once. Unknown ids are ignored."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._end(request, reason)
+
+    # ------------------------------------------------------------------ phases of a step
+
+    def _rounds_of(self, config: SchedulerConfig) -> tuple[tuple[_Phase, ...], ...]:
+        """Phases in their order; the first round that schedules anything makes the step."""
+        if config.mixing == "mixed":
+            return ((self._schedule_decodes, self._schedule_prefills, self._admit),)
+        return (self._schedule_prefills, self._admit), (self._schedule_decodes,)
+
+    def _schedule_decodes(self, step: _Step) -> None:
+        """A token for everybody who decodes, and drafts as far as the budget has tokens for everybody else."""
+        num_spare = step.budget.remaining - len(self._running)
+        for request in self._running.snapshot():
+            # A prefill, or preempted a moment ago by somebody more urgent.
+            if request.num_computed_tokens < request.num_prefill_tokens:
+                continue
+            num_drafts = 0
+            if request.num_pending_tokens:
+                if waits_for_update(request):
+                    continue
+            elif request.num_draft_tokens:
+                num_drafts = max(0, min(request.num_draft_tokens, num_spare, _num_outputs_left(request) - 1))
+                num_spare -= num_drafts
+            self._schedule_decode(step, request, num_drafts)
+
+    def _schedule_decode(self, step: _Step, request: Request, num_drafts: int) -> None:
+        start = request.num_computed_tokens
+        updates = self._kv.try_allocate(request.request_id, start, start + 1 + num_drafts)
+        if updates is None:
+            # Nobody gives way for drafts.
+            num_drafts = 0
+            updates = self._allocate_by_preempting(step, request, start + 1)
+            if updates is None:
+                return
+        request.num_draft_tokens = num_drafts
+        self._take(step, request, Stroke.DECODE, 1 + num_drafts, updates)
+
+    def _schedule_prefills(self, step: _Step) -> None:
+        """The next chunk of everybody who is admitted and not through with what was known then."""
+        for request in self._running.snapshot():
+            if request.num_computed_tokens >= request.num_prefill_tokens or waits_for_update(request):
+                continue
+            if request.status is not RequestStatus.RUNNING:
+                continue  # preempted a moment ago
+            num_left = request.num_tokens + request.num_pending_tokens - request.num_computed_tokens
+            num_now = self._chunk_rule.num_tokens_now(num_left, step.budget)
+            step.is_cut = step.is_cut or num_now < num_left
+            if num_now == 0:
+                return
+            updates = self._allocate_by_preempting(step, request, request.num_computed_tokens + num_now)
+            if updates is not None:
+                self._take(step, request, Stroke.PREFILL, num_now, updates)
+
+    def _admit(self, step: _Step) -> None:
+        """From the head of the queue on, as long as slots, budget and blocks last."""
+        while self._waiting and step.refusal is None:
+            step.refusal = self._try_admit(step, self._waiting.first)
+        self._admission.end_of_step(step.refusal)
+
+    def _try_admit(self, step: _Step, request: Request) -> Refusal | None:
+        if step.preempted_ids:
+            return _preempted(step)
+        prefills = [r for r in self._running if r.num_computed_tokens < r.num_prefill_tokens]
+        verdict = self._admission.consider(request, step.budget, len(self._running), prefills)
+        if isinstance(verdict, Refusal):
+            return verdict
+        key = self._keys[request.request_id]
+        self._waiting.remove(key)
+        self._running.add(key, request)
+        self._kv.admit(request.request_id, verdict.cached, verdict.num_promised_blocks)
+        if request.status is RequestStatus.WAITING:
+            request.num_cached_tokens = verdict.cached.num_tokens
+        request.move_to(RequestStatus.RUNNING)
+        request.num_computed_tokens = verdict.cached.num_tokens
+        request.num_prefill_tokens = request.num_tokens + request.num_pending_tokens
+        end = request.num_computed_tokens + verdict.num_tokens
+        step.is_cut = step.is_cut or end < request.num_prefill_tokens
+        updates = self._kv.try_allocate(request.request_id, request.num_computed_tokens, end)
+        assert updates is not None, f"{request.request_id} was admitted and has no room for its first {end} tokens"
+        self._take(step, request, Stroke.PREFILL, verdict.num_tokens, updates)
+        return None
+
+    def _take(
+        self, step: _Step, request: Request, stroke: Stroke, num_tokens: int, updates: tuple[BlockTableUpdate, ...]
+    ) -> None:
+        """Enters a request into the step, and counts the step as done."""
+        start = request.num_computed_tokens
+        end = start + num_tokens
+        num_drafts = num_tokens - 1 if stroke is Stroke.DECODE else 0
+        samples = end - num_drafts == request.num_tokens + request.num_pending_tokens
+        scheduled = ScheduledRequest(request.request_id, stroke, start, num_tokens, num_drafts, samples, updates)
+        step.shares[request.request_id] = _Share(request, scheduled, request.num_preemptions)
+        step.budget.remaining -= num_tokens
+        step.budget.num_prefills += stroke is Stroke.PREFILL
+        request.num_pending_tokens += samples
+        request.num_computed_tokens = end if self._kv.keeps_computed_kv else 0
+
+    def _close(self, step: _Step) -> ScheduledBatch:
+        """The decision, as data."""
+        number = self._num_steps
+        self._num_steps += 1
+        refusal = step.refusal
+        if refusal is None and step.preempted_ids:
+            refusal = _preempted(step)
+        unrefused = Limit.TOKENS if step.is_cut else Limit.NONE
+        finished_ids: tuple[str, ...] = ()
+        if step.shares:  # an empty batch never reaches the runner, so the news waits for the next one
+            self._in_flight[number] = step.shares
+            finished_ids, self._finished_ids = tuple(self._finished_ids), []
+        return ScheduledBatch(
+            step=number,
+            requests=tuple(share.scheduled for share in step.shares.values()),
+            limited_by=refusal.limit if refusal is not None else unrefused,
+            preempted_request_ids=tuple(step.preempted_ids),
+            finished_request_ids=finished_ids,
+            num_waiting=len(self._waiting),
+            wait_reason=refusal.reason if refusal is not None else "",
+        )
+
+    # ------------------------------------------------------------------ preemption
+
+    def _allocate_by_preempting(self, step: _Step, request: Request, end: int) -> tuple[BlockTableUpdate, ...] | None:
+        """Blocks up to token `end`, taken from the least urgent if need be; None when that is the request itself."""
+        start = request.num_computed_tokens
+        while (updates := self._kv.try_allocate(request.request_id, start, end)) is None:
+            victim = self._running.last
+            self._preempt(step, victim)
+            if victim is request:
+                return None
+        return updates
+
+    def _preempt(self, step: _Step, request: Request) -> None:
+        """Gives a request's blocks back; it will compute its tokens again, those it generated included.
+
+        Recomputing, not copying out: a prefill of known tokens is cheap beside generating them, and what is still in
+        the prefix cache by then is not computed again. A share that it was given in this very step is taken back.
+        """
+        request_id = request.request_id
+        share = step.shares.pop(request_id, None)
+        if share is not None:
+            step.budget.remaining += share.scheduled.num_scheduled_tokens
+            step.budget.num_prefills -= share.scheduled.stroke is Stroke.PREFILL
+            request.num_pending_tokens -= share.scheduled.samples_token
+        self._leave_running(request)
+        self._waiting.add(self._keys[request_id], request)
+        request.move_to(RequestStatus.PREEMPTED)
+        request.num_preemptions += 1
+        request.num_computed_tokens = 0
+        if not request.num_pending_tokens:
+            request.num_draft_tokens = 0  # otherwise they are in flight, and it must be remembered
+        step.preempted_ids.append(request_id)
+
+    def _leave_running(self, request: Request) -> None:
+        self._running.remove(self._keys[request.request_id])
+        self._kv.free(request.request_id)
+
+    # ------------------------------------------------------------------ outcome
+
+    def _settle(self, share: _Share, commit: Commit) -> None:
+        """Accounts for one request's result."""
+        request, scheduled, num_preemptions = share
+        num_accepted = commit.num_tokens
+        if commit.finish_reason == FinishReason.ERROR:  # what it computed must not be found by others
+            self._end(request, FinishReason.ERROR)
+            return
+        if scheduled.samples_token:
+            request.num_pending_tokens -= 1
+            request.num_output_tokens += num_accepted
+            if commit.block_hashes:
+                request.block_hashes.extend(commit.block_hashes)
+        if commit.finish_reason is None:
+            _check_commit(request, scheduled, commit)
+        if request.num_preemptions == num_preemptions:
+            end = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
+            if scheduled.num_draft_tokens:
+                # The token fed and the drafts that stood are valid; the last one accepted is not computed yet.
+                end = scheduled.num_computed_tokens + num_accepted
+                self._kv.roll_back(request.request_id, end)
+                request.num_computed_tokens = end
+            self._kv.name_blocks(request.request_id, request.block_hashes, end)
+        # Drafts continue the last known token; with a sample in flight they come too late.
+        can_draft = not request.num_pending_tokens and request.status is RequestStatus.RUNNING
+        request.num_draft_tokens = commit.num_draft_tokens if can_draft else 0
+        if commit.finish_reason is not None:
+            self._end(request, FinishReason(commit.finish_reason))
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        request_id = request.request_id
+        if request.status is RequestStatus.RUNNING:
+            self._leave_running(request)
+        else:
+            self._waiting.remove(self._keys[request_id])
+        if request.status is not RequestStatus.WAITING:  # the runner has heard of it
+            self._finished_ids.append(request_id)
+        request.move_to(RequestStatus.FINISHED)
+        request.finish_reason = reason
+        del self._requests[request_id], self._keys[request_id]
+
+    # ------------------------------------------------------------------ checks
+
+    def _check_that_one_fits(self) -> None:
+        """One request of the greatest length, alone, must have room for all its blocks."""
+        length, kv = self._max_model_len, self._kv
+        needed = kv.num_blocks_to_compute(length, self._chunk_rule.max_tokens_per_step(length))
+        if needed > kv.num_blocks:
+            block_size, num_groups = kv.layout.block_size, len(kv.layout.groups)
+            raise DoesNotFit(
+                f"max_model_len={length} needs {needed} KV blocks ({block_size} tokens each, {num_groups} KV groups), "
+                f"{kv.num_blocks} are there. Lower max_model_len, or give the KV cache "
+                f"{needed * kv.layout.bytes_per_block:,} bytes or more."
+            )
+
+    def check_invariants(self) -> None:
+        """Queues, states and block tables tell the same story."""
+        self._kv.check_invariants()
+        self._waiting.check_invariants()
+        self._running.check_invariants()
+        assert len(self._waiting) + len(self._running) == len(self._requests), "a request is in no queue or in two"
+        for request in self._running:
+            assert request.status is RequestStatus.RUNNING, f"{request}"
+            assert self._kv.num_blocks_held(request.request_id) > 0, f"{request} runs without blocks"
+        for request in self._waiting:
+            assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), f"{request}"
+            assert request.num_computed_tokens == 0, f"{request} waits with computed tokens"
+        for request in self._requests.values():
+            assert self._requests[request.request_id] is request, f"{request}"
+            assert 0 <= request.num_pending_tokens <= len(self._in_flight), f"{request}"
+            assert request.num_output_tokens + request.num_pending_tokens <= request.arrival.max_tokens, f"{request}"
+
+
+def _chunk_rule(config: SchedulerConfig, kv: KVCacheManager) -> ChunkRule:
+    if not config.enable_chunked_prefill:
+        return WholePrefill()
+    if not kv.keeps_computed_kv:
+        remedy = "Switch it off as well (--no-enable-chunked-prefill)."
+        raise InvalidParameter("enable_chunked_prefill", True, "needs the KV cache", remedy)
+    return ChunkedPrefill(config.max_num_batched_tokens)
+
+
+def _num_outputs_left(request: Request) -> int:
+    """Output tokens it may still get, beyond those in flight."""
+    return request.arrival.max_tokens - request.num_output_tokens - request.num_pending_tokens
+
+
+def _preempted(step: _Step) -> Refusal:
+    """Nobody is admitted in a step that had to preempt: he would only take the blocks that were just missing."""
+    return Refusal(Limit.KV, f"kv: no block was left, preempted {len(step.preempted_ids)}")
+
+
+def _check_commit(request: Request, scheduled: ScheduledRequest, commit: Commit) -> None:
+    """A request that goes on has got what its share promised, and has something left to generate."""
+    fewest, most = (1, 1 + scheduled.num_draft_tokens) if scheduled.samples_token else (0, 0)
+    assert fewest <= commit.num_tokens <= most, f"{request.request_id}: {commit.num_tokens} tokens of {scheduled}"
+    assert request.num_output_tokens < request.arrival.max_tokens, (
+        f"{request.request_id} has its {request.arrival.max_tokens} tokens and no finish reason"
+    )

@@ -1,0 +1,240 @@
+"""Honest little machines that stand in for the slow parts."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+from twostroke.batch import Commit, ScheduledBatch, ScheduledRequest
+from twostroke.config.cache import CacheConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.kv_cache.block_hash import extend_hashes, hash_blocks
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_cache.manager import KVCacheManager
+from twostroke.request import Arrival, FinishReason
+from twostroke.scheduler.scheduler import Scheduler
+
+
+@dataclass
+class FakeGeneration:
+    """A request's tokens as the device has them, and what K and V of each token depend on."""
+
+    token_ids: list[int]
+    max_tokens: int
+    salt: str = ""
+    num_prompt_tokens: int = 0
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_committed: int = 0
+    """Tokens whose values the engine has seen."""
+    contents: list[int] = field(default_factory=list)
+    """Per token: a digest of all tokens up to it, which is what its K and V depend on."""
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = self.num_committed = len(self.token_ids)
+
+    def content(self, position: int) -> int:
+        """The digest at one position."""
+        while len(self.contents) <= position:
+            before = self.contents[-1] if self.contents else hash(self.salt)
+            self.contents.append(hash((before, self.token_ids[len(self.contents)])))
+        return self.contents[position]
+
+
+class FakeExecutor:
+    """A device whose KV memory holds digests.
+
+    It writes where the block tables say, and checks that every query finds, in every KV group, exactly the K and V of
+    its own request's tokens. A wrong block, a block with two owners or a rejected draft that was kept shows at once.
+    """
+
+    def __init__(self, layout: KVLayout, rng: random.Random) -> None:
+        self.layout = layout
+        self.rng = rng
+        self.generations: dict[str, FakeGeneration] = {}
+        self.tables: dict[str, list[list[int]]] = {}
+        self.memory: dict[tuple[int, int], tuple[int, int]] = {}
+        self.num_token_passes = 0
+
+    def execute(self, batch: ScheduledBatch) -> dict[str, list[int]]:
+        """New token ids of each request."""
+        for request_id in batch.finished_request_ids:
+            del self.tables[request_id]
+        written: dict[tuple[int, int], str] = {}
+        results = {scheduled.request_id: self._sample(scheduled) for scheduled in batch.requests}
+        for scheduled in batch.requests:
+            self._update_tables(scheduled)
+            self._write(scheduled, written)
+        for scheduled in batch.requests:
+            self._read(scheduled)
+        self.num_token_passes += batch.num_tokens
+        return results
+
+    def _update_tables(self, scheduled: ScheduledRequest) -> None:
+        num_groups = len(self.layout.groups)
+        assert len(scheduled.block_tables) == num_groups
+        rows = self.tables.setdefault(scheduled.request_id, [[] for _ in range(num_groups)])
+        for row, update in zip(rows, scheduled.block_tables, strict=True):
+            if update.block_ids:
+                assert update.start <= len(row), f"{scheduled}: a gap in the block table"
+                row[update.start :] = update.block_ids
+
+    def _slot(self, request_id: str, group_id: int, position: int) -> tuple[int, int]:
+        entry, offset = divmod(position, self.layout.block_size)
+        return self.tables[request_id][group_id][entry], offset
+
+    def _write(self, scheduled: ScheduledRequest, written: dict[tuple[int, int], str]) -> None:
+        """Drafts that will be rejected leave digests that fit nothing."""
+        generation = self.generations[scheduled.request_id]
+        num_valid = len(generation.token_ids) - scheduled.samples_token
+        for position in scheduled.token_range:
+            content = generation.content(position) if position < num_valid else -1
+            for group_id in range(len(self.layout.groups)):
+                slot = self._slot(scheduled.request_id, group_id, position)
+                assert slot not in written, f"{slot} is written by {scheduled.request_id} and {written[slot]}"
+                written[slot] = scheduled.request_id
+                self.memory[slot] = (group_id, content)
+
+    def _read(self, scheduled: ScheduledRequest) -> None:
+        generation = self.generations[scheduled.request_id]
+        for group_id, group in enumerate(self.layout.groups):
+            first = 0 if group.window is None else max(0, scheduled.num_computed_tokens - group.window + 1)
+            for position in range(first, min(scheduled.token_range.stop, len(generation.token_ids) - 1)):
+                found = self.memory.get(self._slot(scheduled.request_id, group_id, position))
+                assert found == (group_id, generation.content(position)), (
+                    f"{scheduled.request_id} finds somebody else's K and V at {position} in group {group_id}"
+                )
+
+    def _sample(self, scheduled: ScheduledRequest) -> list[int]:
+        """Draws how many drafts are right, and appends the tokens: before writing, since right drafts are valid K, V."""
+        generation = self.generations[scheduled.request_id]
+        num_known = scheduled.token_range.stop - scheduled.num_draft_tokens
+        assert scheduled.samples_token == (num_known == len(generation.token_ids)), f"{scheduled}: {generation}"
+        if not scheduled.samples_token:
+            return []
+        num_new = 1 + self.rng.randint(0, scheduled.num_draft_tokens)
+        for _ in range(num_new):
+            generation.token_ids.append(generation.content(len(generation.token_ids) - 1) % 5)
+        return generation.token_ids[-num_new:]
+
+
+class FakeEngine:
+    """The real scheduler, a fake executor, and the loop between them.
+
+    Args:
+        latency: 0 updates the scheduler right after each step; 1 decides the next step first.
+        max_drafts: most drafts proposed after a step.
+        stop_chance: chance that a token ends its request.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        num_blocks: int,
+        *,
+        max_model_len: int,
+        scheduler_config: SchedulerConfig | None = None,
+        cache_config: CacheConfig | None = None,
+        latency: int = 0,
+        max_drafts: int = 0,
+        stop_chance: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        cache_config = cache_config or CacheConfig(block_size=layout.block_size)
+        self.layout = layout
+        self.kv = KVCacheManager(layout, num_blocks, cache_config, max_model_len)
+        self.scheduler = Scheduler(scheduler_config or SchedulerConfig(), self.kv, max_model_len=max_model_len)
+        self.rng = random.Random(seed)
+        self.executor = FakeExecutor(layout, self.rng)
+        self.latency = latency
+        self.max_drafts = max_drafts
+        self.stop_chance = stop_chance
+        self.now_s = 0.0
+        self.in_flight: deque[tuple[ScheduledBatch, dict[str, list[int]]]] = deque()
+        self.live: dict[str, FakeGeneration] = {}
+        self.ended: dict[str, tuple[FinishReason, list[int]]] = {}
+        self.batches: list[ScheduledBatch] = []
+
+    def submit(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        max_tokens: int,
+        *,
+        priority: int = 0,
+        salt: str = "",
+        arrival_time_s: float | None = None,
+    ) -> Arrival:
+        """A new request, as the engine would hand it over."""
+        generation = FakeGeneration(list(prompt_token_ids), max_tokens, salt)
+        hashes = hash_blocks(prompt_token_ids, self.layout.block_size, salt)
+        generation.block_hashes = list(hashes)
+        arrival = Arrival(
+            request_id,
+            self.now_s if arrival_time_s is None else arrival_time_s,
+            len(prompt_token_ids),
+            max_tokens,
+            priority,
+            hashes,
+        )
+        self.live[request_id] = self.executor.generations[request_id] = generation
+        self.scheduler.add_request(arrival)
+        return arrival
+
+    def abort(self, request_id: str) -> None:
+        """Takes a request back."""
+        generation = self.live.pop(request_id)
+        self.ended[request_id] = (FinishReason.ABORT, generation.token_ids)
+        self.scheduler.finish(request_id, FinishReason.ABORT)
+
+    def step(self) -> ScheduledBatch:
+        """Decides one step, computes it, and accounts for those that are due."""
+        batch = self.scheduler.schedule(self.now_s)
+        self.batches.append(batch)
+        self.now_s += 1.0
+        if not batch.is_empty:
+            self.in_flight.append((batch, self.executor.execute(batch)))
+        while len(self.in_flight) > (self.latency if not batch.is_empty else 0):
+            done, results = self.in_flight.popleft()
+            self.scheduler.update(done.step, self._commits(done, results))
+        return batch
+
+    def run(self, max_steps: int = 100_000) -> int:
+        """Steps until nothing is left; how many steps computed something."""
+        num_steps = 0
+        for _ in range(max_steps):
+            if not self.scheduler.has_work:
+                while self.in_flight:
+                    done, results = self.in_flight.popleft()
+                    self.scheduler.update(done.step, self._commits(done, results))
+                return num_steps
+            num_steps += not self.step().is_empty
+        raise AssertionError(f"{max_steps} steps and no end: {self.live.keys()}")
+
+    def _commits(self, batch: ScheduledBatch, results: dict[str, list[int]]) -> list[Commit]:
+        return [self._commit(s, results[s.request_id]) for s in batch.requests]
+
+    def _commit(self, scheduled: ScheduledRequest, token_ids: list[int]) -> Commit:
+        request_id = scheduled.request_id
+        generation = self.live.get(request_id)
+        if generation is None:
+            return Commit(request_id, len(token_ids))
+        num_accepted, reason = len(token_ids), None
+        for i in range(len(token_ids)):
+            num_outputs = generation.num_committed + i + 1 - generation.num_prompt_tokens
+            assert num_outputs <= generation.max_tokens, f"{request_id} generates more than {generation.max_tokens}"
+            if self.rng.random() < self.stop_chance:
+                num_accepted, reason = i + 1, FinishReason.STOP
+                break
+            if num_outputs == generation.max_tokens:
+                num_accepted, reason = i + 1, FinishReason.LENGTH
+                break
+        generation.num_committed += num_accepted
+        committed = generation.token_ids[: generation.num_committed]
+        hashes = extend_hashes(generation.block_hashes, committed, self.layout.block_size, generation.salt)
+        generation.block_hashes.extend(hashes)
+        if reason is not None:
+            del self.live[request_id]
+            self.ended[request_id] = (reason, committed)
+        num_drafts = self.rng.randint(0, self.max_drafts) if token_ids else 0
+        return Commit(request_id, num_accepted, hashes, reason, num_drafts)
