@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
 
 
@@ -146,6 +147,8 @@ class RequestResult:
     """One per token, when asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """For the prompt positions that this chunk predicted, when asked for."""
+    prompt_logprobs_start: int = 1
+    """Position in the prompt of the first of them."""
     error: str | None = None
     """Set when this request cannot go on (its logits are not finite); the others are untouched."""
 
@@ -169,5 +172,5 @@ class Commit:
     """Output tokens accepted, after everything that cuts them short."""
     block_hashes: tuple[bytes, ...] = ()
     """Of blocks that these tokens filled."""
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
     num_draft_tokens: int = 0

@@ -85,7 +85,7 @@ class AsyncEngine:
                 prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt
             )
         )
-        async for output in self._follow(await stream):
+        async for output in self._follow(*await stream):
             yield output
 
     async def chat(
@@ -104,7 +104,7 @@ class AsyncEngine:
                 messages, params, request_id=request_id, priority=priority, cache_salt=cache_salt
             )
         )
-        async for output in self._follow(await stream):
+        async for output in self._follow(*await stream):
             yield output
 
     async def abort(self, request_id: str) -> None:
@@ -118,10 +118,10 @@ class AsyncEngine:
             self._commands.put(lambda: None)
             self._thread.join()
 
-    def _open(self, submit: Callable[[], str]) -> asyncio.Future[str]:
-        """Submits in the engine's thread; the future is the request's id, or why it was refused."""
+    def _open(self, submit: Callable[[], str]) -> asyncio.Future[tuple[str, _Stream]]:
+        """Submits in the engine's thread; the future is the request's id and stream, or why it was refused."""
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[str] = loop.create_future()
+        answer: asyncio.Future[tuple[str, _Stream]] = loop.create_future()
         stream = _Stream(loop, asyncio.Queue())
 
         def resolve(request_id: str | None, error: Exception | None) -> None:
@@ -132,7 +132,7 @@ class AsyncEngine:
                 answer.set_exception(error)
             else:
                 assert request_id is not None, "neither id nor error"
-                answer.set_result(request_id)
+                answer.set_result((request_id, stream))
 
         def command() -> None:
             try:
@@ -149,8 +149,7 @@ class AsyncEngine:
         self._commands.put(command)
         return answer
 
-    async def _follow(self, request_id: str) -> AsyncIterator[RequestOutput]:
-        stream = self._streams[request_id]
+    async def _follow(self, request_id: str, stream: _Stream) -> AsyncIterator[RequestOutput]:
         ended = False
         try:
             while not ended:

@@ -4,36 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from twostroke.batch import Commit, ScheduledBatch, StepResult, TokenLogprobs
+from twostroke.batch import Commit, RequestResult, ScheduledBatch, StepResult
 from twostroke.engine.clock import Clock, monotonic_clock
 from twostroke.engine.generation import Generation, GenerationRequest
 from twostroke.engine.journal import Journal
+from twostroke.engine.output_processor import TokenUpdate
 from twostroke.request import FinishReason
 from twostroke.runner.executor import Executor
 from twostroke.scheduler.scheduler import Scheduler
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceUpdate:
-    """What one step made of one sequence."""
-
-    request_id: str
-    time_s: float
-    """When the step's result was there."""
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    """One per token, when asked for."""
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    finish_reason: FinishReason | None = None
-    stop_token_id: int | None = None
-    """Which of the request's own stop tokens ended it."""
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
-    scheduled_time_s: float = 0.0
-    """When it was first scheduled."""
-    error: str | None = None
 
 
 class Engine:
@@ -66,12 +45,11 @@ class Engine:
         self._clock = clock
         self._live: dict[str, Generation] = {}
         self._in_flight: deque[ScheduledBatch] = deque()
-        self._ended_outside: list[SequenceUpdate] = []
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._live or self._in_flight or self._ended_outside)
+        return bool(self._live or self._in_flight)
 
     @property
     def num_live(self) -> int:
@@ -97,19 +75,16 @@ class Engine:
         if self._live.pop(request_id, None) is None:
             return False
         self._scheduler.finish(request_id, reason)
-        now_s = self._clock()
-        self._journal.finished_by_caller(request_id, reason, now_s)
-        self._ended_outside.append(SequenceUpdate(request_id, now_s, finish_reason=reason))
+        self._journal.finished_by_caller(request_id, reason, self._clock())
         return True
 
-    def step(self) -> list[SequenceUpdate]:
+    def step(self) -> list[TokenUpdate]:
         """Decide, compute, account."""
-        updates, self._ended_outside = self._ended_outside, []
         self._submit_ahead()
-        if self._in_flight:
-            batch, result = self._in_flight.popleft(), self._executor.collect()
-            updates.extend(self._account(batch, result))
-        return updates
+        if not self._in_flight:
+            return []
+        batch, result = self._in_flight.popleft(), self._executor.collect()
+        return self._account(batch, result)
 
     def close(self) -> None:
         """Gives back the executor's memory and closes the journal."""
@@ -129,10 +104,10 @@ class Engine:
             self._executor.submit(batch)
             self._in_flight.append(batch)
 
-    def _account(self, batch: ScheduledBatch, result: StepResult) -> list[SequenceUpdate]:
+    def _account(self, batch: ScheduledBatch, result: StepResult) -> list[TokenUpdate]:
         now_s = self._clock()
         commits: list[Commit] = []
-        updates: list[SequenceUpdate] = []
+        updates: list[TokenUpdate] = []
         for made in result.requests:
             generation = self._live.get(made.request_id)
             if generation is None:  # it was ended while this step ran
@@ -142,30 +117,34 @@ class Engine:
             if commit.finish_reason is not None:
                 del self._live[made.request_id]
             if made.token_ids or made.prompt_logprobs or commit.finish_reason is not None:
-                state = self._scheduler.get(made.request_id)
-                updates.append(
-                    SequenceUpdate(
-                        made.request_id,
-                        now_s,
-                        token_ids=made.token_ids[: commit.num_tokens],
-                        logprobs=made.logprobs[: commit.num_tokens],
-                        prompt_logprobs=made.prompt_logprobs,
-                        finish_reason=commit.finish_reason,
-                        stop_token_id=stop_token_id,
-                        num_cached_tokens=state.num_cached_tokens,
-                        num_preemptions=state.num_preemptions,
-                        scheduled_time_s=generation.scheduled_time_s or now_s,
-                        error=made.error,
-                    )
-                )
+                updates.append(self._update_of(generation, made, commit, stop_token_id, now_s))
         self._scheduler.update(batch.step, commits)
         self._journal.committed(batch.step, commits, result.operator_time_s, now_s)
         return updates
 
+    def _update_of(
+        self, generation: Generation, made: RequestResult, commit: Commit, stop_token_id: int | None, now_s: float
+    ) -> TokenUpdate:
+        state = self._scheduler.get(made.request_id)
+        return TokenUpdate(
+            made.request_id,
+            now_s,
+            token_ids=made.token_ids[: commit.num_tokens],
+            logprobs=made.logprobs[: commit.num_tokens],
+            prompt_logprobs=made.prompt_logprobs,
+            prompt_logprobs_start=made.prompt_logprobs_start,
+            finish_reason=commit.finish_reason,
+            stop_reason=stop_token_id,
+            error=made.error,
+            scheduled_time_s=generation.scheduled_time_s,
+            num_cached_tokens=state.num_cached_tokens,
+            num_preemptions=state.num_preemptions,
+        )
 
-def run_to_end(engine: Engine) -> Sequence[SequenceUpdate]:
+
+def run_to_end(engine: Engine) -> Sequence[TokenUpdate]:
     """All updates until nothing is left; for tests and benchmarks."""
-    updates: list[SequenceUpdate] = []
+    updates: list[TokenUpdate] = []
     while engine.has_work:
         updates.extend(engine.step())
     return updates

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from twostroke.batch import Commit, NewRequest, RequestResult
+from twostroke.engine.stop_checker import find_token_stop
 from twostroke.kv_cache.block_hash import hash_blocks
 from twostroke.request import Arrival, FinishReason
 
@@ -70,35 +71,18 @@ class Generation:
         """
         if result.error is not None:
             return Commit(self.request.request_id, 0, finish_reason=FinishReason.ERROR), None
-        finish_reason: FinishReason | None = None
-        stop_token_id: int | None = None
-        num_accepted = 0
-        for token_id in result.token_ids:
-            self.output_token_ids.append(token_id)
-            num_accepted += 1
-            finish_reason, stop_token_id = self._end_after(token_id)
-            if finish_reason is not None:
-                break
+        new = self.request.new_request
+        stop = find_token_stop(result.token_ids, len(self.output_token_ids), new.params, new.eos_token_ids)
+        num_accepted = len(result.token_ids) if stop is None else stop.num_tokens
+        self.output_token_ids.extend(result.token_ids[:num_accepted])
         commit = Commit(
             self.request.request_id,
             num_accepted,
             block_hashes=self._extend_hashes(),
-            finish_reason=finish_reason,
+            finish_reason=None if stop is None else stop.finish_reason,
             num_draft_tokens=result.num_draft_tokens,
         )
-        return commit, stop_token_id
-
-    def _end_after(self, token_id: int) -> tuple[FinishReason | None, int | None]:
-        params = self.request.new_request.params
-        num_output = len(self.output_token_ids)
-        if num_output >= params.min_tokens:
-            if token_id in params.stop_token_ids:
-                return FinishReason.STOP, token_id
-            if token_id in self.request.new_request.eos_token_ids and not params.ignore_eos:
-                return FinishReason.STOP, None
-        if num_output >= self.request.max_tokens:
-            return FinishReason.LENGTH, None
-        return None, None
+        return commit, None if stop is None else stop.stop_reason
 
     def _extend_hashes(self) -> tuple[bytes, ...]:
         """Hashes of blocks filled since the last call."""

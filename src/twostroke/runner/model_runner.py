@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -128,12 +129,11 @@ class ModelRunner:
         inputs: InputBatch,
         sampled: SampledTokens | None,
         token_ids: list[int],
-        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]],
+        prompt_logprobs: dict[int, tuple[int, tuple[TokenLogprobs, ...]]],
     ) -> tuple[RequestResult, ...]:
-        results = [
-            RequestResult(r.request_id, (), prompt_logprobs=prompt_logprobs.get(seq, ()))
-            for seq, r in enumerate(batch.requests)
-        ]
+        results = [RequestResult(r.request_id, ()) for r in batch.requests]
+        for seq, (start, scored) in prompt_logprobs.items():
+            results[seq] = replace(results[seq], prompt_logprobs=scored, prompt_logprobs_start=start)
         if sampled is not None:
             for i, seq in enumerate(inputs.sampling_seqs.tolist()):
                 results[seq] = self._one_result(inputs.rows[seq], results[seq], sampled, i, token_ids[i])
@@ -148,22 +148,20 @@ class ModelRunner:
         row.sampling.append(token_id)
         self._table.append_token(row, token_id)
         found = sampled.logprobs[i]
-        return RequestResult(
-            result.request_id,
-            (token_id,),
-            logprobs=() if found is None else (TokenLogprobs(*found),),
-            prompt_logprobs=result.prompt_logprobs,
-        )
+        return replace(result, token_ids=(token_id,), logprobs=() if found is None else (TokenLogprobs(*found),))
 
-    def _prompt_logprobs(self, hidden: torch.Tensor, inputs: InputBatch) -> dict[int, tuple[TokenLogprobs, ...]]:
+    def _prompt_logprobs(self, hidden: torch.Tensor, inputs: InputBatch) -> dict[int, tuple[int, tuple[TokenLogprobs, ...]]]:
         """For requests that asked: how likely the model found the prompt tokens that this chunk predicts.
 
         ```
         chunk computes positions     c  c+1  …  e-1
         and so predicts the tokens   c+1  …     e       of which those inside the prompt count
         ```
+
+        Returns:
+            By place in the batch: the first predicted position, and one entry per predicted token.
         """
-        found: dict[int, tuple[TokenLogprobs, ...]] = {}
+        found: dict[int, tuple[int, tuple[TokenLogprobs, ...]]] = {}
         for seq, row in enumerate(inputs.rows):
             if row.num_prompt_logprobs is None or row.num_prompt_scored >= row.num_prompt_tokens:
                 continue
@@ -176,7 +174,7 @@ class ModelRunner:
             first_row = begin_loc + begin - first_predicted
             rows = hidden[first_row : first_row + end - begin]
             tokens = torch.from_numpy(self._table.token_ids[row.index, begin:end].astype(np.int64)).to(self._device)
-            found[seq] = self._score(rows, tokens, row.num_prompt_logprobs)
+            found[seq] = begin, self._score(rows, tokens, row.num_prompt_logprobs)
             row.num_prompt_scored = end
         return found
 

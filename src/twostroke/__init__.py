@@ -1,0 +1,39 @@
+"""Twostroke: an LLM inference engine. Names are loaded on first use, so that importing a part costs only that part."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twostroke.config.engine import EngineConfig
+    from twostroke.engine.async_engine import AsyncEngine
+    from twostroke.llm import LLM
+    from twostroke.outputs import CompletionOutput, RequestOutput
+    from twostroke.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "LLM": "twostroke.llm",
+    "AsyncEngine": "twostroke.engine.async_engine",
+    "EngineConfig": "twostroke.config.engine",
+    "SamplingParams": "twostroke.sampling_params",
+    "RequestOutput": "twostroke.outputs",
+    "CompletionOutput": "twostroke.outputs",
+}
+
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "CompletionOutput",
+    "EngineConfig",
+    "RequestOutput",
+    "SamplingParams",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'twostroke' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

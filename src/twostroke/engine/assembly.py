@@ -1,0 +1,159 @@
+"""Puts an engine together: the one place where model, memory, scheduler and text meet."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from twostroke.config.engine import EngineConfig
+from twostroke.config.model import ModelConfig
+from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.engine import Engine
+from twostroke.engine.event_sinks import open_event_log
+from twostroke.engine.input_processor import InputProcessor
+from twostroke.engine.journal import Journal
+from twostroke.engine.output_processor import OutputProcessor
+from twostroke.engine.text_engine import TextEngine
+from twostroke.errors import SetupError
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_cache.manager import KVCacheManager
+from twostroke.kv_cache.sizing import KVSizing, size_kv_cache
+from twostroke.log import get_logger
+from twostroke.model.checkpoint import find_model_folder, read_model_config
+from twostroke.model.loader import load_model
+from twostroke.runner.executor import InProcessExecutor
+from twostroke.runner.kv_storage import KVStorage
+from twostroke.runner.machine_limits import measure_machine_limits
+from twostroke.runner.memory import free_host_bytes
+from twostroke.runner.model_runner import ModelRunner
+from twostroke.sampling.sampler import Sampler
+from twostroke.scheduler.scheduler import Scheduler
+from twostroke.tokenizer.settings import read_eos_token_ids
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A model in memory, and what was read beside it."""
+
+    folder: Path
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    tokenizer: Tokenizer
+
+
+def build_text_engine(config: EngineConfig) -> TextEngine:
+    """Loads a model and builds the engine around it.
+
+    Raises:
+        SetupError: no such model, files that contradict each other, sizes that do not fit.
+    """
+    begin_s = time.perf_counter()
+    loaded = _prepare(config)
+    layout = KVLayout.of(
+        loaded.config.layer_windows,
+        block_size=config.cache.block_size,
+        num_kv_heads=loaded.config.num_kv_heads,
+        head_dim=loaded.config.head_dim,
+        bytes_per_element=loaded.dtype.itemsize,
+    )
+    weight_bytes = loaded.config.num_parameters * loaded.dtype.itemsize
+    sizing = size_kv_cache(
+        layout,
+        config.cache,
+        max_model_len=config.load.max_model_len,
+        model_context=loaded.config.max_position_embeddings,
+        max_tokens_per_step=_max_tokens_per_step(config, loaded.config),
+        free_bytes=_free_bytes(loaded.device) - weight_bytes,
+    )
+    model = load_model(
+        loaded.folder, loaded.config, dtype=loaded.dtype, device=loaded.device, max_model_len=sizing.max_model_len
+    )
+    manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
+    scheduler = Scheduler(config.scheduler, manager, max_model_len=sizing.max_model_len)
+    eos_token_ids = read_eos_token_ids(loaded.folder, loaded.tokenizer.eos_token_id)
+    runner = ModelRunner(
+        model,
+        KVStorage(layout, sizing.num_blocks, loaded.dtype, loaded.device),
+        layout,
+        Sampler(loaded.config.vocab_size, eos_token_ids, loaded.device),
+        max_model_len=sizing.max_model_len,
+        device=loaded.device,
+    )
+    engine = Engine(
+        scheduler,
+        InProcessExecutor(runner),
+        block_size=config.cache.block_size,
+        hashes_blocks=config.cache.enable_prefix_caching,
+        journal=_journal(config, loaded, layout, sizing),
+    )
+    lines = _startup_lines(loaded, model.weight_bytes, layout, sizing, time.perf_counter() - begin_s)
+    for line in lines:
+        log.info(line)
+    inputs = InputProcessor(
+        loaded.tokenizer,
+        max_model_len=sizing.max_model_len,
+        vocab_size=loaded.config.vocab_size,
+        max_logprobs=config.load.max_logprobs,
+        eos_token_ids=eos_token_ids,
+    )
+    return TextEngine(
+        engine,
+        inputs,
+        OutputProcessor(loaded.tokenizer),
+        clock=monotonic_clock,
+        uses_priority=config.scheduler.policy == "priority",
+        startup_lines=lines,
+    )
+
+
+def _prepare(config: EngineConfig) -> _Loaded:
+    """Everything that can be refused before a weight is read."""
+    load = config.load
+    device = torch.device(load.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SetupError("device=cuda: this PyTorch sees no CUDA device. Use --device cpu, or install a CUDA build.")
+    torch.set_num_threads(load.threads or len(os.sched_getaffinity(0)))
+    folder = find_model_folder(load.model)
+    model_config = read_model_config(folder)
+    dtype = getattr(torch, model_config.dtype if load.dtype == "auto" else load.dtype)
+    tokenizer = Tokenizer.from_folder(load.tokenizer or folder)
+    tokenizer.check_vocab(model_config.vocab_size)
+    return _Loaded(folder, model_config, dtype, device, tokenizer)
+
+
+def _max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:
+    """Most tokens that one step can add to one request."""
+    if config.scheduler.enable_chunked_prefill:
+        return config.scheduler.max_num_batched_tokens
+    return model.max_position_embeddings
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return free_host_bytes()
+
+
+def _startup_lines(
+    loaded: _Loaded, weight_bytes: int, layout: KVLayout, sizing: KVSizing, load_s: float
+) -> tuple[str, ...]:
+    config = loaded.config
+    where = f"{loaded.device.type}, {torch.get_num_threads()} threads" if loaded.device.type == "cpu" else "cuda"
+    dtype = str(loaded.dtype).removeprefix("torch.")
+    capacity = sizing.num_blocks // len(layout.groups) * layout.block_size
+    return (
+        f"model    {config.architecture}, {config.num_parameters / 1e6:,.1f} M parameters, {dtype}, {where}; "
+        f"{weight_bytes:,} bytes of weights, loaded in {load_s:.2f} s",
+        f"kv cache {layout.bytes_per_token:,} bytes per token; {sizing.num_blocks:,} blocks of {layout.block_size} tokens "
+        f"= {sizing.kv_bytes:,} bytes, room for {capacity:,} tokens",
+        f"requests {sizing.full_length_requests:,} of {sizing.max_model_len:,} tokens fit at once",
+        *(f"note     {remark}" for remark in sizing.remarks),
+    )

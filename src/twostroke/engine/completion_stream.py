@@ -1,0 +1,175 @@
+"""One generated sequence on its way out: tokens in, text, log-probabilities and times out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twostroke.batch import TokenLogprobs
+from twostroke.engine.stop_checker import StopMatch, StopStrings
+from twostroke.outputs import CompletionOutput, Logprob, LogprobsAtPosition
+from twostroke.request import FinishReason
+from twostroke.sampling_params import SamplingParams
+from twostroke.tokenizer.detokenizer import IncrementalDetokenizer
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What became of new tokens; the engine commits this much and no more."""
+
+    request_id: str
+    num_tokens: int
+    """Tokens that belong to the output; those behind the one that completed a stop string do not."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+class CompletionStream:
+    """The output of one sequence, built up token by token.
+
+    `token_ids` are all tokens generated, the one that ended it included. The text leaves out the end-of-text or stop
+    token, and the stop string unless the request wants it.
+
+    Args:
+        tokenizer: of the model.
+        params: of the request.
+        index: among the sequences of the prompt.
+        seed: its tokens are drawn with.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, index: int, seed: int) -> None:
+        self._tokenizer = tokenizer
+        self._params = params
+        self._index = index
+        self._seed = seed
+        self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
+        self._stops = StopStrings(params.stop)
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[LogprobsAtPosition] = []
+        self._cumulative_logprob = 0.0
+        self._num_tokens_sent = 0
+        self.token_times_s: list[float] = []
+        """When each token was there, on the engine's clock."""
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.finish_time_s: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far."""
+        return len(self._token_ids)
+
+    def push(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        time_s: float,
+        finish_reason: FinishReason | None = None,
+        stop_reason: int | None = None,
+    ) -> tuple[int, FinishReason | None]:
+        """Takes what a step made.
+
+        Args:
+            token_ids: new tokens, cut where the engine found its end already.
+            logprobs: one per token when the request asked for them.
+            time_s: when they were there; tokens of one step share it.
+            finish_reason: why the engine ends it behind these tokens, if it does. STOP means that the last token is an
+                end-of-text or stop token.
+            stop_reason: the stop token id.
+
+        Returns:
+            How many of the tokens count, and why it ended, if it did: a stop string may end it earlier.
+        """
+        assert self.finish_reason is None, f"tokens for a sequence that ended with {self.finish_reason}"
+        text_ids = token_ids[:-1] if finish_reason is FinishReason.STOP else token_ids
+        num_tokens = len(token_ids)
+        # Without stop strings no token has to be looked at alone.
+        chunks = [[token_id] for token_id in text_ids] if self._params.stop else [text_ids]
+        for position, chunk in enumerate(chunks, start=1):
+            may_stop = len(self._token_ids) + position >= self._params.min_tokens
+            if self._add_text(self._detokenizer.push(chunk), may_stop):
+                num_tokens = position
+                break
+        self._token_ids += token_ids[:num_tokens]
+        self.token_times_s += [time_s] * num_tokens
+        for entry in logprobs[:num_tokens]:
+            self._logprobs.append(decode_logprobs(entry, self._tokenizer))
+            self._cumulative_logprob += entry.logprobs[0]
+        if self.finish_reason is None and finish_reason is not None:
+            self.finish(finish_reason, time_s, stop_reason)
+        elif self.finish_reason is not None:
+            self.finish_time_s = time_s
+        return num_tokens, self.finish_reason
+
+    def finish(self, reason: FinishReason, time_s: float, stop_reason: int | None = None) -> None:
+        """Nothing more will come: what was held back of the text is released."""
+        assert self.finish_reason is None, f"ended twice: {self.finish_reason}, then {reason}"
+        may_stop = reason in (FinishReason.LENGTH, FinishReason.STOP) and self.num_tokens >= self._params.min_tokens
+        if not self._add_text(self._detokenizer.finish(), may_stop):
+            self._release(self._stops.finish())
+            self.finish_reason, self.stop_reason = reason, stop_reason
+        self.finish_time_s = time_s
+
+    def take_delta(self) -> CompletionOutput:
+        """What is new since the last delta."""
+        text = "".join(self._text)
+        self._text = []
+        delta = self._output(text, self._num_tokens_sent)
+        self._num_tokens_sent = len(self._token_ids)
+        return delta
+
+    def so_far(self) -> CompletionOutput:
+        """All of it."""
+        self._text = ["".join(self._text)]
+        return self._output(self._text[0], 0)
+
+    def _output(self, text: str, first_token: int) -> CompletionOutput:
+        wants_logprobs = self._params.logprobs is not None
+        return CompletionOutput(
+            index=self._index,
+            text=text,
+            token_ids=tuple(self._token_ids[first_token:]),
+            logprobs=self._logprobs[first_token:] if wants_logprobs else None,
+            cumulative_logprob=self._cumulative_logprob if wants_logprobs else None,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            seed=self._seed,
+        )
+
+    def _add_text(self, text: str, may_stop: bool) -> bool:
+        """Appends text as far as it is certain; True when a stop string ended it."""
+        released, match = self._stops.push(text, may_stop) if self._params.stop else (text, None)
+        if match is not None:
+            released = released[: self._cut(match)]
+            self.finish_reason, self.stop_reason = FinishReason.STOP, match.stop
+        self._release(released)
+        return match is not None
+
+    def _cut(self, match: StopMatch) -> int:
+        return match.end if self._params.include_stop_str_in_output else match.start
+
+    def _release(self, text: str) -> None:
+        if text:
+            self._text.append(text)
+
+
+def decode_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> LogprobsAtPosition:
+    """Log-probabilities by token id, the chosen token first, each with its rank and its own text.
+
+    The chosen token may stand again among the most likely ones or be left out there; it is listed once.
+    """
+    chosen, *likely = entry.token_ids
+    ranks = dict(zip(likely, _ranks(entry), strict=True)) | {chosen: entry.rank}
+    return {
+        token_id: Logprob(logprob, ranks[token_id], tokenizer.decoded_token(token_id))
+        for token_id, logprob in dict(zip(entry.token_ids, entry.logprobs, strict=True)).items()
+    }
+
+
+def _ranks(entry: TokenLogprobs) -> list[int]:
+    """Ranks of the most likely tokens; a place is left free for the chosen one when it is left out of them."""
+    chosen, *likely = entry.token_ids
+    left_out = chosen not in likely
+    return [place + (left_out and place >= entry.rank) for place in range(1, len(likely) + 1)]

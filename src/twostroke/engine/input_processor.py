@@ -1,0 +1,197 @@
+"""A prompt and its sampling parameters, checked and turned into token ids."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, cast
+
+from twostroke.errors import InvalidParameter, InvalidPrompt, UnknownParameter
+from twostroke.sampling_params import SamplingParams
+from twostroke.tokenizer.chat_template import ChatTemplate
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+
+class PromptDict(TypedDict, total=False):
+    """A prompt as an object: exactly one of the two."""
+
+    prompt: str
+    prompt_token_ids: Sequence[int]
+
+
+Prompt = str | PromptDict
+"""What a caller may give for a completion."""
+
+_PROMPT_KEYS = ("prompt", "prompt_token_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptInput:
+    """A request's input, ready for the engine."""
+
+    prompt_text: str | None
+    """The text, after the chat template where there was one; None when the caller gave token ids."""
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    """max_tokens is a number now, at most what the context leaves."""
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Token id sequences that spell a bad word; the last id of one may not follow the others."""
+    eos_token_ids: frozenset[int] = frozenset()
+    """The model's end-of-text tokens, whether or not the request ignores them."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens to generate."""
+        assert self.params.max_tokens is not None, "the input processor sets max_tokens"
+        return self.params.max_tokens
+
+
+class InputProcessor:
+    """Checks and encodes prompts for one model; safe to share between threads.
+
+    Args:
+        tokenizer: of the model.
+        max_model_len: longest prompt plus output.
+        vocab_size: embedding rows of the model.
+        max_logprobs: most log-probabilities a request may ask for per token.
+        eos_token_ids: the model's end-of-text tokens, see `tokenizer.settings.read_eos_token_ids`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        max_model_len: int,
+        vocab_size: int,
+        max_logprobs: int = 20,
+        eos_token_ids: Collection[int] = (),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+        self._max_logprobs = max_logprobs
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._chat_template = ChatTemplate(tokenizer.chat_templates, tokenizer.named_tokens)
+
+    def process(self, prompt: Prompt, params: SamplingParams | None = None) -> PromptInput:
+        """Checks a completion prompt.
+
+        Raises:
+            InvalidPrompt: empty, too long, not text, or token ids that the model does not have.
+            UnknownParameter: a key of the prompt object that is not one of ours.
+            InvalidParameter: a sampling parameter that this model cannot serve.
+        """
+        params = params or SamplingParams()
+        if isinstance(prompt, str):
+            return self._process_text(prompt, params)
+        given = cast(Any, prompt)
+        if not isinstance(given, Mapping):
+            raise InvalidPrompt(
+                f"a prompt must be a text or {{'prompt_token_ids': [...]}}, not {type(given).__name__}. "
+                "Send several prompts as several requests."
+            )
+        for key in given:
+            if key not in _PROMPT_KEYS:
+                raise UnknownParameter(str(key), _PROMPT_KEYS, "the prompt")
+        if len(given) != 1:
+            raise InvalidPrompt("a prompt object must have either 'prompt' or 'prompt_token_ids'.")
+        if "prompt" in given:
+            return self._process_text(given["prompt"], params)
+        token_ids = self._checked_token_ids(given["prompt_token_ids"])
+        return self._checked(None, token_ids, params)
+
+    def process_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> PromptInput:
+        """Renders a conversation with the model's chat template and checks it; raises what `process` raises."""
+        text = self._chat_template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=chat_template_kwargs,
+        )
+        # The template has written the begin token already, where the model has one.
+        return self._process_text(text, params or SamplingParams(), add_special_tokens=False)
+
+    def _process_text(self, text: Any, params: SamplingParams, add_special_tokens: bool = True) -> PromptInput:
+        if not isinstance(text, str):
+            raise InvalidPrompt(f"the prompt must be a text, not {type(text).__name__}.")
+        token_ids = tuple(self._encode(text, "the prompt", add_special_tokens))
+        # Not out of range for a tokenizer that passed check_vocab, so only its length is looked at.
+        return self._checked(text, token_ids, params)
+
+    def _encode(self, text: str, where: str, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidPrompt(
+                f"{where} has half a character (a lone surrogate) at position {error.start}; send valid Unicode."
+            ) from error
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _checked_token_ids(self, given: Any) -> tuple[int, ...]:
+        if not isinstance(given, (list, tuple)):
+            raise InvalidPrompt(f"prompt_token_ids must be a list of token ids, not {type(given).__name__}.")
+        token_ids = cast(Sequence[Any], given)
+        for position, token_id in enumerate(token_ids):
+            if not isinstance(token_id, int) or isinstance(token_id, bool):
+                raise InvalidPrompt(
+                    f"prompt_token_ids[{position}] is {token_id!r}, a {type(token_id).__name__}; ids are whole numbers."
+                )
+            if not 0 <= token_id < self._vocab_size:
+                raise InvalidPrompt(
+                    f"prompt_token_ids[{position}] is {token_id}; this model's ids go from 0 to {self._vocab_size - 1}."
+                )
+        return tuple(token_ids)
+
+    def _checked(self, text: str | None, token_ids: tuple[int, ...], params: SamplingParams) -> PromptInput:
+        num_left = self._max_model_len - len(token_ids)
+        if not token_ids:
+            raise InvalidPrompt("the prompt is empty: it has no token to begin with. Send at least one.")
+        if num_left < 1:
+            raise InvalidPrompt(
+                f"the prompt has {len(token_ids)} tokens; with max_model_len {self._max_model_len} it may have "
+                f"{self._max_model_len - 1}, which leaves one for the output. Shorten it, or start the engine with "
+                f"--max-model-len {len(token_ids) + 1} or more."
+            )
+        return PromptInput(
+            prompt_text=text,
+            prompt_token_ids=token_ids,
+            params=self._checked_params(params, num_left),
+            bad_words_token_ids=tuple(seq for word in params.bad_words for seq in self._bad_word(word)),
+            eos_token_ids=self._eos_token_ids,
+        )
+
+    def _checked_params(self, params: SamplingParams, num_left: int) -> SamplingParams:
+        for name, value in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+            if value is not None and value > self._max_logprobs:
+                raise InvalidParameter(
+                    name, value, f"at most max_logprobs, which is {self._max_logprobs}", "Start with --max-logprobs."
+                )
+        if params.min_tokens > num_left:
+            raise InvalidParameter("min_tokens", params.min_tokens, f"at most {num_left}, what the context leaves")
+        # Asking for more than fits is not an error: the generation ends with finish_reason "length" when it is full.
+        max_tokens = num_left if params.max_tokens is None else min(params.max_tokens, num_left)
+        return params if max_tokens == params.max_tokens else dataclasses.replace(params, max_tokens=max_tokens)
+
+    def _bad_word(self, word: str) -> list[tuple[int, ...]]:
+        """The word at the beginning of a text and behind a space, which are different tokens in most vocabularies."""
+        stem = word.lstrip() or word
+        sequences: list[tuple[int, ...]] = []
+        for spelling in (stem, f" {stem}"):
+            ids = tuple(self._encode(spelling, "a bad word", add_special_tokens=False))
+            # A sequence that ends like one we have is forbidden already.
+            if ids and not any(ids[-len(known) :] == known for known in sequences):
+                sequences.append(ids)
+        if not sequences:
+            raise InvalidParameter("bad_words", word, "each must have at least one token in this model")
+        return sequences

@@ -1,0 +1,282 @@
+"""What steps made, put together per prompt: RequestOutputs for the caller, and what the engine has to commit.
+
+The engine says what each step made for each sequence (`TokenUpdate`); the answer says how much of it counts and
+whether a stop string ended the sequence (`Accepted`), and brings the outputs to hand out. Nothing is called back.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from twostroke.batch import TokenLogprobs
+from twostroke.engine.completion_stream import Accepted, CompletionStream, decode_logprobs
+from twostroke.engine.input_processor import PromptInput
+from twostroke.outputs import LogprobsAtPosition, RequestMetrics, RequestOutput
+from twostroke.request import FinishReason
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+
+class OutputKind(StrEnum):
+    """What a caller wants to see while a request runs."""
+
+    DELTA = "delta"  # what is new
+    CUMULATIVE = "cumulative"  # everything so far
+    FINAL = "final"  # everything, once, at the end
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUpdate:
+    """What a step made for one sequence, as the engine hands it over."""
+
+    request_id: str
+    """Of the sequence, see `sequence_ids`."""
+    time_s: float
+    """When the step's result was there, on the engine's clock."""
+    token_ids: tuple[int, ...] = ()
+    """Cut behind an end-of-text or stop token and at the limit, see `stop_checker.find_token_stop`."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs_start: int = 1
+    """Position in the prompt of the first of them. A chunk of tokens c, c+1, … predicts c+1, c+2, …"""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    error: str | None = None
+    scheduled_time_s: float | None = None
+    """When the request was scheduled for the first time."""
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedUpdates:
+    """What became of a step's updates."""
+
+    accepted: tuple[Accepted, ...]
+    """One per update, in their order."""
+    outputs: tuple[RequestOutput, ...]
+    """For the callers; one per prompt at most."""
+
+
+def sequence_ids(request_id: str, n: int) -> tuple[str, ...]:
+    """The ids under which the engine runs the n sequences of a prompt."""
+    return (request_id,) if n == 1 else tuple(f"{request_id}-{index}" for index in range(n))
+
+
+class OutputProcessor:
+    """Puts together the outputs of all live requests of one model."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._answers: dict[str, _Answer] = {}
+        self._owner: dict[str, tuple[_Answer, int]] = {}
+
+    def add(
+        self,
+        request_id: str,
+        prompt: PromptInput,
+        *,
+        seeds: Sequence[int],
+        arrival_time_s: float,
+        kind: OutputKind = OutputKind.FINAL,
+    ) -> tuple[str, ...]:
+        """Begins a request.
+
+        Args:
+            request_id: unique among live requests.
+            prompt: checked.
+            seeds: one per sequence.
+            arrival_time_s: on the engine's clock.
+            kind: what to hand out.
+
+        Returns:
+            The ids of its sequences, which updates are to name.
+        """
+        assert request_id not in self._answers, f"request {request_id} is live already"
+        assert len(seeds) == prompt.params.n, f"{len(seeds)} seeds for n={prompt.params.n}"
+        answer = _Answer(self._tokenizer, request_id, prompt, seeds, arrival_time_s, kind)
+        ids = sequence_ids(request_id, prompt.params.n)
+        self._answers[request_id] = answer
+        self._owner.update({sequence_id: (answer, index) for index, sequence_id in enumerate(ids)})
+        return ids
+
+    def process(self, updates: Iterable[TokenUpdate]) -> ProcessedUpdates:
+        """Takes what a step made, for any of the live sequences."""
+        accepted: list[Accepted] = []
+        touched: dict[str, _Answer] = {}
+        for update in updates:
+            answer, index = self._owner[update.request_id]
+            accepted.append(answer.push(index, update))
+            touched[answer.request_id] = answer
+        outputs = [output for answer in touched.values() if (output := answer.take()) is not None]
+        for answer in touched.values():
+            if answer.is_finished:
+                self._forget(answer)
+        return ProcessedUpdates(tuple(accepted), tuple(outputs))
+
+    def abort(self, request_id: str, time_s: float, reason: FinishReason = FinishReason.ABORT) -> RequestOutput | None:
+        """Ends what is still running of a request; None when it is not live (any more)."""
+        answer = self._answers.get(request_id)
+        if answer is None:
+            return None
+        answer.abort(time_s, reason)
+        self._forget(answer)
+        return answer.take()
+
+    def is_live(self, request_id: str) -> bool:
+        """Whether a request of this id has not ended."""
+        return request_id in self._answers
+
+    def live_sequence_ids(self, request_id: str) -> tuple[str, ...]:
+        """Which sequences of a request still run; the engine ends them when the request is aborted."""
+        answer = self._answers.get(request_id)
+        if answer is None:
+            return ()
+        ids = sequence_ids(request_id, len(answer.streams))
+        return tuple(i for i, stream in zip(ids, answer.streams, strict=True) if stream.finish_reason is None)
+
+    @property
+    def num_requests(self) -> int:
+        """Live ones."""
+        return len(self._answers)
+
+    def _forget(self, answer: _Answer) -> None:
+        del self._answers[answer.request_id]
+        for sequence_id in sequence_ids(answer.request_id, len(answer.streams)):
+            del self._owner[sequence_id]
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What updates say beside tokens; of one sequence."""
+
+    scheduled_time_s: float | None = None
+    num_preemptions: int = 0
+
+
+@dataclass(slots=True)
+class _Answer:
+    """The answer to one prompt, growing."""
+
+    tokenizer: Tokenizer
+    request_id: str
+    prompt: PromptInput
+    seeds: Sequence[int]
+    arrival_time_s: float
+    kind: OutputKind
+    streams: list[CompletionStream] = field(init=False)
+    _facts: list[_Facts] = field(init=False)
+    _prompt_logprobs: list[LogprobsAtPosition | None] | None = field(init=False)
+    _changed: set[int] = field(default_factory=set[int])
+    _num_cached_tokens: int = 0
+    _error: str | None = None
+    _has_sent: bool = False
+
+    def __post_init__(self) -> None:
+        params = self.prompt.params
+        self.streams = [CompletionStream(self.tokenizer, params, i, seed) for i, seed in enumerate(self.seeds)]
+        self._facts = [_Facts() for _ in self.seeds]
+        positions: list[LogprobsAtPosition | None] = [None] * len(self.prompt.prompt_token_ids)
+        self._prompt_logprobs = None if params.prompt_logprobs is None else positions
+
+    @property
+    def is_finished(self) -> bool:
+        return all(stream.finish_reason is not None for stream in self.streams)
+
+    def push(self, index: int, update: TokenUpdate) -> Accepted:
+        stream, facts = self.streams[index], self._facts[index]
+        if facts.scheduled_time_s is None:
+            facts.scheduled_time_s = update.scheduled_time_s
+        facts.num_preemptions = max(facts.num_preemptions, update.num_preemptions)
+        self._num_cached_tokens = max(self._num_cached_tokens, update.num_cached_tokens)
+        self._error = self._error or update.error
+        if self._prompt_logprobs is not None:
+            # By position, not appended: after a preemption the prompt is computed, and reported, once more.
+            for position, entry in enumerate(update.prompt_logprobs, start=update.prompt_logprobs_start):
+                self._prompt_logprobs[position] = decode_logprobs(entry, self.tokenizer)
+        num_tokens, finish_reason = stream.push(
+            update.token_ids, update.logprobs, update.time_s, update.finish_reason, update.stop_reason
+        )
+        if num_tokens or finish_reason is not None:
+            self._changed.add(index)
+        return Accepted(update.request_id, num_tokens, finish_reason, stream.stop_reason)
+
+    def abort(self, time_s: float, reason: FinishReason) -> None:
+        for index, stream in enumerate(self.streams):
+            if stream.finish_reason is None:
+                stream.finish(reason, time_s)
+                self._changed.add(index)
+
+    def take(self) -> RequestOutput | None:
+        """The output to hand out now, if any."""
+        changed = sorted(self._changed)
+        self._changed.clear()
+        finished = self.is_finished
+        if not changed or (self.kind is OutputKind.FINAL and not finished):
+            return None
+        if self.kind is OutputKind.DELTA:
+            completions = [self.streams[index].take_delta() for index in changed]
+        else:
+            completions = [stream.so_far() for stream in self.streams]
+        # In deltas they are sent once: they are complete when the first token is there.
+        prompt_logprobs = None if self.kind is OutputKind.DELTA and self._has_sent else self._prompt_logprobs
+        self._has_sent = True
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt.prompt_text,
+            prompt_token_ids=self.prompt.prompt_token_ids,
+            prompt_logprobs=prompt_logprobs,
+            outputs=completions,
+            finished=finished,
+            num_cached_tokens=self._num_cached_tokens,
+            metrics=self._metrics() if finished else None,
+            error=self._error,
+        )
+
+    def _metrics(self) -> RequestMetrics | None:
+        """Of the sequence that ended last; None when it had no token (refused or aborted in the queue)."""
+        last = max(range(len(self.streams)), key=lambda index: self.streams[index].finish_time_s or 0.0)
+        stream, facts = self.streams[last], self._facts[last]
+        if not stream.token_times_s:
+            return None
+        return request_metrics(
+            self.arrival_time_s,
+            facts.scheduled_time_s,
+            stream.token_times_s,
+            stream.finish_time_s,
+            facts.num_preemptions,
+        )
+
+
+def request_metrics(
+    arrival_time_s: float,
+    scheduled_time_s: float | None,
+    token_times_s: Sequence[float],
+    finish_time_s: float | None,
+    num_preemptions: int = 0,
+) -> RequestMetrics:
+    """The durations of one sequence, from points in time on one clock.
+
+        arrival   scheduled   token 1   token 2, 3    token 4 = end
+           |----------|----------|----------|-------------|
+            queue_time             itl[0]      itl[2]              itl[1] = 0: tokens 2 and 3 left one step together
+           |------- ttft --------|
+           |------------------------ e2e -----------------|        tpot = (e2e - ttft) / 3
+
+    A token's time is when the step that made it gave its result to the engine, before the text is made and sent.
+    """
+    first = token_times_s[0]
+    e2e_s = (token_times_s[-1] if finish_time_s is None else finish_time_s) - arrival_time_s
+    ttft_s = first - arrival_time_s
+    num_gaps = len(token_times_s) - 1
+    return RequestMetrics(
+        arrival_time_s=arrival_time_s,
+        queue_time_s=(first if scheduled_time_s is None else scheduled_time_s) - arrival_time_s,
+        ttft_s=ttft_s,
+        tpot_s=(e2e_s - ttft_s) / num_gaps if num_gaps else None,
+        itl_s=tuple(later - earlier for earlier, later in itertools.pairwise(token_times_s)),
+        e2e_s=e2e_s,
+        num_preemptions=num_preemptions,
+    )

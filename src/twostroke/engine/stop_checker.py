@@ -1,0 +1,150 @@
+"""When a generation has to stop: at a token, at its length, at a text.
+
+Tokens are checked by the engine (`find_token_stop`, no text needed), texts where text is made (`StopStrings`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from twostroke.request import FinishReason
+from twostroke.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStop:
+    """A generation ends after some of the new tokens."""
+
+    num_tokens: int
+    """New tokens that still belong to it, the one that ended it included."""
+    finish_reason: FinishReason
+    stop_reason: int | None = None
+    """The stop token id; None at an end-of-text token and at the limit."""
+
+
+def find_token_stop(
+    new_token_ids: Sequence[int],
+    num_output_tokens: int,
+    params: SamplingParams,
+    eos_token_ids: Collection[int],
+) -> TokenStop | None:
+    """The first of the new tokens after which a generation ends, if any.
+
+    Args:
+        new_token_ids: what a step made.
+        num_output_tokens: tokens generated before.
+        params: of the request; max_tokens already cut to what the context leaves.
+        eos_token_ids: the model's own end-of-text tokens.
+    """
+    eos = () if params.ignore_eos else eos_token_ids
+    for num_tokens, token_id in enumerate(new_token_ids, start=1):
+        total = num_output_tokens + num_tokens
+        if total >= params.min_tokens:
+            if token_id in eos:
+                return TokenStop(num_tokens, FinishReason.STOP)
+            if token_id in params.stop_token_ids:
+                return TokenStop(num_tokens, FinishReason.STOP, token_id)
+        if params.max_tokens is not None and total >= params.max_tokens:
+            return TokenStop(num_tokens, FinishReason.LENGTH)
+    return None
+
+
+class _StopString:
+    """One stop string with the borders of its beginnings (Knuth-Morris-Pratt)."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.borders = [0] * (len(text) + 1)
+        """borders[n]: length of the longest proper beginning of text[:n] that is also its end."""
+        length = 0
+        for end in range(1, len(text)):
+            while length and text[end] != text[length]:
+                length = self.borders[length]
+            length += text[end] == text[length]
+            self.borders[end + 1] = length
+
+    def scan(self, text: str, matched: int, position: int = 0) -> tuple[int, int | None]:
+        """Reads on until the first match.
+
+        Args:
+            text: what comes next.
+            matched: how much of the stop string the text before `position` ends with.
+            position: where to begin in `text`.
+
+        Returns:
+            How much of the stop string the text read so far ends with, and where in `text` the match ends, if any.
+        """
+        stop = self.text
+        while position < len(text):
+            if not matched:
+                position = text.find(stop[0], position)
+                if position < 0:
+                    return 0, None
+            while matched and text[position] != stop[matched]:
+                matched = self.borders[matched]
+            matched += text[position] == stop[matched]
+            position += 1
+            if matched == len(stop):
+                return self.borders[matched], position
+        return matched, None
+
+
+@dataclass(frozen=True, slots=True)
+class StopMatch:
+    """A stop string was found."""
+
+    stop: str
+    start: int
+    """Where it begins in the text that had not been released before, the new text included."""
+    end: int
+
+
+class StopStrings:
+    """Watches one generation's text for stop strings; returns the text that cannot be part of one any more.
+
+        released | held: "</to"  +  new: "ol> and"         stop string "</tool>"
+                          [------------]                    found: start 0, end 7 of held + new
+
+    The match that ends first wins, of several that end at the same character the longest. So it does not matter how
+    tokens cut up the text.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [_StopString(text) for text in stops]
+        self._matched = [0] * len(self._stops)
+        self._held = ""
+
+    def push(self, text: str, may_stop: bool = True) -> tuple[str, StopMatch | None]:
+        """Takes the next text.
+
+        Args:
+            text: follows what was pushed before.
+            may_stop: False lets matches that end in this text pass, for good.
+
+        Returns:
+            Without a match the text to release now; with a match all the text that was held, and where to cut it.
+        """
+        first: StopMatch | None = None
+        unreleased = self._held + text
+        for index, stop in enumerate(self._stops):
+            matched, end = stop.scan(text, self._matched[index])
+            while end is not None and not may_stop:
+                matched, end = stop.scan(text, matched, end)
+            self._matched[index] = matched
+            if end is not None:
+                match = StopMatch(stop.text, len(self._held) + end - len(stop.text), len(self._held) + end)
+                if first is None or (match.end, match.start) < (first.end, first.start):
+                    first = match
+        if first is not None:
+            self._held = ""
+            return unreleased, first
+        num_held = max(self._matched, default=0)
+        released = unreleased[: len(unreleased) - num_held]
+        self._held = unreleased[len(released) :]
+        return released, None
+
+    def finish(self) -> str:
+        """Nothing more will come, so what was held is no stop string."""
+        held, self._held = self._held, ""
+        return held

@@ -1,0 +1,81 @@
+"""Everything that acts on logits before temperature, in the order that SamplingParams documents.
+
+Each function changes a few entries of a few rows in place. Entries are addressed by their place in the flattened
+[R * V] tensor, so one gather and one scatter serve all rows together. No entry is computed from another row's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from twostroke.sampling.state import SamplingState
+
+
+def process_logits(logits: Tensor, states: Sequence[SamplingState]) -> None:
+    """Applies allowed_token_ids, bad_words, min_tokens, logit_bias and penalties. logits: float32 [R, V], changed."""
+    _keep_allowed(logits, states)
+    _forbid(logits, states)
+    _add_bias(logits, states)
+    _penalise(logits, states)
+
+
+def _flat_indices(logits: Tensor, rows: Sequence[int], ids: Sequence[np.ndarray | Sequence[int]]) -> Tensor:
+    """Places of the token ids of each row in logits.view(-1). int64 [total number of ids]."""
+    vocab_size = logits.shape[1]
+    parts = [np.asarray(row_ids, np.int64) + row * vocab_size for row, row_ids in zip(rows, ids, strict=True)]
+    return torch.from_numpy(np.concatenate(parts)).to(logits.device)
+
+
+def _keep_allowed(logits: Tensor, states: Sequence[SamplingState]) -> None:
+    allowed = {row: ids for row, state in enumerate(states) if (ids := state.rules.allowed_ids) is not None}
+    if not allowed:
+        return
+    rows = list(allowed)
+    indices = _flat_indices(logits, rows, list(allowed.values()))
+    flat = logits.view(-1)
+    kept = flat[indices]
+    logits[torch.tensor(rows, device=logits.device)] = -torch.inf
+    flat[indices] = kept
+
+
+def _forbid(logits: Tensor, states: Sequence[SamplingState]) -> None:
+    forbidden = {row: ids for row, state in enumerate(states) if len(ids := state.forbidden_ids())}
+    if forbidden:
+        logits.view(-1)[_flat_indices(logits, list(forbidden), list(forbidden.values()))] = -torch.inf
+
+
+def _add_bias(logits: Tensor, states: Sequence[SamplingState]) -> None:
+    rows = [row for row, state in enumerate(states) if len(state.rules.bias_ids)]
+    if not rows:
+        return
+    indices = _flat_indices(logits, rows, [states[row].rules.bias_ids for row in rows])
+    values = np.concatenate([states[row].rules.bias_values for row in rows])
+    flat = logits.view(-1)
+    flat[indices] = flat[indices] + torch.from_numpy(values).to(logits.device)
+
+
+def _penalise(logits: Tensor, states: Sequence[SamplingState]) -> None:
+    """Repetition (Keskar et al., "CTRL", 2019, section 4.1; the sign rule is Hugging Face's), frequency, presence."""
+    penalised = {row: counts for row, state in enumerate(states) if (counts := state.counts) and len(counts.ids)}
+    if not penalised:
+        return
+    rows = list(penalised)
+    indices = _flat_indices(logits, rows, [counts.ids for counts in penalised.values()])
+    lens = [len(counts.ids) for counts in penalised.values()]
+    params = [states[row].rules.params for row in rows]
+
+    def per_entry(values: list[float]) -> Tensor:
+        return torch.from_numpy(np.repeat(np.array(values, np.float32), lens)).to(logits.device)
+
+    counts = torch.from_numpy(np.concatenate([counts.counts for counts in penalised.values()])).to(logits.device)
+    repetition = per_entry([p.repetition_penalty for p in params])
+    flat = logits.view(-1)
+    values = flat[indices]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values -= per_entry([p.frequency_penalty for p in params]) * counts
+    values -= per_entry([p.presence_penalty for p in params]) * (counts > 0)
+    flat[indices] = values

@@ -1,0 +1,178 @@
+"""Logits to token ids, all rows at once, each as if it were alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twostroke.sampling.filters import kept_candidates
+from twostroke.sampling.logprobs import PositionLogprobs, token_logprobs
+from twostroke.sampling.noise import GumbelNoise
+from twostroke.sampling.processors import process_logits
+from twostroke.sampling.rowwise import SLICE_ELEMENTS, lowest_argmax, lowest_id_of_max
+from twostroke.sampling.state import SamplingRules, SamplingState
+from twostroke.sampling_params import SamplingParams
+
+NOT_FINITE = "the model's logits are not finite"
+NOTHING_ALLOWED = (
+    "no token may come next: allowed_token_ids, bad_words and min_tokens together exclude all of them. "
+    "Allow more tokens, or lower min_tokens."
+)
+
+_SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny
+"""float32 would round a smaller one to 0. Already here every unequal logit is out of reach."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """One token per row."""
+
+    token_ids: Tensor
+    """int64 [R]; without meaning where the row has an error."""
+    errors: dict[int, str]
+    """Row → why no token could be drawn there; the other rows are as they would be without it."""
+    logprobs: list[PositionLogprobs | None]
+    """One per row; None where not asked for, or in error."""
+
+
+class Sampler:
+    """Chooses tokens for one model on one device.
+
+    A row goes through no more than it needs: greedy rows without processors are one argmax, rows without filters
+    need no candidates, and rows with filters need noise for the kept candidates alone.
+    """
+
+    def __init__(self, vocab_size: int, eos_token_ids: Iterable[int] = (), device: torch.device | str = "cpu") -> None:
+        self.vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._noise = GumbelNoise(vocab_size, device)
+        self._slice_elements = SLICE_ELEMENTS if torch.device(device).type == "cpu" else 2**24
+
+    def rules(self, params: SamplingParams, bad_words_token_ids: Iterable[Sequence[int]] = ()) -> SamplingRules:
+        """Prepares a request's parameters; its n sequences may share them."""
+        return SamplingRules.compile(params, self.vocab_size, self._eos_token_ids, bad_words_token_ids)
+
+    def sample(self, logits: Tensor, states: Sequence[SamplingState]) -> SampledTokens:
+        """Draws the next token of every row. The states do not change: `append` what becomes certain.
+
+        Args:
+            logits: float32 [R, V], left as they are.
+            states: R of them, each at the position to draw for. Several may belong to one request (drafts).
+        """
+        assert logits.shape == (len(states), self.vocab_size), f"{tuple(logits.shape)}, {len(states)} states"
+        if all(state.rules.params.is_greedy and not state.changes_logits for state in states):
+            token_ids = lowest_argmax(logits)
+            chosen = logits.gather(-1, token_ids[:, None])[:, 0]  # NaN and +inf come out as the largest
+            errors = dict.fromkeys(_not_finite(chosen), NOT_FINITE)
+        else:
+            token_ids, errors = self._sample_mixed(logits, states)
+        return SampledTokens(token_ids, errors, self._logprobs(logits, token_ids, states, errors))
+
+    def _sample_mixed(self, logits: Tensor, states: Sequence[SamplingState]) -> tuple[Tensor, dict[int, str]]:
+        """Rows of different needs: those whose logits are changed first are copied, the others are read in place."""
+        token_ids = torch.zeros(len(states), dtype=torch.int64, device=logits.device)
+        errors = dict.fromkeys(_not_finite(logits.amax(dim=-1)), NOT_FINITE)
+        for is_changed in (False, True):
+            rows = [r for r, state in enumerate(states) if r not in errors and state.changes_logits == is_changed]
+            if not rows:
+                continue
+            some_states = [states[row] for row in rows]
+            some_logits = logits if len(rows) == len(states) and not is_changed else logits[rows]
+            if is_changed:
+                process_logits(some_logits, some_states)
+                emptied = _not_finite(some_logits.amax(dim=-1))
+                errors |= {rows[i]: NOTHING_ALLOWED for i in emptied}
+                some_logits[emptied] = 0.0  # drawn for nothing, but drawn in peace
+            token_ids[rows] = self._choose(some_logits, some_states)
+        return token_ids, errors
+
+    def _choose(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
+        """From processed logits on: temperature, filters, the draw. float32 [r, V], finite maxima; int64 [r]."""
+        greedy: list[int] = []
+        unfiltered: list[int] = []
+        filtered: list[int] = []
+        for row, state in enumerate(states):
+            rules = state.rules
+            (greedy if rules.params.is_greedy else filtered if rules.has_filter else unfiltered).append(row)
+        token_ids = torch.zeros(len(states), dtype=torch.int64, device=logits.device)
+        for rows, choose in ((greedy, self._greedy), (unfiltered, self._draw), (filtered, self._draw_filtered)):
+            if len(rows) == len(states):
+                return choose(logits, states)
+            if rows:
+                token_ids[rows] = choose(logits[rows], [states[row] for row in rows])
+        return token_ids
+
+    def _greedy(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
+        del states
+        return lowest_argmax(logits)
+
+    def _draw(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
+        """Gumbel-max over the whole vocabulary, a slice at a time."""
+        keys, peaks, temperatures = self._keys(states), logits.amax(dim=-1, keepdim=True), _temperatures(states, logits)
+        num_columns = min(self.vocab_size, self._slice_elements)
+        num_rows = max(1, self._slice_elements // num_columns)
+        token_ids: list[Tensor] = []
+        for row in range(0, len(states), num_rows):
+            some = slice(row, row + num_rows)
+            best = best_ids = None
+            for start in range(0, self.vocab_size, num_columns):
+                stop = min(start + num_columns, self.vocab_size)
+                scores = self._noise.of_range(keys[some], start, stop)
+                scores += (logits[some, start:stop] - peaks[some]).div_(temperatures[some])
+                ids = lowest_argmax(scores)
+                found = scores.gather(-1, ids[:, None])[:, 0]
+                ids += start
+                if best is not None and best_ids is not None:
+                    is_better = found > best  # of equal ones the earlier, lower id stays
+                    found, ids = torch.where(is_better, found, best), torch.where(is_better, ids, best_ids)
+                best, best_ids = found, ids
+            assert best_ids is not None, "an empty vocabulary"
+            token_ids.append(best_ids)
+        return torch.cat(token_ids)
+
+    def _draw_filtered(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
+        """Gumbel-max over the tokens that the filters keep; noise is made for these alone."""
+        keys = self._keys(states)
+        scaled = (logits - logits.amax(dim=-1, keepdim=True)).div_(_temperatures(states, logits))
+        token_ids = torch.zeros(len(states), dtype=torch.int64, device=logits.device)
+        for kept in kept_candidates(scaled, [state.rules.params for state in states]):
+            scores = self._noise.of_tokens(keys[kept.rows], kept.token_ids).add_(kept.logits)
+            token_ids[kept.rows] = lowest_id_of_max(scores, kept.token_ids)
+        return token_ids
+
+    def _keys(self, states: Sequence[SamplingState]) -> Tensor:
+        return self._noise.keys([state.stream for state in states], [state.position for state in states])
+
+    def _logprobs(
+        self, logits: Tensor, token_ids: Tensor, states: Sequence[SamplingState], errors: dict[int, str]
+    ) -> list[PositionLogprobs | None]:
+        """Rows that asked, with as many as the most demanding one; each is then given its own number."""
+        wanted = {
+            row: num_top
+            for row, state in enumerate(states)
+            if (num_top := state.rules.params.logprobs) is not None and row not in errors
+        }
+        found: list[PositionLogprobs | None] = [None] * len(states)
+        if wanted:
+            rows = list(wanted)
+            is_all = len(rows) == len(states)
+            some = token_logprobs(
+                logits if is_all else logits[rows], token_ids if is_all else token_ids[rows], max(wanted.values())
+            )
+            for (row, num_top), position in zip(wanted.items(), some, strict=True):
+                found[row] = position.first(num_top)
+        return found
+
+
+def _not_finite(values: Tensor) -> list[int]:
+    """Rows whose value is NaN or infinite. [R]."""
+    return (~torch.isfinite(values)).nonzero()[:, 0].tolist()
+
+
+def _temperatures(states: Sequence[SamplingState], logits: Tensor) -> Tensor:
+    """float32 [R, 1], none of them 0."""
+    values = [max(state.rules.params.temperature, _SMALLEST_TEMPERATURE) for state in states]
+    return torch.tensor(values, dtype=torch.float32, device=logits.device)[:, None]

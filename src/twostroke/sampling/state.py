@@ -1,0 +1,212 @@
+"""What the sampler knows of a request: rules, fixed when it arrives, and a history that grows token by token."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twostroke.sampling.noise import NoiseStream
+from twostroke.sampling_params import SamplingParams
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRules:
+    """SamplingParams made ready for one vocabulary; the n sequences of a request share them."""
+
+    params: SamplingParams
+    vocab_size: int
+    allowed_ids: Ids | None
+    """Sorted, each once."""
+    bias_ids: Ids
+    bias_values: NDArray[np.float32]
+    end_ids: Ids
+    """May not be drawn before min_tokens: end-of-text and stop tokens, whether or not they would stop (as in vLLM)."""
+    bad_endings: dict[tuple[int, ...], tuple[int, ...]]
+    """Beginning of a bad word → tokens that would complete one. () leads to the words of a single token."""
+    bad_prefix_lens: tuple[int, ...]
+
+    @classmethod
+    def compile(
+        cls,
+        params: SamplingParams,
+        vocab_size: int,
+        eos_token_ids: Iterable[int] = (),
+        bad_words_token_ids: Iterable[Sequence[int]] = (),
+    ) -> Self:
+        """Prepares the parameters.
+
+        Args:
+            params: as the caller gave them, checked against the model.
+            vocab_size: columns of the logits.
+            eos_token_ids: the model's end-of-text tokens.
+            bad_words_token_ids: the bad words as the tokenizer spells them; each spelling is one sequence.
+        """
+        endings: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
+        for word in bad_words_token_ids:
+            if word and word[-1] < vocab_size:
+                endings[tuple(word[:-1])].add(word[-1])
+        bias = dict(sorted((params.logit_bias or {}).items()))
+        ends = (*eos_token_ids, *params.stop_token_ids) if params.min_tokens else ()
+        return cls(
+            params=params,
+            vocab_size=vocab_size,
+            allowed_ids=None if params.allowed_token_ids is None else _ids(params.allowed_token_ids, vocab_size),
+            bias_ids=np.array(list(bias), np.int64),
+            bias_values=np.array(list(bias.values()), np.float32),
+            end_ids=_ids((i for i in ends if i < vocab_size), vocab_size),
+            bad_endings={prefix: tuple(sorted(ids)) for prefix, ids in endings.items()},
+            bad_prefix_lens=tuple(sorted({len(prefix) for prefix in endings})),
+        )
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether earlier tokens change the logits."""
+        p = self.params
+        return p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
+
+    @property
+    def has_filter(self) -> bool:
+        """Whether unlikely tokens are cut off before the draw."""
+        p = self.params
+        return p.min_p > 0.0 or 0 < p.top_k < self.vocab_size or p.top_p < 1.0
+
+
+class TokenCounts:
+    """The distinct tokens that penalties act on, with how often each is in the output; prompt tokens count 0."""
+
+    __slots__ = ("_counts", "_ids", "_slots")
+
+    def __init__(self, prompt_token_ids: Iterable[int], output_token_ids: Iterable[int]) -> None:
+        counts = dict.fromkeys(prompt_token_ids, 0)
+        for token_id, count in Counter(output_token_ids).items():
+            counts[token_id] = count
+        self._slots = {token_id: slot for slot, token_id in enumerate(counts)}
+        self._ids = np.array(list(counts), np.int64)  # [capacity], the first len(_slots) are in use
+        self._counts = np.array(list(counts.values()), np.float32)
+
+    @property
+    def ids(self) -> Ids:
+        """Each token once. int64 [N]."""
+        return self._ids[: len(self._slots)]
+
+    @property
+    def counts(self) -> NDArray[np.float32]:
+        """Occurrences in the output. float32 [N]."""
+        return self._counts[: len(self._slots)]
+
+    def add(self, token_id: int) -> None:
+        """One more occurrence in the output."""
+        slot = self._slots.setdefault(token_id, len(self._slots))
+        if slot == len(self._ids):
+            self._ids = np.concatenate((self._ids, np.zeros(slot + 16, np.int64)))
+            self._counts = np.concatenate((self._counts, np.zeros(slot + 16, np.float32)))
+        self._ids[slot] = token_id
+        self._counts[slot] += 1
+
+    def copy(self) -> TokenCounts:
+        """An independent one."""
+        new = object.__new__(TokenCounts)
+        new._slots, new._ids, new._counts = self._slots.copy(), self._ids.copy(), self._counts.copy()
+        return new
+
+
+class SamplingState:
+    """One generated sequence before the draw of its next token.
+
+    Prompt and output alone determine it, so it can be rebuilt after a preemption or in another process; what was
+    generated stays output (and is penalised as output), also when it is computed again as if it were prompt.
+    """
+
+    __slots__ = ("_num_output_tokens", "_num_prompt_tokens", "_tail", "_tail_len", "counts", "rules", "stream")
+
+    def __init__(
+        self,
+        rules: SamplingRules,
+        stream: NoiseStream,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int] = (),
+    ) -> None:
+        self.rules = rules
+        self.stream = stream
+        self._num_prompt_tokens = len(prompt_token_ids)
+        self._num_output_tokens = len(output_token_ids)
+        self._tail_len = max(rules.bad_prefix_lens, default=0)
+        self._tail = tuple(output_token_ids[-self._tail_len :]) if self._tail_len else ()
+        self.counts: TokenCounts | None = None
+        """Only when there are penalties."""
+        if rules.has_penalties:
+            # The prompt matters to the repetition penalty alone.
+            prompt = prompt_token_ids if rules.params.repetition_penalty != 1.0 else ()
+            # An id beyond the vocabulary would reach into another request's row.
+            assert max((*prompt, *output_token_ids), default=0) < rules.vocab_size, "token id outside the vocabulary"
+            self.counts = TokenCounts(prompt, output_token_ids)
+
+    @property
+    def position(self) -> int:
+        """Absolute position of the token drawn next."""
+        return self._num_prompt_tokens + self._num_output_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return self._num_output_tokens
+
+    def append(self, token_id: int) -> None:
+        """Takes a token into the output, once it is certain."""
+        assert 0 <= token_id < self.rules.vocab_size, f"token {token_id} of {self.rules.vocab_size}"
+        self._num_output_tokens += 1
+        if self._tail_len:
+            self._tail = (*self._tail, token_id)[-self._tail_len :]
+        if self.counts is not None:
+            self.counts.add(token_id)
+
+    def ahead(self, token_ids: Iterable[int]) -> SamplingState:
+        """The state as it would be after these tokens; this one stays as it is.
+
+        A row that is to be drawn behind tokens which are not certain yet (drafts) brings such a state.
+        """
+        new = object.__new__(SamplingState)
+        new.rules, new.stream = self.rules, self.stream
+        new._num_prompt_tokens, new._num_output_tokens = self._num_prompt_tokens, self._num_output_tokens
+        new._tail_len, new._tail = self._tail_len, self._tail
+        new.counts = None if self.counts is None else self.counts.copy()
+        for token_id in token_ids:
+            new.append(token_id)
+        return new
+
+    def forbidden_ids(self) -> Sequence[int]:
+        """Tokens that may not come next, by bad_words and min_tokens; some may be named twice."""
+        rules = self.rules
+        forbidden: list[int] = []
+        for length in rules.bad_prefix_lens:
+            if length <= len(self._tail):
+                forbidden += rules.bad_endings.get(self._tail[len(self._tail) - length :], ())
+        if self._num_output_tokens < rules.params.min_tokens:
+            forbidden += rules.end_ids.tolist()
+        return forbidden
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether the next draw needs anything done to the logits before temperature."""
+        rules = self.rules
+        return bool(
+            self.counts is not None
+            or rules.allowed_ids is not None
+            or len(rules.bias_ids)
+            or rules.bad_endings
+            or (len(rules.end_ids) and self._num_output_tokens < rules.params.min_tokens)
+        )
+
+
+def _ids(token_ids: Iterable[int], vocab_size: int) -> Ids:
+    """Sorted, each once; an id beyond the vocabulary would reach into another request's row."""
+    ids = np.array(sorted(set(token_ids)), np.int64)
+    assert not len(ids) or ids[-1] < vocab_size, f"token {ids[-1]} of {vocab_size}: check_against_model was not called"
+    return ids

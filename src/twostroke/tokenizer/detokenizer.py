@@ -1,0 +1,33 @@
+"""Token ids to text while they come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+
+class IncrementalDetokenizer:
+    """The text of one generation in pieces that never have to be taken back.
+
+    >>> detokenizer = IncrementalDetokenizer(tokenizer)                              # doctest: +SKIP
+    >>> [detokenizer.push([i]) for i in tokenizer.encode("a \\N{GRINNING FACE}")]    # doctest: +SKIP
+    ['a', ' ', '', '\\N{GRINNING FACE}']
+
+    Whatever the ids and however they are chunked, the pieces and `finish()` add up to `tokenizer.decode(all_ids)`,
+    and no piece ends inside a character.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+        self._token = tokenizer.token
+        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
+        self._stream = tokenizer.text.start()
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Takes the next ids; returns the text that is certain now, which may be empty."""
+        found = [self._token(token_id) for token_id in token_ids if token_id not in self._skipped]
+        return self._stream.push([token for token in found if token is not None])
+
+    def finish(self) -> str:
+        """The generation has ended: returns what was held back, an incomplete character as U+FFFD."""
+        return self._stream.finish()

@@ -1,0 +1,159 @@
+"""What a model folder says about its tokenizer beside tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from tokenizers import AddedToken
+
+from twostroke.errors import CorruptCheckpoint, ModelNotFound
+
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""The roles a special token may have; chat templates see them under these names."""
+
+MAX_SETTINGS_BYTES = 64 * 2**20
+"""No honest JSON beside a tokenizer comes near this."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSettings:
+    """tokenizer_config.json, special_tokens_map.json and the chat template files, reduced to what is used."""
+
+    tokenizer_class: str = ""
+    named_tokens: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Role to token text, for example eos_token to <|im_end|>."""
+    special_tokens: tuple[AddedToken, ...] = ()
+    """Tokens that must be special ones, whatever tokenizer.json calls them."""
+    added_tokens: tuple[AddedToken, ...] = ()
+    """Tokens listed in tokenizer_config.json by id, in the order of their ids; tokenizer.json may lack some."""
+    add_bos_token: bool | None = None
+    """None leaves the rule to tokenizer.json."""
+    add_eos_token: bool | None = None
+    chat_templates: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Name to Jinja source; a model with a single template calls it default."""
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> TokenizerSettings:
+        """Reads what is there; every file is optional.
+
+        Raises:
+            CorruptCheckpoint: a file that is not JSON, or whose fields have the wrong shape.
+        """
+        # special_tokens_map.json is the older place for the same names; tokenizer_config.json is the newer truth.
+        given = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
+        where = folder / "tokenizer_config.json"
+        named = {role: _added_token(given[role], where, role) for role in NAMED_TOKENS if given.get(role) is not None}
+        return cls(
+            tokenizer_class=str(given.get("tokenizer_class") or ""),
+            named_tokens={role: token.content for role, token in named.items()},
+            special_tokens=(*named.values(), *_extra_special_tokens(given, where)),
+            added_tokens=_added_tokens(given, where),
+            add_bos_token=_switch(given, "add_bos_token", where),
+            add_eos_token=_switch(given, "add_eos_token", where),
+            chat_templates=_chat_templates(folder, given.get("chat_template"), where),
+        )
+
+
+def read_eos_token_ids(folder: Path, eos_token_id: int | None) -> frozenset[int]:
+    """The ids that end a generation: the tokenizer's own and those of generation_config.json (else config.json).
+
+    Chat models often name several there, of which the tokenizer knows only one.
+    """
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        path = folder / "config.json"
+    given = _read_json(path).get("eos_token_id")
+    ids: list[Any] = [] if given is None else given if isinstance(given, list) else [given]
+    if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
+        raise CorruptCheckpoint(f"{path}: eos_token_id is {given!r}; it must be a token id or a list of them.")
+    return frozenset([*ids, *([] if eos_token_id is None else [eos_token_id])])
+
+
+def read_text(path: Path) -> str:
+    """A whole text file.
+
+    Raises:
+        ModelNotFound: there is no such file, or it may not be read.
+        CorruptCheckpoint: it is not UTF-8, or absurdly large.
+    """
+    try:
+        if path.stat().st_size > MAX_SETTINGS_BYTES:
+            raise CorruptCheckpoint(f"{path}: {path.stat().st_size} bytes; at most {MAX_SETTINGS_BYTES} are read.")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CorruptCheckpoint(f"{path}: not UTF-8 text ({error}).") from error
+    except OSError as error:
+        raise ModelNotFound(f"{path}: cannot be read ({error.strerror}).") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        given = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise CorruptCheckpoint(f"{path}: not valid JSON ({error}). Fetch the file again.") from error
+    if not isinstance(given, dict):
+        raise CorruptCheckpoint(f"{path}: must hold a JSON object, not {type(given).__name__}.")
+    return given
+
+
+def _added_token(given: Any, where: Path, role: str) -> AddedToken:
+    """A special token, written as its text or as an object with its matching rules."""
+    rules = cast(dict[str, Any], given if isinstance(given, dict) else {"content": given, "normalized": False})
+    content = rules.get("content")
+    if not isinstance(content, str) or not content:
+        raise CorruptCheckpoint(f"{where}: {role} is {given!r}; it must be a token's text or an object with 'content'.")
+    switches = {name: bool(rules[name]) for name in ("single_word", "lstrip", "rstrip", "normalized") if name in rules}
+    return AddedToken(content, special=bool(rules.get("special", True)), **switches)
+
+
+def _extra_special_tokens(given: Mapping[str, Any], where: Path) -> list[AddedToken]:
+    tokens: list[AddedToken] = []
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        extra = given.get(name) or []
+        # The newer form names them: {"image_token": "<image>"}.
+        values = list(cast(dict[str, Any], extra).values()) if isinstance(extra, dict) else extra
+        if not isinstance(values, list):
+            raise CorruptCheckpoint(f"{where}: {name} must be a list of tokens, not {type(extra).__name__}.")
+        tokens += [_added_token(value, where, name) for value in cast(list[Any], values)]
+    return tokens
+
+
+def _added_tokens(given: Mapping[str, Any], where: Path) -> tuple[AddedToken, ...]:
+    listed = given.get("added_tokens_decoder") or {}
+    if not isinstance(listed, dict) or not all(str(key).isdecimal() for key in listed):
+        raise CorruptCheckpoint(f"{where}: added_tokens_decoder must be an object keyed by token ids.")
+    by_id = sorted((int(key), {"special": False, **value}) for key, value in listed.items() if isinstance(value, dict))
+    return tuple(_added_token(rules, where, f"added_tokens_decoder[{key}]") for key, rules in by_id)
+
+
+def _switch(given: Mapping[str, Any], name: str, where: Path) -> bool | None:
+    value = given.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise CorruptCheckpoint(f"{where}: {name} is {value!r}; it must be true or false.")
+    return value
+
+
+def _chat_templates(folder: Path, given: Any, where: Path) -> dict[str, str]:
+    """Named template files win over the field in tokenizer_config.json: they are the newer form."""
+    templates: dict[str, Any] = {}
+    if (folder / "chat_template.jinja").is_file():
+        templates["default"] = read_text(folder / "chat_template.jinja")
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[path.stem] = read_text(path)
+    if templates or given is None:
+        return templates
+    if isinstance(given, str):
+        return {"default": given}
+    try:
+        templates = {entry["name"]: entry["template"] for entry in given}
+    except (TypeError, KeyError) as error:
+        raise CorruptCheckpoint(f"{where}: chat_template must be a text or a list of name and template.") from error
+    if not all(isinstance(text, str) for pair in templates.items() for text in pair):
+        raise CorruptCheckpoint(f"{where}: chat_template must be a text or a list of name and template.")
+    return templates

@@ -1,0 +1,262 @@
+"""What text a token stands for, by the four kinds of decoders that tokenizer.json files name.
+
+    kind            a token is                      pieces of text may be sent
+    byte level      bytes of UTF-8                  as soon as a character is complete
+    byte fallback   text, or one byte <0xE4>        as soon as a run of byte tokens has ended
+    by token        text, other at the beginning    at once
+    opaque          known only with its neighbours  at the end
+
+Each kind is a rule (`TokenText`, one per tokenizer) and a state (`TextStream`, one per generation). The pieces of a
+stream always add up to what the decoder makes of all the tokens at once, whatever the tokens are.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer as RawTokenizer
+
+REPLACEMENT = "\ufffd"
+
+
+class TextStream(Protocol):
+    """The text of one generation, piece by piece."""
+
+    def push(self, tokens: Iterable[str]) -> str:
+        """Takes the next tokens; returns the text that is now certain."""
+        ...
+
+    def finish(self) -> str:
+        """Nothing more will come; returns the rest."""
+        ...
+
+
+class TokenText(Protocol):
+    """What tokens stand for in one tokenizer."""
+
+    def token_bytes(self, token: str) -> bytes:
+        """What the token adds in the middle of a text."""
+        ...
+
+    def start(self) -> TextStream:
+        """The state for a new generation."""
+        ...
+
+
+def make_token_text(raw: RawTokenizer) -> TokenText:
+    """Chooses the kind by the tokenizer's decoder."""
+    rules: dict[str, Any] = json.loads(raw.decoder.__getstate__()) if raw.decoder is not None else {"type": None}
+    steps: list[dict[str, Any]] = rules["decoders"] if rules["type"] == "Sequence" else [rules]
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        return ByteLevelText()
+    if (byte_fallback := _byte_fallback(steps)) is not None:
+        return byte_fallback
+    if len(kinds) == 1 and kinds[0] in (None, "Metaspace", "WordPiece"):
+        return ByTokenText(raw)
+    return OpaqueText(raw)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE writes each byte as one visible character: itself where it has one, else one from U+0100 on."""
+    visible = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = (b for b in range(256) if b not in visible)
+    return {chr(b): b for b in visible} | {chr(0x100 + i): b for i, b in enumerate(hidden)}
+
+
+class ByteLevelText:
+    """Tokens are bytes written in the byte alphabet; a character may be spread over several."""
+
+    def __init__(self) -> None:
+        self._alphabet = _byte_alphabet()
+        self._bytes: dict[str, bytes] = {}
+
+    def token_bytes(self, token: str) -> bytes:
+        """Undoes the byte alphabet; an added token with other characters (a space, say) stands for itself."""
+        known = self._bytes.get(token)
+        if known is None:
+            try:
+                known = bytes(self._alphabet[c] for c in token)
+            except KeyError:
+                known = token.encode("utf-8")
+            self._bytes[token] = known
+        return known
+
+    def start(self) -> TextStream:
+        """An incremental UTF-8 decoder: it holds back exactly an incomplete character."""
+        return _ByteLevelStream(self)
+
+
+class _ByteLevelStream:
+    def __init__(self, text: ByteLevelText) -> None:
+        self._token_bytes = text.token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, tokens: Iterable[str]) -> str:
+        return self._decoder.decode(b"".join(map(self._token_bytes, tokens)))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", True)
+
+
+_BYTE_TOKEN = re.compile(r"<0x(\+[0-9A-Fa-f]|[0-9A-Fa-f]{2})>")
+
+
+def _byte_fallback(steps: list[dict[str, Any]]) -> ByteFallbackText | None:
+    """Reads Replace*, ByteFallback, Fuse and an optional Strip at the left; None for any other shape."""
+    kinds = " ".join(str(step["type"]) for step in steps)
+    if re.fullmatch(r"(Replace )*ByteFallback Fuse( Strip)?", kinds) is None:
+        return None
+    replace = [(step["pattern"].get("String"), step["content"]) for step in steps if step["type"] == "Replace"]
+    no_strip: dict[str, Any] = {"content": " ", "start": 0, "stop": 0}
+    strip = steps[-1] if steps[-1]["type"] == "Strip" else no_strip
+    if strip["stop"] or any(pattern is None for pattern, _ in replace):
+        return None
+    return ByteFallbackText(replace, strip["content"], strip["start"])
+
+
+class ByteFallbackText:
+    """Tokens are text with a mark for the space; characters outside the vocabulary come as single bytes."""
+
+    def __init__(self, replace: list[tuple[str, str]], strip: str, num_strip: int) -> None:
+        self._replace = replace
+        self.strip, self.num_strip = strip, num_strip
+
+    def piece(self, token: str) -> str | int:
+        """The token's text, or its byte."""
+        for pattern, content in self._replace:
+            token = token.replace(pattern, content)
+        byte = _BYTE_TOKEN.fullmatch(token)
+        return int(byte.group(1), 16) if byte else token
+
+    def token_bytes(self, token: str) -> bytes:
+        """The byte itself, or the text with its leading space."""
+        piece = self.piece(token)
+        return bytes([piece]) if isinstance(piece, int) else piece.encode("utf-8")
+
+    def start(self) -> TextStream:
+        """Holds back a run of byte tokens until it ends: one wrong byte turns the whole run into U+FFFD."""
+        return _ByteFallbackStream(self)
+
+
+class _ByteFallbackStream:
+    def __init__(self, text: ByteFallbackText) -> None:
+        self._piece = text.piece
+        self._strip, self._num_strip = text.strip, text.num_strip
+        self._run = bytearray()
+
+    def push(self, tokens: Iterable[str]) -> str:
+        pieces: list[str] = []
+        for token in tokens:
+            piece = self._piece(token)
+            if isinstance(piece, int):
+                self._run.append(piece)
+            else:
+                pieces += [self._end_run(), piece]
+        return self._stripped("".join(pieces))
+
+    def finish(self) -> str:
+        return self._stripped(self._end_run())
+
+    def _end_run(self) -> str:
+        try:
+            text = self._run.decode("utf-8")
+        except UnicodeDecodeError:
+            text = REPLACEMENT * len(self._run)
+        self._run.clear()
+        return text
+
+    def _stripped(self, text: str) -> str:
+        """Takes the mark's space off the beginning of the whole text, which may be spread over pieces."""
+        while self._num_strip and text:
+            if not text.startswith(self._strip):
+                self._num_strip = 0
+                break
+            text = text[len(self._strip) :]
+            self._num_strip -= 1
+        return text
+
+
+class ByTokenText:
+    """Each token adds a text of its own, another one when it is the first (no leading space)."""
+
+    def __init__(self, raw: RawTokenizer) -> None:
+        self._raw = raw
+        self._alone = self._decode(["a"])
+        self._rest: dict[str, str] = {}
+
+    def first(self, token: str) -> str:
+        """Its text at the beginning."""
+        return self._decode([token])
+
+    def rest(self, token: str) -> str:
+        """Its text anywhere else."""
+        known = self._rest.get(token)
+        if known is None:
+            known = self._rest[token] = self._decode(["a", token])[len(self._alone) :]
+        return known
+
+    def token_bytes(self, token: str) -> bytes:
+        """Its text in the middle, with the leading space."""
+        return self.rest(token).encode("utf-8")
+
+    def start(self) -> TextStream:
+        """Only has to know whether a token has come."""
+        return _ByTokenStream(self)
+
+    def _decode(self, tokens: list[str]) -> str:
+        return " ".join(tokens) if self._raw.decoder is None else self._raw.decoder.decode(tokens)
+
+
+class _ByTokenStream:
+    def __init__(self, text: ByTokenText) -> None:
+        self._text = text
+        self._is_first = True
+
+    def push(self, tokens: Iterable[str]) -> str:
+        pieces: list[str] = []
+        for token in tokens:
+            pieces.append(self._text.first(token) if self._is_first else self._text.rest(token))
+            self._is_first = False
+        return "".join(pieces)
+
+    def finish(self) -> str:
+        return ""
+
+
+class OpaqueText:
+    """A decoder we do not know: a later token may change what an earlier one meant, so nothing is certain early."""
+
+    def __init__(self, raw: RawTokenizer) -> None:
+        self._raw = raw
+
+    def decode(self, tokens: list[str]) -> str:
+        """All at once."""
+        return self._raw.decoder.decode(tokens) if self._raw.decoder is not None else " ".join(tokens)
+
+    def token_bytes(self, token: str) -> bytes:
+        """The token decoded alone, for want of better."""
+        return self.decode([token]).encode("utf-8")
+
+    def start(self) -> TextStream:
+        """Collects."""
+        return _OpaqueStream(self)
+
+
+class _OpaqueStream:
+    def __init__(self, text: OpaqueText) -> None:
+        self._text = text
+        self._tokens: list[str] = []
+
+    def push(self, tokens: Iterable[str]) -> str:
+        self._tokens.extend(tokens)
+        return ""
+
+    def finish(self) -> str:
+        text = self._text.decode(self._tokens)
+        self._tokens.clear()
+        return text

@@ -1,0 +1,184 @@
+"""Text to token ids and back, by the rules in the model's own folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from tokenizers import AddedToken, normalizers, processors
+from tokenizers import Tokenizer as RawTokenizer
+
+from twostroke.errors import CorruptCheckpoint, ModelNotFound
+from twostroke.log import get_logger
+from twostroke.tokenizer.settings import TokenizerSettings
+from twostroke.tokenizer.token_text import TokenText, make_token_text
+
+log = get_logger(__name__)
+
+NFC_CLASSES = frozenset({"Qwen2Tokenizer", "Qwen2TokenizerFast"})
+"""Tokenizer classes that compose characters (NFC) even where their tokenizer.json has lost the normalizer."""
+
+
+class Tokenizer:
+    """The tokenizer of one model; safe to share between threads.
+
+    Encodes like `transformers.AutoTokenizer` does for the same folder: tokenizer.json is the rule, and
+    tokenizer_config.json may add special tokens and decide about begin and end tokens.
+    """
+
+    def __init__(self, raw: RawTokenizer, settings: TokenizerSettings) -> None:
+        # Both would change what a prompt means without anybody having asked for it.
+        raw.no_truncation()
+        raw.no_padding()
+        if raw.normalizer is None and settings.tokenizer_class in NFC_CLASSES:
+            log.info("normalizer: none in tokenizer.json -> NFC (tokenizer_class is %s)", settings.tokenizer_class)
+            raw.normalizer = normalizers.NFC()
+        _add_tokens(raw, settings)
+        self._raw = raw
+        self._named_tokens = settings.named_tokens
+        self._chat_templates = settings.chat_templates
+        if settings.add_bos_token is not None or settings.add_eos_token is not None:
+            self._frame(bool(settings.add_bos_token), bool(settings.add_eos_token))
+        self._special_token_ids = frozenset(i for i, t in raw.get_added_tokens_decoder().items() if t.special)
+        self._max_token_id = max(raw.get_vocab(with_added_tokens=True).values(), default=-1)
+        self._text = make_token_text(raw)
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Tokenizer:
+        """Reads the tokenizer of a model folder.
+
+        Raises:
+            ModelNotFound: no folder, or no tokenizer.json in it.
+            CorruptCheckpoint: a file that cannot be read as what it should be.
+        """
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
+        if not folder.is_dir():
+            raise ModelNotFound(f"{folder}: there is no such folder, so no tokenizer. Give the folder of a model.")
+        if not path.is_file():
+            raise ModelNotFound(
+                f"{folder}: has no tokenizer.json. Name the folder of a tokenizer that has one, or convert what is "
+                "there with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
+            )
+        try:
+            raw = RawTokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception for every kind of bad file
+            raise CorruptCheckpoint(
+                f"{path}: cannot be read as a tokenizer ({error}). Fetch the file again."
+            ) from error
+        return cls(raw, TokenizerSettings.from_folder(folder))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            text: any text without lone surrogates; special tokens written in it become those tokens where the
+                tokenizer's own rules say so.
+            add_special_tokens: whether to frame it as the model expects (a begin token, for most that have one).
+        """
+        return self._raw.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids; ids that stand for nothing are left out, broken UTF-8 becomes U+FFFD."""
+        return self._raw.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def token(self, token_id: int) -> str | None:
+        """The vocabulary entry as it is written there; None for an id that has none."""
+        return self._raw.id_to_token(token_id)
+
+    def tokens(self, token_ids: Iterable[int]) -> list[str]:
+        """The pieces a text was cut into, as the vocabulary writes them; an id that has none is shown as empty."""
+        return [self.token(token_id) or "" for token_id in token_ids]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds in the middle of a text; nothing for an id that has no token."""
+        token = self.token(token_id)
+        return b"" if token is None else self._text.token_bytes(token)
+
+    def decoded_token(self, token_id: int) -> str:
+        """`token_bytes` as text, for display: part of a character shows as U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a vocabulary entry."""
+        return self._raw.token_to_id(token)
+
+    @property
+    def text(self) -> TokenText:
+        """What tokens stand for."""
+        return self._text
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that steer the model and are no text."""
+        return self._special_token_ids
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries, added tokens included."""
+        return self._raw.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def max_token_id(self) -> int:
+        """The highest id; vocab_size - 1 unless ids have gaps."""
+        return self._max_token_id
+
+    @property
+    def named_tokens(self) -> Mapping[str, str]:
+        """Role to token text: bos_token, eos_token, …"""
+        return self._named_tokens
+
+    @property
+    def chat_templates(self) -> Mapping[str, str]:
+        """Name to Jinja source; empty for a model that is no chat model."""
+        return self._chat_templates
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Begins every text, for models that have one."""
+        return self._named_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Ends a text; models may have more, see `settings.read_eos_token_ids`."""
+        return self._named_id("eos_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Fills up; nothing here pads, but embeddings may treat it specially."""
+        return self._named_id("pad_token")
+
+    def check_vocab(self, model_vocab_size: int) -> None:
+        """Refuses a model that has no embedding row for some token; more rows than tokens are normal padding.
+
+        Raises:
+            CorruptCheckpoint: tokenizer and model do not belong together.
+        """
+        if self._max_token_id >= model_vocab_size:
+            raise CorruptCheckpoint(
+                f"the tokenizer's highest token id is {self._max_token_id}, but the model has embeddings for ids up to "
+                f"{model_vocab_size - 1} only (vocab_size {model_vocab_size}). Use the tokenizer of this model."
+            )
+
+    def _named_id(self, role: str) -> int | None:
+        token = self._named_tokens.get(role)
+        return None if token is None else self._raw.token_to_id(token)
+
+    def _frame(self, add_bos_token: bool, add_eos_token: bool) -> None:
+        """Replaces tokenizer.json's framing: tokenizer_config.json decides when it speaks about it."""
+        bos = (self._named_tokens.get("bos_token"), self.bos_token_id) if add_bos_token else (None, None)
+        eos = (self._named_tokens.get("eos_token"), self.eos_token_id) if add_eos_token else (None, None)
+        framing = [(token, token_id) for token, token_id in (bos, eos) if token is not None and token_id is not None]
+        frame = [bos[0] if bos in framing else "", "$A", eos[0] if eos in framing else ""]
+        self._raw.post_processor = processors.TemplateProcessing(
+            single=[part for part in frame if part], special_tokens=framing
+        )
+
+
+def _add_tokens(raw: RawTokenizer, settings: TokenizerSettings) -> None:
+    """Adds what tokenizer_config.json knows beyond tokenizer.json; tokens that are there keep their ids."""
+    known = {token.content for token in raw.get_added_tokens_decoder().values()}
+    raw.add_tokens([token for token in settings.added_tokens if token.content not in known])
+    known_special = {token.content for token in raw.get_added_tokens_decoder().values() if token.special}
+    missing: list[AddedToken | str] = [t for t in settings.special_tokens if t.content not in known_special]
+    raw.add_special_tokens(missing)

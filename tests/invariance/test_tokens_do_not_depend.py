@@ -1,0 +1,165 @@
+"""What must not matter does not: the same request gives the same tokens and log-probabilities, bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_folders import SHAPES
+
+from twostroke import LLM, RequestOutput, SamplingParams
+
+MODELS = [*SHAPES, "embedded"]
+
+KNOBS: dict[str, dict[str, Any]] = {
+    "budget 1": {"max_num_batched_tokens": 1},
+    "budget 7": {"max_num_batched_tokens": 7},
+    "budget 64": {"max_num_batched_tokens": 64},
+    "one at a time": {"max_num_seqs": 1},
+    "three at a time": {"max_num_seqs": 3},
+    "block size 1": {"block_size": 1},
+    "block size 8": {"block_size": 8},
+    "block size 128": {"block_size": 128},
+    "no prefix cache": {"enable_prefix_caching": False},
+    "static batching": {"batching": "static", "max_num_seqs": 5},
+    "prefill first": {"mixing": "prefill_first"},
+    "unchunked": {"enable_chunked_prefill": False, "max_num_batched_tokens": 32},
+    "contiguous": {"kv_reservation": "contiguous", "enable_prefix_caching": False},
+    "priority": {"policy": "priority"},
+}
+
+
+@cache
+def requests() -> tuple[tuple[tuple[int, ...], ...], tuple[SamplingParams, ...]]:
+    """Prompts of many lengths, some with a common beginning; greedy and sampled, with and without filters."""
+    rng = random.Random(7)
+    common = tuple(rng.randrange(256) for _ in range(70))
+    prompts = [tuple(rng.randrange(256) for _ in range(n)) for n in (1, 2, 17, 33, 64, 129, 200)]
+    prompts += [common + tuple(rng.randrange(256) for _ in range(n)) for n in (1, 5, 40)]
+    choices: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "seed": 1},
+        {"temperature": 0.8, "top_p": 0.9, "seed": 2},
+        {"temperature": 1.3, "top_k": 20, "repetition_penalty": 1.2, "seed": 3},
+        {"temperature": 0.0, "presence_penalty": 0.7, "frequency_penalty": 0.2},
+    ]
+    params = [
+        SamplingParams(max_tokens=12 + 5 * (i % 4), ignore_eos=True, logprobs=2, **choices[i % len(choices)])
+        for i in range(len(prompts))
+    ]
+    return tuple(prompts), tuple(params)
+
+
+def folder(model: str, random_models: dict[str, Path]) -> str:
+    return str(random_models.get(model, model))
+
+
+def generate(
+    model: str, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], **config: Any
+) -> list[RequestOutput]:
+    with LLM(model, kv_cache_memory=1 << 26, **config) if "num_kv_blocks" not in config else LLM(model, **config) as llm:
+        return llm.generate([{"prompt_token_ids": list(p)} for p in prompts], list(params))
+
+
+def essence(outputs: Sequence[RequestOutput]) -> list[Any]:
+    """Everything that has to be the same: ids, text, log-probabilities to the last bit."""
+    return [
+        [
+            (c.token_ids, c.text, c.finish_reason, [[(t, p.logprob) for t, p in at.items()] for at in c.logprobs or []])
+            for c in output.outputs
+        ]
+        for output in outputs
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(random_models: dict[str, Path]) -> dict[str, list[Any]]:
+    prompts, params = requests()
+    return {model: essence(generate(folder(model, random_models), prompts, params)) for model in MODELS}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("knob", KNOBS)
+def test_knob(knob: str, model: str, random_models: dict[str, Path], expected: dict[str, list[Any]]) -> None:
+    prompts, params = requests()
+    assert essence(generate(folder(model, random_models), prompts, params, **KNOBS[knob])) == expected[model]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_small_pool_preempts(model: str, random_models: dict[str, Path], expected: dict[str, list[Any]]) -> None:
+    prompts, params = requests()
+    blocks = 3 * 20 if model == "qwen2" else 20  # qwen2: three groups of layers, each with its own table
+    outputs = generate(
+        folder(model, random_models), prompts, params, num_kv_blocks=blocks, max_model_len=232, max_num_batched_tokens=48
+    )
+    assert sum(o.metrics.num_preemptions for o in outputs if o.metrics) > 0, "the pool was not small enough to matter"
+    assert essence(outputs) == expected[model]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_arrival_order(model: str, random_models: dict[str, Path], expected: dict[str, list[Any]]) -> None:
+    prompts, params = requests()
+    order = random.Random(1).sample(range(len(prompts)), len(prompts))
+    shuffled = generate(folder(model, random_models), [prompts[i] for i in order], [params[i] for i in order])
+    assert essence(shuffled) == [expected[model][i] for i in order]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_alone_and_in_a_crowd_of_64(model: str, random_models: dict[str, Path], expected: dict[str, list[Any]]) -> None:
+    prompts, params = requests()
+    rng = random.Random(2)
+    crowd = [tuple(rng.randrange(256) for _ in range(rng.randrange(1, 90))) for _ in range(64 - len(prompts))]
+    crowd_params = [SamplingParams(max_tokens=rng.randrange(1, 40), seed=i, ignore_eos=True) for i in range(len(crowd))]
+    together = generate(folder(model, random_models), [*prompts, *crowd], [*params, *crowd_params])
+    assert essence(together[: len(prompts)]) == expected[model]
+    for i in (0, 3, 6, 9):
+        assert essence(generate(folder(model, random_models), [prompts[i]], [params[i]])) == [expected[model][i]]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_prefix_cache_hit(model: str, random_models: dict[str, Path], expected: dict[str, list[Any]]) -> None:
+    prompts, params = requests()
+    with LLM(folder(model, random_models), kv_cache_memory=1 << 26) as llm:
+        items = [{"prompt_token_ids": list(p)} for p in prompts]
+        first, second = llm.generate(items, list(params)), llm.generate(items, list(params))
+    assert sum(o.num_cached_tokens for o in second) > sum(o.num_cached_tokens for o in first)
+    assert essence(first) == essence(second) == expected[model]
+
+
+def test_without_kv_cache(random_models: dict[str, Path], expected: dict[str, list[Any]]) -> None:
+    prompts, params = requests()
+    outputs = generate(
+        folder("llama", random_models),
+        prompts,
+        params,
+        enable_kv_cache=False,
+        enable_prefix_caching=False,
+        enable_chunked_prefill=False,
+    )
+    assert essence(outputs) == expected["llama"]
+
+
+def test_resumed_request_goes_on_exactly(random_models: dict[str, Path], expected: dict[str, list[Any]]) -> None:
+    """Generated tokens stay output tokens: penalties, min_tokens and the noise's positions count them."""
+    from twostroke.batch import NewRequest
+    from twostroke.engine.generation import GenerationRequest
+
+    prompts, params = requests()
+    with LLM(folder("llama", random_models), kv_cache_memory=1 << 26) as llm:
+        engine = llm.engine.engine
+        for i, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+            whole = expected["llama"][i][0][0]
+            half = len(whole) // 2
+            one = dataclasses.replace(one, logprobs=None)
+            new = NewRequest("resumed", prompt, one, seed=one.seed or 0, output_token_ids=whole[:half])
+            engine.add_request(GenerationRequest(new, 0.0, one.max_tokens or 0))
+            tokens: list[int] = []
+            while engine.has_work:
+                for update in engine.step():
+                    tokens += update.token_ids
+            assert (*whole[:half], *tokens) == whole

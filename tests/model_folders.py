@@ -1,0 +1,67 @@
+"""Small random models and tokenizers as Hugging Face folders, written once per test session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+import transformers
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+VOCAB_SIZE = 320
+"""256 bytes, a few merges and special tokens; the embedding has some rows more, as real models do."""
+
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"num_attention_heads": 4, "num_key_value_heads": 2}),
+    "mistral": ("Mistral", {"num_attention_heads": 4, "num_key_value_heads": 1, "sliding_window": 24}),
+    "qwen2": (
+        "Qwen2",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "use_sliding_window": True,
+            "sliding_window": 24,
+            "max_window_layers": 2,
+        },
+    ),
+    "qwen3": ("Qwen3", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}),
+}
+"""One of each family: GQA, MQA with a window, MHA with windows in some layers, own head_dim with qk-norm."""
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level BPE without merges: every text is its bytes, so every sequence of ids below 256 is a text."""
+    alphabet = sorted(ByteLevel.alphabet())
+    vocab = {piece: i for i, piece in enumerate(alphabet)}
+    tokenizer = tokenizers.Tokenizer(BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<|end|>", "tokenizer_class": "PreTrainedTokenizerFast"}')
+
+
+def write_random_model(folder: Path, family: str, *, dtype: str = "float32", seed: int = 0, **fields: Any) -> Path:
+    """Random weights, wide enough that outputs are peaked and depend on every position."""
+    kind, shape = SHAPES[family]
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        max_position_embeddings=640,
+        initializer_range=0.15,
+        bos_token_id=None,
+        eos_token_id=256,
+        dtype=dtype,
+        **(shape | fields),
+    )
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).to(getattr(torch, dtype))
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
