@@ -104,10 +104,17 @@ class Run:
 
 
 class RecordingExecutor:
-    """Another executor, and a note of what went in and out last."""
+    """Another executor, and a note of what went in and out last.
 
-    def __init__(self, inner: Executor) -> None:
+    Args:
+        inner: does the work.
+        at_submit: called with each batch when it is decided and not yet accounted for: the moment to look at KV memory,
+            before requests that end in this step have given theirs back.
+    """
+
+    def __init__(self, inner: Executor, at_submit: Callable[[ScheduledBatch], None] | None = None) -> None:
         self._inner = inner
+        self._at_submit = at_submit
         self._submitted: deque[ScheduledBatch] = deque()
         self._collected: tuple[ScheduledBatch, StepResult] | None = None
 
@@ -122,6 +129,8 @@ class RecordingExecutor:
 
     def submit(self, batch: ScheduledBatch) -> None:
         """See Executor."""
+        if self._at_submit is not None:
+            self._at_submit(batch)
         self._submitted.append(batch)
         self._inner.submit(batch)
 
@@ -148,7 +157,6 @@ def drive(
     *,
     clock: Clock = monotonic_clock,
     wait: Wait = time.sleep,
-    after_step: Callable[[], None] | None = None,
     progress: str | None = None,
 ) -> Run:
     """Runs a workload to its end; requests arrive at their times whether or not the engine keeps up (open loop).
@@ -159,7 +167,6 @@ def drive(
         workload: what arrives when; all at zero is a saturated queue.
         clock: the engine's own.
         wait: lets time pass when nothing is to be done before the next arrival.
-        after_step: called after each step, for whatever else is to be sampled.
         progress: title of a progress bar; None shows none.
     """
     start_s = clock()
@@ -179,8 +186,6 @@ def drive(
                 wait(pending[0][1].arrival_s - now_s)
                 continue
             bar.update(_step(engine, executor, times, steps, clock, start_s))
-            if after_step is not None:
-                after_step()
     return Run(tuple(times.values()), tuple(steps), clock() - start_s)
 
 
@@ -215,6 +220,7 @@ def _step(
     for update in updates:
         request = times[update.request_id]
         if request.scheduled_s is None:
+            assert update.scheduled_time_s is not None, f"{update.request_id} has a token and never ran"
             request.scheduled_s = update.scheduled_time_s - start_s
             request.num_cached_tokens = update.num_cached_tokens
         assert update.error is None, f"request {update.request_id} failed: {update.error}"

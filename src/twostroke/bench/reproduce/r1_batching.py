@@ -50,7 +50,9 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     if options.with_model:
         for name, wall in _wall(options).items():
             details["wall"][name] = wall
-            claims.append(Claim.within(f"wall time, {name} slots: static / continuous", wall["predicted"], wall["measured"], 0.2))
+            claims.append(
+                Claim.within(f"wall time, {name} slots: static / continuous", wall["predicted"], wall["measured"], 0.2)
+            )
     else:
         remarks = ("wall time was left out: it needs a model",)
     return Reproduction(
