@@ -1,4 +1,5 @@
 """Real tokenizers of every kind, small, made in the test session; and the folder of a big one if it is there."""
+# ruff: noqa: RUF001  (look-alikes of many scripts are the point)
 
 from __future__ import annotations
 

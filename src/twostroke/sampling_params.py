@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -95,6 +95,35 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature == 0.0
+
+    def check_against_model(self, vocab_size: int, max_logprobs: int, eos_token_ids: Iterable[int] = ()) -> None:
+        """Checks what only the model and the engine's limits can tell.
+
+        Args:
+            vocab_size: columns of the model's logits.
+            max_logprobs: the engine's limit.
+            eos_token_ids: the model's end-of-text tokens.
+
+        Raises:
+            InvalidParameter: a token id outside the vocabulary, too many log-probabilities, or allowed tokens that
+                min_tokens forbids.
+        """
+        for name in ("allowed_token_ids", "logit_bias", "stop_token_ids"):
+            outside = [i for i in getattr(self, name) or () if i >= vocab_size]
+            if outside:
+                limit = f"token ids of this model are 0 to {vocab_size - 1}"
+                raise InvalidParameter(name, outside, limit, "Leave these out.")
+        for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if value is not None and value > max_logprobs:
+                remedy = f"Ask for fewer, or start the engine with --max-logprobs {value}."
+                raise InvalidParameter(name, value, f"at most max_logprobs, which is {max_logprobs}", remedy)
+        if self.min_tokens and self.allowed_token_ids is not None:
+            ends = {*eos_token_ids, *self.stop_token_ids}
+            if ends.issuperset(self.allowed_token_ids):
+                limit = f"min_tokens={self.min_tokens} forbids these, they all end the generation"
+                raise InvalidParameter(
+                    "allowed_token_ids", list(self.allowed_token_ids), limit, "Allow one more, or set min_tokens to 0."
+                )
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from twostroke.sampling.rowwise import log_
+
 _DOMAIN = b"twostroke gumbel"  # BLAKE2b's personalisation: 16 bytes that keep these keys apart from any other use
 
 
@@ -58,8 +60,8 @@ class GumbelNoise:
         return _gumbel(_mixed_bits(keys[:, None] + self._token_offsets[start:stop]))
 
     def of_tokens(self, keys: Tensor, token_ids: Tensor) -> Tensor:
-        """Noise of chosen tokens, equal to the same entries of the whole row. token_ids: [R, C]; float64 [R, C]."""
-        return _gumbel(_mixed_bits(self._token_offsets[token_ids].add_(keys[:, None])))
+        """Noise of pairs of key and token, equal to the same entries of whole rows. All [N], int64 to float64."""
+        return _gumbel(_mixed_bits(self._token_offsets.index_select(0, token_ids).add_(keys)))
 
 
 def _signed(bits: int) -> int:
@@ -95,4 +97,4 @@ def _gumbel(bits: Tensor) -> Tensor:
     # finite: |noise| < 38.
     _shift_right(bits, 11, bits).bitwise_or_(1)
     uniform = bits.to(torch.float64).mul_(2.0**-53)
-    return uniform.log_().neg_().log_().neg_()
+    return log_(log_(uniform).neg_()).neg_()

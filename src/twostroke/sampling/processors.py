@@ -37,15 +37,16 @@ def _keep_allowed(logits: Tensor, states: Sequence[SamplingState]) -> None:
     rows = list(allowed)
     indices = _flat_indices(logits, rows, list(allowed.values()))
     flat = logits.view(-1)
-    kept = flat[indices]
-    logits[torch.tensor(rows, device=logits.device)] = -torch.inf
-    flat[indices] = kept
+    kept = flat.index_select(0, indices)
+    logits.index_fill_(0, torch.tensor(rows, device=logits.device), -torch.inf)
+    flat.index_copy_(0, indices, kept)
 
 
 def _forbid(logits: Tensor, states: Sequence[SamplingState]) -> None:
     forbidden = {row: ids for row, state in enumerate(states) if len(ids := state.forbidden_ids())}
     if forbidden:
-        logits.view(-1)[_flat_indices(logits, list(forbidden), list(forbidden.values()))] = -torch.inf
+        indices = _flat_indices(logits, list(forbidden), list(forbidden.values()))
+        logits.view(-1).index_fill_(0, indices, -torch.inf)
 
 
 def _add_bias(logits: Tensor, states: Sequence[SamplingState]) -> None:
@@ -55,7 +56,8 @@ def _add_bias(logits: Tensor, states: Sequence[SamplingState]) -> None:
     indices = _flat_indices(logits, rows, [states[row].rules.bias_ids for row in rows])
     values = np.concatenate([states[row].rules.bias_values for row in rows])
     flat = logits.view(-1)
-    flat[indices] = flat[indices] + torch.from_numpy(values).to(logits.device)
+    biased = flat.index_select(0, indices).add_(torch.from_numpy(values).to(logits.device))
+    flat.index_copy_(0, indices, biased)
 
 
 def _penalise(logits: Tensor, states: Sequence[SamplingState]) -> None:
@@ -74,8 +76,8 @@ def _penalise(logits: Tensor, states: Sequence[SamplingState]) -> None:
     counts = torch.from_numpy(np.concatenate([counts.counts for counts in penalised.values()])).to(logits.device)
     repetition = per_entry([p.repetition_penalty for p in params])
     flat = logits.view(-1)
-    values = flat[indices]
+    values = flat.index_select(0, indices)
     values = torch.where(values > 0, values / repetition, values * repetition)
     values -= per_entry([p.frequency_penalty for p in params]) * counts
     values -= per_entry([p.presence_penalty for p in params]) * (counts > 0)
-    flat[indices] = values
+    flat.index_copy_(0, indices, values)

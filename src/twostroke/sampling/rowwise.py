@@ -1,54 +1,98 @@
-"""Row reductions whose result for a row is bitwise the same alone and among others, on any number of threads.
+"""Row operations whose result for a row is bitwise the same alone and among others, on any number of threads.
 
 `torch.sum` of one row of 151,936 differs from the same row among two: a reduction to a single output is split in
-two passes. Maxima are exact in any order; sums are not, so the ones that matter are written out here.
+two passes. Maxima, minima and sums one after the other have one result only; the sampler uses no others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
 SLICE_ELEMENTS = 2**15 - 1
 """Elements worked on at once on a CPU. Just below ATen's grain size: intermediate results stay in the L2 cache, and
-no operator starts a parallel region, which on a busy machine waits for the slowest thread to be scheduled."""
+no operator starts a parallel region, which on a busy machine waits for the slowest thread to be scheduled (8 ms were
+seen, 22 times a step). Advanced indexing starts one from 3,000 entries on; index_select, index_copy_ and index_fill_
+do not."""
 
 
-def row_sums(values: Tensor) -> Tensor:
-    """Sum of each row, by adding the upper half of the columns to the lower one until one is left.
+def log_(values: Tensor) -> Tensor:
+    """Natural logarithm, in place, contiguous. On a CPU numpy's: a third of the time of torch's, and one thread.
 
-    The tree depends on the number of columns alone. values: [R, V], overwritten; returns [R, 1].
+    torch's starts a parallel region from 2,048 elements on; [64, 4096] in slices would start hundreds.
     """
-    width = values.shape[1]
-    while width > 1:
-        half = (width + 1) // 2
-        values[:, : width - half].add_(values[:, half:width])
-        width = half
-    return values[:, :1].clone()
+    if values.device.type == "cpu":
+        array = values.numpy()
+        np.log(array, out=array)
+        return values
+    return values.log_()
+
+
+def exp_(values: Tensor) -> Tensor:
+    """e to the power of each value, in place, contiguous; see log_."""
+    if values.device.type == "cpu":
+        array = values.numpy()
+        np.exp(array, out=array)
+        return values
+    return values.exp_()
 
 
 def lowest_argmax(values: Tensor) -> Tensor:
-    """Column of the largest value of each row, the lowest one among equals. [R, V]; int64 [R].
+    """Column of the largest value of each row, the lowest one among equals; a NaN counts as largest.
 
-    torch.argmax promises the first of equal maxima (since 1.7); the unit tests hold it to that. NaN counts as largest.
+    numpy and torch (since 1.7) both promise the first of equal maxima. On a CPU numpy's takes 13 microseconds for
+    64 rows of 4,096 where torch's takes 150. [R, V]; int64 [R].
     """
+    if values.device.type == "cpu":
+        return torch.from_numpy(values.numpy().argmax(axis=-1))
     return values.argmax(dim=-1)
 
 
-def lowest_id_of_max(values: Tensor, ids: Tensor) -> Tensor:
-    """The id with the largest value of each row, the lowest id among equals, in whatever order they come.
+def row_maxima(values: Tensor) -> Tensor:
+    """Largest value of each row; NaN if there is one. [R, V]; [R, 1]."""
+    if values.device.type == "cpu":
+        return torch.from_numpy(values.numpy().max(axis=-1, keepdims=True))
+    return values.amax(dim=-1, keepdim=True)
 
-    values, ids: [R, C]; int64 [R].
+
+def take_rows(values: Tensor, rows: Sequence[int]) -> Tensor:
+    """A copy of some rows. [R, V]; [len(rows), V]."""
+    return values.index_select(0, torch.tensor(rows, dtype=torch.int64, device=values.device))
+
+
+def ragged_argmax(values: Tensor, rows: Tensor, ids: Tensor, num_rows: int) -> Tensor:
+    """The id of each row's largest value, the lowest id among equals; the entries come in any order.
+
+    Args:
+        values: float [N].
+        rows: which row an entry belongs to; each row has one at least. int64 [N].
+        ids: int64 [N].
+        num_rows: R.
+
+    Returns:
+        int64 [R].
     """
-    largest = values.amax(dim=-1, keepdim=True)
-    return torch.where(values == largest, ids, torch.iinfo(torch.int64).max).amin(dim=-1)
+    best = values.new_full((num_rows,), -torch.inf).scatter_reduce_(0, rows, values, "amax")
+    is_best = values == best.index_select(0, rows)
+    rows, ids = rows[is_best], ids[is_best]
+    return ids.new_full((num_rows,), torch.iinfo(torch.int64).max).scatter_reduce_(0, rows, ids, "amin")
+
+
+def flat_nonzero(mask: Tensor) -> Tensor:
+    """Places of the true entries in mask.view(-1), rising. int64 [N]."""
+    if mask.device.type == "cpu":
+        return torch.from_numpy(np.flatnonzero(mask.numpy()))  # six times as fast as torch.nonzero
+    return mask.view(-1).nonzero()[:, 0]
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest of each row in falling order, equal ones by rising column.
 
     torch.topk leaves open which of several equal values it returns and in what order; both are settled here.
-    values: [R, V]; returns values and columns (int64), both [R, count].
+    values: [R, V]; returns values and columns (int64), both [R, count], or [R, V] if there are no more.
     """
     num_columns = values.shape[1]
     count = min(count, num_columns)
@@ -57,9 +101,9 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     columns, order = columns.sort(dim=-1)
     top, order = top.gather(-1, order).sort(dim=-1, descending=True, stable=True)
     columns = columns.gather(-1, order)
-    if width > count:
-        cut_through = (top[:, count - 1] == top[:, count]).nonzero()[:, 0] if count else top.new_zeros(0).long()
-        if len(cut_through):
-            full, order = values[cut_through].sort(dim=-1, descending=True, stable=True)
-            top[cut_through], columns[cut_through] = full[:, :width], order[:, :width]
+    if count < width:
+        is_cut_through = top[:, count - 1] == top[:, count]
+        if bool(is_cut_through.any()):
+            full, order = values[is_cut_through].sort(dim=-1, descending=True, stable=True)
+            top[is_cut_through], columns[is_cut_through] = full[:, :width], order[:, :width]
     return top[:, :count], columns[:, :count]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twostroke.sampling.filters import kept_candidates
+from twostroke.sampling.filters import apply_filters, effective_top_k
 from twostroke.sampling.logprobs import PositionLogprobs, token_logprobs
 from twostroke.sampling.noise import GumbelNoise
 from twostroke.sampling.processors import process_logits
-from twostroke.sampling.rowwise import SLICE_ELEMENTS, lowest_argmax, lowest_id_of_max
+from twostroke.sampling.rowwise import SLICE_ELEMENTS, flat_nonzero, lowest_argmax, ragged_argmax, row_maxima, take_rows
 from twostroke.sampling.state import SamplingRules, SamplingState
 from twostroke.sampling_params import SamplingParams
 
@@ -65,7 +65,7 @@ class Sampler:
         assert logits.shape == (len(states), self.vocab_size), f"{tuple(logits.shape)}, {len(states)} states"
         if all(state.rules.params.is_greedy and not state.changes_logits for state in states):
             token_ids = lowest_argmax(logits)
-            chosen = logits.gather(-1, token_ids[:, None])[:, 0]  # NaN and +inf come out as the largest
+            chosen = logits.gather(-1, token_ids[:, None])  # NaN and +inf come out as the largest
             errors = dict.fromkeys(_not_finite(chosen), NOT_FINITE)
         else:
             token_ids, errors = self._sample_mixed(logits, states)
@@ -74,16 +74,16 @@ class Sampler:
     def _sample_mixed(self, logits: Tensor, states: Sequence[SamplingState]) -> tuple[Tensor, dict[int, str]]:
         """Rows of different needs: those whose logits are changed first are copied, the others are read in place."""
         token_ids = torch.zeros(len(states), dtype=torch.int64, device=logits.device)
-        errors = dict.fromkeys(_not_finite(logits.amax(dim=-1)), NOT_FINITE)
+        errors = dict.fromkeys(_not_finite(row_maxima(logits)), NOT_FINITE)
         for is_changed in (False, True):
             rows = [r for r, state in enumerate(states) if r not in errors and state.changes_logits == is_changed]
             if not rows:
                 continue
             some_states = [states[row] for row in rows]
-            some_logits = logits if len(rows) == len(states) and not is_changed else logits[rows]
+            some_logits = logits if len(rows) == len(states) and not is_changed else take_rows(logits, rows)
             if is_changed:
                 process_logits(some_logits, some_states)
-                emptied = _not_finite(some_logits.amax(dim=-1))
+                emptied = _not_finite(row_maxima(some_logits))
                 errors |= {rows[i]: NOTHING_ALLOWED for i in emptied}
                 some_logits[emptied] = 0.0  # drawn for nothing, but drawn in peace
             token_ids[rows] = self._choose(some_logits, some_states)
@@ -102,7 +102,7 @@ class Sampler:
             if len(rows) == len(states):
                 return choose(logits, states)
             if rows:
-                token_ids[rows] = choose(logits[rows], [states[row] for row in rows])
+                token_ids[rows] = choose(take_rows(logits, rows), [states[row] for row in rows])
         return token_ids
 
     def _greedy(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
@@ -111,7 +111,7 @@ class Sampler:
 
     def _draw(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
         """Gumbel-max over the whole vocabulary, a slice at a time."""
-        keys, peaks, temperatures = self._keys(states), logits.amax(dim=-1, keepdim=True), _temperatures(states, logits)
+        keys, peaks, temperatures = self._keys(states), row_maxima(logits), _temperatures(states, logits)
         num_columns = min(self.vocab_size, self._slice_elements)
         num_rows = max(1, self._slice_elements // num_columns)
         token_ids: list[Tensor] = []
@@ -135,13 +135,27 @@ class Sampler:
 
     def _draw_filtered(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
         """Gumbel-max over the tokens that the filters keep; noise is made for these alone."""
-        keys = self._keys(states)
-        scaled = (logits - logits.amax(dim=-1, keepdim=True)).div_(_temperatures(states, logits))
         token_ids = torch.zeros(len(states), dtype=torch.int64, device=logits.device)
-        for kept in kept_candidates(scaled, [state.rules.params for state in states]):
-            scores = self._noise.of_tokens(keys[kept.rows], kept.token_ids).add_(kept.logits)
-            token_ids[kept.rows] = lowest_id_of_max(scores, kept.token_ids)
+        order = sorted(range(len(states)), key=lambda row: effective_top_k(states[row].rules.params, self.vocab_size))
+        num_rows = max(1, self._slice_elements // self.vocab_size)
+        for start in range(0, len(order), num_rows):
+            rows = order[start : start + num_rows]
+            token_ids[rows] = self._draw_kept(take_rows(logits, rows), [states[row] for row in rows])
         return token_ids
+
+    def _draw_kept(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
+        """One slice of rows; overwrites the logits."""
+        logits.sub_(row_maxima(logits)).div_(_temperatures(states, logits))
+        apply_filters(logits, [state.rules.params for state in states])
+        places = flat_nonzero(logits > -torch.inf)
+        rows = places.div(self.vocab_size, rounding_mode="floor")
+        token_ids = places - rows * self.vocab_size
+        keys = self._keys(states).index_select(0, rows)
+        scores = logits.view(-1).index_select(0, places).to(torch.float64)
+        for start in range(0, len(places), self._slice_elements):
+            some = slice(start, start + self._slice_elements)
+            scores[some] += self._noise.of_tokens(keys[some], token_ids[some])
+        return ragged_argmax(scores, rows, token_ids, len(states))
 
     def _keys(self, states: Sequence[SamplingState]) -> Tensor:
         return self._noise.keys([state.stream for state in states], [state.position for state in states])
@@ -160,7 +174,9 @@ class Sampler:
             rows = list(wanted)
             is_all = len(rows) == len(states)
             some = token_logprobs(
-                logits if is_all else logits[rows], token_ids if is_all else token_ids[rows], max(wanted.values())
+                logits if is_all else take_rows(logits, rows),
+                token_ids if is_all else token_ids[rows],
+                max(wanted.values()),
             )
             for (row, num_top), position in zip(wanted.items(), some, strict=True):
                 found[row] = position.first(num_top)
@@ -168,8 +184,8 @@ class Sampler:
 
 
 def _not_finite(values: Tensor) -> list[int]:
-    """Rows whose value is NaN or infinite. [R]."""
-    return (~torch.isfinite(values)).nonzero()[:, 0].tolist()
+    """Rows whose value is NaN or infinite. [R, 1]."""
+    return (~torch.isfinite(values[:, 0])).nonzero()[:, 0].tolist()
 
 
 def _temperatures(states: Sequence[SamplingState], logits: Tensor) -> Tensor:

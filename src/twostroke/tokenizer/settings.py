@@ -19,6 +19,9 @@ MAX_SETTINGS_BYTES = 64 * 2**20
 """No honest JSON beside a tokenizer comes near this."""
 
 
+JSON = dict[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class TokenizerSettings:
     """tokenizer_config.json, special_tokens_map.json and the chat template files, reduced to what is used."""
@@ -31,8 +34,7 @@ class TokenizerSettings:
     added_tokens: tuple[AddedToken, ...] = ()
     """Tokens listed in tokenizer_config.json by id, in the order of their ids; tokenizer.json may lack some."""
     add_bos_token: bool | None = None
-    """None leaves the rule to tokenizer.json."""
-    add_eos_token: bool | None = None
+    """Whether a begin token should come first; only compared with what tokenizer.json does, which is the rule."""
     chat_templates: Mapping[str, str] = field(default_factory=dict[str, str])
     """Name to Jinja source; a model with a single template calls it default."""
 
@@ -53,7 +55,6 @@ class TokenizerSettings:
             special_tokens=(*named.values(), *_extra_special_tokens(given, where)),
             added_tokens=_added_tokens(given, where),
             add_bos_token=_switch(given, "add_bos_token", where),
-            add_eos_token=_switch(given, "add_eos_token", where),
             chat_templates=_chat_templates(folder, given.get("chat_template"), where),
         )
 
@@ -125,11 +126,15 @@ def _extra_special_tokens(given: Mapping[str, Any], where: Path) -> list[AddedTo
 
 
 def _added_tokens(given: Mapping[str, Any], where: Path) -> tuple[AddedToken, ...]:
-    listed = given.get("added_tokens_decoder") or {}
-    if not isinstance(listed, dict) or not all(str(key).isdecimal() for key in listed):
-        raise CorruptCheckpoint(f"{where}: added_tokens_decoder must be an object keyed by token ids.")
-    by_id = sorted((int(key), {"special": False, **value}) for key, value in listed.items() if isinstance(value, dict))
-    return tuple(_added_token(rules, where, f"added_tokens_decoder[{key}]") for key, rules in by_id)
+    listed: Any = given.get("added_tokens_decoder")
+    if listed is None:
+        return ()
+    if not isinstance(listed, dict) or not all(
+        str(key).isdecimal() and isinstance(rules, dict) for key, rules in cast(dict[Any, Any], listed).items()
+    ):
+        raise CorruptCheckpoint(f"{where}: added_tokens_decoder must be an object of tokens, keyed by their ids.")
+    by_id = sorted(cast(dict[str, JSON], listed).items(), key=lambda entry: int(entry[0]))
+    return tuple(_added_token({"special": False, **rules}, where, "added_tokens_decoder") for _, rules in by_id)
 
 
 def _switch(given: Mapping[str, Any], name: str, where: Path) -> bool | None:

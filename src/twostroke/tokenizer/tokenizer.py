@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tokenizers import AddedToken, normalizers, processors
+from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as RawTokenizer
 
 from twostroke.errors import CorruptCheckpoint, ModelNotFound
@@ -22,8 +22,8 @@ NFC_CLASSES = frozenset({"Qwen2Tokenizer", "Qwen2TokenizerFast"})
 class Tokenizer:
     """The tokenizer of one model; safe to share between threads.
 
-    Encodes like `transformers.AutoTokenizer` does for the same folder: tokenizer.json is the rule, and
-    tokenizer_config.json may add special tokens and decide about begin and end tokens.
+    Encodes like `transformers.AutoTokenizer` does for the same folder: tokenizer.json is the rule, begin and end
+    tokens included, and tokenizer_config.json may add special tokens.
     """
 
     def __init__(self, raw: RawTokenizer, settings: TokenizerSettings) -> None:
@@ -37,11 +37,10 @@ class Tokenizer:
         self._raw = raw
         self._named_tokens = settings.named_tokens
         self._chat_templates = settings.chat_templates
-        if settings.add_bos_token is not None or settings.add_eos_token is not None:
-            self._frame(bool(settings.add_bos_token), bool(settings.add_eos_token))
         self._special_token_ids = frozenset(i for i, t in raw.get_added_tokens_decoder().items() if t.special)
         self._max_token_id = max(raw.get_vocab(with_added_tokens=True).values(), default=-1)
         self._text = make_token_text(raw)
+        self._compare_framing(settings.add_bos_token)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
@@ -164,15 +163,13 @@ class Tokenizer:
         token = self._named_tokens.get(role)
         return None if token is None else self._raw.token_to_id(token)
 
-    def _frame(self, add_bos_token: bool, add_eos_token: bool) -> None:
-        """Replaces tokenizer.json's framing: tokenizer_config.json decides when it speaks about it."""
-        bos = (self._named_tokens.get("bos_token"), self.bos_token_id) if add_bos_token else (None, None)
-        eos = (self._named_tokens.get("eos_token"), self.eos_token_id) if add_eos_token else (None, None)
-        framing = [(token, token_id) for token, token_id in (bos, eos) if token is not None and token_id is not None]
-        frame = [bos[0] if bos in framing else "", "$A", eos[0] if eos in framing else ""]
-        self._raw.post_processor = processors.TemplateProcessing(
-            single=[part for part in frame if part], special_tokens=framing
-        )
+    def _compare_framing(self, add_bos_token: bool | None) -> None:
+        """Says so when the two files disagree; the reference follows tokenizer.json, too."""
+        adds_bos_token = self.bos_token_id is not None and self.encode("a")[:1] == [self.bos_token_id]
+        if add_bos_token is not None and add_bos_token != adds_bos_token and self.bos_token_id is not None:
+            log.info(
+                "add_bos_token: %s in tokenizer_config.json -> %s by tokenizer.json", add_bos_token, adds_bos_token
+            )
 
 
 def _add_tokens(raw: RawTokenizer, settings: TokenizerSettings) -> None:

@@ -1,0 +1,170 @@
+"""Paged attention over a flat, mixed batch: softmax in float32, partitions combined in a fixed order.
+
+A row's result depends on its query, its keys and its values alone: every product has a proven shape (row_tiles), a
+partition is reduced by itself, and partitions are folded in from the oldest on with the running maximum m, sum l and
+weighted values acc of Milakov and Gimelshein 2018 (arXiv:1805.02867):
+
+    m' = max(m, m_p)      l' = l e^(m - m') + l_p e^(m_p - m')      acc' = acc e^(m - m') + o_p e^(m_p - m')
+
+A partition that a row does not see folds in as exactly nothing (l_p = o_p = 0), so it does not matter that the tile
+it sits in reaches further. Prefill and decode are the same code: a decode is a tile with one query.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from twostroke.kernels.dispatch import GroupShape
+from twostroke.kernels.reference.attention_plan import PARTITION, AttentionPlan, Pass, TileRun
+from twostroke.kernels.reference.row_tiles import BASE_HEIGHT, ROW_BY_ROW, fingerprint, remember
+
+QUERY_TILES = (1, 2, 4, 8, 64)
+"""Heights tried, in queries; a tile has a row for each query and each query head of a KV head."""
+_LOWEST = -1e30  # stands for the maximum of nothing; finite, so that differences of two of them are 0 and not NaN
+_BATCHES = (1, 2, 5)  # how many products one call holds must not matter either
+
+
+def query_tiles(
+    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> tuple[int, ...]:
+    """Queries per tile at which both products of attention give each row the same bits wherever it stands.
+
+    Returns:
+        Up to three heights, rising: the lowest one admitted (for decodes), 8, and 64. Where nothing can be proved it
+        is (1,): every tile then has one query, so the shape of a product and a row's place in it never change.
+    """
+    group = num_heads // num_kv_heads
+    key = ("attention", group, head_dim, dtype, device, torch.get_num_threads())
+
+    def prove() -> tuple[int, ...]:
+        like = torch.empty(0, dtype=dtype, device=device)
+        sound: list[int] = []
+        for queries in QUERY_TILES:
+            rows = queries * group
+            if _is_sound(rows, head_dim, PARTITION, like, transposed=True) and _is_sound(
+                rows, PARTITION, head_dim, like, transposed=False
+            ):
+                sound.append(queries)
+        if not sound:
+            return ROW_BY_ROW
+        return tuple(sorted({sound[0], *(queries for queries in sound if queries >= 8)}))
+
+    return remember(key, prove, f"attention {group} x {head_dim} {str(dtype).removeprefix('torch.')}, queries per tile")
+
+
+def _is_sound(rows: int, num_inputs: int, num_outputs: int, like: Tensor, *, transposed: bool) -> bool:
+    """Whether tiles of `rows` rows agree with the base height in a batched product with one matrix per tile."""
+    span = rows + 2 * BASE_HEIGHT
+    x, w = fingerprint(span - span % BASE_HEIGHT, num_outputs, num_inputs, like)
+    matrix = w if transposed else w.t().contiguous()
+
+    def products(tile: Tensor, batch: int) -> Tensor:
+        right = matrix.expand(batch, *matrix.shape).contiguous()
+        left = tile.expand(batch, *tile.shape).contiguous()
+        return torch.bmm(left, right.transpose(1, 2) if transposed else right)
+
+    expected = torch.cat([products(part, 8)[0] for part in x.split(BASE_HEIGHT)])
+    for start in (0, 7):  # every position of a tile, twice, with different rows in it
+        right = expected[start : start + rows]
+        for batch in _BATCHES:
+            found = products(x[start : start + rows], batch)
+            if not all(torch.equal(one, right) for one in found):
+                return False
+    return True
+
+
+def paged_attention(
+    qkv: Tensor, storage: Tensor, plan: AttentionPlan, layer_in_block: int, softmax_scale: float
+) -> Tensor:
+    """Writes the step's K and V into the storage, then attends over what is stored.
+
+    Args:
+        qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], rotated; q, then k, then v.
+        storage: [num_blocks, layers_per_block, 2, num_kv_heads, block_size, head_dim], contiguous.
+        plan: of this step and the layer's KV group.
+        layer_in_block: which of a block's layers this is.
+        softmax_scale: factor on the scores.
+
+    Returns:
+        [num_tokens, num_heads * head_dim] in qkv's type.
+    """
+    shape = plan.shape
+    write_kv(qkv[:, shape.num_heads :], storage, plan, layer_in_block)
+    # a power of two into q, which rounds nothing, and the rest (1 for many head sizes) onto the float32 scores
+    q_scale = 2.0 ** math.floor(math.log2(softmax_scale))
+    q = qkv[:, : shape.num_heads] * q_scale
+    block_rows = storage.view(-1, shape.block_size * shape.head_dim)
+    results = [_attend(run, q, block_rows, shape, layer_in_block, softmax_scale / q_scale) for run in plan.runs]
+    joined = results[0] if len(results) == 1 else torch.cat(results)
+    return joined.index_select(0, plan.output_rows)
+
+
+def write_kv(kv: Tensor, storage: Tensor, plan: AttentionPlan, layer_in_block: int) -> None:
+    """Stores K and V [num_tokens, 2 * num_kv_heads, head_dim], and zeroes the unused slots of new blocks."""
+    shape = plan.shape
+    slots = storage.view(-1, shape.head_dim)
+    offset = layer_in_block * 2 * shape.num_kv_heads * shape.block_size
+    slots.index_copy_(0, plan.slot_rows + offset, kv.reshape(-1, shape.head_dim))
+    if plan.unused_slot_rows is not None:
+        slots.index_fill_(0, plan.unused_slot_rows + offset, 0.0)
+
+
+def _attend(
+    run: TileRun, q: Tensor, block_rows: Tensor, shape: GroupShape, layer_in_block: int, score_scale: float
+) -> Tensor:
+    """One run of tiles: [num_tiles * queries_per_tile, num_heads * head_dim]."""
+    kv_heads, group, head_dim = shape.num_kv_heads, shape.heads_per_kv_head, shape.head_dim
+    tile = (run.num_tiles, run.queries_per_tile, kv_heads, group, head_dim)
+    tiles = q.index_select(0, run.token_ids).view(tile).transpose(1, 2)
+    tiles = tiles.reshape(run.num_tiles, kv_heads, run.queries_per_tile * group, head_dim)
+    state: tuple[Tensor, Tensor, Tensor] | None = None
+    for part in run.passes:
+        m, total, values = _partials(part, tiles, block_rows, layer_in_block * 2 * kv_heads, score_scale)
+        begin = 0
+        for size in part.slices:
+            end = begin + size * kv_heads
+            piece = (m[begin:end], total[begin:end], values[begin:end])
+            if state is None:
+                state = piece  # folding into nothing: e^(_LOWEST - m) is 0 and e^0 is 1
+            else:
+                _fold_(state, piece)
+            begin = end
+    assert state is not None
+    _, total, acc = state
+    out = (acc / total).to(q.dtype).view(run.num_tiles, kv_heads, run.queries_per_tile, group, head_dim)
+    return out.transpose(1, 2).reshape(run.num_tiles * run.queries_per_tile, -1)
+
+
+def _partials(
+    part: Pass, tiles: Tensor, block_rows: Tensor, row_offset: int, score_scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Each pair by itself: maximum [n, rows, 1], sum [n, rows, 1], weighted values [n, rows, head_dim]; float32."""
+    head_dim = tiles.shape[-1]
+    num_pairs = sum(part.slices)
+    kv = block_rows.index_select(0, (part.rows + row_offset).view(-1)).view(2, -1, PARTITION, head_dim)
+    of_pairs = tiles[:num_pairs] if part.tile_of_pair is None else tiles.index_select(0, part.tile_of_pair)
+    scores = torch.bmm(of_pairs.flatten(0, 1), kv[0].transpose(1, 2)).float()
+    if score_scale != 1.0:
+        scores.mul_(score_scale)
+    if part.mask is not None:
+        kv_heads, queries = tiles.shape[1], part.mask.shape[2]
+        scores.view(num_pairs, kv_heads, queries, -1, PARTITION).add_(part.mask)
+    m = scores.amax(-1, keepdim=True).clamp_min_(_LOWEST)
+    weights = scores.sub_(m).exp_()
+    total = weights.sum(-1, keepdim=True)
+    return m, total, torch.bmm(weights.to(kv.dtype), kv[1]).float()
+
+
+def _fold_(state: tuple[Tensor, Tensor, Tensor], piece: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Folds the next partition into the first rows of the running state."""
+    size = len(piece[0])
+    m, total, acc = (t[:size] for t in state)
+    m_p, total_p, values_p = piece
+    highest = torch.maximum(m, m_p)
+    keep, add = (m - highest).exp_(), (m_p - highest).exp_()
+    total.mul_(keep).add_(total_p * add)
+    acc.mul_(keep).add_(values_p * add)
+    m.copy_(highest)

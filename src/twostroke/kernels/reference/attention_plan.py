@@ -1,0 +1,266 @@
+"""What one step's attention will read, worked out once and used by every layer of a KV group.
+
+A flat batch becomes tiles: a few consecutive queries of one request. A context is walked in partitions of
+PARTITION tokens at absolute positions, so a tile meets a fixed sequence of partitions whatever else is in the batch:
+
+    request with 300 tokens, the last 40 of them queries (q)
+    partition   |0 ........... 127|128 .......... 255|256 ..... 299|
+                                                      qqqq qqqq         tiles of 32 + 8 queries
+    pairs                (tile 0, 0) (tile 0, 1) (tile 0, 2) (tile 1, 0) (tile 1, 1) (tile 1, 2)
+
+Pairs are computed independently, and then combined per tile in the order of the partitions. Tiles are sorted by the
+number of their partitions, so those that have an i-th one are a prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from twostroke.config.cache import MAX_BLOCK_SIZE
+from twostroke.kernels.dispatch import GroupShape
+
+PARTITION = MAX_BLOCK_SIZE
+"""Tokens per partition: no block spans two."""
+MAX_GATHERED = 1 << 21
+"""Elements of K and V that one pass copies out of the storage; bounds memory at any context length."""
+MAX_SCORES = 1 << 20
+"""Scores that one pass holds."""
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Some consecutive partitions of a run of tiles."""
+
+    slices: tuple[int, ...]
+    """Tiles that reach the first, second, … of these partitions: prefixes of the run, falling."""
+    tile_of_pair: Tensor | None
+    """int64 [num_pairs], within the run; None when there is one slice."""
+    rows: Tensor
+    """int64 [2, num_pairs * num_kv_heads * blocks]: storage rows of K and of V, for layer 0 of the block."""
+    mask: Tensor | None
+    """float32 [num_pairs, 1, queries_per_tile, 1, PARTITION], 0 or -inf; None when every key is visible."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileRun:
+    """Tiles whose running softmax is held at once."""
+
+    num_tiles: int
+    queries_per_tile: int
+    token_ids: Tensor
+    """int64 [num_tiles * queries_per_tile]: rows of the flat batch; a tile's last query fills it up."""
+    passes: tuple[Pass, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """One step for one KV group."""
+
+    shape: GroupShape
+    runs: tuple[TileRun, ...]
+    output_rows: Tensor
+    """int64 [num_tokens]: where each token's result is among the results of all runs, one after the other."""
+    slot_rows: Tensor
+    """int64 [num_tokens * 2 * num_kv_heads]: storage rows of single slots, layer 0, that the new K and V go to."""
+    unused_slot_rows: Tensor | None
+    """int64 [n]: slots behind the last token in blocks that this step opens. They are zeroed, so that what another
+    request left there (a NaN at worst) is never multiplied, not even by a weight of zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """Tiles of one height; all arrays int64 [num_tiles]."""
+
+    queries: int
+    seq: Ints
+    first_token: Ints
+    first_position: Ints
+    num_queries: Ints
+
+    @property
+    def last_position(self) -> Ints:
+        return self.first_position + self.num_queries - 1
+
+    def take(self, order: Ints) -> _Tiles:
+        return _Tiles(
+            self.queries,
+            self.seq[order],
+            self.first_token[order],
+            self.first_position[order],
+            self.num_queries[order],
+        )
+
+    def queries_of(self, first: Ints) -> Ints:
+        """first + 0, 1, 2, … per tile, its last query repeated to fill it. [num_tiles, queries]"""
+        steps = np.minimum(np.arange(self.queries)[None, :], self.num_queries[:, None] - 1)
+        return first[:, None] + steps
+
+
+def plan_attention(
+    shape: GroupShape,
+    query_start_loc: npt.NDArray[np.int32],
+    seq_lens: npt.NDArray[np.int32],
+    block_table: npt.NDArray[np.int32],
+    query_tiles: tuple[int, ...],
+    device: torch.device,
+) -> AttentionPlan:
+    """Plans one step of one KV group.
+
+    Args:
+        shape: the group.
+        query_start_loc: [num_seqs + 1]: where each request's queries begin in the flat batch.
+        seq_lens: [num_seqs]: context lengths after this step.
+        block_table: [num_seqs, max_blocks]; entries outside a request's window or length are never read.
+        query_tiles: admitted queries per tile, rising (see attention.query_tiles).
+        device: where the indexes are to be.
+    """
+    starts, lens = query_start_loc.astype(np.int64), seq_lens.astype(np.int64)
+    table = block_table.astype(np.int64)
+    runs: list[TileRun] = []
+    output_rows = np.zeros(int(starts[-1]), np.int64)
+    done = 0
+    for unsorted in _cut_into_tiles(starts, lens, query_tiles):
+        first, count = _partitions(unsorted, shape.window)
+        order = np.argsort(-count, kind="stable")
+        tiles, first, count = unsorted.take(order), first[order], count[order]
+        tokens = tiles.queries_of(tiles.first_token)
+        # a filled-up tile names its last token more than once, with equal results: any of them will do
+        output_rows[tokens.reshape(-1)] = done + np.arange(tokens.size)
+        done += tokens.size
+        per_run = _max_pairs(shape, tiles.queries)
+        for begin in range(0, len(order), per_run):
+            part = np.arange(begin, min(begin + per_run, len(order)))
+            passes = tuple(_passes(shape, tiles.take(part), first[part], count[part], table, device))
+            token_ids = torch.from_numpy(tokens[part].reshape(-1)).to(device)
+            runs.append(TileRun(len(part), tiles.queries, token_ids, passes))
+    slot_rows, unused = _slots(shape, starts, lens, table)
+    return AttentionPlan(
+        shape,
+        tuple(runs),
+        torch.from_numpy(output_rows).to(device),
+        torch.from_numpy(slot_rows).to(device),
+        torch.from_numpy(unused).to(device) if unused.size else None,
+    )
+
+
+def _max_pairs(shape: GroupShape, queries_per_tile: int) -> int:
+    """(tile, partition) pairs that one pass may hold."""
+    gathered = 2 * shape.num_kv_heads * PARTITION * shape.head_dim
+    scores = shape.num_heads * queries_per_tile * PARTITION
+    return max(1, min(MAX_GATHERED // gathered, MAX_SCORES // scores))
+
+
+def _cut_into_tiles(starts: Ints, lens: Ints, heights: tuple[int, ...]) -> Iterator[_Tiles]:
+    """The highest tiles first; what is left of a request goes to the lowest height that takes it in few tiles."""
+    query_lens = np.diff(starts)
+    left, done = query_lens.copy(), np.zeros_like(query_lens)
+    for index in range(len(heights) - 1, -1, -1):
+        height = heights[index]
+        num_tiles = left // height
+        if index == 0:
+            num_tiles = -(-left // height)
+        else:
+            # one tile half empty is cheaper than gathering the same context for several lower ones
+            enough = heights[0] if index == 1 else height // 2
+            num_tiles = num_tiles + (left - num_tiles * height > enough)
+        if not num_tiles.any():
+            continue
+        seq = np.repeat(np.arange(len(lens)), num_tiles)
+        nth = np.arange(len(seq)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
+        offset = done[seq] + nth * height
+        num_queries = np.minimum(height, query_lens[seq] - offset)
+        first_position = (lens - query_lens)[seq] + offset
+        yield _Tiles(height, seq, starts[:-1][seq] + offset, first_position, num_queries)
+        taken = np.minimum(num_tiles * height, left)
+        done, left = done + taken, left - taken
+
+
+def _partitions(tiles: _Tiles, window: int | None) -> tuple[Ints, Ints]:
+    """First partition that a tile's first query sees, and how many there are up to its last query."""
+    first = np.zeros_like(tiles.first_position)
+    if window is not None:
+        first = np.maximum(0, tiles.first_position - window + 1) // PARTITION
+    return first, tiles.last_position // PARTITION - first + 1
+
+
+def _passes(
+    shape: GroupShape, tiles: _Tiles, first: Ints, count: Ints, table: Ints, device: torch.device
+) -> Iterator[Pass]:
+    sizes = (count[None, :] > np.arange(int(count[0]))[:, None]).sum(1)  # tiles that have an i-th partition
+    limit = max(_max_pairs(shape, tiles.queries), len(count))
+    begin = 0
+    while begin < len(sizes):
+        fitting = int(np.searchsorted(np.cumsum(sizes[begin:]), limit, side="right"))
+        end = begin + max(1, fitting)
+        slices = tuple(int(n) for n in sizes[begin:end])
+        tile = np.concatenate([np.arange(n) for n in slices])
+        partition = first[tile] + np.repeat(np.arange(begin, end), slices)
+        rows = _block_rows(shape, tiles.take(tile), partition, table)
+        mask = _mask(tiles.take(tile), partition, shape.window)
+        yield Pass(
+            slices,
+            torch.from_numpy(tile).to(device) if len(slices) > 1 else None,
+            torch.from_numpy(rows).to(device),
+            None if mask is None else torch.from_numpy(mask).to(device),
+        )
+        begin = end
+
+
+def _block_rows(shape: GroupShape, pairs: _Tiles, partition: Ints, table: Ints) -> Ints:
+    """Storage rows of the blocks of each pair's partition. [2, num_pairs * num_kv_heads * blocks]"""
+    blocks = PARTITION // shape.block_size
+    oldest = np.zeros_like(partition)
+    if shape.window is not None:
+        oldest = np.maximum(0, pairs.first_position - shape.window + 1) // shape.block_size
+    newest = pairs.last_position // shape.block_size
+    # entries outside are masked; reading one of the tile's own blocks in their place keeps foreign values out
+    entries = np.clip(
+        partition[:, None] * blocks + np.arange(blocks)[None, :], oldest[:, None], newest[:, None]
+    )  # [num_pairs, blocks]
+    block_ids = table[pairs.seq[:, None], entries]
+    heads = np.arange(shape.num_kv_heads)
+    k_rows = block_ids[:, None, :] * shape.rows_per_block + heads[None, :, None]
+    return np.stack([k_rows.reshape(-1), k_rows.reshape(-1) + shape.num_kv_heads])
+
+
+def _mask(pairs: _Tiles, partition: Ints, window: int | None) -> npt.NDArray[np.float32] | None:
+    start = partition * PARTITION
+    whole = start + PARTITION - 1 <= pairs.first_position
+    if window is not None:
+        whole &= start > pairs.last_position - window
+    if whole.all():
+        return None
+    keys = start[:, None, None] + np.arange(PARTITION)[None, None, :]  # [num_pairs, 1, PARTITION]
+    queries = pairs.queries_of(pairs.first_position)[:, :, None]  # [num_pairs, queries, 1]
+    visible = keys <= queries
+    if window is not None:
+        visible &= keys > queries - window
+    mask = np.where(visible, np.float32(0), np.float32(-np.inf))
+    return mask[:, None, :, None, :]
+
+
+def _slots(shape: GroupShape, starts: Ints, lens: Ints, table: Ints) -> tuple[Ints, Ints]:
+    """Rows of single slots: those of the new tokens, and the unused ones of blocks that this step opens."""
+    query_lens = np.diff(starts)
+    size = shape.block_size
+
+    def rows(seq: Ints, positions: Ints) -> Ints:
+        kv_heads = np.arange(2 * shape.num_kv_heads)  # K of every head, then V of every head
+        first = table[seq, positions // size] * shape.rows_per_block
+        return ((first[:, None] + kv_heads[None, :]) * size + (positions % size)[:, None]).reshape(-1)
+
+    seq = np.repeat(np.arange(len(lens)), query_lens)
+    positions = np.arange(len(seq)) - starts[:-1][seq] + (lens - query_lens)[seq]
+    block_start = (lens - 1) // size * size
+    num_unused = np.where(lens - query_lens <= block_start, block_start + size - lens, 0)
+    unused_seq = np.repeat(np.arange(len(lens)), num_unused)
+    nth = np.arange(len(unused_seq)) - np.repeat(np.cumsum(num_unused) - num_unused, num_unused)
+    return rows(seq, positions), rows(unused_seq, lens[unused_seq] + nth)

@@ -1,0 +1,24 @@
+"""Linear maps, packed once at load."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from twostroke.kernels.reference.row_tiles import in_row_tiles, linear_heights
+
+
+class PackedLinear:
+    """y = x W^T + b with bits per row that do not depend on the other rows; weights as torch keeps them."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Takes weight [N, K] and bias [N], and proves the heights they may be multiplied at (row_tiles)."""
+        self.weight, self.bias = weight, bias
+        self.heights = linear_heights(weight, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Maps x [num_rows, K] to [num_rows, N], in the type of the weights."""
+        return in_row_tiles(self._multiply, x, self.heights)
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)

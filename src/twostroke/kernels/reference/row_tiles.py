@@ -1,0 +1,168 @@
+"""Matrix products whose rows do not know how many rows there are.
+
+A GEMM library picks its inner loop by the number of rows M, and different loops add up in different orders: the same
+row gives other bits alone than among others. Measured with torch 2.13 on one CPU: float32 agrees with itself for
+every M that is a multiple of 4 and differs at M = 1, 2, 3, 5; bfloat16 agrees from M = 2 on. That is an observation
+about one machine, so nothing is assumed: a height enters the ladder only after a proof on the machine it will run on.
+
+    M = 71 rows, admitted heights 4 8 16 32 64:      | 64 ......................... | 4 | 3+1 |
+                                                        one GEMM of a proven height     padded with a zero row
+
+The proof multiplies fingerprint matrices, in which every product appears once with each sign. The exact result is 0;
+what comes out instead is the rounding error of the additions alone, so two orders of adding practically never agree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from twostroke.log import get_logger
+
+log = get_logger(__name__)
+
+BASE_HEIGHT = 16
+HEIGHTS = (4, 8, 16, 32, 64, 128, 256, 512)
+ROW_BY_ROW = (1,)
+"""The ladder where not even the base height is sound: one row a call, slow and exact."""
+
+_LARGE_WEIGHT = 1 << 25  # elements; beyond it a proof goes to 64 rows and uses the model's own weight, not a copy
+_MEDIUM_WEIGHT = 1 << 22  # beyond it a proof goes to 256 rows
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was admitted for one product, and what finding out cost; for the start-up report."""
+
+    name: str
+    heights: tuple[int, ...]
+    """Admitted numbers of rows, rising."""
+    time_s: float
+
+
+_proofs: dict[tuple[object, ...], Proof] = {}
+
+
+def proofs() -> tuple[Proof, ...]:
+    """Every proof this process has made, in order."""
+    return tuple(_proofs.values())
+
+
+def remember(key: tuple[object, ...], prove: Callable[[], tuple[int, ...]], name: str) -> tuple[int, ...]:
+    """Runs a proof once per key and process, and says what it admitted."""
+    if key not in _proofs:
+        start_s = time.perf_counter()
+        heights = prove()
+        proof = _proofs[key] = Proof(name, heights, time.perf_counter() - start_s)
+        level = log.warning if heights == ROW_BY_ROW else log.info
+        level("%s: rows are independent at heights %s (proved in %.3f s)", name, heights, proof.time_s)
+    return _proofs[key].heights
+
+
+def linear_heights(weight: Tensor, bias: Tensor | None) -> tuple[int, ...]:
+    """Heights at which `x @ weight.T + bias` gives each row the same bits wherever it stands.
+
+    Args:
+        weight: [N, K].
+        bias: [N] or None.
+
+    Returns:
+        Admitted heights, rising; ROW_BY_ROW when the base height itself fails.
+    """
+    num_outputs, num_inputs = weight.shape
+    key = (num_inputs, num_outputs, bias is not None, weight.dtype, weight.device, torch.get_num_threads())
+
+    def prove() -> tuple[int, ...]:
+        highest = 64 if weight.numel() > _LARGE_WEIGHT else 256 if weight.numel() > _MEDIUM_WEIGHT else HEIGHTS[-1]
+        candidates = [height for height in HEIGHTS if height <= highest]
+        rows, matrix = fingerprint(highest + BASE_HEIGHT, min(num_outputs, 4096), num_inputs, weight)
+        if weight.numel() > _LARGE_WEIGHT:
+            matrix = weight
+        elif num_outputs > len(matrix):
+            matrix = matrix.repeat(-(-num_outputs // len(matrix)), 1)[:num_outputs]
+        return admitted(lambda x: F.linear(x, matrix, bias), rows, candidates)
+
+    return remember(key, prove, f"linear {num_inputs} -> {num_outputs} {str(weight.dtype).removeprefix('torch.')}")
+
+
+def fingerprint(num_rows: int, num_outputs: int, num_inputs: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Matrices x [num_rows, num_inputs] and w [num_outputs, num_inputs] with x @ w.T == 0 up to rounding."""
+    generator = torch.Generator().manual_seed(20_24)
+    half = -(-num_inputs // 2)
+    order = torch.randperm(num_inputs, generator=generator)
+
+    def spread(rows: int) -> Tensor:
+        scale = torch.exp2(torch.randint(-3, 4, (rows, half), generator=generator).float())
+        return (torch.randn(rows, half, generator=generator) * scale).to(like.dtype)
+
+    a, b = spread(num_rows), spread(num_outputs)
+    x, w = torch.cat([a, -a], 1)[:, order], torch.cat([b, b], 1)[:, order]
+    return x.contiguous().to(like.device), w.contiguous().to(like.device)
+
+
+def admitted(multiply: Callable[[Tensor], Tensor], rows: Tensor, candidates: Iterable[int]) -> tuple[int, ...]:
+    """Which heights give every row the bits that the base height gives it.
+
+    Args:
+        multiply: [h, K] -> [h, N].
+        rows: [num_rows, K] with at least the highest candidate plus BASE_HEIGHT rows, a multiple of BASE_HEIGHT.
+        candidates: heights to try.
+    """
+
+    def in_tiles(start: int, stop: int, height: int) -> Tensor:
+        return torch.cat([multiply(rows[i : i + height]) for i in range(start, stop, height)])
+
+    expected = in_tiles(0, len(rows), BASE_HEIGHT)
+    # the base must not care where in the tile a row stands: shift the grid by five rows, and turn it around
+    if not torch.equal(in_tiles(5, 5 + BASE_HEIGHT, BASE_HEIGHT), expected[5 : 5 + BASE_HEIGHT]):
+        return ROW_BY_ROW
+    if not torch.equal(multiply(rows[:BASE_HEIGHT].flip(0)).flip(0), expected[:BASE_HEIGHT]):
+        return ROW_BY_ROW
+
+    def holds(height: int) -> bool:
+        if height == BASE_HEIGHT:
+            return True
+        span = max(height, BASE_HEIGHT)  # every position of a tile, twice, with different rows in it
+        return all(
+            torch.equal(in_tiles(start, start + span, height), expected[start : start + span]) for start in (0, 7)
+        )
+
+    return tuple(height for height in sorted(candidates) if holds(height))
+
+
+def cut(num_rows: int, heights: tuple[int, ...]) -> list[int]:
+    """Heights of the tiles that cover `num_rows` rows; only the last may reach beyond them.
+
+    A tile that is at least three quarters full is cheaper than two smaller ones.
+
+    >>> cut(71, (4, 8, 16, 32, 64)), cut(60, (4, 8, 16, 32, 64)), cut(1, (4, 8))
+    ([64, 8], [64], [4])
+    """
+    tiles: list[int] = []
+    left = num_rows
+    while left > 0:
+        below = [height for height in heights if height <= left]
+        above = [height for height in heights if height >= left]
+        fits = bool(above) and (not below or 4 * left >= 3 * above[0])
+        tiles.append(above[0] if fits else below[-1])
+        left -= tiles[-1]
+    return tiles
+
+
+def in_row_tiles(multiply: Callable[[Tensor], Tensor], x: Tensor, heights: tuple[int, ...]) -> Tensor:
+    """Multiplies x [num_rows, K] in tiles of admitted heights; returns [num_rows, N]."""
+    num_rows = len(x)
+    if num_rows in heights:
+        return multiply(x)
+    tiles = cut(num_rows, heights)
+    missing = sum(tiles) - num_rows
+    if missing:
+        x = F.pad(x, (0, 0, 0, missing))
+    if len(tiles) == 1:
+        return multiply(x)[:num_rows]
+    return torch.cat([multiply(part) for part in x.split(tiles)])[:num_rows]

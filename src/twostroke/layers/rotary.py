@@ -1,0 +1,116 @@
+"""Rotary position embedding and its ways of stretching a context, as transformers 5.23 computes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from twostroke.config.model import RopeConfig
+
+
+class Rotary:
+    """Cosines and sines of every position, computed once."""
+
+    def __init__(
+        self, rope: RopeConfig, head_dim: int, *, max_model_len: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Fills the tables for positions 0 to max_model_len - 1.
+
+        Dynamic NTK scaling is fixed here for `max_model_len`: stretching with the length of each request would make
+        the keys in the cache contradict later queries.
+        """
+        frequencies, factor = inverse_frequencies(rope, head_dim, max_model_len)
+        angles = torch.arange(max_model_len).float()[:, None] * frequencies  # [max_model_len, head_dim / 2]
+        cos, sin = angles.cos() * factor, angles.sin() * factor
+        self._cos = torch.cat([cos, cos], -1).to(device, dtype)
+        self._signed_sin = torch.cat([-sin, sin], -1).to(device, dtype)
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and signed sin [num_tokens, 1, head_dim] for positions [num_tokens]; see kernels' rotate_heads_."""
+        return self._cos[positions].unsqueeze(1), self._signed_sin[positions].unsqueeze(1)
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int, max_model_len: int) -> tuple[Tensor, float]:
+    """Angular frequency of each pair [head_dim / 2], float32, and the factor on cos and sin."""
+    return _SCALINGS[rope.rope_type](rope, head_dim, max_model_len)
+
+
+def _plain(theta: float, head_dim: int) -> Tensor:
+    return 1.0 / (theta ** (torch.arange(0, head_dim, 2).float() / head_dim))
+
+
+def _default(rope: RopeConfig, head_dim: int, max_model_len: int) -> tuple[Tensor, float]:
+    """Su et al. 2021, arXiv:2104.09864."""
+    return _plain(rope.theta, head_dim), 1.0
+
+
+def _linear(rope: RopeConfig, head_dim: int, max_model_len: int) -> tuple[Tensor, float]:
+    """Position interpolation: Chen et al. 2023, arXiv:2306.15595."""
+    return _plain(rope.theta, head_dim) / rope.factor, 1.0
+
+
+def _dynamic(rope: RopeConfig, head_dim: int, max_model_len: int) -> tuple[Tensor, float]:
+    """NTK-aware scaling for the longest context there will be; plain up to the original one."""
+    assert rope.original_max_position_embeddings is not None
+    original = rope.original_max_position_embeddings
+    stretch = rope.factor * max(max_model_len, original) / original - (rope.factor - 1)
+    return _plain(rope.theta * stretch ** (head_dim / (head_dim - 2)), head_dim), 1.0
+
+
+def _llama3(rope: RopeConfig, head_dim: int, max_model_len: int) -> tuple[Tensor, float]:
+    """Llama 3.1: long waves are stretched by `factor`, short ones kept, those between are blended."""
+    original, low, high = rope.original_max_position_embeddings, rope.low_freq_factor, rope.high_freq_factor
+    assert original is not None
+    assert low is not None
+    assert high is not None
+    frequencies = _plain(rope.theta, head_dim)
+    wavelengths = 2 * math.pi / frequencies
+    stretched = torch.where(wavelengths > original / low, frequencies / rope.factor, frequencies)
+    smooth = (original / wavelengths - low) / (high - low)
+    blended = (1 - smooth) * stretched / rope.factor + smooth * stretched
+    is_between = ~(wavelengths < original / high) & ~(wavelengths > original / low)
+    return torch.where(is_between, blended, stretched), 1.0
+
+
+def _yarn(rope: RopeConfig, head_dim: int, max_model_len: int) -> tuple[Tensor, float]:
+    """YaRN: Peng et al. 2023, arXiv:2309.00071."""
+    assert rope.original_max_position_embeddings is not None
+    original, factor = rope.original_max_position_embeddings, rope.factor
+
+    def pair_that_turns(times: float) -> float:
+        return head_dim * math.log(original / (times * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = pair_that_turns(rope.beta_fast or 32), pair_that_turns(rope.beta_slow or 1)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = torch.clamp((torch.arange(head_dim // 2).float() - low) / (high - low), 0, 1)
+    powers = rope.theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
+    kept = 1 - ramp
+    frequencies = 1.0 / (factor * powers) * (1 - kept) + 1.0 / powers * kept
+    return frequencies, _yarn_attention_factor(rope)
+
+
+def _yarn_attention_factor(rope: RopeConfig) -> float:
+    def temperature(mscale: float) -> float:
+        return 1.0 if rope.factor <= 1 else 0.1 * mscale * math.log(rope.factor) + 1.0
+
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return temperature(rope.mscale) / temperature(rope.mscale_all_dim)
+    return temperature(1.0)
+
+
+_SCALINGS: dict[str, Callable[[RopeConfig, int, int], tuple[Tensor, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}

@@ -1,0 +1,135 @@
+"""A model folder on disk: finding it, its config files, and its tensors by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from twostroke.config.model import ModelConfig
+from twostroke.errors import CorruptCheckpoint, ModelNotFound, UnsupportedModel
+from twostroke.log import get_logger
+
+log = get_logger(__name__)
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+_FLOAT_TYPES = ("F32", "F16", "BF16")
+
+
+def find_model_folder(model: str) -> Path:
+    """The local folder of a model given as a folder or a hub id; a hub id is fetched once and then kept.
+
+    Raises:
+        ModelNotFound: no such folder, and the hub does not have it or cannot be reached.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if not _HUB_ID.fullmatch(model):
+        raise ModelNotFound(f"there is no folder {model!r}, and it is no hub id (owner/name). Check the path.")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ModelNotFound(f"no folder {model!r}; fetching it from the hub needs huggingface_hub.") from error
+    try:
+        return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
+    except Exception as error:  # the hub client raises a dozen unrelated types for "no network" and "no such model"
+        raise ModelNotFound(
+            f"there is no folder {model!r}, and the hub did not deliver it ({type(error).__name__}: {error}). "
+            "Check the name and the network, or download the model and give its folder."
+        ) from error
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """Reads config.json and, if there is one, generation_config.json.
+
+    Raises:
+        ModelNotFound: the folder has no config.json.
+        CorruptCheckpoint: a file is no JSON, or its numbers contradict each other.
+        UnsupportedModel: it asks for what is not implemented.
+    """
+    config = _read_json(folder / "config.json")
+    if config is None:
+        raise ModelNotFound(f"{folder} has no config.json; it is no Hugging Face model folder.")
+    return ModelConfig.from_hf(config, _read_json(folder / "generation_config.json"))
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise CorruptCheckpoint(f"{path} cannot be read as JSON ({error}). Download it again.") from error
+    if not isinstance(content, dict):
+        raise CorruptCheckpoint(f"{path} holds no JSON object. Download it again.")
+    return content
+
+
+class Checkpoint:
+    """The tensors of a folder's safetensors files, single or sharded."""
+
+    def __init__(self, folder: Path) -> None:
+        """Opens the files and reads their headers.
+
+        Raises:
+            ModelNotFound: there are no safetensors files.
+            CorruptCheckpoint: a file is missing, truncated or no safetensors file, or the index disagrees.
+        """
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._file_of: dict[str, Any] = {}
+        index = _read_json(folder / "model.safetensors.index.json")
+        if index is not None:
+            file_names = sorted(set(_weight_map(index, folder).values()))
+        else:
+            file_names = sorted(path.name for path in folder.glob("*.safetensors"))
+        if not file_names:
+            raise ModelNotFound(f"{folder} has no safetensors files; other weight formats are not read.")
+        for file_name in file_names:
+            self._open(folder / file_name)
+        if index is not None:
+            absent = [name for name in _weight_map(index, folder) if name not in self.shapes]
+            if absent:
+                raise CorruptCheckpoint(f"{folder}: the index names tensors that no file has: {shorten(absent)}.")
+
+    def _open(self, path: Path) -> None:
+        try:
+            file: Any = safe_open(path, framework="pt")
+            for name in file.keys():  # noqa: SIM118  a handle, not a mapping
+                header = file.get_slice(name)
+                if header.get_dtype() not in _FLOAT_TYPES:
+                    known = ", ".join(_FLOAT_TYPES)
+                    raise UnsupportedModel(f"{path.name}: {name} has type {header.get_dtype()}; known: {known}.")
+                self.shapes[name] = tuple(header.get_shape())
+                self._file_of[name] = file
+        except (SafetensorError, OSError) as error:
+            raise CorruptCheckpoint(f"{path} cannot be read ({error}). Download it again.") from error
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, in the type it is stored in.
+
+        Raises:
+            CorruptCheckpoint: its bytes cannot be read.
+        """
+        try:
+            return self._file_of[name].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CorruptCheckpoint(f"tensor {name} cannot be read ({error}). Download the model again.") from error
+
+
+def _weight_map(index: dict[str, Any], folder: Path) -> dict[str, str]:
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CorruptCheckpoint(f"{folder}: model.safetensors.index.json has no weight_map. Download it again.")
+    return weight_map
+
+
+def shorten(names: list[str], limit: int = 8) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

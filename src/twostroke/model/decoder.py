@@ -1,0 +1,106 @@
+"""DecoderModel: what every architecture offers to the runner, and what it is built from."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twostroke.config.model import ModelConfig
+from twostroke.kernels.dispatch import Operators
+from twostroke.layers.attention import KVTensors
+from twostroke.layers.attention_metadata import AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """The shape of one tensor of a model."""
+
+    rows: tuple[int, ...]
+    """Rows of each part that is laid under the others; a checkpoint may keep the parts apart or together."""
+    columns: int | None = None
+    """None for a vector."""
+
+    def shape(self, num_rows: int) -> tuple[int, ...]:
+        """Of `num_rows` of its rows."""
+        return (num_rows,) if self.columns is None else (num_rows, self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where and with what a model runs."""
+
+    operators: Operators
+    dtype: torch.dtype
+    device: torch.device
+    max_model_len: int
+
+
+class DecoderModel(ABC):
+    """A decoder over paged KV. Rows are independent: a token's result has the same bits in every batch."""
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], placement: Placement) -> None:
+        """Keeps the weights' account; subclasses build their layers."""
+        self.config = config
+        self._weights = weights
+        self.query_tiles = placement.operators.query_tiles(
+            config.num_heads, config.num_kv_heads, config.head_dim, placement.dtype, placement.device
+        )
+        """Queries per tile that AttentionMetadata.build may use."""
+
+    @classmethod
+    @abstractmethod
+    def parameters(cls, config: ModelConfig) -> dict[str, Parameter]:
+        """Every tensor the model is built from, by our name, `.weight` or `.bias` last."""
+
+    @abstractmethod
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Token ids [num_tokens] int64 to hidden states [num_tokens, hidden_size]."""
+
+    @abstractmethod
+    def forward_layers(
+        self, hidden: Tensor, layers: range, positions: Tensor, attention: AttentionMetadata, kv: KVTensors
+    ) -> Tensor:
+        """Runs some consecutive layers over hidden states [num_tokens, hidden_size]."""
+
+    @abstractmethod
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """What stands between the last layer that runs and the logits. [num_tokens, hidden_size]"""
+
+    @abstractmethod
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Final-normed hidden states [num_rows, hidden_size] to logits [num_rows, vocab_size], float32."""
+
+    @torch.inference_mode()
+    def forward(self, input_ids: Tensor, positions: Tensor, attention: AttentionMetadata, kv: KVTensors) -> Tensor:
+        """One pass over a flat batch.
+
+        Args:
+            input_ids: [num_tokens] int64.
+            positions: [num_tokens] int64, absolute.
+            attention: the step.
+            kv: the KV storage; receives the step's K and V.
+
+        Returns:
+            Final-normed hidden states [num_tokens, hidden_size].
+        """
+        hidden = self.embed(input_ids)
+        hidden = self.forward_layers(hidden, range(self.config.num_layers), positions, attention, kv)
+        return self.final_norm(hidden)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights; tied ones count once."""
+        return sum({w.data_ptr(): w.nbytes for w in self._weights.values()}.values())
+
+    def weight_checksum(self) -> str:
+        """Changes when any weight does."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name in sorted(self._weights):
+            digest.update(name.encode())
+            digest.update(self._weights[name].contiguous().view(torch.uint8).cpu().numpy().data)
+        return digest.hexdigest()

@@ -1,0 +1,140 @@
+"""Llama (Touvron et al. 2023, arXiv:2302.13971), and what differs from it by numbers only: Mistral and Qwen2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from twostroke.config.model import ModelConfig
+from twostroke.layers.attention import Attention, KVTensors
+from twostroke.layers.attention_metadata import AttentionMetadata
+from twostroke.layers.norm import RMSNorm
+from twostroke.layers.rotary import Rotary
+from twostroke.model.decoder import DecoderModel, Parameter, Placement
+
+
+class LlamaLayer:
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], layer_id: int, placement: Placement) -> None:
+        """Takes the layer's weights, named without their `layers.i.`."""
+        operators = placement.operators
+        self._num_heads, self._num_kv_heads, self._head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self._attention_norm = RMSNorm(weights["attention_norm.weight"], config.rms_norm_eps, operators)
+        self._qkv = operators.pack_linear(weights["qkv.weight"], weights.get("qkv.bias"))
+        self._attention = Attention(layer_id, config.head_dim, operators)
+        self._output = operators.pack_linear(weights["output.weight"], weights.get("output.bias"))
+        self._mlp_norm = RMSNorm(weights["mlp_norm.weight"], config.rms_norm_eps, operators)
+        self._gate_up = operators.pack_linear(weights["gate_up.weight"], weights.get("gate_up.bias"))
+        self._down = operators.pack_linear(weights["down.weight"], weights.get("down.bias"))
+        self._rotate_heads_ = operators.rotate_heads_
+        self._silu_and_mul = operators.silu_and_mul
+
+    def forward(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionMetadata, kv: KVTensors
+    ) -> Tensor:
+        """x: [num_tokens, hidden_size]."""
+        x = x + self.attend(self._attention_norm(x), rotation, attention, kv)
+        return x + self.mlp(self._mlp_norm(x))
+
+    def attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionMetadata, kv: KVTensors) -> Tensor:
+        """Self-attention of x [num_tokens, hidden_size]."""
+        qkv = self._qkv(x).view(len(x), self._num_heads + 2 * self._num_kv_heads, self._head_dim)
+        qk = qkv[:, : self._num_heads + self._num_kv_heads]
+        self.norm_heads_(qk)
+        self._rotate_heads_(qk, *rotation)
+        return self._output(self._attention(qkv, attention, kv))
+
+    def norm_heads_(self, qk: Tensor) -> None:
+        """What an architecture does to q and k [num_tokens, num_heads + num_kv_heads, head_dim] before rotation."""
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """Gated feed-forward (Shazeer 2020, arXiv:2002.05202) of x [num_tokens, hidden_size]."""
+        return self._down(self._silu_and_mul(self._gate_up(x)))
+
+
+class Llama(DecoderModel):
+    """Embedding, layers, norm, and a head that may be the embedding."""
+
+    layer_class: type[LlamaLayer] = LlamaLayer
+
+    @classmethod
+    def parameters(cls, config: ModelConfig) -> dict[str, Parameter]:
+        """See DecoderModel."""
+        found = {
+            "embedding.weight": Parameter((config.vocab_size,), config.hidden_size),
+            "norm.weight": Parameter((config.hidden_size,)),
+        }
+        if not config.tie_word_embeddings:
+            found["lm_head.weight"] = Parameter((config.vocab_size,), config.hidden_size)
+        for i in range(config.num_layers):
+            found |= {f"layers.{i}.{name}": shape for name, shape in cls.layer_parameters(config).items()}
+        return found
+
+    @classmethod
+    def layer_parameters(cls, config: ModelConfig) -> dict[str, Parameter]:
+        """Tensors of one layer."""
+        hidden, q, kv = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        linears: dict[str, tuple[tuple[int, ...], int, bool]] = {
+            "qkv": ((q, kv, kv), hidden, config.attention_bias),
+            "output": ((hidden,), q, config.output_bias),
+            "gate_up": ((config.intermediate_size, config.intermediate_size), hidden, config.mlp_bias),
+            "down": ((hidden,), config.intermediate_size, config.mlp_bias),
+        }
+        found = {f"{norm}.weight": Parameter((hidden,)) for norm in ("attention_norm", "mlp_norm")}
+        for name, (rows, columns, has_bias) in linears.items():
+            found[f"{name}.weight"] = Parameter(rows, columns)
+            if has_bias:
+                found[f"{name}.bias"] = Parameter(rows)
+        return found
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], placement: Placement) -> None:
+        """Builds the layers from weights named as in `parameters`."""
+        super().__init__(config, weights, placement)
+        self._embedding = weights["embedding.weight"]
+        self._layers = [
+            self.layer_class(
+                config,
+                {name: weights[f"layers.{i}.{name}"] for name in self.layer_parameters(config)},
+                i,
+                placement,
+            )
+            for i in range(config.num_layers)
+        ]
+        self._norm = RMSNorm(weights["norm.weight"], config.rms_norm_eps, placement.operators)
+        self._lm_head = placement.operators.pack_linear(weights.get("lm_head.weight", self._embedding), None)
+        self._rotary = Rotary(
+            config.rope,
+            config.head_dim,
+            max_model_len=placement.max_model_len,
+            dtype=placement.dtype,
+            device=placement.device,
+        )
+
+    @torch.inference_mode()
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """See DecoderModel."""
+        return F.embedding(input_ids, self._embedding)
+
+    @torch.inference_mode()
+    def forward_layers(
+        self, hidden: Tensor, layers: range, positions: Tensor, attention: AttentionMetadata, kv: KVTensors
+    ) -> Tensor:
+        """See DecoderModel."""
+        rotation = self._rotary(positions)
+        for layer_id in layers:
+            hidden = self._layers[layer_id].forward(hidden, rotation, attention, kv)
+        return hidden
+
+    @torch.inference_mode()
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """See DecoderModel."""
+        return self._norm(hidden)
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """See DecoderModel."""
+        return self._lm_head(hidden).float()

@@ -1,0 +1,105 @@
+"""Safetensors to a model that runs: checks every name and shape first, then reads, converts and packs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from twostroke.config.model import ModelConfig
+from twostroke.errors import CorruptCheckpoint
+from twostroke.kernels.dispatch import operators_for
+from twostroke.log import get_logger
+from twostroke.model.checkpoint import Checkpoint, shorten
+from twostroke.model.decoder import DecoderModel, Parameter, Placement
+from twostroke.model.registry import architecture, model_class
+from twostroke.model.weight_map import checkpoint_names
+
+log = get_logger(__name__)
+
+
+def load_model(
+    folder: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int
+) -> DecoderModel:
+    """Loads a model folder.
+
+    Args:
+        folder: holds the safetensors files.
+        config: of that folder (checkpoint.read_model_config).
+        dtype: of weights and activations; stored weights are converted.
+        device: where it runs.
+        max_model_len: positions the rotary tables are made for; fixes dynamic rope scaling.
+
+    Raises:
+        UnsupportedModel: the architecture or the type of the weights is not implemented.
+        ModelNotFound: there are no safetensors files.
+        CorruptCheckpoint: unreadable files, or tensors that are missing, extra or misshapen; all of them are named.
+    """
+    start_s = time.perf_counter()
+    kind, names = model_class(config.architecture), architecture(config.architecture).names
+    checkpoint = Checkpoint(folder)
+    parameters = kind.parameters(config)
+    sources = {name: checkpoint_names(names, name) for name in parameters}
+    _check(checkpoint, parameters, sources, config, folder)
+    weights = {name: _join([checkpoint.read(part) for part in parts], dtype, device) for name, parts in sources.items()}
+    if config.tie_word_embeddings:
+        _check_tied_head(checkpoint, weights["embedding.weight"])
+    model = kind(config, weights, Placement(operators_for(device), dtype, device, max_model_len))
+    log.info("%s: %d MiB of weights in %.1f s", folder.name, model.weight_bytes >> 20, time.perf_counter() - start_s)
+    return model
+
+
+def _join(parts: list[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of our own: memory that the checkpoint's file maps would change with the file."""
+    if len(parts) > 1:
+        return torch.cat([part.to(dtype) for part in parts]).to(device)
+    return parts[0].to(device=device, dtype=dtype, copy=True).contiguous()
+
+
+def _check(
+    checkpoint: Checkpoint,
+    parameters: dict[str, Parameter],
+    sources: dict[str, tuple[str, ...]],
+    config: ModelConfig,
+    folder: Path,
+) -> None:
+    missing: list[str] = []
+    misshapen: list[str] = []
+    for name, parts in sources.items():
+        parameter = parameters[name]
+        rows = parameter.rows if len(parts) == len(parameter.rows) else (sum(parameter.rows),)
+        for part, num_rows in zip(parts, rows, strict=True):
+            found, expected = checkpoint.shapes.get(part), parameter.shape(num_rows)
+            if found is None:
+                missing.append(part)
+            elif found != expected:
+                misshapen.append(f"{part} is {list(found)} instead of {list(expected)}")
+    expected_names = {part for parts in sources.values() for part in parts}
+    extra = [name for name in checkpoint.shapes if name not in expected_names and not _is_harmless(name, config)]
+    problems = [
+        f"{what}: {shorten(sorted(names))}"
+        for what, names in (("missing", missing), ("wrong shape", misshapen), ("not of this architecture", extra))
+        if names
+    ]
+    if problems:
+        raise CorruptCheckpoint(
+            f"{folder}: the tensors do not fit config.json ({config.architecture}); {'; '.join(problems)}."
+        )
+
+
+def _is_harmless(name: str, config: ModelConfig) -> bool:
+    """Old checkpoints store the rotary frequencies, and tied ones sometimes the head a second time."""
+    return name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
+
+
+def _check_tied_head(checkpoint: Checkpoint, embedding: Tensor) -> None:
+    if "lm_head.weight" not in checkpoint.shapes:
+        return
+    head = checkpoint.read("lm_head.weight").to(embedding.device, embedding.dtype)
+    if not torch.equal(head, embedding):
+        raise CorruptCheckpoint(
+            "config.json ties lm_head.weight to the embedding, but the checkpoint holds another lm_head.weight. "
+            "Set tie_word_embeddings to false to use it."
+        )

@@ -1,0 +1,39 @@
+"""Qwen3 (Yang et al. 2025, arXiv:2505.09388): Llama with a norm over each head of q and k."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from twostroke.config.model import ModelConfig
+from twostroke.layers.norm import RMSNorm
+from twostroke.model.decoder import Parameter, Placement
+from twostroke.model.llama import Llama, LlamaLayer
+
+
+class Qwen3Layer(LlamaLayer):
+    """Norms q and k before they are rotated."""
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], layer_id: int, placement: Placement) -> None:
+        """One norm for all heads of q and k, with each head's weight in its row."""
+        super().__init__(config, weights, layer_id, placement)
+        of_heads = [weights["q_norm.weight"]] * config.num_heads + [weights["k_norm.weight"]] * config.num_kv_heads
+        self._head_norm = RMSNorm(torch.stack(of_heads), config.rms_norm_eps, placement.operators)
+
+    def norm_heads_(self, qk: Tensor) -> None:
+        """Over head_dim, per token and head."""
+        qk.copy_(self._head_norm(qk))
+
+
+class Qwen3(Llama):
+    """Llama with Qwen3's layers."""
+
+    layer_class = Qwen3Layer
+
+    @classmethod
+    def layer_parameters(cls, config: ModelConfig) -> dict[str, Parameter]:
+        """Llama's, and the two norms."""
+        norms = {f"{name}.weight": Parameter((config.head_dim,)) for name in ("q_norm", "k_norm")}
+        return super().layer_parameters(config) | norms

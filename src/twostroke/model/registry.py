@@ -1,0 +1,64 @@
+"""Architecture name to its maths and its names; lookup, nothing else. A model's file is imported on first use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from twostroke.config.model import ARCHITECTURE_TRAITS, ArchitectureTraits
+from twostroke.errors import UnsupportedModel
+from twostroke.model.weight_map import LLAMA, QWEN3, NameTable
+
+if TYPE_CHECKING:
+    from twostroke.model.decoder import DecoderModel
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """Where an architecture is."""
+
+    path: str
+    """`module:Class`, a DecoderModel."""
+    names: NameTable
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "LlamaForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA),
+    "MistralForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA),
+    "Qwen2ForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA),
+    "Qwen3ForCausalLM": Architecture("twostroke.model.qwen3:Qwen3", QWEN3),
+}
+
+
+def register(name: str, architecture: Architecture, traits: ArchitectureTraits) -> None:
+    """Adds an architecture from outside the package.
+
+    Args:
+        name: as config.json lists it under `architectures`.
+        architecture: its maths and its names.
+        traits: how its config.json is read.
+    """
+    ARCHITECTURES[name] = architecture
+    ARCHITECTURE_TRAITS[name] = traits
+
+
+def architecture(name: str) -> Architecture:
+    """Looks an architecture up.
+
+    Raises:
+        UnsupportedModel: there is none of that name; the known ones are listed.
+    """
+    if name not in ARCHITECTURES:
+        raise UnsupportedModel(f"no architecture {name!r}; known: {', '.join(sorted(ARCHITECTURES))}.")
+    return ARCHITECTURES[name]
+
+
+def model_class(name: str) -> type[DecoderModel]:
+    """Imports the maths of an architecture.
+
+    Raises:
+        UnsupportedModel: there is none of that name; the known ones are listed.
+    """
+    module, _, class_name = architecture(name).path.partition(":")
+    return getattr(import_module(module), class_name)

@@ -1,0 +1,58 @@
+"""KVStorage: the one tensor that holds every KV block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from twostroke.kv_cache.layout import KVLayout
+
+
+class KVStorage:
+    """All KV blocks of an engine, allocated once, zeroed.
+
+    A block is contiguous, and inside it each layer's K and V, and inside those each KV head:
+
+    ```
+    tensor [num_blocks, layers_per_block, 2, num_kv_heads, block_size, head_dim]
+                                          K,V
+    ```
+
+    Slots of a block behind a request's last token are finite at all times: the step that opens a block zeroes them
+    (kernels/reference/attention_plan.py). Whoever fills a block in another way fills all of it.
+    """
+
+    def __init__(self, layout: KVLayout, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Allocates num_blocks * layout.bytes_per_block bytes."""
+        assert dtype.itemsize == layout.bytes_per_element, (dtype, layout.bytes_per_element)
+        self.layout, self.num_blocks = layout, num_blocks
+        shape = (num_blocks, layout.layers_per_block, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
+        self.tensor = torch.zeros(shape, dtype=dtype, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+        return self.tensor.nbytes
+
+    def zero_blocks(self, block_ids: Sequence[int]) -> None:
+        """Overwrites blocks with zeros, as when they were allocated."""
+        self.tensor[torch.tensor(block_ids, dtype=torch.int64, device=self.tensor.device)] = 0
+
+    def byte_ranges(self, block_id: int, layer_in_block: int, kv_heads: range) -> tuple[tuple[int, int], ...]:
+        """(offset, length) in bytes from the start of the tensor: K, then V, of a run of KV heads.
+
+        Args:
+            block_id: which block.
+            layer_in_block: which of the block's layers.
+            kv_heads: consecutive KV heads; their slots are contiguous.
+        """
+        assert kv_heads.step == 1, kv_heads
+        assert kv_heads.stop <= self.layout.num_kv_heads, kv_heads
+        assert 0 <= block_id < self.num_blocks, block_id
+        assert 0 <= layer_in_block < self.layout.layers_per_block, layer_in_block
+        head_bytes = self.layout.block_size * self.layout.head_dim * self.layout.bytes_per_element
+        layer_bytes = 2 * self.layout.num_kv_heads * head_bytes
+        start = block_id * self.layout.bytes_per_block + layer_in_block * layer_bytes + kv_heads.start * head_bytes
+        length = len(kv_heads) * head_bytes
+        return (start, length), (start + self.layout.num_kv_heads * head_bytes, length)

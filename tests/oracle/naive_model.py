@@ -1,0 +1,49 @@
+"""Small random models built with transformers: written to a folder for us to load, and run by transformers itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 199,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.15,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def build(folder: Path, kind: str, seed: int = 0, **changes: Any) -> Any:
+    """A random `kind` ("Llama", "Mistral", "Qwen2", "Qwen3", …), saved to `folder`; returns transformers' model.
+
+    The weights are large, so that distributions are peaky and positions matter; norms and biases are random too.
+    """
+    config = getattr(transformers, f"{kind}Config")(**{**SMALL, **changes})
+    config._attn_implementation = "eager"
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                parameter.normal_(0, 0.5)
+    model.save_pretrained(folder)
+    return model
+
+
+@torch.no_grad()
+def logits(model: Any, token_ids: list[int]) -> Tensor:
+    """Logits of every position, computed without a cache. [num_tokens, vocab_size]"""
+    return model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0].float()

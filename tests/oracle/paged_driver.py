@@ -1,0 +1,122 @@
+"""The smallest thing that can run a model over paged KV: every request owns its blocks, physical ids are scrambled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.layers.attention_metadata import AttentionLayout, AttentionMetadata
+from twostroke.model.decoder import DecoderModel
+from twostroke.runner.kv_storage import KVStorage
+
+
+@dataclass
+class DrivenRequest:
+    """Token ids so far, how many of them have KV, and a block table per KV group."""
+
+    token_ids: list[int]
+    num_computed: int = 0
+    block_tables: list[list[int]] = field(default_factory=list)
+
+
+def attention_layout(layout: KVLayout, num_heads: int) -> AttentionLayout:
+    """What the runner does when it starts."""
+    return AttentionLayout.of(
+        [(group.layer_ids, group.window) for group in layout.groups],
+        block_size=layout.block_size,
+        num_heads=num_heads,
+        num_kv_heads=layout.num_kv_heads,
+        head_dim=layout.head_dim,
+    )
+
+
+class PagedDriver:
+    """Feeds chosen numbers of tokens of chosen requests through a model."""
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        *,
+        num_blocks: int = 256,
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+        fill: float = float("nan"),
+    ) -> None:
+        """`fill` is what the pool holds at first: NaN, so that a read of a foreign slot shows."""
+        self.model = model
+        config = model.config
+        self.layout = KVLayout.of(
+            config.layer_windows,
+            block_size=block_size,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            bytes_per_element=dtype.itemsize,
+        )
+        self.kv = KVStorage(self.layout, num_blocks, dtype, torch.device("cpu"))
+        self.kv.tensor.fill_(fill)
+        self.attention_layout = attention_layout(self.layout, config.num_heads)
+        self._free = [int(b) for b in np.random.default_rng(seed).permutation(num_blocks)]
+
+    def add(self, token_ids: Sequence[int]) -> DrivenRequest:
+        """A new request; nothing is computed yet."""
+        return DrivenRequest(list(token_ids), 0, [[] for _ in self.layout.groups])
+
+    def free(self, request: DrivenRequest) -> None:
+        """Gives its blocks back, with what they hold."""
+        for table in request.block_tables:
+            self._free += [block_id for block_id in table if block_id >= 0]
+            table.clear()
+
+    def step(self, work: Sequence[tuple[DrivenRequest, int]]) -> list[torch.Tensor]:
+        """Computes the next n tokens of each request; returns final hidden states [n, hidden_size] per request."""
+        starts, lens, ids, positions = [0], [], [], []
+        for request, num_tokens in work:
+            end = request.num_computed + num_tokens
+            self._make_room(request, end)
+            ids += request.token_ids[request.num_computed : end]
+            positions += range(request.num_computed, end)
+            starts.append(len(ids))
+            lens.append(end)
+            request.num_computed = end
+        hidden = self.model.forward(
+            torch.tensor(ids), torch.tensor(positions), self._metadata(work, starts, lens), self.kv
+        )
+        return [hidden[a:b] for a, b in zip(starts[:-1], starts[1:], strict=True)]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, vocab_size] float32."""
+        return self.model.compute_logits(hidden)
+
+    def _make_room(self, request: DrivenRequest, end: int) -> None:
+        for table, group in zip(request.block_tables, self.layout.groups, strict=True):
+            while len(table) < self.layout.num_blocks_of_prefix(end):
+                table.append(self._free.pop())
+            # what a query can no longer see goes back at once, and may be overwritten in this very step
+            for entry in range(self.layout.first_needed_block(group, request.num_computed)):
+                if table[entry] >= 0:
+                    self._free.append(table[entry])
+                    table[entry] = -1
+
+    def _metadata(
+        self, work: Sequence[tuple[DrivenRequest, int]], starts: list[int], lens: list[int]
+    ) -> AttentionMetadata:
+        tables = []
+        for group in range(len(self.layout.groups)):
+            widest = max(len(request.block_tables[group]) for request, _ in work)
+            table = np.full((len(work), widest + 1), -1, np.int32)
+            for row, (request, _) in enumerate(work):
+                table[row, : len(request.block_tables[group])] = request.block_tables[group]
+            tables.append(table)
+        return AttentionMetadata.build(
+            query_start_loc=np.array(starts, np.int32),
+            seq_lens=np.array(lens, np.int32),
+            block_tables=tables,
+            layout=self.attention_layout,
+            query_tiles=self.model.query_tiles,
+            device=torch.device("cpu"),
+        )
