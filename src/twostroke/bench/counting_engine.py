@@ -28,9 +28,7 @@ class CountingEngine:
 
     def run(self, workload: Workload, *, progress: str | None = None) -> Run:
         """Runs a workload to its end; times of the run are in steps."""
-        return drive(
-            self.engine, self.executor, workload, clock=self.clock, wait=self.clock.advance, progress=progress
-        )
+        return drive(self.engine, self.executor, workload, clock=self.clock, wait=self.clock.advance, progress=progress)
 
 
 def counting_engine(

@@ -174,7 +174,7 @@ def drive(
     times: dict[str, RequestTimes] = {}
     steps: list[StepSample] = []
     with tqdm(
-        total=workload.num_output_tokens, desc=progress, unit="tok", disable=progress is None, leave=False
+        total=workload.num_output_tokens, desc=progress, unit="tok", disable=None if progress else True, leave=False
     ) as bar:
         while pending or engine.has_work:
             now_s = clock() - start_s

@@ -71,6 +71,11 @@ class Workload:
         """Its first `count` requests."""
         return Workload(self.requests[:count], {**self.description, "first": count})
 
+    def cut_outputs(self, max_tokens: int) -> Workload:
+        """With outputs of at most `max_tokens` tokens."""
+        cut = tuple(replace(r, max_tokens=min(r.max_tokens, max_tokens)) for r in self.requests)
+        return Workload(cut, {**self.description, "max_output_tokens": max_tokens})
+
     def fitting(self, max_model_len: int) -> Workload:
         """Without the requests that a context of `max_model_len` tokens cannot hold."""
         kept = tuple(r for r in self.requests if r.num_tokens <= max_model_len)

@@ -26,7 +26,7 @@ class WasteSampler:
     """Adds up allocated and used slots over all steps."""
 
     def __init__(self) -> None:
-        self.allocated = self.used = self.peak_requests = 0
+        self.allocated = self.used = 0
 
     def __call__(self, kv: KVCacheManager) -> None:
         usage = kv.usage()

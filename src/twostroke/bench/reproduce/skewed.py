@@ -1,4 +1,4 @@
-"""The skewed workload of R3 and R4: many short requests, a few that need all of the context, as chat services see them."""
+"""The skewed workload of R3 and R4: many short requests and a few that need all of the context, as chats have them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,8 @@ class Residence:
     max_len: int
     paged_waste: float
     """Share of the slots in blocks of `block_size` that hold nothing."""
-
-    @property
-    def contiguous_waste(self) -> float:
-        """The same when each request is given room for the longest."""
-        return 1 - self.mean_len / self.max_len
+    contiguous_waste: float
+    """The same when each request is given room for the longest, in whole blocks."""
 
     @classmethod
     def of(cls, workload: Workload, block_size: int) -> Residence:
@@ -43,7 +40,9 @@ class Residence:
             used += int(lens.sum())
             allocated += int((-(-lens // block_size) * block_size).sum())
             steps += len(lens)
-        return cls(used / steps, workload.max_request_tokens, 1 - used / allocated)
+        longest = workload.max_request_tokens
+        room_for_longest = -(-longest // block_size) * block_size
+        return cls(used / steps, longest, 1 - used / allocated, 1 - used / steps / room_for_longest)
 
 
 def skewed_workloads(options: ReproduceOptions) -> dict[str, Workload]:
