@@ -26,7 +26,7 @@ bench: $(STAMP)
 	$(BIN)/twostroke bench reproduce all
 
 soak: $(STAMP)
-	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m "soak or not soak"
+	$(BIN)/python -m pytest --hypothesis-profile=soak
 
 train: $(STAMP)
 	$(BIN)/python -m training.train

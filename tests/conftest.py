@@ -1,17 +1,23 @@
-"""What all tests share: how hard Hypothesis tries, and models written once per session."""
+"""What all tests share: Hypothesis profiles, and models written once per session.
+
+The profile `ci` is the default and repeats itself exactly; `--hypothesis-profile=soak` runs 50 times as many examples.
+"""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-import hypothesis
 import pytest
+from hypothesis import HealthCheck, settings
+
 from model_folders import SHAPES, write_random_model
 
-hypothesis.settings.register_profile("ci", deadline=None, print_blob=True)
-hypothesis.settings.register_profile("soak", deadline=None, print_blob=True, max_examples=3000, stateful_step_count=150)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))  # noqa: TID251
+_CALM = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+_EXAMPLES = 60
+
+settings.register_profile("ci", max_examples=_EXAMPLES, deadline=None, derandomize=True, suppress_health_check=_CALM)
+settings.register_profile("soak", max_examples=50 * _EXAMPLES, deadline=None, suppress_health_check=_CALM)
+settings.load_profile("ci")
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,16 @@ from dataclasses import dataclass, field
 from twostroke.batch import Commit, ScheduledBatch, ScheduledRequest
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.events import (
+    EngineStarted,
+    EventLog,
+    EventRing,
+    RequestArrived,
+    RequestFinishedByCaller,
+    StepCommitted,
+    StepScheduled,
+    plain,
+)
 from twostroke.kv_cache.block_hash import extend_hashes, hash_blocks
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
@@ -106,7 +116,7 @@ class FakeExecutor:
                 )
 
     def _sample(self, scheduled: ScheduledRequest) -> list[int]:
-        """Draws how many drafts are right, and appends the tokens: before writing, since right drafts are valid K, V."""
+        """Draws how many drafts are right and appends the tokens; before writing, as K and V of right drafts stay."""
         generation = self.generations[scheduled.request_id]
         num_known = scheduled.token_range.stop - scheduled.num_draft_tokens
         assert scheduled.samples_token == (num_known == len(generation.token_ids)), f"{scheduled}: {generation}"
@@ -125,6 +135,7 @@ class FakeEngine:
         latency: 0 updates the scheduler right after each step; 1 decides the next step first.
         max_drafts: most drafts proposed after a step.
         stop_chance: chance that a token ends its request.
+        log: takes the events of the run.
     """
 
     def __init__(
@@ -139,11 +150,16 @@ class FakeEngine:
         max_drafts: int = 0,
         stop_chance: float = 0.0,
         seed: int = 0,
+        log: EventLog | None = None,
     ) -> None:
         cache_config = cache_config or CacheConfig(block_size=layout.block_size)
+        scheduler_config = scheduler_config or SchedulerConfig()
         self.layout = layout
         self.kv = KVCacheManager(layout, num_blocks, cache_config, max_model_len)
-        self.scheduler = Scheduler(scheduler_config or SchedulerConfig(), self.kv, max_model_len=max_model_len)
+        self.scheduler = Scheduler(scheduler_config, self.kv, max_model_len=max_model_len)
+        self.log = log or EventRing(1)
+        configs = plain(scheduler_config), plain(cache_config), plain(layout)
+        self.log.append(EngineStarted(0.0, "fake", *configs, num_blocks, max_model_len, "fake"))
         self.rng = random.Random(seed)
         self.executor = FakeExecutor(layout, self.rng)
         self.latency = latency
@@ -178,6 +194,7 @@ class FakeEngine:
             hashes,
         )
         self.live[request_id] = self.executor.generations[request_id] = generation
+        self.log.append(RequestArrived(self.now_s, "fake", request_id, arrival))
         self.scheduler.add_request(arrival)
         return arrival
 
@@ -185,18 +202,19 @@ class FakeEngine:
         """Takes a request back."""
         generation = self.live.pop(request_id)
         self.ended[request_id] = (FinishReason.ABORT, generation.token_ids)
+        self.log.append(RequestFinishedByCaller(self.now_s, "fake", request_id, FinishReason.ABORT))
         self.scheduler.finish(request_id, FinishReason.ABORT)
 
     def step(self) -> ScheduledBatch:
         """Decides one step, computes it, and accounts for those that are due."""
         batch = self.scheduler.schedule(self.now_s)
+        self.log.append(StepScheduled(self.now_s, "fake", batch))
         self.batches.append(batch)
         self.now_s += 1.0
         if not batch.is_empty:
             self.in_flight.append((batch, self.executor.execute(batch)))
         while len(self.in_flight) > (self.latency if not batch.is_empty else 0):
-            done, results = self.in_flight.popleft()
-            self.scheduler.update(done.step, self._commits(done, results))
+            self._update()
         return batch
 
     def run(self, max_steps: int = 100_000) -> int:
@@ -205,14 +223,16 @@ class FakeEngine:
         for _ in range(max_steps):
             if not self.scheduler.has_work:
                 while self.in_flight:
-                    done, results = self.in_flight.popleft()
-                    self.scheduler.update(done.step, self._commits(done, results))
+                    self._update()
                 return num_steps
             num_steps += not self.step().is_empty
         raise AssertionError(f"{max_steps} steps and no end: {self.live.keys()}")
 
-    def _commits(self, batch: ScheduledBatch, results: dict[str, list[int]]) -> list[Commit]:
-        return [self._commit(s, results[s.request_id]) for s in batch.requests]
+    def _update(self) -> None:
+        batch, results = self.in_flight.popleft()
+        commits = tuple(self._commit(s, results[s.request_id]) for s in batch.requests)
+        self.log.append(StepCommitted(self.now_s, "fake", batch.step, commits))
+        self.scheduler.update(batch.step, commits)
 
     def _commit(self, scheduled: ScheduledRequest, token_ids: list[int]) -> Commit:
         request_id = scheduled.request_id

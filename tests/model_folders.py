@@ -42,7 +42,9 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.decoder = ByteLevelDecoder()
     tokenizer.add_special_tokens(["<|end|>"])
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text('{"eos_token": "<|end|>", "tokenizer_class": "PreTrainedTokenizerFast"}')
+    (folder / "tokenizer_config.json").write_text(
+        '{"eos_token": "<|end|>", "tokenizer_class": "PreTrainedTokenizerFast"}'
+    )
 
 
 def write_random_model(folder: Path, family: str, *, dtype: str = "float32", seed: int = 0, **fields: Any) -> Path:

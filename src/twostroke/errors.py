@@ -11,6 +11,7 @@
     │   ├── UnsupportedModel        an architecture, a rope type or a layout that we do not run
     │   ├── CorruptCheckpoint       missing, extra, misshapen or unreadable tensors
     │   └── DoesNotFit              an explicit size that memory cannot hold, with the arithmetic
+    ├── UnreadableEvent             a line of an event log that is none, or of another version
     └── EngineError                 ours: a step failed
 
 Each message names the value, the limit and the remedy. Broken invariants of our own are assertions, not these.
@@ -82,6 +83,10 @@ class CorruptCheckpoint(SetupError):
 
 class DoesNotFit(SetupError):
     """An explicit size exceeds what the machine has; the message shows the arithmetic."""
+
+
+class UnreadableEvent(TwostrokeError, ValueError):
+    """A line of an event log is no event of this version."""
 
 
 class EngineError(TwostrokeError):

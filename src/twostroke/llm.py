@@ -145,5 +145,7 @@ class LLM:
 def _one_each(name: str, given: Any, kind: type, count: int) -> list[Any]:
     values = [given] * count if isinstance(given, kind) else list(given)
     if len(values) != count:
-        raise InvalidParameter(name, f"{len(values)} values", f"must be one for all or one each; there are {count} prompts")
+        raise InvalidParameter(
+            name, f"{len(values)} values", f"must be one for all or one each; there are {count} prompts"
+        )
     return values

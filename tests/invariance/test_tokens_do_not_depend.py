@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_folders import SHAPES
 
+from model_folders import SHAPES
 from twostroke import LLM, RequestOutput, SamplingParams
 
 MODELS = [*SHAPES, "embedded"]
@@ -62,7 +62,9 @@ def folder(model: str, random_models: dict[str, Path]) -> str:
 def generate(
     model: str, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], **config: Any
 ) -> list[RequestOutput]:
-    with LLM(model, kv_cache_memory=1 << 26, **config) if "num_kv_blocks" not in config else LLM(model, **config) as llm:
+    with (
+        LLM(model, kv_cache_memory=1 << 26, **config) if "num_kv_blocks" not in config else LLM(model, **config) as llm
+    ):
         return llm.generate([{"prompt_token_ids": list(p)} for p in prompts], list(params))
 
 
@@ -95,7 +97,12 @@ def test_small_pool_preempts(model: str, random_models: dict[str, Path], expecte
     prompts, params = requests()
     blocks = 3 * 20 if model == "qwen2" else 20  # qwen2: three groups of layers, each with its own table
     outputs = generate(
-        folder(model, random_models), prompts, params, num_kv_blocks=blocks, max_model_len=232, max_num_batched_tokens=48
+        folder(model, random_models),
+        prompts,
+        params,
+        num_kv_blocks=blocks,
+        max_model_len=232,
+        max_num_batched_tokens=48,
     )
     assert sum(o.metrics.num_preemptions for o in outputs if o.metrics) > 0, "the pool was not small enough to matter"
     assert essence(outputs) == expected[model]

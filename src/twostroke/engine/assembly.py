@@ -11,11 +11,11 @@ import torch
 
 from twostroke.config.engine import EngineConfig
 from twostroke.config.model import ModelConfig
+from twostroke.cost.step_cost import ModelShape
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.engine import Engine
-from twostroke.engine.event_sinks import open_event_log
 from twostroke.engine.input_processor import InputProcessor
-from twostroke.engine.journal import Journal
+from twostroke.engine.journal import Journal, engine_started
 from twostroke.engine.output_processor import OutputProcessor
 from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import SetupError
@@ -24,7 +24,7 @@ from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_cache.sizing import KVSizing, size_kv_cache
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import find_model_folder, read_model_config
-from twostroke.model.loader import load_model
+from twostroke.model.loader import load_model, num_parameters
 from twostroke.runner.executor import InProcessExecutor
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.machine_limits import measure_machine_limits
@@ -64,7 +64,7 @@ def build_text_engine(config: EngineConfig) -> TextEngine:
         head_dim=loaded.config.head_dim,
         bytes_per_element=loaded.dtype.itemsize,
     )
-    weight_bytes = loaded.config.num_parameters * loaded.dtype.itemsize
+    weight_bytes = num_parameters(loaded.config) * loaded.dtype.itemsize
     sizing = size_kv_cache(
         layout,
         config.cache,
@@ -93,6 +93,7 @@ def build_text_engine(config: EngineConfig) -> TextEngine:
         block_size=config.cache.block_size,
         hashes_blocks=config.cache.enable_prefix_caching,
         journal=_journal(config, loaded, layout, sizing),
+        clock=monotonic_clock,
     )
     lines = _startup_lines(loaded, model.weight_bytes, layout, sizing, time.perf_counter() - begin_s)
     for line in lines:
@@ -123,10 +124,36 @@ def _prepare(config: EngineConfig) -> _Loaded:
     torch.set_num_threads(load.threads or len(os.sched_getaffinity(0)))
     folder = find_model_folder(load.model)
     model_config = read_model_config(folder)
-    dtype = getattr(torch, model_config.dtype if load.dtype == "auto" else load.dtype)
+    dtype = getattr(torch, model_config.dtype_name if load.dtype == "auto" else load.dtype)
     tokenizer = Tokenizer.from_folder(load.tokenizer or folder)
     tokenizer.check_vocab(model_config.vocab_size)
     return _Loaded(folder, model_config, dtype, device, tokenizer)
+
+
+def _journal(config: EngineConfig, loaded: _Loaded, layout: KVLayout, sizing: KVSizing) -> Journal:
+    """The event log, begun with everything that a replay has to be built from."""
+    model = loaded.config
+    shape = ModelShape(
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        vocab_size=model.vocab_size,
+        layer_windows=model.layer_windows,
+        bytes_per_weight=loaded.dtype.itemsize,
+        bytes_per_kv_element=layout.bytes_per_element,
+    )
+    started = engine_started(
+        config.scheduler,
+        config.cache,
+        layout,
+        num_blocks=sizing.num_blocks,
+        max_model_len=sizing.max_model_len,
+        model=f"{loaded.folder.name} ({model.architecture}, {num_parameters(model)} parameters, {loaded.dtype})",
+        now_s=monotonic_clock(),
+    )
+    return Journal(started, shape, measure_machine_limits(loaded.dtype, loaded.device), config.load.event_log)
 
 
 def _max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:
@@ -150,7 +177,7 @@ def _startup_lines(
     dtype = str(loaded.dtype).removeprefix("torch.")
     capacity = sizing.num_blocks // len(layout.groups) * layout.block_size
     return (
-        f"model    {config.architecture}, {config.num_parameters / 1e6:,.1f} M parameters, {dtype}, {where}; "
+        f"model    {config.architecture}, {num_parameters(config) / 1e6:,.1f} M parameters, {dtype}, {where}; "
         f"{weight_bytes:,} bytes of weights, loaded in {load_s:.2f} s",
         f"kv cache {layout.bytes_per_token:,} bytes per token; {sizing.num_blocks:,} blocks of {layout.block_size} tokens "
         f"= {sizing.kv_bytes:,} bytes, room for {capacity:,} tokens",

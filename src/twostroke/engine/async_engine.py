@@ -81,9 +81,7 @@ class AsyncEngine:
         """
         params = sampling_params or SamplingParams()
         stream = self._open(
-            lambda: self._engine.submit(
-                prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt
-            )
+            lambda: self._engine.submit(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
         )
         async for output in self._follow(*await stream):
             yield output
@@ -202,5 +200,3 @@ class AsyncEngine:
         for stream in self._streams.values():
             stream.put(error)
         self._streams.clear()
-
-

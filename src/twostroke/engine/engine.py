@@ -62,9 +62,8 @@ class Engine:
         generation = Generation(request, self._block_size, self._hashes_blocks)
         arrival = generation.arrival
         self._live[request.request_id] = generation
-        self._executor.add_request(request.new_request)
         self._scheduler.add_request(arrival)
-        self._journal.arrived(arrival)
+        self._journal.arrived(arrival, self._clock())
 
     def finish(self, request_id: str, reason: FinishReason) -> bool:
         """Ends a sequence from outside (abort, stop string); its blocks are free at once.
@@ -96,13 +95,20 @@ class Engine:
         while len(self._in_flight) < self._executor.max_in_flight:
             now_s = self._clock()
             batch = self._scheduler.schedule(now_s)
-            if batch.is_empty and not batch.finished_request_ids:
-                return
             self._journal.scheduled(batch, now_s)
+            if batch.is_empty:
+                assert self._in_flight or not self._live, f"{len(self._live)} requests and no progress: {batch}"
+                return
             for scheduled in batch.requests:
-                self._live[scheduled.request_id].note_scheduled(now_s)
+                self._announce(self._live[scheduled.request_id], now_s)
             self._executor.submit(batch)
             self._in_flight.append(batch)
+
+    def _announce(self, generation: Generation, now_s: float) -> None:
+        """Tells the executor of a request that runs for the first time; one that ends in the queue never bothers it."""
+        if generation.scheduled_time_s is None:
+            generation.scheduled_time_s = now_s
+            self._executor.add_request(generation.request.new_request)
 
     def _account(self, batch: ScheduledBatch, result: StepResult) -> list[TokenUpdate]:
         now_s = self._clock()
@@ -126,6 +132,7 @@ class Engine:
         self, generation: Generation, made: RequestResult, commit: Commit, stop_token_id: int | None, now_s: float
     ) -> TokenUpdate:
         state = self._scheduler.get(made.request_id)
+        assert state is not None, f"{made.request_id} is live here and unknown to the scheduler"
         return TokenUpdate(
             made.request_id,
             now_s,

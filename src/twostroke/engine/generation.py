@@ -58,11 +58,6 @@ class Generation:
             reads_prefix_cache=new.params.prompt_logprobs is None,
         )
 
-    def note_scheduled(self, now_s: float) -> None:
-        """Remembers when it first ran."""
-        if self.scheduled_time_s is None:
-            self.scheduled_time_s = now_s
-
     def accept(self, result: RequestResult) -> tuple[Commit, int | None]:
         """Takes a step's tokens up to the first that ends the sequence.
 
@@ -92,7 +87,9 @@ class Generation:
         if not self.hashes_blocks or num_tokens // self.block_size <= first:
             return ()
         begin, end = first * self.block_size, num_tokens // self.block_size * self.block_size
-        tokens = prompt[begin:end] + tuple(self.output_token_ids[max(0, begin - len(prompt)) : max(0, end - len(prompt))])
+        tokens = prompt[begin:end] + tuple(
+            self.output_token_ids[max(0, begin - len(prompt)) : max(0, end - len(prompt))]
+        )
         parent = self._hashes[-1] if self._hashes else None
         new = hash_blocks(tokens, self.block_size, salt=self.request.cache_salt, parent=parent)
         self._hashes.extend(new)

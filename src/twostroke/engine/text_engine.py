@@ -88,9 +88,7 @@ class TextEngine:
             ClientError: the prompt or a parameter cannot be run; nothing was queued.
         """
         arrival_time_s = self._clock()
-        return self._queue(
-            self._inputs.process(prompt, params), arrival_time_s, request_id, priority, cache_salt, kind
-        )
+        return self._queue(self._inputs.process(prompt, params), arrival_time_s, request_id, priority, cache_salt, kind)
 
     def submit_chat(
         self,

@@ -16,18 +16,19 @@ from twostroke.log import get_logger
 
 log = get_logger(__name__)
 
+_EMBEDDED = Path(__file__).resolve().parent.parent / "embedded"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 _FLOAT_TYPES = ("F32", "F16", "BF16")
 
 
 def find_model_folder(model: str) -> Path:
-    """The local folder of a model given as a folder or a hub id; a hub id is fetched once and then kept.
+    """The local folder of a model given as a folder, a hub id (fetched once and then kept) or "embedded".
 
     Raises:
         ModelNotFound: no such folder, and the hub does not have it or cannot be reached.
     """
-    path = Path(model).expanduser()
+    path = _EMBEDDED if model == "embedded" else Path(model).expanduser()
     if path.is_dir():
         return path
     if not _HUB_ID.fullmatch(model):

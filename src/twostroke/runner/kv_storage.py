@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from twostroke.kv_cache.layout import KVLayout
@@ -28,7 +29,13 @@ class KVStorage:
         assert dtype.itemsize == layout.bytes_per_element, (dtype, layout.bytes_per_element)
         self.layout, self.num_blocks = layout, num_blocks
         shape = (num_blocks, layout.layers_per_block, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
-        self.tensor = torch.zeros(shape, dtype=dtype, device=device)
+        if device.type == "cpu":
+            # zero pages on first touch: half of a machine's memory is there at once, and used only as requests come
+            self.tensor = (
+                torch.from_numpy(np.zeros(num_blocks * layout.bytes_per_block, np.uint8)).view(dtype).view(shape)
+            )
+        else:
+            self.tensor = torch.zeros(shape, dtype=dtype, device=device)
 
     @property
     def nbytes(self) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from twostroke.batch import NewRequest, RequestResult, ScheduledBatch, StepResult, TokenLogprobs
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.layers.attention_metadata import AttentionMetadata
+from twostroke.layers.attention_metadata import AttentionLayout, AttentionMetadata
 from twostroke.model.decoder import DecoderModel
 from twostroke.runner.input_batch import InputBatch, build_input_batch
 from twostroke.runner.kv_storage import KVStorage
@@ -48,11 +48,21 @@ class ModelRunner:
         self._sampler = sampler
         self._device = device
         self._table = RequestTable(layout, max_model_len)
-        self._announced: dict[str, NewRequest] = {}
+        self._attention_layout = AttentionLayout.of(
+            [(group.layer_ids, group.window) for group in layout.groups],
+            block_size=layout.block_size,
+            num_heads=model.config.num_heads,
+            num_kv_heads=layout.num_kv_heads,
+            head_dim=layout.head_dim,
+        )
 
     def add_request(self, request: NewRequest) -> None:
-        """Announces a request; it takes up a row only once it is scheduled."""
-        self._announced[request.request_id] = request
+        """Gives a request its row, before the first batch that it is part of."""
+        rules = self._sampler.rules(request.params, request.bad_words_token_ids)
+        stream = NoiseStream(request.seed, request.sample_index)
+        state = SamplingState(rules, stream, request.prompt_token_ids, request.output_token_ids)
+        token_ids = request.prompt_token_ids + request.output_token_ids
+        self._table.add(request.request_id, token_ids, state, len(request.prompt_token_ids))
 
     @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> StepResult:
@@ -62,10 +72,10 @@ class ModelRunner:
             One result per scheduled request, in the batch's order. A request whose logits are not finite gets an
             error; the others are as they would be without it.
         """
-        self._forget(batch.finished_request_ids)
-        if batch.is_empty:
-            return StepResult(batch.step, ())
-        self._admit(batch)
+        for request_id in batch.finished_request_ids:
+            self._table.remove(request_id)
+        for scheduled in batch.requests:
+            self._table.update_blocks(self._table[scheduled.request_id], scheduled.block_tables)
         inputs = build_input_batch(batch, self._table)
         attention = self._attention_metadata(inputs)
         input_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
@@ -84,33 +94,14 @@ class ModelRunner:
         """Lets go of model and KV memory."""
         del self._model, self._kv
 
-    def _forget(self, request_ids: tuple[str, ...]) -> None:
-        for request_id in request_ids:
-            self._announced.pop(request_id, None)
-            self._table.remove(request_id)
-
-    def _admit(self, batch: ScheduledBatch) -> None:
-        """Rows for requests that run for the first time, block tables for all; new blocks start out clean."""
-        for scheduled in batch.requests:
-            request = self._announced.pop(scheduled.request_id, None)
-            if request is not None:
-                self._add_row(request)
-            self._table.update_blocks(self._table[scheduled.request_id], scheduled.block_tables)
-
-    def _add_row(self, request: NewRequest) -> None:
-        rules = self._sampler.rules(request.params, request.bad_words_token_ids)
-        stream = NoiseStream(request.seed, request.sample_index)
-        state = SamplingState(rules, stream, request.prompt_token_ids, request.output_token_ids)
-        token_ids = request.prompt_token_ids + request.output_token_ids
-        self._table.add(request.request_id, token_ids, state, len(request.prompt_token_ids))
-
     def _attention_metadata(self, inputs: InputBatch) -> AttentionMetadata:
         max_blocks = -(-int(inputs.seq_lens.max()) // self._kv.layout.block_size)
         return AttentionMetadata.build(
             query_start_loc=inputs.query_start_loc,
             seq_lens=inputs.seq_lens,
             block_tables=[table[inputs.row_indexes, :max_blocks] for table in self._table.block_tables],
-            kv=self._kv.layout,
+            layout=self._attention_layout,
+            query_tiles=self._model.query_tiles,
             device=self._device,
         )
 
@@ -150,7 +141,9 @@ class ModelRunner:
         found = sampled.logprobs[i]
         return replace(result, token_ids=(token_id,), logprobs=() if found is None else (TokenLogprobs(*found),))
 
-    def _prompt_logprobs(self, hidden: torch.Tensor, inputs: InputBatch) -> dict[int, tuple[int, tuple[TokenLogprobs, ...]]]:
+    def _prompt_logprobs(
+        self, hidden: torch.Tensor, inputs: InputBatch
+    ) -> dict[int, tuple[int, tuple[TokenLogprobs, ...]]]:
         """For requests that asked: how likely the model found the prompt tokens that this chunk predicts.
 
         ```

@@ -54,9 +54,6 @@ class RequestTable:
     def __getitem__(self, request_id: str) -> RequestRow:
         return self._rows[request_id]
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._rows
-
     def add(
         self, request_id: str, token_ids: Sequence[int], sampling: SamplingState, num_prompt_tokens: int
     ) -> RequestRow:
@@ -72,10 +69,8 @@ class RequestTable:
         return row
 
     def remove(self, request_id: str) -> None:
-        """Frees the row; a request that never had one is no error (it ended in the queue)."""
-        row = self._rows.pop(request_id, None)
-        if row is not None:
-            self._free_indexes.append(row.index)
+        """Frees the row."""
+        self._free_indexes.append(self._rows.pop(request_id).index)
 
     def update_blocks(self, row: RequestRow, updates: Sequence[BlockTableUpdate]) -> None:
         """Writes the changed entries of the request's block tables."""

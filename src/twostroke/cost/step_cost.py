@@ -1,0 +1,167 @@
+"""What a step asks of the machine: operations and bytes, from shapes alone.
+
+Per query token, with P the parameters of a layer's matrices and c the keys it sees (itself included):
+
+    operations   2 P                          each weight is multiplied once and added once
+                 4 x num_heads x head_dim x c   q·k and p·v, two operations per pair and dimension, in each layer
+                 2 x hidden x vocab           only for rows that get logits
+    bytes        all weights, once a step     whatever the number of tokens: this is what batching shares
+                 K and V that are seen        once per request and layer; here num_kv_heads counts, not num_heads
+                 K and V that are written     one token's worth for each query token and layer
+
+Operations / bytes is the step's intensity. Above the machine's own ratio the step is bound by its arithmetic,
+below by its memory. Prefill is usually the first, decode the second: the two strokes.
+
+Lower bounds: activations, norms, softmax and the embedding rows are left out (below 1 % for models of 1B and more).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from twostroke.batch import ScheduledBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """The numbers of a decoder with gated MLPs that its costs depend on."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    layer_windows: tuple[int | None, ...]
+    """One per layer: the tokens a query sees, itself included; None sees all."""
+    bytes_per_weight: float
+    """Scales of quantised weights included, hence not always a whole number."""
+    bytes_per_kv_element: float
+
+    @property
+    def num_layer_parameters(self) -> int:
+        """Of the matrices of one layer: q, k, v, o, gate, up, down."""
+        attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
+        return attention + 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def num_head_parameters(self) -> int:
+        """Of the LM head."""
+        return self.hidden_size * self.vocab_size
+
+    @property
+    def kv_bytes_per_token_and_layer(self) -> float:
+        """K and V."""
+        return 2 * self.num_kv_heads * self.head_dim * self.bytes_per_kv_element
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLimits:
+    """What the machine does at best."""
+
+    flops_per_s: float
+    bytes_per_s: float
+
+    @property
+    def balance(self) -> float:
+        """Operations per byte at which arithmetic and memory take equally long."""
+        return self.flops_per_s / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Operations and bytes of a step, and which of the two it waits for."""
+
+    operations: float
+    weight_bytes: float
+    kv_read_bytes: float
+    kv_written_bytes: float
+    intensity: float
+    """Operations per byte."""
+    bound: Literal["compute", "memory"]
+    seconds: float
+    """Shortest time on the machine asked about: the longer of arithmetic and memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One request's part in a step."""
+
+    num_computed_tokens: int
+    num_scheduled_tokens: int
+    num_logits_rows: int
+    """Query tokens that get logits: none in a chunk that does not sample, 1 + drafts otherwise."""
+
+
+def shares_of(batch: ScheduledBatch) -> tuple[Share, ...]:
+    """The parts of a decided step."""
+    return tuple(
+        Share(r.num_computed_tokens, r.num_scheduled_tokens, r.num_draft_tokens + 1 if r.samples_token else 0)
+        for r in batch.requests
+    )
+
+
+def step_cost(shape: ModelShape, shares: Iterable[Share], machine: MachineLimits) -> StepCost:
+    """Adds up the shares.
+
+    >>> shape = ModelShape(hidden_size=4, intermediate_size=8, num_heads=2, num_kv_heads=1, head_dim=2, vocab_size=10,
+    ...                    layer_windows=(None,), bytes_per_weight=2, bytes_per_kv_element=2)
+    >>> cost = step_cost(shape, [Share(7, 1, 1)], MachineLimits(flops_per_s=100.0, bytes_per_s=100.0))
+    >>> cost.operations              # 2 x (48 + 96) + 4 x 2 x 2 x 8 + 2 x 40
+    496.0
+    >>> cost.weight_bytes, cost.kv_read_bytes, cost.kv_written_bytes
+    (368.0, 64.0, 8.0)
+    """
+    shares = tuple(shares)
+    num_layers = len(shape.layer_windows)
+    num_tokens = sum(share.num_scheduled_tokens for share in shares)
+    num_logits_rows = sum(share.num_logits_rows for share in shares)
+    num_pairs = num_seen = 0
+    for window in set(shape.layer_windows):
+        num_alike = shape.layer_windows.count(window)
+        num_pairs += num_alike * sum(_num_pairs(share, window) for share in shares)
+        num_seen += num_alike * sum(_num_seen(share, window) for share in shares)
+
+    num_streamed = num_layers * shape.num_layer_parameters
+    operations = 2.0 * num_streamed * num_tokens + 4.0 * shape.num_heads * shape.head_dim * num_pairs
+    operations += 2.0 * shape.num_head_parameters * num_logits_rows
+    if num_logits_rows:
+        num_streamed += shape.num_head_parameters
+    weight_bytes = float(num_streamed * shape.bytes_per_weight) if num_tokens else 0.0
+    kv_read_bytes = float(num_seen * shape.kv_bytes_per_token_and_layer)
+    kv_written_bytes = float(num_tokens * num_layers * shape.kv_bytes_per_token_and_layer)
+    num_bytes = weight_bytes + kv_read_bytes + kv_written_bytes
+    intensity = operations / num_bytes if num_bytes else 0.0
+    return StepCost(
+        operations,
+        weight_bytes,
+        kv_read_bytes,
+        kv_written_bytes,
+        intensity,
+        "compute" if intensity >= machine.balance else "memory",
+        max(operations / machine.flops_per_s, num_bytes / machine.bytes_per_s),
+    )
+
+
+def _num_pairs(share: Share, window: int | None) -> int:
+    """Query-key pairs in one layer: those of all positions before the end, less those before the start.
+
+    ```
+    full     q sees   1 2 3 4 5 6    n (n + 1) / 2          window 3     1 2 3 3 3 3
+    ```
+    """
+
+    def up_to(position: int) -> int:
+        if window is None or position <= window:
+            return position * (position + 1) // 2
+        return window * (window + 1) // 2 + (position - window) * window
+
+    return up_to(share.num_computed_tokens + share.num_scheduled_tokens) - up_to(share.num_computed_tokens)
+
+
+def _num_seen(share: Share, window: int | None) -> int:
+    """Tokens whose K and V the share's queries see in one layer, each counted once."""
+    first = 0 if window is None else max(0, share.num_computed_tokens - window + 1)
+    return share.num_computed_tokens + share.num_scheduled_tokens - first

@@ -1,0 +1,188 @@
+"""The event log: what went into the scheduler and what it decided, enough to decide it all again.
+
+    EngineStarted ─► RequestArrived ─► StepScheduled ─► StepCommitted ─► … ─► RequestFinishedByCaller
+     the settings      an input         an outcome         an input               an input
+
+Inputs stand in the order in which they reached the scheduler, so scheduler/replay.py can feed them to a fresh one and
+compare every decision. There are counts, ids and hashes in it, no token ids and no text: a log may be shown around.
+(A salted hash tells nobody anything; an unsalted one lets somebody who has guessed a whole block's tokens check it.)
+
+One event is one line of JSON: {"v": 1, "event": "StepScheduled", …}. Every event has the process it comes from and
+the time on that process's monotonic clock, in seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints
+
+from twostroke.batch import Commit, ScheduledBatch
+from twostroke.errors import UnreadableEvent
+from twostroke.request import Arrival, FinishReason
+
+EVENT_LOG_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStarted:
+    """Everything the decisions depend on besides the requests."""
+
+    time_s: float
+    process: str
+    scheduler: dict[str, Any]
+    """Fields of SchedulerConfig."""
+    cache: dict[str, Any]
+    """Fields of CacheConfig."""
+    layout: dict[str, Any]
+    """Fields of KVLayout."""
+    num_blocks: int
+    max_model_len: int
+    model: str
+    """Which model: a name and what identifies its weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """A request entered the queue."""
+
+    time_s: float
+    process: str
+    request_id: str
+    arrival: Arrival
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinishedByCaller:
+    """A request was ended from outside: aborted, or its text holds a stop string."""
+
+    time_s: float
+    process: str
+    request_id: str
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class StepScheduled:
+    """A step was decided at `time_s`, which is what the scheduler was told."""
+
+    time_s: float
+    process: str
+    batch: ScheduledBatch
+    """The whole outcome, block ids included."""
+    cost: dict[str, Any] | None = None
+    """Fields of StepCost, when the machine's limits are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCommitted:
+    """The result of a step was taken in."""
+
+    time_s: float
+    process: str
+    step: int
+    commits: tuple[Commit, ...]
+    operator_time_s: float = 0.0
+    """Of the step, in the model's operators."""
+
+
+Event = EngineStarted | RequestArrived | RequestFinishedByCaller | StepScheduled | StepCommitted
+_KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
+
+
+class EventLog(Protocol):
+    """Takes events, in their order."""
+
+    def append(self, event: Event) -> None:
+        """Keeps one event."""
+        ...
+
+
+class EventRing:
+    """Keeps the last `capacity` events in memory."""
+
+    def __init__(self, capacity: int) -> None:
+        self._events: deque[Event] = deque(maxlen=capacity)
+
+    def append(self, event: Event) -> None:
+        """Keeps one event, and drops the oldest when there are too many."""
+        self._events.append(event)
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self._events)
+
+
+def plain(settings: Any) -> dict[str, Any]:
+    """The fields of a dataclass the way they come back from JSON: lists for tuples.
+
+    >>> plain(Arrival("a", 0.5, 3, 4))["num_prompt_tokens"]
+    3
+    """
+    return json.loads(json.dumps(_fields(settings), default=_fields))
+
+
+def to_json(event: Event) -> str:
+    """One line, without the line break."""
+    head = {"v": EVENT_LOG_VERSION, "event": type(event).__name__}
+    return json.dumps(head | _fields(event), default=_fields, separators=(",", ":"), allow_nan=False)
+
+
+def from_json(line: str) -> Event:
+    """The event of one line; equal to the one that was written.
+
+    Raises:
+        UnreadableEvent: not JSON, another version, an unknown event, or fields that do not fit it.
+    """
+    try:
+        record: Any = json.loads(line)
+        version = record.pop("v")
+        event = _build(_KINDS[record.pop("event")], record) if version == EVENT_LOG_VERSION else None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnreadableEvent(f"no event: {line[:80]!r} ({error!r})") from error
+    if event is None:
+        raise UnreadableEvent(f"event log version {version!r}; this is version {EVENT_LOG_VERSION}")
+    return event
+
+
+def _fields(value: Any) -> Any:
+    """What JSON does not know: dataclasses become objects, bytes hexadecimal."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    raise TypeError(f"{type(value).__name__} has no place in an event")
+
+
+_HINTS: dict[type, dict[str, Any]] = {}
+
+
+def _build(kind: Any, value: Any) -> Any:
+    """The value of the annotated type `kind` that JSON turned into `value`."""
+    origin = get_origin(kind)
+    if origin in (Union, UnionType):
+        inner = [part for part in get_args(kind) if part is not NoneType]
+        return None if value is None else _build(inner[0], value)
+    if origin is tuple:
+        return tuple(_build(get_args(kind)[0], item) for item in value)
+    if kind is bytes:
+        return bytes.fromhex(value)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(value)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints: Mapping[str, Any] = _hints(kind)
+        return kind(**{name: _build(hints[name], item) for name, item in value.items()})
+    return value
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    if kind not in _HINTS:
+        _HINTS[kind] = get_type_hints(kind)
+    return _HINTS[kind]

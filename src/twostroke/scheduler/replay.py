@@ -1,0 +1,82 @@
+"""Decides a recorded run again and compares. A scheduler is pure, so its log is a complete account of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from twostroke.batch import ScheduledBatch
+from twostroke.config.cache import CacheConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.events import (
+    EngineStarted,
+    Event,
+    RequestArrived,
+    RequestFinishedByCaller,
+    StepCommitted,
+    StepScheduled,
+)
+from twostroke.kv_cache.layout import KVGroup, KVLayout
+from twostroke.kv_cache.manager import KVCacheManager
+from twostroke.scheduler.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first decision that came out differently."""
+
+    recorded: ScheduledBatch
+    decided: ScheduledBatch
+
+
+def replay(events: Iterable[Event]) -> Difference | None:
+    """Feeds the inputs of a log to a fresh scheduler, in their order.
+
+    Args:
+        events: a log from its EngineStarted on. A later EngineStarted begins another run.
+
+    Returns:
+        The first difference, block ids included; None when every decision is the same.
+    """
+    scheduler: Scheduler | None = None
+    for event in events:
+        if isinstance(event, EngineStarted):
+            scheduler = scheduler_of(event)
+            continue
+        assert scheduler is not None, f"a log begins with EngineStarted, not {type(event).__name__}"
+        difference = _feed(scheduler, event)
+        if difference is not None:
+            return difference
+    return None
+
+
+def scheduler_of(started: EngineStarted) -> Scheduler:
+    """A scheduler like the one that was recorded, before its first request."""
+    kv = KVCacheManager(
+        _layout_of(started.layout), started.num_blocks, CacheConfig(**started.cache), started.max_model_len
+    )
+    return Scheduler(SchedulerConfig(**started.scheduler), kv, max_model_len=started.max_model_len)
+
+
+def _layout_of(fields: dict[str, Any]) -> KVLayout:
+    groups = tuple(KVGroup(tuple(group["layer_ids"]), group["window"]) for group in fields["groups"])
+    sizes = {name: value for name, value in fields.items() if name != "groups"}
+    return KVLayout(groups, **sizes)
+
+
+def _feed(scheduler: Scheduler, event: Event) -> Difference | None:
+    match event:
+        case RequestArrived():
+            scheduler.add_request(event.arrival)
+        case RequestFinishedByCaller():
+            scheduler.finish(event.request_id, event.reason)
+        case StepCommitted():
+            scheduler.update(event.step, event.commits)
+        case StepScheduled():
+            decided = scheduler.schedule(event.time_s)
+            if decided != event.batch:
+                return Difference(event.batch, decided)
+        case EngineStarted():
+            raise AssertionError("one run at a time")
+    return None

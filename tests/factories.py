@@ -1,0 +1,64 @@
+"""Things that tests need, with sensible defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twostroke.batch import Commit, ScheduledBatch
+from twostroke.config.cache import CacheConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_cache.manager import KVCacheManager
+from twostroke.request import Arrival
+from twostroke.scheduler.scheduler import Scheduler
+
+
+def make_layout(windows: Sequence[int | None] = (None,), block_size: int = 4) -> KVLayout:
+    """Tiny heads; one KV group per kind of layer unless the counts differ."""
+    return KVLayout.of(windows, block_size=block_size, num_kv_heads=1, head_dim=2, bytes_per_element=4)
+
+
+def make_kv(
+    num_blocks: int = 16,
+    *,
+    windows: Sequence[int | None] = (None,),
+    block_size: int = 4,
+    max_model_len: int = 32,
+    **cache: object,
+) -> KVCacheManager:
+    """A manager; further keywords are fields of CacheConfig."""
+    config = CacheConfig(block_size=block_size, **cache)
+    return KVCacheManager(make_layout(windows, block_size), num_blocks, config, max_model_len)
+
+
+def make_scheduler(
+    num_blocks: int = 64,
+    *,
+    block_size: int = 4,
+    max_model_len: int = 32,
+    kv: KVCacheManager | None = None,
+    **given: object,
+) -> Scheduler:
+    """A scheduler; further keywords are fields of SchedulerConfig."""
+    kv = kv or make_kv(num_blocks, block_size=block_size, max_model_len=max_model_len)
+    return Scheduler(SchedulerConfig(**given), kv, max_model_len=max_model_len)
+
+
+def make_arrival(request_id: str = "a", num_prompt_tokens: int = 4, max_tokens: int = 4, **given: object) -> Arrival:
+    """An arrival at time 0; further keywords are its fields."""
+    return Arrival(
+        request_id, **{"arrival_time_s": 0.0} | given, num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens
+    )
+
+
+def one_token_each(batch: ScheduledBatch, *, finish: Sequence[str] = ()) -> list[Commit]:
+    """Commits in which everybody who samples gets one token, and some end with it."""
+    return [
+        Commit(r.request_id, int(r.samples_token), finish_reason="length" if r.request_id in finish else None)
+        for r in batch.requests
+    ]
+
+
+def scheduled_tokens(batch: ScheduledBatch) -> dict[str, int]:
+    """Request id to its number of query tokens."""
+    return {r.request_id: r.num_scheduled_tokens for r in batch.requests}
