@@ -133,12 +133,11 @@ def _draw(figure: Any, details: dict[str, Any]) -> None:
     axes = figure.add_subplot()
     labels = [f"{c:,}" if c else "infinite" for c in CAPACITIES]
     for trace, style in zip(PUBLISHED, ("o-", "s-"), strict=True):
-        cases = [details.get(f"{trace}-{c or 'infinite'}") for c in CAPACITIES]
-        if all(cases):
-            axes.plot(labels, [100 * c["share"] for c in cases], style, color=MEASURED, label=f"{trace}, measured")
-            axes.plot(
-                labels, [100 * c["published"] for c in cases], style[0], color=PREDICTED, label=f"{trace}, published"
-            )
+        cases = [details[name] for c in CAPACITIES if (name := f"{trace}-{c or 'infinite'}") in details]
+        if cases:
+            measured, published = ([100 * case[key] for case in cases] for key in ("share", "published"))
+            axes.plot(labels, measured, style, color=MEASURED, label=f"{trace}, measured")
+            axes.plot(labels, published, style[0], color=PREDICTED, label=f"{trace}, published")
     axes.set_xlabel("KV blocks of 8 tokens")
     axes.set_ylabel("% of the trace's prompt blocks found")
     axes.legend(fontsize=8, frameon=False)

@@ -25,14 +25,22 @@ from twostroke.bench.slots import SlotCount, SlotStep, continuous_schedule, stat
 from twostroke.bench.step_time import StepTimes, measure_step_times
 from twostroke.bench.workload import SyntheticSpec, Workload, synthetic
 from twostroke.config.cache import CacheConfig
+from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 
 SLOTS = (4, 8, 16, 32)
 LENGTHS = {"exponential": Lengths.exponential(64), "uniform": Lengths.uniform(1, 128), "constant": Lengths.fixed(64)}
-GROUPS = {4: 3200, 8: 1600, 16: 800, 32: 400}
-"""Static batches of each size: enough that the mean of their longest is within a few percent of its expectation."""
+GROUPS = {
+    "exponential": {4: 1600, 8: 800, 16: 400, 32: 400},
+    "uniform": dict.fromkeys(SLOTS, 400),
+    "constant": dict.fromkeys(SLOTS, 50),
+}
+"""Static batches: enough that the mean of their longest is within a percent or two of its expectation."""
 WALL_GROUPS = 8
 """Static batches per size on the model."""
+ROWS = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 17, 20, 24, 28, 32)
+"""Live rows at which step times are measured."""
+STEPS_PER_POINT = 24
 BATCHINGS = ("static", "continuous")
 
 
@@ -71,7 +79,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 
 def _slot_steps(kind: str, lengths: Lengths, num_slots: int, options: ReproduceOptions) -> dict[str, float]:
-    num_groups = GROUPS[num_slots] if options.full else GROUPS[num_slots] // 10
+    num_groups = GROUPS[kind][num_slots] // (1 if options.full else 10)
     workload = _workload(lengths, num_slots * num_groups, options.seed)
     drawn = workload.output_lengths
     predicted = {
@@ -135,7 +143,7 @@ def _part_s(part: SlotStep, times: StepTimes) -> float:
 
 
 def _wall(options: ReproduceOptions) -> Mapping[str, dict[str, Any]]:
-    num_groups = WALL_GROUPS if options.full else 2
+    num_groups = WALL_GROUPS if options.full else 1
     cases = [
         _WallCase(f"{kind}, {num_slots}", workload.output_lengths, num_slots, workload)
         for kind, lengths in LENGTHS.items()
@@ -143,7 +151,12 @@ def _wall(options: ReproduceOptions) -> Mapping[str, dict[str, Any]]:
         for workload in [_workload(lengths, num_slots * num_groups, options.seed + 1)]
     ]
     longest = max(case.workload.max_request_tokens for case in cases)
-    times = measure_step_times(options.model, rows=SLOTS[-1], max_context=longest, full=options.full)
+    times = measure_step_times(
+        options.model,
+        rows=ROWS if options.full else ROWS[::3],
+        contexts=(8, 96, longest - STEPS_PER_POINT - 2) if options.full else (8, 64),
+        steps=STEPS_PER_POINT,
+    )
     predicted = {case.name: {mode: case.predict_s(mode, times) for mode in BATCHINGS} for case in cases}
     engines = {(mode, n): _model_engine(options.model, mode, n, longest) for mode in BATCHINGS for n in SLOTS}
     results: dict[str, dict[str, Any]] = {}
@@ -164,7 +177,7 @@ def _wall(options: ReproduceOptions) -> Mapping[str, dict[str, Any]]:
 
 
 def _model_engine(model: str, mode: str, num_slots: int, max_model_len: int) -> ModelEngine:
-    return model_engine(model, _scheduler(mode, num_slots), _cache(), max_model_len=max_model_len)
+    return model_engine(LoadConfig(model=model, max_model_len=max_model_len), _scheduler(mode, num_slots), _cache())
 
 
 # ---------------------------------------------------------------------- parts
