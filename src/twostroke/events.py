@@ -23,6 +23,7 @@ from types import NoneType, UnionType
 from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints
 
 from twostroke.batch import Commit, ScheduledBatch
+from twostroke.cost.step_cost import StepCost
 from twostroke.errors import UnreadableEvent
 from twostroke.request import Arrival, FinishReason
 
@@ -75,8 +76,8 @@ class StepScheduled:
     process: str
     batch: ScheduledBatch
     """The whole outcome, block ids included."""
-    cost: dict[str, Any] | None = None
-    """Fields of StepCost, when the machine's limits are known."""
+    cost: StepCost | None = None
+    """What the step asks of the machine, and whether compute or memory binds; None when nobody measured the machine."""
 
 
 @dataclass(frozen=True, slots=True)

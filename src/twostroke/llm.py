@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self, cast
 
 from tqdm.auto import tqdm
 
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.assembly import build_text_engine
-from twostroke.engine.text_engine import Prompt, TextEngine
+from twostroke.engine.input_processor import Prompt
+from twostroke.engine.output_processor import OutputKind
+from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import InvalidParameter
 from twostroke.outputs import RequestOutput
 from twostroke.sampling_params import SamplingParams
@@ -70,12 +72,14 @@ class LLM:
         Raises:
             ClientError: a prompt or parameter cannot be run; none of this call's prompts runs then.
         """
-        items = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
-        submits = [
-            (lambda params, rank, item=item: self._engine.submit(item, params, priority=rank, cache_salt=cache_salt))
-            for item in items
-        ]
-        return self._run(submits, sampling_params, priority, use_tqdm)
+        items: list[Prompt] = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
+
+        def submit(index: int, params: SamplingParams, rank: int) -> str:
+            return self._engine.submit(
+                items[index], params, priority=rank, cache_salt=cache_salt, kind=OutputKind.FINAL
+            )
+
+        return self._run(submit, len(items), sampling_params, priority, use_tqdm)
 
     def chat(
         self,
@@ -88,22 +92,21 @@ class LLM:
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Answers one conversation (a sequence of {"role", "content"}) or several, by the model's chat template."""
-        first = messages[0] if messages else None
-        conversations: list[Any] = [messages] if first is None or isinstance(first, Mapping) else list(messages)
-        submits = [
-            (
-                lambda params, rank, item=item: self._engine.submit_chat(
-                    item,
-                    params,
-                    priority=rank,
-                    add_generation_prompt=add_generation_prompt,
-                    tools=tools,
-                    chat_template_kwargs=chat_template_kwargs,
-                )
+        is_one = not messages or isinstance(messages[0], Mapping)
+        conversations = cast("list[Messages]", [messages] if is_one else list(messages))
+
+        def submit(index: int, params: SamplingParams, rank: int) -> str:
+            return self._engine.submit_chat(
+                conversations[index],
+                params,
+                priority=rank,
+                kind=OutputKind.FINAL,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                chat_template_kwargs=chat_template_kwargs,
             )
-            for item in conversations
-        ]
-        return self._run(submits, sampling_params, None, use_tqdm)
+
+        return self._run(submit, len(conversations), sampling_params, None, use_tqdm)
 
     def close(self) -> None:
         """Gives back the model's and the cache's memory."""
@@ -111,17 +114,17 @@ class LLM:
 
     def _run(
         self,
-        submits: Sequence[Any],
+        submit: Callable[[int, SamplingParams, int], str],
+        count: int,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        params = _one_each("sampling_params", sampling_params or SamplingParams(), SamplingParams, len(submits))
-        ranks = _one_each("priority", 0 if priority is None else priority, int, len(submits))
+        params = _one_each("sampling_params", sampling_params or SamplingParams(), SamplingParams, count)
+        ranks = _one_each("priority", 0 if priority is None else priority, int, count)
         request_ids: list[str] = []
         try:
-            for submit, one_params, rank in zip(submits, params, ranks, strict=True):
-                request_ids.append(submit(one_params, rank))
+            request_ids.extend(submit(index, params[index], ranks[index]) for index in range(count))
             return self._finish(request_ids, use_tqdm)
         except BaseException:
             # a refused prompt, or an interrupt: nothing of this call goes on in the background

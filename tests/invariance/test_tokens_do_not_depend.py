@@ -162,8 +162,8 @@ def test_resumed_request_goes_on_exactly(random_models: dict[str, Path], expecte
         for i, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
             whole = expected["llama"][i][0][0]
             half = len(whole) // 2
-            one = dataclasses.replace(one, logprobs=None)
-            new = NewRequest("resumed", prompt, one, seed=one.seed or 0, output_token_ids=whole[:half])
+            rest = dataclasses.replace(one, logprobs=None)
+            new = NewRequest("resumed", prompt, rest, seed=one.seed or 0, output_token_ids=whole[:half])
             engine.add_request(GenerationRequest(new, 0.0, one.max_tokens or 0))
             tokens: list[int] = []
             while engine.has_work:

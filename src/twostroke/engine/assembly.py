@@ -183,12 +183,13 @@ def _startup_lines(
     config = loaded.config
     where = f"{loaded.device.type}, {torch.get_num_threads()} threads" if loaded.device.type == "cpu" else "cuda"
     dtype = str(loaded.dtype).removeprefix("torch.")
+    model = f"{config.architecture}, {num_parameters(config) / 1e6:,.1f} M parameters, {dtype}, {where}"
+    weights = f"{weight_bytes:,} bytes of weights, loaded in {load_s:.2f} s"
+    blocks = f"{sizing.num_blocks:,} blocks of {layout.block_size} tokens = {sizing.kv_bytes:,} bytes"
     capacity = sizing.num_blocks // len(layout.groups) * layout.block_size
     return (
-        f"model    {config.architecture}, {num_parameters(config) / 1e6:,.1f} M parameters, {dtype}, {where}; "
-        f"{weight_bytes:,} bytes of weights, loaded in {load_s:.2f} s",
-        f"kv cache {layout.bytes_per_token:,} bytes per token; {sizing.num_blocks:,} blocks of {layout.block_size} tokens "
-        f"= {sizing.kv_bytes:,} bytes, room for {capacity:,} tokens",
+        f"model    {model}; {weights}",
+        f"kv cache {layout.bytes_per_token:,} bytes per token; {blocks}, room for {capacity:,} tokens",
         f"requests {sizing.full_length_requests:,} of {sizing.max_model_len:,} tokens fit at once",
         *(f"note     {remark}" for remark in sizing.remarks),
     )

@@ -11,7 +11,8 @@ from typing import Any, Self
 
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.assembly import build_text_engine
-from twostroke.engine.text_engine import Prompt, TextEngine
+from twostroke.engine.input_processor import Prompt
+from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import EngineError, RequestAborted
 from twostroke.log import get_logger
 from twostroke.outputs import RequestOutput
@@ -50,7 +51,7 @@ class AsyncEngine:
 
     def __init__(self, model: str = "embedded", **config: Any) -> None:
         self._engine: TextEngine = build_text_engine(EngineConfig.from_keywords(model=model, **config))
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="twostroke-engine", daemon=True)

@@ -62,7 +62,7 @@ class Generation:
         """Takes a step's tokens up to the first that ends the sequence.
 
         Returns:
-            The commit for the scheduler, and the stop token id that ended the sequence, if one of the request's own did.
+            The commit for the scheduler, and the stop token id that ended the sequence, if one of its own did.
         """
         if result.error is not None:
             return Commit(self.request.request_id, 0, finish_reason=FinishReason.ERROR), None

@@ -30,7 +30,7 @@ def measure_machine_limits(dtype: torch.dtype, device: torch.device) -> MachineL
     a = torch.ones(_MATRIX_SIDE, _MATRIX_SIDE, dtype=dtype, device=device)
     matrix_s = _best_of(lambda: a @ a, device)
     stream = torch.ones(_STREAM_BYTES // 4, dtype=torch.float32, device=device)
-    stream_s = _best_of(lambda: stream.sum(), device)
+    stream_s = _best_of(stream.sum, device)
     return MachineLimits(flops_per_s=2 * _MATRIX_SIDE**3 / matrix_s, bytes_per_s=_STREAM_BYTES / stream_s)
 
 

@@ -20,6 +20,9 @@ from twostroke.sampling.noise import NoiseStream
 from twostroke.sampling.sampler import SampledTokens, Sampler
 from twostroke.sampling.state import SamplingState
 
+_PromptScores = tuple[int, tuple[TokenLogprobs, ...]]
+"""The first position that was predicted, and one entry per predicted token."""
+
 
 class ModelRunner:
     """Executes decided batches on one device.
@@ -120,7 +123,7 @@ class ModelRunner:
         inputs: InputBatch,
         sampled: SampledTokens | None,
         token_ids: list[int],
-        prompt_logprobs: dict[int, tuple[int, tuple[TokenLogprobs, ...]]],
+        prompt_logprobs: dict[int, _PromptScores],
     ) -> tuple[RequestResult, ...]:
         results = [RequestResult(r.request_id, ()) for r in batch.requests]
         for seq, (start, scored) in prompt_logprobs.items():
@@ -152,9 +155,9 @@ class ModelRunner:
         ```
 
         Returns:
-            By place in the batch: the first predicted position, and one entry per predicted token.
+            The scores by place in the batch.
         """
-        found: dict[int, tuple[int, tuple[TokenLogprobs, ...]]] = {}
+        found: dict[int, _PromptScores] = {}
         for seq, row in enumerate(inputs.rows):
             if row.num_prompt_logprobs is None or row.num_prompt_scored >= row.num_prompt_tokens:
                 continue
