@@ -117,6 +117,8 @@ class RecordingExecutor:
         self._at_submit = at_submit
         self._submitted: deque[ScheduledBatch] = deque()
         self._collected: tuple[ScheduledBatch, StepResult] | None = None
+        self.num_runs = 0
+        """Workloads driven through it; goes into request ids, which an engine does not want to see twice."""
 
     @property
     def max_in_flight(self) -> int:
@@ -170,6 +172,7 @@ def drive(
         progress: title of a progress bar; None shows none.
     """
     start_s = clock()
+    executor.num_runs += 1
     pending = deque(enumerate(workload.requests))
     times: dict[str, RequestTimes] = {}
     steps: list[StepSample] = []
@@ -180,8 +183,9 @@ def drive(
             now_s = clock() - start_s
             while pending and pending[0][1].arrival_s <= now_s:
                 index, request = pending.popleft()
-                times[str(index)] = RequestTimes(str(index), request.arrival_s)
-                engine.add_request(_generation_request(index, request, start_s))
+                request_id = f"{executor.num_runs}-{index}"
+                times[request_id] = RequestTimes(request_id, request.arrival_s)
+                engine.add_request(_generation_request(request_id, request, start_s))
             if not engine.has_work:
                 wait(pending[0][1].arrival_s - now_s)
                 continue
@@ -231,10 +235,10 @@ def _step(
     return num_tokens
 
 
-def _generation_request(index: int, request: WorkloadRequest, start_s: float) -> GenerationRequest:
+def _generation_request(request_id: str, request: WorkloadRequest, start_s: float) -> GenerationRequest:
     params = SamplingParams(temperature=0.0, max_tokens=request.max_tokens, ignore_eos=request.ignore_eos)
     return GenerationRequest(
-        NewRequest(str(index), request.prompt_token_ids, params, seed=request.seed),
+        NewRequest(request_id, request.prompt_token_ids, params, seed=request.seed),
         arrival_time_s=start_s + request.arrival_s,
         max_tokens=request.max_tokens,
     )

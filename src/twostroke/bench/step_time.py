@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from twostroke.bench.lengths import Lengths
 from twostroke.bench.model_engine import ModelEngine, model_engine
 from twostroke.bench.report import median
-from twostroke.bench.workload import SyntheticSpec, synthetic
+from twostroke.bench.workload import of_lengths
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
+
+
+_SOME_TOKENS = 128
+"""Ids that every vocabulary has; which ones does not matter for time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +47,18 @@ def _linear(places: Sequence[float], values: Sequence[float], at: float) -> floa
 
 
 def measure_step_times(
-    model: str, *, rows: Sequence[int], contexts: Sequence[int], steps: int, progress: bool = True
+    load: LoadConfig, *, rows: Sequence[int], contexts: Sequence[int], steps: int, progress: bool = True
 ) -> StepTimes:
     """Measures decode steps only.
 
     Args:
-        model: model folder.
+        load: which model; its context is cut to what is measured.
         rows: numbers of live requests to measure at.
         contexts: prompt lengths to measure at, in tokens.
         steps: steps at each point; their median counts.
         progress: show what is being measured.
     """
-    load = LoadConfig(model=model, max_model_len=max(contexts) + steps + 2)
+    load = replace(load, max_model_len=max(contexts) + steps + 2)
     # a budget that takes all prompts at once, so that every other step is decode only
     scheduler = SchedulerConfig(max_num_seqs=max(rows), max_num_batched_tokens=max(rows) * max(contexts))
     engine = model_engine(load, scheduler, CacheConfig(enable_prefix_caching=False))
@@ -68,8 +71,6 @@ def measure_step_times(
 
 
 def _point(engine: ModelEngine, rows: int, context: int, steps: int, progress: str | None = None) -> float:
-    spec = SyntheticSpec(
-        num_requests=rows, prompt_lengths=Lengths.fixed(context), output_lengths=Lengths.fixed(steps + 1)
-    )
-    run = engine.run(synthetic(spec), progress=progress and f"{progress}, {rows} rows, context {context}")
+    workload = of_lengths([(context, steps + 1)] * rows, vocab_size=_SOME_TOKENS)
+    run = engine.run(workload, progress=progress and f"{progress}, {rows} rows, context {context}")
     return median([s.wall_s for s in run.steps if s.num_decode_tokens == rows and not s.num_prefill_tokens])

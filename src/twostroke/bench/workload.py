@@ -221,8 +221,8 @@ class TraceSpec:
     reserved_token_ids: int = 16
     max_output_tokens: int | None = None
     """Cuts every output to this; None keeps the trace's lengths."""
-    keep_times: bool = False
-    """Whether requests arrive as in the trace, in seconds; otherwise all are there at the start."""
+    time_divisor: float | None = None
+    """Requests arrive as in the trace, at times divided by this; None has all of them there at the start."""
 
     @property
     def block_size(self) -> int:
@@ -242,7 +242,7 @@ def of_trace(entries: Sequence[TraceEntry], spec: TraceSpec, *, name: str = "tra
     requests = tuple(_scaled(i, entry, spec) for i, entry in enumerate(entries))
     description = {"kind": "trace", "trace": name, "num_requests": len(requests), "divisor": spec.divisor}
     return Workload(
-        requests, {**description, "max_output_tokens": spec.max_output_tokens, "keep_times": spec.keep_times}
+        requests, {**description, "max_output_tokens": spec.max_output_tokens, "time_divisor": spec.time_divisor}
     )
 
 
@@ -256,7 +256,7 @@ def _scaled(index: int, entry: TraceEntry, spec: TraceSpec) -> WorkloadRequest:
     return WorkloadRequest(
         prompt,
         output if spec.max_output_tokens is None else min(output, spec.max_output_tokens),
-        arrival_s=entry.timestamp_s if spec.keep_times else 0.0,
+        arrival_s=entry.timestamp_s / spec.time_divisor if spec.time_divisor else 0.0,
         seed=index,
     )
 

@@ -110,7 +110,7 @@ def test_a_scaled_trace_keeps_lengths_and_sharing() -> None:
     assert first[:16] == second
     assert first[:8] == third[:8]
     assert first[8] != third[8]
-    assert [r.arrival_s for r in of_trace(TRACE, TraceSpec(keep_times=True)).requests] == [0.0, 1.5, 2.0]
+    assert [r.arrival_s for r in of_trace(TRACE, TraceSpec(time_divisor=2)).requests] == [0.0, 0.75, 1.0]
     assert of_trace(TRACE, TraceSpec(max_output_tokens=1)).output_lengths == (1, 1, 1)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from rich.table import Table
 
 from twostroke.bench.figure import Draw
+from twostroke.config.load import LoadConfig
+from twostroke.model.checkpoint import find_model_folder, read_model_config
 
 DEFAULT_TRACES = Path("../shared/data/traces")
 
@@ -22,6 +24,8 @@ class ReproduceOptions:
     """The sizes that published results are made with; otherwise a quick look at small ones."""
     model: str = "embedded"
     """Model folder for everything that needs a model."""
+    threads: int | None = None
+    """Threads of the model's operators; default: the processors this process may use."""
     traces: Path = DEFAULT_TRACES
     """Folder with the Mooncake traces, for the results that replay them."""
     results: Path = Path("benchmarks/results")
@@ -32,6 +36,16 @@ class ReproduceOptions:
     """False leaves out what needs a model, and keeps the counters, which are exact."""
     seed: int = 0
     """Of every workload."""
+
+    def load(self, max_model_len: int) -> LoadConfig:
+        """The model, with a context of that many tokens."""
+        return LoadConfig(model=self.model, threads=self.threads, max_model_len=max_model_len)
+
+    def vocab_size(self) -> int:
+        """Token ids that workloads may use: the model's, or any when there is none."""
+        if not self.with_model:
+            return 4096
+        return read_model_config(find_model_folder(self.model)).vocab_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +104,8 @@ class Reproduction:
     remarks: tuple[str, ...] = ()
     """What was left out, and why."""
     draw: Draw | None = None
+    figure_size: tuple[float, float] = (7.0, 4.0)
+    """Inches."""
     warmup: int = 0
     repeats: int = 1
 

@@ -11,6 +11,7 @@ computed to be sampled from. That costs 0.04 and 0.18 percentage points.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from twostroke.bench.counting_engine import counting_engine
@@ -22,7 +23,6 @@ from twostroke.bench.report import percentiles
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.bench.workload import TraceEntry, TraceSpec, Workload, of_trace, read_trace
 from twostroke.config.cache import CacheConfig
-from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 
 SPEC = TraceSpec(divisor=64)
@@ -51,7 +51,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             )
             continue
         entries = read_trace(path)[: None if options.full else SMALL]
-        workload = of_trace(entries, SPEC, name=path.name)
+        workload = of_trace(entries, replace(SPEC, vocab_size=options.vocab_size()), name=path.name)
         for capacity, ideal in zip(CAPACITIES, published, strict=True):
             case = _hits(workload, entries, capacity, f"R10 {trace}, {capacity or 'infinite'}")
             details[f"{trace}-{capacity or 'infinite'}"] = {**case, "published": ideal}
@@ -61,7 +61,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             if options.full:
                 claims.append(Claim.reported(f"{what}: share of the trace's blocks (published)", case["share"], ideal))
         if options.with_model:
-            ttft = _ttft(workload.first(TTFT_REQUESTS if options.full else 60), options.model)
+            ttft = _ttft(workload.first(TTFT_REQUESTS if options.full else 60), options)
             details[f"{trace}-ttft"] = ttft
             claims.append(
                 Claim.reported(f"{trace}: mean TTFT without / with the cache", ttft["ratio"], ttft["token_ratio"])
@@ -99,14 +99,14 @@ def _hits(workload: Workload, entries: list[TraceEntry], capacity: int | None, t
     }
 
 
-def _ttft(workload: Workload, model: str) -> dict[str, Any]:
+def _ttft(workload: Workload, options: ReproduceOptions) -> dict[str, Any]:
     """Two engines side by side, request by request, so that the machine's moods hit both alike."""
     workload = workload.cut_outputs(1)
     longest = workload.max_request_tokens
     all_blocks = sum(-(-r.num_tokens // SPEC.block_size) for r in workload.requests)
     engines = {
         name: model_engine(
-            LoadConfig(model=model, max_model_len=longest),
+            options.load(longest),
             SchedulerConfig(max_num_seqs=1),
             CacheConfig(block_size=SPEC.block_size, num_kv_blocks=all_blocks, enable_prefix_caching=name == "with"),
         )

@@ -12,7 +12,6 @@ from twostroke.bench.report import median
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.bench.workload import SyntheticSpec, synthetic
 from twostroke.config.cache import CacheConfig
-from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 
 NUM_SEQS = 16
@@ -23,11 +22,11 @@ MOST = 0.02
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Runs both in turn and compares medians."""
     repeats = 9 if options.full else 2
-    specs = [_spec(options.seed + i, options.full) for i in range(repeats + 1)]
+    specs = [_spec(options, options.seed + i) for i in range(repeats + 1)]
     if not options.with_model:
         remark = "R11 compares times of a model: nothing was run"
         return Reproduction(name="r11", title=_TITLE, claims=(), config={}, workload={}, remarks=(remark,))
-    engines = {name: _engine(options.model, name == "on") for name in ("off", "on")}
+    engines = {name: _engine(options, name == "on") for name in ("off", "on")}
     for engine in engines.values():
         engine.run(synthetic(specs[-1]), progress="R11 warm-up")
     runs: dict[str, list[Run]] = {name: [] for name in engines}
@@ -59,18 +58,19 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 _TITLE = "R11: the cost of prefix caching without hits"
 
 
-def _spec(seed: int, full: bool) -> SyntheticSpec:
+def _spec(options: ReproduceOptions, seed: int) -> SyntheticSpec:
     return SyntheticSpec(
-        num_requests=96 if full else 16,
+        num_requests=96 if options.full else 16,
         prompt_lengths=Lengths.fixed(128),
         output_lengths=Lengths.fixed(32),
+        vocab_size=options.vocab_size(),
         seed=seed,
     )
 
 
-def _engine(model: str, enable_prefix_caching: bool) -> ModelEngine:
+def _engine(options: ReproduceOptions, enable_prefix_caching: bool) -> ModelEngine:
     return model_engine(
-        LoadConfig(model=model, max_model_len=256),
+        options.load(256),
         SchedulerConfig(max_num_seqs=NUM_SEQS),
         CacheConfig(enable_prefix_caching=enable_prefix_caching),
     )

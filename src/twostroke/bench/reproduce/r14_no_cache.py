@@ -15,7 +15,6 @@ from twostroke.bench.model_engine import model_engine
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.bench.workload import Workload, of_lengths
 from twostroke.config.cache import CacheConfig
-from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 
 PROMPT, OUTPUT = 500, 200
@@ -25,14 +24,14 @@ MODES = ("without", "with")
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Counts on the fake executor and on the model; the times are the model's."""
     predicted = {"without": sum(PROMPT + i for i in range(OUTPUT)), "with": PROMPT + OUTPUT - 1}
-    workload = of_lengths([(PROMPT, OUTPUT)], seed=options.seed)
+    workload = of_lengths([(PROMPT, OUTPUT)], seed=options.seed, vocab_size=options.vocab_size())
     counted = {mode: _passes(_count(mode, workload)) for mode in MODES}
     claims = [Claim.equal(f"token-passes {mode} a cache, counted", predicted[mode], counted[mode]) for mode in MODES]
     details: dict[str, Any] = {"token_passes": counted}
     ratio = predicted["without"] / predicted["with"]
     claims.append(Claim.within("token-passes: without / with", ratio, counted["without"] / counted["with"], 1e-9))
     if options.with_model:
-        runs = {mode: _model(mode, workload, options.model) for mode in MODES}
+        runs = {mode: _model(mode, workload, options) for mode in MODES}
         passes = {mode: _passes(run) for mode, run in runs.items()}
         claims += [
             Claim.equal(f"token-passes {mode} a cache, on the model", predicted[mode], passes[mode]) for mode in MODES
@@ -63,9 +62,9 @@ def _count(mode: str, workload: Workload) -> Run:
     return counting_engine(scheduler, cache, max_model_len=PROMPT + OUTPUT).run(workload)
 
 
-def _model(mode: str, workload: Workload, model: str) -> Run:
+def _model(mode: str, workload: Workload, options: ReproduceOptions) -> Run:
     scheduler, cache = _configs(mode)
-    engine = model_engine(LoadConfig(model=model, max_model_len=PROMPT + OUTPUT), scheduler, cache)
+    engine = model_engine(options.load(PROMPT + OUTPUT), scheduler, cache)
     run = engine.run(workload, progress=f"R14, {mode} a cache")
     engine.close()
     return run

@@ -25,12 +25,11 @@ from twostroke.bench.slots import SlotCount, SlotStep, continuous_schedule, stat
 from twostroke.bench.step_time import StepTimes, measure_step_times
 from twostroke.bench.workload import SyntheticSpec, Workload, synthetic
 from twostroke.config.cache import CacheConfig
-from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 
 SLOTS = (4, 8, 16, 32)
 LENGTHS = {"exponential": Lengths.exponential(64), "uniform": Lengths.uniform(1, 128), "constant": Lengths.fixed(64)}
-GROUPS = {
+GROUPS: Mapping[str, Mapping[int, int]] = {
     "exponential": {4: 1600, 8: 800, 16: 400, 32: 400},
     "uniform": dict.fromkeys(SLOTS, 400),
     "constant": dict.fromkeys(SLOTS, 50),
@@ -72,6 +71,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         details=details,
         remarks=remarks,
         draw=lambda figure: _draw(figure, details),
+        figure_size=(13.0, 4.2),
     )
 
 
@@ -80,7 +80,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 def _slot_steps(kind: str, lengths: Lengths, num_slots: int, options: ReproduceOptions) -> dict[str, float]:
     num_groups = GROUPS[kind][num_slots] // (1 if options.full else 10)
-    workload = _workload(lengths, num_slots * num_groups, options.seed)
+    workload = _workload(lengths, num_slots * num_groups, options)
     drawn = workload.output_lengths
     predicted = {
         "textbook": lengths.textbook_max_over_mean(num_slots),
@@ -148,17 +148,17 @@ def _wall(options: ReproduceOptions) -> Mapping[str, dict[str, Any]]:
         _WallCase(f"{kind}, {num_slots}", workload.output_lengths, num_slots, workload)
         for kind, lengths in LENGTHS.items()
         for num_slots in SLOTS
-        for workload in [_workload(lengths, num_slots * num_groups, options.seed + 1)]
+        for workload in [_workload(lengths, num_slots * num_groups, options)]
     ]
     longest = max(case.workload.max_request_tokens for case in cases)
     times = measure_step_times(
-        options.model,
+        options.load(longest),
         rows=ROWS if options.full else ROWS[::3],
         contexts=(8, 96, longest - STEPS_PER_POINT - 2) if options.full else (8, 64),
         steps=STEPS_PER_POINT,
     )
     predicted = {case.name: {mode: case.predict_s(mode, times) for mode in BATCHINGS} for case in cases}
-    engines = {(mode, n): _model_engine(options.model, mode, n, longest) for mode in BATCHINGS for n in SLOTS}
+    engines = {(mode, n): _model_engine(options, mode, n, longest) for mode in BATCHINGS for n in SLOTS}
     results: dict[str, dict[str, Any]] = {}
     for case in cases:
         measured = {
@@ -176,17 +176,23 @@ def _wall(options: ReproduceOptions) -> Mapping[str, dict[str, Any]]:
     return results
 
 
-def _model_engine(model: str, mode: str, num_slots: int, max_model_len: int) -> ModelEngine:
-    return model_engine(LoadConfig(model=model, max_model_len=max_model_len), _scheduler(mode, num_slots), _cache())
+def _model_engine(options: ReproduceOptions, mode: str, num_slots: int, max_model_len: int) -> ModelEngine:
+    return model_engine(options.load(max_model_len), _scheduler(mode, num_slots), _cache())
 
 
 # ---------------------------------------------------------------------- parts
 
 
-def _workload(lengths: Lengths, count: int, seed: int) -> Workload:
+def _workload(lengths: Lengths, count: int, options: ReproduceOptions) -> Workload:
     # prompts of one token: a step's rows are then exactly its live requests
     return synthetic(
-        SyntheticSpec(num_requests=count, prompt_lengths=Lengths.fixed(1), output_lengths=lengths, seed=seed)
+        SyntheticSpec(
+            num_requests=count,
+            prompt_lengths=Lengths.fixed(1),
+            output_lengths=lengths,
+            vocab_size=options.vocab_size(),
+            seed=options.seed,
+        )
     )
 
 

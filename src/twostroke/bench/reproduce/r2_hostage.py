@@ -65,6 +65,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             "occupancy": {mode: [s.num_seqs for s in run.steps[:6000]][::20] for mode, run in saturated.items()},
         },
         draw=lambda figure: _draw(figure, saturated, short_p50),
+        figure_size=(9.0, 3.6),
     )
 
 

@@ -64,6 +64,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         details=details,
         remarks=() if "trace" in workloads else (f"no traces in {options.traces}: only the imitated workload was run",),
         draw=lambda figure: _draw(figure, claims),
+        figure_size=(9.0, 4.0),
     )
 
 
