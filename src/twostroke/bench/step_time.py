@@ -13,7 +13,6 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 
-
 _SOME_TOKENS = 128
 """Ids that every vocabulary has; which ones does not matter for time."""
 

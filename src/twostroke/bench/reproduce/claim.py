@@ -69,9 +69,9 @@ class Claim:
     @classmethod
     def within(cls, what: str, predicted: float, measured: float, share: float) -> Claim:
         """Off by at most this share of the prediction."""
-        return cls(
-            what, predicted, measured, f"within {share:.0%}", abs(measured - predicted) <= share * abs(predicted)
-        )
+        slack = 1e-12 * abs(predicted)  # 2.1 is within 5 % of 2.0, whatever floats make of it
+        holds = abs(measured - predicted) <= share * abs(predicted) + slack
+        return cls(what, predicted, measured, f"within {share:.2g}" if share < 0.01 else f"within {share:.0%}", holds)
 
     @classmethod
     def at_least(cls, what: str, bound: float, measured: float, predicted: float | None = None) -> Claim:

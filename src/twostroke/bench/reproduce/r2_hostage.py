@@ -22,13 +22,15 @@ from twostroke.config.scheduler import SchedulerConfig
 SLOTS = 10
 LONG, SHORT = 2000, 20
 GROUP = (LONG, *(SHORT,) * 9)
+GROUPS = {True: 100, False: 12}
+"""Times ten requests, by whether the size is full."""
 STEPS_BETWEEN_ARRIVALS = LONG // SLOTS * 1.1
 """Just below what static batching can take: ten requests per batch of 2,000 steps."""
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Predicts and measures throughput with a full queue, and latency just below saturation."""
-    num_groups = 100 if options.full else 12
+    num_groups = GROUPS[options.full]
     outputs = GROUP * num_groups
     static = SlotCount.of(static_schedule(outputs, SLOTS), SLOTS)
     continuous = SlotCount.of(continuous_schedule(outputs, SLOTS), SLOTS)
