@@ -212,7 +212,7 @@ class ModelConfig:
             qk_norm=traits.qk_norm,
             eos_token_ids=_eos_token_ids(given, generation_config or {}),
             bos_token_id=given.get("bos_token_id"),
-            dtype=_dtype_name(given),
+            dtype=_dtype(given),
         )
         read._check(given)
         return read
@@ -295,7 +295,7 @@ def _eos_token_ids(given: Mapping[str, Any], generation_config: Mapping[str, Any
     return tuple(dict.fromkeys(found))
 
 
-def _dtype_name(given: Mapping[str, Any]) -> str:
+def _dtype(given: Mapping[str, Any]) -> str:
     name = str(given.get("dtype") or given.get("torch_dtype") or "float32").removeprefix("torch.")
     if name not in DTYPE_NAMES:
         raise UnsupportedModel(f"weights of type {name!r} are not implemented; known: {', '.join(DTYPE_NAMES)}.")

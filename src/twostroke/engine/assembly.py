@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from twostroke.log import get_logger
 from twostroke.model.checkpoint import find_model_folder, read_model_config
 from twostroke.model.loader import load_model
 from twostroke.model.registry import num_parameters
-from twostroke.runner.executor import InProcessExecutor
+from twostroke.runner.executor import Executor, InProcessExecutor
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.machine_limits import measure_machine_limits
 from twostroke.runner.memory import free_host_bytes
@@ -50,8 +51,14 @@ class _Loaded:
     tokenizer: Tokenizer
 
 
-def build_text_engine(config: EngineConfig) -> TextEngine:
+def build_text_engine(
+    config: EngineConfig, around_executor: Callable[[Executor], Executor] | None = None
+) -> TextEngine:
     """Loads a model and builds the engine around it.
+
+    Args:
+        config: everything a user may set.
+        around_executor: puts another executor around the one that computes, to watch it (benchmarks do).
 
     Raises:
         SetupError: no such model, files that contradict each other, sizes that do not fit.
@@ -88,9 +95,10 @@ def build_text_engine(config: EngineConfig) -> TextEngine:
         max_model_len=sizing.max_model_len,
         device=loaded.device,
     )
+    executor: Executor = InProcessExecutor(runner)
     engine = Engine(
         scheduler,
-        InProcessExecutor(runner),
+        executor if around_executor is None else around_executor(executor),
         block_size=config.cache.block_size,
         hashes_blocks=config.cache.enable_prefix_caching,
         journal=_journal(config, loaded, layout, sizing),

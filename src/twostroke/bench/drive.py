@@ -1,0 +1,244 @@
+"""Drives a workload through an engine and writes down every step and every token's time."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tqdm.auto import tqdm
+
+from twostroke.batch import Limit, NewRequest, ScheduledBatch, StepResult
+from twostroke.bench.workload import Workload, WorkloadRequest
+from twostroke.engine.clock import Clock, monotonic_clock
+from twostroke.engine.engine import Engine
+from twostroke.engine.generation import GenerationRequest
+from twostroke.request import FinishReason
+from twostroke.runner.executor import Executor
+from twostroke.sampling_params import SamplingParams
+
+Wait = Callable[[float], None]
+"""Lets that many seconds pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """One step as it was decided and as long as it took."""
+
+    end_s: float
+    """When its result was there, after the start of the run."""
+    wall_s: float
+    """Of the whole engine step."""
+    operator_s: float
+    """Of these, in the model's operators."""
+    num_seqs: int
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    limited_by: Limit
+    num_waiting: int
+
+    @property
+    def own_s(self) -> float:
+        """The engine's own time: everything but the model's operators."""
+        return self.wall_s - self.operator_s
+
+    @property
+    def num_tokens(self) -> int:
+        """Query tokens of the pass."""
+        return self.num_prefill_tokens + self.num_decode_tokens
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """When a request came, first ran, and got each token; seconds after the start of the run."""
+
+    request_id: str
+    arrival_s: float
+    scheduled_s: float | None = None
+    token_times_s: list[float] = field(default_factory=list[float])
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+
+    @property
+    def queue_time_s(self) -> float:
+        """Arrival until first scheduled."""
+        assert self.scheduled_s is not None, f"{self.request_id} never ran"
+        return self.scheduled_s - self.arrival_s
+
+    @property
+    def ttft_s(self) -> float:
+        """Arrival until the first token."""
+        return self.token_times_s[0] - self.arrival_s
+
+    @property
+    def e2e_s(self) -> float:
+        """Arrival until the last token."""
+        return self.token_times_s[-1] - self.arrival_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """(e2e - ttft) / (tokens - 1); None for a single token."""
+        count = len(self.token_times_s)
+        return (self.e2e_s - self.ttft_s) / (count - 1) if count > 1 else None
+
+    @property
+    def itl_s(self) -> Iterator[float]:
+        """Gaps between consecutive tokens."""
+        return (after - before for before, after in zip(self.token_times_s, self.token_times_s[1:], strict=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A workload's way through an engine."""
+
+    requests: tuple[RequestTimes, ...]
+    steps: tuple[StepSample, ...]
+    duration_s: float
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens made."""
+        return sum(len(r.token_times_s) for r in self.requests)
+
+
+class RecordingExecutor:
+    """Another executor, and a note of what went in and out last.
+
+    Args:
+        inner: does the work.
+        at_submit: called with each batch when it is decided and not yet accounted for: the moment to look at KV memory,
+            before requests that end in this step have given theirs back.
+    """
+
+    def __init__(self, inner: Executor, at_submit: Callable[[ScheduledBatch], None] | None = None) -> None:
+        self._inner = inner
+        self._at_submit = at_submit
+        self._submitted: deque[ScheduledBatch] = deque()
+        self._collected: tuple[ScheduledBatch, StepResult] | None = None
+        self.num_runs = 0
+        """Workloads driven through it; goes into request ids, which an engine does not want to see twice."""
+
+    @property
+    def max_in_flight(self) -> int:
+        """See Executor."""
+        return self._inner.max_in_flight
+
+    def add_request(self, request: NewRequest) -> None:
+        """See Executor."""
+        self._inner.add_request(request)
+
+    def submit(self, batch: ScheduledBatch) -> None:
+        """See Executor."""
+        if self._at_submit is not None:
+            self._at_submit(batch)
+        self._submitted.append(batch)
+        self._inner.submit(batch)
+
+    def collect(self) -> StepResult:
+        """See Executor."""
+        result = self._inner.collect()
+        self._collected = (self._submitted.popleft(), result)
+        return result
+
+    def take_collected(self) -> tuple[ScheduledBatch, StepResult] | None:
+        """The batch whose result was collected since the last call, and that result."""
+        collected, self._collected = self._collected, None
+        return collected
+
+    def close(self) -> None:
+        """See Executor."""
+        self._inner.close()
+
+
+def drive(
+    engine: Engine,
+    executor: RecordingExecutor,
+    workload: Workload,
+    *,
+    clock: Clock = monotonic_clock,
+    wait: Wait = time.sleep,
+    progress: str | None = None,
+) -> Run:
+    """Runs a workload to its end; requests arrive at their times whether or not the engine keeps up (open loop).
+
+    Args:
+        engine: it must be idle.
+        executor: the one that the engine was built with.
+        workload: what arrives when; all at zero is a saturated queue.
+        clock: the engine's own.
+        wait: lets time pass when nothing is to be done before the next arrival.
+        progress: title of a progress bar; None shows none.
+    """
+    start_s = clock()
+    executor.num_runs += 1
+    pending = deque(enumerate(workload.requests))
+    times: dict[str, RequestTimes] = {}
+    steps: list[StepSample] = []
+    with tqdm(
+        total=workload.num_output_tokens, desc=progress, unit="tok", disable=None if progress else True, leave=False
+    ) as bar:
+        while pending or engine.has_work:
+            now_s = clock() - start_s
+            while pending and pending[0][1].arrival_s <= now_s:
+                index, request = pending.popleft()
+                request_id = f"{executor.num_runs}-{index}"
+                times[request_id] = RequestTimes(request_id, request.arrival_s)
+                engine.add_request(_generation_request(request_id, request, start_s))
+            if not engine.has_work:
+                wait(pending[0][1].arrival_s - now_s)
+                continue
+            bar.update(_step(engine, executor, times, steps, clock, start_s))
+    return Run(tuple(times.values()), tuple(steps), clock() - start_s)
+
+
+def _step(
+    engine: Engine,
+    executor: RecordingExecutor,
+    times: dict[str, RequestTimes],
+    steps: list[StepSample],
+    clock: Clock,
+    start_s: float,
+) -> int:
+    """One step and what it says; returns the number of tokens made."""
+    begin_s = time.perf_counter()
+    updates = engine.step()
+    wall_s = time.perf_counter() - begin_s
+    collected = executor.take_collected()
+    if collected is not None:
+        batch, result = collected
+        steps.append(
+            StepSample(
+                end_s=clock() - start_s,
+                wall_s=wall_s,
+                operator_s=result.operator_time_s,
+                num_seqs=len(batch.requests),
+                num_prefill_tokens=batch.num_prefill_tokens,
+                num_decode_tokens=batch.num_decode_tokens,
+                limited_by=batch.limited_by,
+                num_waiting=batch.num_waiting,
+            )
+        )
+    num_tokens = 0
+    for update in updates:
+        request = times[update.request_id]
+        if request.scheduled_s is None:
+            assert update.scheduled_time_s is not None, f"{update.request_id} has a token and never ran"
+            request.scheduled_s = update.scheduled_time_s - start_s
+            request.num_cached_tokens = update.num_cached_tokens
+        assert update.error is None, f"request {update.request_id} failed: {update.error}"
+        request.token_times_s.extend([update.time_s - start_s] * len(update.token_ids))
+        request.num_preemptions = update.num_preemptions
+        request.finish_reason = update.finish_reason
+        num_tokens += len(update.token_ids)
+    return num_tokens
+
+
+def _generation_request(request_id: str, request: WorkloadRequest, start_s: float) -> GenerationRequest:
+    params = SamplingParams(temperature=0.0, max_tokens=request.max_tokens, ignore_eos=request.ignore_eos)
+    return GenerationRequest(
+        NewRequest(request_id, request.prompt_token_ids, params, seed=request.seed),
+        arrival_time_s=start_s + request.arrival_s,
+        max_tokens=request.max_tokens,
+    )

@@ -1,0 +1,49 @@
+"""Plots. matplotlib is an extra and slow to import, so it is loaded by the first plot and by nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from twostroke.errors import SetupError
+
+PREDICTED, MEASURED = "#9aa5b1", "#c2410c"
+"""Colours of the two things that every plot compares."""
+
+Draw = Callable[[Any], None]
+"""Draws into a figure of matplotlib, whose own type would load it."""
+
+
+def save_figure(draw: Draw, path: Path, *, size: tuple[float, float] = (7.0, 4.0)) -> Path:
+    """Draws a figure, in inches of `size`, and writes it as PNG.
+
+    Raises:
+        SetupError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise SetupError(
+            "plots need matplotlib, which is not installed. Install it with the extra 'bench' "
+            "(pip install 'twostroke[bench]'), or go without plots (--no-plots)."
+        ) from error
+    # a Figure of its own, not pyplot's: no display, no global state, safe in a server
+    figure = Figure(figsize=size, layout="constrained")
+    draw(figure)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+    return path
+
+
+def bars(axes: Any, labels: Sequence[str], groups: Mapping[str, tuple[Sequence[float], str]], ylabel: str) -> None:
+    """Bars side by side: for each name of `groups`, one value per label in one colour."""
+    width = 0.8 / len(groups)
+    for i, (name, (values, colour)) in enumerate(groups.items()):
+        places = [place - 0.4 + width * (i + 0.5) for place in range(len(labels))]
+        drawn = axes.bar(places, values, width * 0.94, label=name, color=colour)
+        axes.bar_label(drawn, fmt="%.3g", fontsize=7, padding=1)
+    axes.set_xticks(range(len(labels)), labels, fontsize=8)
+    axes.set_ylabel(ylabel)
+    axes.legend(fontsize=8, frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,38 @@
+"""How much memory this process takes, and how much it took at most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+def resident_bytes() -> int:
+    """Resident now."""
+    return _status_bytes("VmRSS")
+
+
+def peak_resident_bytes() -> int:
+    """Most that was ever resident, or since `reset_peak`."""
+    return _status_bytes("VmHWM")
+
+
+def reset_peak() -> bool:
+    """Begins a new peak at what is resident now.
+
+    Returns:
+        False where the kernel does not allow it; the peak is then the process's whole life's.
+    """
+    try:
+        _CLEAR_REFS.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _status_bytes(name: str) -> int:
+    for line in _STATUS.read_text(encoding="utf-8").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"{_STATUS} has no {name}")

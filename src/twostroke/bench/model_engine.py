@@ -1,0 +1,57 @@
+"""The engine around a real model, for benchmarks: token ids in, times out, no text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from twostroke.bench.drive import RecordingExecutor, Run, drive
+from twostroke.bench.workload import Workload
+from twostroke.config.cache import CacheConfig
+from twostroke.config.engine import EngineConfig
+from twostroke.config.load import LoadConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.engine.assembly import build_text_engine
+from twostroke.engine.engine import Engine
+from twostroke.runner.executor import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEngine:
+    """An engine with a model, with its parts within reach."""
+
+    engine: Engine
+    executor: RecordingExecutor
+    startup_lines: tuple[str, ...]
+
+    def run(self, workload: Workload, *, progress: str | None = None) -> Run:
+        """Runs a workload to its end."""
+        return drive(self.engine, self.executor, workload, progress=progress)
+
+    def close(self) -> None:
+        """Gives back the model's and the cache's memory."""
+        self.engine.close()
+
+
+def model_engine(
+    load: LoadConfig, scheduler: SchedulerConfig | None = None, cache: CacheConfig | None = None
+) -> ModelEngine:
+    """Loads a model.
+
+    Args:
+        load: which model; with max_model_len and without a size of the KV cache there is room for every running request
+            at its longest, and no more, so that several engines fit side by side.
+        scheduler: as for any engine.
+        cache: as for any engine.
+    """
+    scheduler, cache = scheduler or SchedulerConfig(), cache or CacheConfig()
+    if load.max_model_len is not None and cache.num_kv_blocks is None and cache.kv_cache_memory is None:
+        blocks_each = -(-load.max_model_len // cache.block_size)
+        cache = replace(cache, num_kv_blocks=blocks_each * scheduler.max_num_seqs)
+    recorders: list[RecordingExecutor] = []
+
+    def record(executor: Executor) -> Executor:
+        recorders.append(RecordingExecutor(executor))
+        return recorders[-1]
+
+    text = build_text_engine(EngineConfig(load=load, cache=cache, scheduler=scheduler), around_executor=record)
+    return ModelEngine(text.engine, recorders[0], text.startup_lines)

@@ -1,0 +1,266 @@
+"""BenchResult: what was measured, on what, by which commit. Saved as JSON; a speed claim without one is hearsay."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, cast
+
+from twostroke.errors import InvalidParameter
+
+DEFAULT_FOLDER = Path("benchmarks/results")
+"""Where results go, seen from the repository's root."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The machine and the libraries that a figure depends on; nothing that names the machine."""
+
+    cpu: str
+    cores: int
+    """Processors this process may use."""
+    memory_bytes: int
+    python: str
+    torch: str
+    numpy: str
+    system: str
+
+    @classmethod
+    def of_this_machine(cls) -> Hardware:
+        """Reads what the operating system says."""
+        return cls(
+            cpu=_proc_field("/proc/cpuinfo", "model name") or platform.machine(),
+            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            memory_bytes=int((_proc_field("/proc/meminfo", "MemTotal") or "0 kB").split()[0]) * 1024,
+            python=platform.python_version(),
+            torch=_version("torch"),
+            numpy=_version("numpy"),
+            system=f"{platform.system()} {platform.machine()}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The state of the code that was measured."""
+
+    hash: str
+    dirty: bool
+    """Whether the checkout differed from the commit, results aside."""
+
+    @classmethod
+    def of_this_checkout(cls) -> Commit:
+        """Asks git about the source tree that this very file belongs to; ("unknown", True) outside a checkout."""
+        folder = Path(__file__).parent
+        commit = _git(folder, "rev-parse", "HEAD")
+        if commit is None:
+            return cls("unknown", True)
+        # a run writes its own results; those do not change what was measured
+        changes = _git(folder, "status", "--porcelain", "--", ":/", ":(top,exclude)benchmarks/results")
+        return cls(commit, changes != "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchResult:
+    """One measurement with everything needed to judge and to repeat it."""
+
+    bench: str
+    """File name of the result, without suffix."""
+    command: str
+    """What a person types to get this result again."""
+    config: Mapping[str, Any]
+    workload: Mapping[str, Any]
+    results: Mapping[str, Any]
+    warmup: int = 0
+    """Runs before the first that counts."""
+    repeats: int = 1
+    """Runs that count; medians are over these."""
+    commit: str = ""
+    dirty: bool = True
+    date: str = ""
+    """UTC, ISO 8601."""
+    hardware: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def now(
+        cls,
+        bench: str,
+        command: str,
+        *,
+        config: Mapping[str, Any],
+        workload: Mapping[str, Any],
+        results: Mapping[str, Any],
+        warmup: int = 0,
+        repeats: int = 1,
+    ) -> BenchResult:
+        """A result measured just now, by this code, on this machine."""
+        commit = Commit.of_this_checkout()
+        return cls(
+            bench=bench,
+            command=command,
+            config=config,
+            workload=workload,
+            results=results,
+            warmup=warmup,
+            repeats=repeats,
+            commit=commit.hash,
+            dirty=commit.dirty,
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            hardware=asdict(Hardware.of_this_machine()),
+        )
+
+    def to_json(self) -> str:
+        """Readable JSON, keys in the order of the fields."""
+        return json.dumps(asdict(self), indent=1, default=_plain) + "\n"
+
+
+def save(result: BenchResult, folder: Path = DEFAULT_FOLDER) -> Path:
+    """Writes `folder/BENCH.json`; a reader sees the old file or the new one, never half of one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"{result.bench}.json"
+    handle, name = tempfile.mkstemp(dir=folder, prefix=f".{result.bench}.", suffix=".json")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(result.to_json())
+        Path(name).chmod(0o644)  # mkstemp's files are private
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return target
+
+
+def load(path: Path) -> BenchResult:
+    """Reads a saved result.
+
+    Raises:
+        InvalidParameter: the file is no result of ours.
+    """
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return BenchResult(**fields)
+    except (OSError, ValueError, TypeError) as error:
+        raise InvalidParameter("result", str(path), f"must be a file written by a benchmark ({error})") from error
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """Median, p90 and p99 by linear interpolation, with mean and count; empty without values.
+
+    >>> percentiles([1.0, 2.0, 3.0])
+    {'p50': 2.0, 'p90': 2.8, 'p99': 2.98, 'mean': 2.0, 'count': 3}
+    """
+    if not values:
+        return {}
+    ordered = sorted(values)
+    return {
+        "p50": _quantile(ordered, 0.50),
+        "p90": _quantile(ordered, 0.90),
+        "p99": _quantile(ordered, 0.99),
+        "mean": sum(ordered) / len(ordered),
+        "count": len(ordered),
+    }
+
+
+def median(values: Sequence[float]) -> float:
+    """Middle of the values; they must not be empty."""
+    return _quantile(sorted(values), 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One figure in two results."""
+
+    name: str
+    before: float
+    after: float
+
+    @property
+    def ratio(self) -> float:
+        """After in terms of before."""
+        return self.after / self.before if self.before else math.inf if self.after else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two results side by side."""
+
+    differences: tuple[Difference, ...]
+    remarks: tuple[str, ...]
+    """Why the two may not be comparable: other hardware, other settings, a dirty checkout."""
+
+
+def compare(before: BenchResult, after: BenchResult) -> Comparison:
+    """Every figure that both results hold, and what else differs between them."""
+    remarks = [
+        f"{name} differs: {old!r} -> {new!r}"
+        for part in ("hardware", "config", "workload")
+        for name, old, new in _changed(part, getattr(before, part), getattr(after, part))
+    ]
+    if before.bench != after.bench:
+        remarks.insert(0, f"these are different benchmarks: {before.bench} and {after.bench}")
+    remarks += [f"{r.bench} of {r.date} was measured on a dirty checkout" for r in (before, after) if r.dirty]
+    old_figures, new_figures = dict(_figures("", before.results)), dict(_figures("", after.results))
+    differences = (Difference(n, old, new_figures[n]) for n, old in old_figures.items() if n in new_figures)
+    return Comparison(tuple(differences), tuple(remarks))
+
+
+def _quantile(ordered: Sequence[float], q: float) -> float:
+    at = q * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    # rounded to what an interpolation of floats can mean, so that 2.8 prints as 2.8
+    return round(ordered[low] + (ordered[high] - ordered[low]) * (at - low), 12)
+
+
+def _changed(part: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            yield f"{part}.{name}", old.get(name), new.get(name)
+
+
+def _figures(prefix: str, value: object) -> Iterator[tuple[str, float]]:
+    if isinstance(value, Mapping):
+        for key, inner in cast(Mapping[str, object], value).items():
+            yield from _figures(f"{prefix}.{key}" if prefix else str(key), inner)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield prefix, float(value)
+
+
+def _plain(value: object) -> object:
+    """What json cannot write by itself: numpy scalars, paths, mappings that are no dict."""
+    if hasattr(value, "item"):
+        return cast(Any, value).item()
+    if isinstance(value, Mapping):
+        return dict(cast(Mapping[str, object], value))
+    return str(value)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "absent"
+
+
+def _proc_field(path: str, name: str) -> str | None:
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(name)), None)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,141 @@
+"""A prompt of 32k tokens, computed in chunks beside short requests, which get a token in every step.
+
+The budget of a step is shared: eight decodes leave 504 of 512 tokens for the prompt, so it takes 66 steps, and nobody
+waits longer than one of them. Memory is bounded by the chunk: beyond the KV itself it must not grow with the prompt.
+(Attention over the whole prompt at once would hold 32k x 32k scores per head: 4 GiB each.)
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from twostroke.bench.counting_engine import counting_engine
+from twostroke.bench.drive import Run
+from twostroke.bench.figure import MEASURED, PREDICTED
+from twostroke.bench.memory import peak_resident_bytes, reset_peak, resident_bytes
+from twostroke.bench.model_engine import model_engine
+from twostroke.bench.report import percentiles
+from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from twostroke.bench.workload import Workload, of_lengths
+from twostroke.config.cache import CacheConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.model.checkpoint import find_model_folder, read_model_config
+
+BUDGET = 512
+NUM_SHORT = 8
+SHORT_PROMPT = 16
+WORKING_BYTES = 256 << 20
+"""What a step may take beside weights and KV."""
+
+
+def reproduce(options: ReproduceOptions) -> Reproduction:
+    """Counts steps, then runs a model and watches its memory."""
+    long_prompt = 32_768 if options.full else 2048
+    num_steps = -(-long_prompt // (BUDGET - NUM_SHORT))
+    # the short ones are there before the long one begins, and still there when it has ended
+    lengths = [(SHORT_PROMPT, num_steps + 8)] * NUM_SHORT + [(long_prompt, 4)]
+    workload = of_lengths(lengths, seed=options.seed, vocab_size=options.vocab_size())
+    scheduler = SchedulerConfig(max_num_batched_tokens=BUDGET, max_num_seqs=NUM_SHORT + 1)
+    cache = CacheConfig(enable_prefix_caching=False)
+    counted = counting_engine(scheduler, cache, max_model_len=workload.max_request_tokens).run(workload)
+    claims = _step_claims("counted", counted, num_steps)
+    details: dict[str, Any] = {}
+    runs: dict[str, Run] = {}
+    if options.with_model:
+        runs["model"], details = _model(workload, scheduler, cache, options)
+        claims += _step_claims("on the model", runs["model"], num_steps)
+        claims.append(
+            Claim.at_most("peak memory beyond weights and KV, MiB", WORKING_BYTES >> 20, details["working_mib"])
+        )
+        stall = details["itl_s"]["max"] / details["chunk_step_s"]["p50"]
+        claims.append(Claim.reported("longest gap between tokens of a short request, in median chunk steps", stall))
+    return Reproduction(
+        name="long-prompt",
+        title=f"A prompt of {long_prompt:,} tokens beside {NUM_SHORT} short requests",
+        claims=tuple(claims),
+        config={"max_num_batched_tokens": BUDGET, "model": options.model if options.with_model else None},
+        workload={"long_prompt": long_prompt, "num_short": NUM_SHORT, "short_prompt": SHORT_PROMPT},
+        details=details,
+        remarks=() if options.with_model else ("time and memory were left out: they need a model",),
+        draw=(lambda figure: _draw(figure, runs["model"])) if runs else None,
+    )
+
+
+def _step_claims(where: str, run: Run, num_steps: int) -> list[Claim]:
+    # the first step computes the short prompts and the beginning of the long one; from then on they decode
+    beside = [s for s in run.steps[1:] if s.num_prefill_tokens]
+    starved = sum(s.num_decode_tokens != NUM_SHORT for s in beside)
+    chunks = sum(1 for s in run.steps if s.num_prefill_tokens)
+    return [
+        Claim.within(f"steps that computed the long prompt, {where}", num_steps, chunks, 1 / num_steps),
+        Claim.equal(f"of these, steps in which a short request got no token, {where}", 0, starved),
+        Claim.at_most(f"most tokens in a step, {where}", BUDGET, max(s.num_tokens for s in run.steps)),
+    ]
+
+
+def _model(
+    workload: Workload, scheduler: SchedulerConfig, cache: CacheConfig, options: ReproduceOptions
+) -> tuple[Run, dict[str, Any]]:
+    longest = workload.max_request_tokens
+    with tempfile.TemporaryDirectory(prefix="twostroke-bench-") as temporary:
+        folder = _with_longer_context(find_model_folder(options.model), Path(temporary), longest)
+        config = read_model_config(folder)
+        num_blocks = sum(-(-r.num_tokens // cache.block_size) for r in workload.requests)
+        engine = model_engine(
+            replace(options.load(longest), model=str(folder)), scheduler, replace(cache, num_kv_blocks=num_blocks)
+        )
+    engine.run(of_lengths([(BUDGET, 2)], vocab_size=config.vocab_size))  # warm-up: what the operators allocate once
+    before, resets = resident_bytes(), reset_peak()
+    run = engine.run(workload, progress="long prompt")
+    peak = peak_resident_bytes()
+    engine.close()
+    layout = KVLayout.of(
+        config.layer_windows,
+        block_size=cache.block_size,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        bytes_per_element=2 if config.dtype != "float32" else 4,
+    )
+    kv_bytes = num_blocks * layout.bytes_per_block
+    gaps = [gap for request in run.requests[:NUM_SHORT] for gap in request.itl_s]
+    return run, {
+        "kv_bytes": kv_bytes,
+        "resident_before_bytes": before,
+        "peak_bytes": peak,
+        "peak_is_of_this_run": resets,
+        "working_mib": max(0, peak - before - kv_bytes) >> 20,
+        "ttft_long_s": run.requests[NUM_SHORT].ttft_s,
+        "itl_s": {**percentiles(gaps), "max": max(gaps)},
+        "chunk_step_s": percentiles([s.wall_s for s in run.steps[1:] if s.num_prefill_tokens]),
+        "decode_step_s": percentiles([s.wall_s for s in run.steps if not s.num_prefill_tokens]),
+    }
+
+
+def _with_longer_context(folder: Path, target: Path, num_tokens: int) -> Path:
+    """The same model, said to be made for longer contexts. What it writes there is nonsense; what it costs is not."""
+    for path in folder.iterdir():
+        if path.is_file():
+            shutil.copy(path, target / path.name)
+    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    config["max_position_embeddings"] = max(num_tokens, config["max_position_embeddings"])
+    (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return target
+
+
+def _draw(figure: Any, run: Run) -> None:
+    axes = figure.add_subplot()
+    ends = [s.end_s for s in run.steps]
+    axes.bar(range(len(ends)), [s.num_prefill_tokens for s in run.steps], 1.0, color=PREDICTED, label="prefill tokens")
+    axes.set_xlabel("step")
+    axes.set_ylabel("tokens of the long prompt")
+    times = axes.twinx()
+    times.plot([1000 * s.wall_s for s in run.steps], color=MEASURED, label="step time")
+    times.set_ylabel("milliseconds, which is the short requests' gap between tokens")
+    times.set_ylim(bottom=0)
+    figure.legend(fontsize=8, frameon=False, loc="outside upper center", ncols=2)

@@ -1,0 +1,144 @@
+"""R10: hits of the prefix cache on real request traces, and what they do to the time to the first token.
+
+Lengths are divided by 64 and so are the trace's 512-token blocks, which become blocks of 8 tokens; requests run one at
+a time in the trace's order. Hits are counted by the engine and must equal the replay of the pool's documented rules to
+the block, request by request.
+
+The published ideals (36.6 % and 64.0 % of all prompt blocks) count every block of the trace, the partly filled last one
+too. Ours count what an engine can use: full blocks, and never the block with the prompt's last token, which has to be
+computed to be sampled from. That costs 0.04 and 0.18 percentage points.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from twostroke.bench.counting_engine import counting_engine
+from twostroke.bench.drive import Run
+from twostroke.bench.figure import MEASURED, PREDICTED
+from twostroke.bench.lru_replay import LruReplay
+from twostroke.bench.model_engine import model_engine
+from twostroke.bench.report import percentiles
+from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from twostroke.bench.workload import TraceEntry, TraceSpec, Workload, of_trace, read_trace
+from twostroke.config.cache import CacheConfig
+from twostroke.config.scheduler import SchedulerConfig
+
+SPEC = TraceSpec(divisor=64)
+CAPACITIES = (1000, 3000, 10_000, 30_000, None)
+"""Blocks; None holds everything."""
+PUBLISHED = {
+    "conversation": (0.045, 0.065, 0.211, 0.326, 0.366),
+    "synthetic": (0.083, 0.188, 0.424, 0.624, 0.640),
+}
+"""Share of all prompt blocks found, by capacity, from a block-wise replay without our last-token rule."""
+SMALL = 300
+TTFT_REQUESTS = 500
+
+
+def reproduce(options: ReproduceOptions) -> Reproduction:
+    """Replays, then runs the engine; both on full traces, or on their beginnings."""
+    claims: list[Claim] = []
+    details: dict[str, Any] = {}
+    remarks: list[str] = []
+    for trace, published in PUBLISHED.items():
+        path = options.traces / f"mooncake_{trace}.jsonl"
+        if not path.exists():
+            remarks.append(
+                f"{path} is not there: this trace was left out. It is published with the Mooncake FAST'25 paper "
+                f"(kvcache-ai/Mooncake, FAST25-release/traces); --traces says where to look."
+            )
+            continue
+        entries = read_trace(path)[: None if options.full else SMALL]
+        workload = of_trace(entries, replace(SPEC, vocab_size=options.vocab_size()), name=path.name)
+        for capacity, ideal in zip(CAPACITIES, published, strict=True):
+            case = _hits(workload, entries, capacity, f"R10 {trace}, {capacity or 'infinite'}")
+            details[f"{trace}-{capacity or 'infinite'}"] = {**case, "published": ideal}
+            what = f"{trace}, {f'{capacity:,} blocks' if capacity else 'infinite'}"
+            claims.append(Claim.equal(f"{what}: blocks hit", case["predicted_hits"], case["measured_hits"]))
+            claims.append(Claim.equal(f"{what}: requests that differ", 0, case["requests_that_differ"]))
+            if options.full:
+                claims.append(Claim.reported(f"{what}: share of the trace's blocks (published)", case["share"], ideal))
+        if options.with_model:
+            ttft = _ttft(workload.first(TTFT_REQUESTS if options.full else 60), options)
+            details[f"{trace}-ttft"] = ttft
+            claims.append(
+                Claim.reported(f"{trace}: mean TTFT without / with the cache", ttft["ratio"], ttft["token_ratio"])
+            )
+    if not options.with_model:
+        remarks.append("TTFT was left out: it needs a model")
+    return Reproduction(
+        name="r10",
+        title="R10: prefix-cache hits on request traces",
+        claims=tuple(claims),
+        config={"block_size": SPEC.block_size, "model": options.model if options.with_model else None},
+        workload={"traces": tuple(PUBLISHED), "divisor": SPEC.divisor, "requests": None if options.full else SMALL},
+        details=details,
+        remarks=tuple(remarks),
+        draw=(lambda figure: _draw(figure, details)) if details else None,
+    )
+
+
+def _hits(workload: Workload, entries: list[TraceEntry], capacity: int | None, title: str) -> dict[str, Any]:
+    replay = LruReplay(capacity, SPEC.block_size)
+    predicted = [replay.run(request) for request in workload.requests]
+    # enough for every token ever computed, so that nothing is evicted
+    num_blocks = capacity or sum(-(-r.num_tokens // SPEC.block_size) for r in workload.requests)
+    cache = CacheConfig(block_size=SPEC.block_size, num_kv_blocks=num_blocks)
+    longest = workload.max_request_tokens
+    # one request at a time, its prompt in one step
+    scheduler = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=longest)
+    run = counting_engine(scheduler, cache, max_model_len=longest).run(workload, progress=title)
+    measured = [request.num_cached_tokens // SPEC.block_size for request in run.requests]
+    return {
+        "predicted_hits": sum(predicted),
+        "measured_hits": sum(measured),
+        "requests_that_differ": sum(p != m for p, m in zip(predicted, measured, strict=True)),
+        "share": sum(measured) / sum(len(entry.hash_ids) for entry in entries),
+    }
+
+
+def _ttft(workload: Workload, options: ReproduceOptions) -> dict[str, Any]:
+    """Two engines side by side, request by request, so that the machine's moods hit both alike."""
+    workload = workload.cut_outputs(1)
+    longest = workload.max_request_tokens
+    all_blocks = sum(-(-r.num_tokens // SPEC.block_size) for r in workload.requests)
+    engines = {
+        name: model_engine(
+            options.load(longest),
+            SchedulerConfig(max_num_seqs=1),
+            CacheConfig(block_size=SPEC.block_size, num_kv_blocks=all_blocks, enable_prefix_caching=name == "with"),
+        )
+        for name in ("without", "with")
+    }
+    runs: dict[str, list[Run]] = {name: [] for name in engines}
+    for request in workload.requests:
+        for name, engine in engines.items():
+            runs[name].append(engine.run(Workload((request,))))
+    for engine in engines.values():
+        engine.close()
+    ttft_s = {name: [run.requests[0].ttft_s for run in of] for name, of in runs.items()}
+    tokens = {name: sum(s.num_prefill_tokens for run in of for s in run.steps) for name, of in runs.items()}
+    return {
+        "ratio": sum(ttft_s["without"]) / sum(ttft_s["with"]),
+        "token_ratio": tokens["without"] / tokens["with"],
+        "computed_tokens": tokens,
+        "ttft_s": {name: percentiles(values) for name, values in ttft_s.items()},
+        "num_requests": len(workload),
+    }
+
+
+def _draw(figure: Any, details: dict[str, Any]) -> None:
+    axes = figure.add_subplot()
+    labels = [f"{c:,}" if c else "infinite" for c in CAPACITIES]
+    for trace, style in zip(PUBLISHED, ("o-", "s-"), strict=True):
+        cases = [details[name] for c in CAPACITIES if (name := f"{trace}-{c or 'infinite'}") in details]
+        if cases:
+            measured, published = ([100 * case[key] for case in cases] for key in ("share", "published"))
+            axes.plot(labels, measured, style, color=MEASURED, label=f"{trace}, measured")
+            axes.plot(labels, published, style[0], color=PREDICTED, label=f"{trace}, published")
+    axes.set_xlabel("KV blocks of 8 tokens")
+    axes.set_ylabel("% of the trace's prompt blocks found")
+    axes.legend(fontsize=8, frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)

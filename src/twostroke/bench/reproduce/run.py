@@ -1,0 +1,93 @@
+"""Reproduces results of the field: each predicted, then measured, then saved as JSON and PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+
+from rich.console import Console
+
+from twostroke.bench.figure import save_figure
+from twostroke.bench.report import BenchResult, save
+from twostroke.bench.reproduce.claim import ReproduceOptions, Reproduction, table
+from twostroke.errors import InvalidParameter
+
+RESULTS = {
+    "r1": ("twostroke.bench.reproduce.r1_batching", "continuous against static batching"),
+    "r2": ("twostroke.bench.reproduce.r2_hostage", "one long request holds nine short ones hostage"),
+    "r3": ("twostroke.bench.reproduce.r3_kv_waste", "KV memory that holds nothing, paged against contiguous"),
+    "r4": ("twostroke.bench.reproduce.r4_concurrency", "requests at once in equal KV memory"),
+    "r10": ("twostroke.bench.reproduce.r10_prefix_cache", "prefix-cache hits on request traces"),
+    "r11": ("twostroke.bench.reproduce.r11_cache_overhead", "the cost of prefix caching without hits"),
+    "r14": ("twostroke.bench.reproduce.r14_no_cache", "what the KV cache saves"),
+    "engine-time": ("twostroke.bench.reproduce.engine_time", "the engine's own time per step"),
+    "vs-transformers": ("twostroke.bench.reproduce.vs_transformers", "throughput beside transformers.generate"),
+    "long-prompt": ("twostroke.bench.reproduce.long_prompt", "a 32k prompt in chunks beside short requests"),
+}
+"""Name to the module that reproduces it, and what it is about."""
+
+
+def reproduce(names: Sequence[str], options: ReproduceOptions, console: Console | None = None) -> list[Reproduction]:
+    """Reproduces results, prints prediction beside measurement, and saves both.
+
+    Args:
+        names: of RESULTS; "all" stands for every one.
+        options: sizes, model, places.
+        console: where tables go; default: standard output.
+
+    Returns:
+        What was found, in the order of RESULTS.
+
+    Raises:
+        InvalidParameter: an unknown name.
+    """
+    console = console or Console()
+    found: list[Reproduction] = []
+    for name in _chosen(names):
+        module = import_module(RESULTS[name][0])
+        reproduction: Reproduction = module.reproduce(options)
+        found.append(reproduction)
+        console.print(table(reproduction.title, reproduction.claims))
+        for remark in reproduction.remarks:
+            console.print(f"  [yellow]{remark}[/]", highlight=False)
+        if reproduction.claims:
+            _save(name, reproduction, options, console)
+        console.print()
+    return found
+
+
+def _chosen(names: Sequence[str]) -> list[str]:
+    for name in names:
+        if name != "all" and name not in RESULTS:
+            raise InvalidParameter("name", name, f"must be one of {', '.join(RESULTS)}, or all")
+    return [name for name in RESULTS if "all" in names or name in names]
+
+
+def _save(name: str, reproduction: Reproduction, options: ReproduceOptions, console: Console) -> None:
+    # small runs are a look, not a result: they never overwrite one
+    model = "" if options.model == "embedded" else f"-{Path(options.model).name}"
+    file_name = f"{name}{model}{'' if options.full else '-small'}"
+    command = f"twostroke bench reproduce {name}" + (" --full" if options.full else "")
+    result = BenchResult.now(
+        file_name,
+        command,
+        config=reproduction.config,
+        workload=reproduction.workload,
+        results={
+            "title": reproduction.title,
+            "holds": reproduction.holds,
+            "claims": [asdict(claim) for claim in reproduction.claims],
+            "remarks": reproduction.remarks,
+            **reproduction.details,
+        },
+        warmup=reproduction.warmup,
+        repeats=reproduction.repeats,
+    )
+    saved = [save(result, options.results)]
+    if options.plots and reproduction.draw is not None:
+        saved.append(
+            save_figure(reproduction.draw, options.results / f"{file_name}.png", size=reproduction.figure_size)
+        )
+    console.print("  saved " + ", ".join(str(path) for path in saved), style="dim", highlight=False)

@@ -1,0 +1,161 @@
+"""Benchmarks that need a model, at sizes of a second on a tiny random one. Counters are checked, times never."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from twostroke.bench import report
+from twostroke.bench.lengths import Lengths
+from twostroke.bench.offline import OfflineOptions, print_offline, run_offline
+from twostroke.bench.reproduce import (
+    engine_time,
+    long_prompt,
+    r1_batching,
+    r10_prefix_cache,
+    r14_no_cache,
+    vs_transformers,
+)
+from twostroke.bench.reproduce.claim import ReproduceOptions, Reproduction
+from twostroke.bench.reproduce.run import reproduce
+from twostroke.bench.step_time import StepTimes, measure_step_times
+from twostroke.config.cache import CacheConfig
+from twostroke.config.load import LoadConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.errors import InvalidParameter
+
+
+@pytest.fixture
+def model(random_models: dict[str, Path]) -> str:
+    return str(random_models["llama"])
+
+
+def _reproduce(name: str, model: str, tmp_path: Path, **changes: Any) -> Reproduction:
+    options = ReproduceOptions(model=model, threads=1, results=tmp_path, traces=tmp_path, **changes)
+    (found,) = reproduce([name], options, Console(quiet=True))
+    for claim in found.claims:
+        if claim.rule == "equal":
+            assert claim.holds, claim
+    return found
+
+
+def test_offline_saves_what_it_measured(model: str, tmp_path: Path) -> None:
+    options = OfflineOptions(
+        num_requests=12,
+        prompt_lengths="uniform:4:40",
+        output_lengths="exponential:8",
+        num_prefix_groups=2,
+        prefix_length=32,
+        results=tmp_path,
+    )
+    result = run_offline(
+        options, LoadConfig(model=model, threads=1, max_model_len=256), SchedulerConfig(max_num_seqs=4)
+    )
+    saved = json.loads((tmp_path / "offline.json").read_text())
+    assert saved["results"]["num_requests"] == 12
+    assert saved["results"]["latency"]["ttft_s"]["count"] == 12
+    assert saved["config"]["scheduler"]["max_num_seqs"] == 4
+    assert saved["workload"]["prefix_length"] == 32
+    # two groups of six: all but those that ran beside the first of their group find its 32 tokens
+    assert saved["results"]["num_cached_tokens"] >= 6 * 32
+    assert set(saved["results"]["own_time_s"]) <= {"1", "2", "3", "4"}
+    assert (tmp_path / "offline.png").stat().st_size > 0
+    console = Console(width=140, record=True, quiet=True)
+    print_offline(result, console)
+
+
+def test_offline_runs_a_trace_in_open_loop(model: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 100 * i, "input_length": 1000, "output_length": 128, "hash_ids": [0, i + 1]} for i in range(3)
+    ]
+    trace.write_text("\n".join(json.dumps(row) for row in rows))
+    options = OfflineOptions(trace=trace, time_divisor=1.0, warmup=0, results=tmp_path, plots=False, name="traced")
+    load, cache = LoadConfig(model=model, threads=1, max_model_len=64), CacheConfig(block_size=8)
+    result = run_offline(options, load, cache=cache)
+    assert result.results["duration_s"] >= 0.2  # the last one arrives then
+    assert result.results["num_cached_tokens"] % 8 == 0
+    assert report.load(tmp_path / "traced.json").workload["divisor"] == 64
+
+
+@pytest.mark.parametrize("bad", [{"warmup": -1}, {"time_divisor": -1.0}, {"name": "../x"}, {"name": ""}], ids=str)
+def test_offline_options_are_checked(bad: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameter):
+        OfflineOptions(**bad)
+
+
+def test_offline_refuses_a_workload_that_cannot_fit(model: str, tmp_path: Path) -> None:
+    options = OfflineOptions(prompt_lengths="fixed:4000", results=tmp_path)
+    with pytest.raises(InvalidParameter, match="no request fits a context of 640"):
+        run_offline(options, LoadConfig(model=model))
+
+
+def test_step_times_are_a_grid(model: str) -> None:
+    times = measure_step_times(
+        LoadConfig(model=model, threads=1), rows=(1, 2), contexts=(4, 8), steps=3, progress=False
+    )
+    assert times.contexts == (6.0, 10.0)
+    assert all(seconds > 0 for row in times.seconds for seconds in row)
+    plane = StepTimes((1, 3), (0.0, 10.0), ((1.0, 2.0), (3.0, 4.0)))
+    assert plane.at(1, 0.0) == 1.0
+    assert plane.at(3, 20.0) == 5.0  # beyond the grid the last slope goes on
+    assert StepTimes((4,), (2.0,), ((7.0,),)).at(1, 99.0) == 7.0
+
+
+def test_r1_wall_time_has_a_prediction(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(r1_batching, "SLOTS", (2,))
+    monkeypatch.setattr(r1_batching, "ROWS", (1, 2))
+    monkeypatch.setattr(r1_batching, "LENGTHS", {"exponential": Lengths.exponential(6)})
+    monkeypatch.setattr(r1_batching, "GROUPS", {"exponential": {2: 40}})
+    found = _reproduce("r1", model, tmp_path)
+    (wall,) = found.details["wall"].values()
+    assert wall["predicted"] > 0
+    assert wall["measured_s"].keys() == {"static", "continuous"}
+
+
+def test_r10_times_first_tokens(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(r10_prefix_cache, "SMALL", 5)
+    row = {"timestamp": 0, "input_length": 2000, "output_length": 64, "hash_ids": [0, 1, 2, 3]}
+    (tmp_path / "mooncake_conversation.jsonl").write_text("\n".join([json.dumps(row)] * 5))
+    found = _reproduce("r10", model, tmp_path)
+    tokens = found.details["conversation-ttft"]["computed_tokens"]
+    # 32 tokens each (2000 / 64); four requests find three of four blocks
+    assert tokens == {"without": 5 * 32, "with": 5 * 32 - 4 * 24}
+
+
+def test_r11_finds_nothing(model: str, tmp_path: Path) -> None:
+    found = _reproduce("r11", model, tmp_path)
+    assert found.claims[0].measured == 0
+
+
+def test_r14_counts_on_the_model(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(r14_no_cache, "PROMPT", 20)
+    monkeypatch.setattr(r14_no_cache, "OUTPUT", 8)
+    found = _reproduce("r14", model, tmp_path)
+    assert found.details["token_passes"] == {"without": sum(range(20, 28)), "with": 27}
+    assert len([c for c in found.claims if "on the model" in c.what]) == 2
+
+
+def test_engine_time_separates_deciding(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_time, "SIZES", (1, 4))
+    found = _reproduce("engine-time", model, tmp_path)
+    assert set(found.details["own_ms"]) == {"1", "4"}
+
+
+def test_long_prompt_watches_memory(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_prompt, "BUDGET", 256)
+    found = _reproduce("long-prompt", model, tmp_path)
+    assert found.details["peak_bytes"] >= found.details["resident_before_bytes"] > 0
+    assert found.details["kv_bytes"] > 0
+
+
+def test_transformers_runs_beside(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vs_transformers, "BATCH", 4)
+    found = _reproduce("vs-transformers", model, tmp_path)
+    assert found.config["attention"] in ("eager", "sdpa")
+    assert [claim.holds for claim in found.claims] == [None] * 3  # goals are for the embedded model
+    assert (tmp_path / f"vs-transformers-{Path(model).name}-small.json").exists()
