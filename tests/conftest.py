@@ -1,4 +1,4 @@
-"""Hypothesis profiles: `ci` is the default and repeats itself exactly; `--hypothesis-profile=soak` runs 50 times more."""
+"""Hypothesis profiles: `ci` repeats itself exactly; `--hypothesis-profile=soak` runs 50 times as many examples."""
 
 from __future__ import annotations
 

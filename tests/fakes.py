@@ -157,7 +157,9 @@ class FakeEngine:
         self.layout = layout
         self.kv = KVCacheManager(layout, num_blocks, cache_config, max_model_len)
         self.scheduler = Scheduler(scheduler_config, self.kv, max_model_len=max_model_len)
-        self.log = log or EventRing(1)
+        self.log = log if log is not None else EventRing(1)
+        self.settings = scheduler_config
+        self.last_results: dict[str, list[int]] = {}
         configs = plain(scheduler_config), plain(cache_config), plain(layout)
         self.log.append(EngineStarted(0.0, "fake", *configs, num_blocks, max_model_len, "fake"))
         self.rng = random.Random(seed)
@@ -212,7 +214,8 @@ class FakeEngine:
         self.batches.append(batch)
         self.now_s += 1.0
         if not batch.is_empty:
-            self.in_flight.append((batch, self.executor.execute(batch)))
+            self.last_results = self.executor.execute(batch)
+            self.in_flight.append((batch, self.last_results))
         while len(self.in_flight) > (self.latency if not batch.is_empty else 0):
             self._update()
         return batch
