@@ -22,6 +22,8 @@ from twostroke.request import Request
 from twostroke.scheduler.admission import waits_for_update
 from twostroke.scheduler.replay import replay
 
+SEEDS = st.integers(0, 2**32 - 1)
+
 
 @dataclass
 class Progress:
@@ -31,44 +33,42 @@ class Progress:
     next_position: int
 
 
-@st.composite
-def engines(draw: st.DrawFn) -> FakeEngine:
+def make_engine(dice: random.Random) -> FakeEngine:
     """Any combination of settings, and a pool that one longest request just fits into, or a little more."""
-    windows = draw(st.sampled_from([[None], [6], [None, None, 6], [None, 3, 9], [2, 5]]))
-    layout = make_layout(windows, draw(st.sampled_from([1, 2, 4])))
-    max_model_len = draw(st.sampled_from([12, 24]))
-    keeps_kv = draw(st.integers(0, 5)) > 0
-    is_paged = draw(st.integers(0, 5)) > 0
-    is_chunked = keeps_kv and draw(st.integers(0, 3)) > 0
+    windows = dice.choice([[None], [None], [6], [None, None, 6], [None, 3, 9], [2, 5]])
+    layout = make_layout(windows, dice.choice([1, 2, 4]))
+    max_model_len = dice.choice([12, 40])
+    kind = dice.choice(["paged"] * 8 + ["contiguous", "no KV cache"])
+    is_chunked = kind != "no KV cache" and dice.random() < 0.8
     scheduler_config = SchedulerConfig(
-        max_num_batched_tokens=draw(st.sampled_from([1, 3, 7, 20])),
-        max_num_seqs=draw(st.sampled_from([1, 2, 4])),
-        policy=draw(st.sampled_from(["fcfs", "priority"])),
-        ageing_s=draw(st.sampled_from([1.0, 10.0])),
+        max_num_batched_tokens=dice.choice([1, 4, 4, 8, 20]),
+        max_num_seqs=dice.choice([1, 3, 8, 8]),
+        policy=dice.choice(["fcfs", "priority", "priority"]),
+        ageing_s=dice.choice([1.0, 100.0, 100.0]),
         enable_chunked_prefill=is_chunked,
-        batching=draw(st.sampled_from(["continuous", "continuous", "static"])),
-        mixing=draw(st.sampled_from(["mixed", "mixed", "prefill_first"])),
+        batching=dice.choice(["continuous"] * 4 + ["static"]),
+        mixing=dice.choice(["mixed"] * 4 + ["prefill_first"]),
     )
     cache_config = CacheConfig(
         block_size=layout.block_size,
-        enable_kv_cache=keeps_kv,
-        kv_reservation="paged" if is_paged else "contiguous",
-        enable_prefix_caching=keeps_kv and is_paged and draw(st.booleans()),
+        enable_kv_cache=kind != "no KV cache",
+        kv_reservation="contiguous" if kind == "contiguous" else "paged",
+        enable_prefix_caching=kind == "paged" and dice.random() < 0.7,
     )
     whole = layout.num_blocks_of_prefix(max_model_len) * len(layout.groups)
     step = min(max_model_len, scheduler_config.max_num_batched_tokens) if is_chunked else max_model_len
-    least = layout.peak_blocks(max_model_len, step) if is_paged else whole
+    least = whole if kind == "contiguous" else layout.peak_blocks(max_model_len, step)
     log = EventRing(1_000_000)
     return FakeEngine(
         layout,
-        least + draw(st.integers(0, whole)),
+        least + dice.randint(0, dice.choice([2, whole // 2])),
         max_model_len=max_model_len,
         scheduler_config=scheduler_config,
         cache_config=cache_config,
-        latency=draw(st.integers(0, 1)),
-        max_drafts=draw(st.sampled_from([0, 0, 3])),
-        stop_chance=draw(st.sampled_from([0.0, 0.1])),
-        seed=draw(st.integers(0, 10_000)),
+        latency=dice.choice([0, 1, 1, 2]),
+        max_drafts=dice.choice([0, 3]),
+        stop_chance=dice.choice([0.0, 0.1]),
+        seed=dice.randint(0, 10_000),
         log=log,
     )
 
@@ -76,24 +76,27 @@ def engines(draw: st.DrawFn) -> FakeEngine:
 class SchedulerMachine(RuleBasedStateMachine):
     """Drives a FakeEngine."""
 
-    @initialize(engine=engines())
-    def begin(self, engine: FakeEngine) -> None:
+    @initialize(seed=SEEDS)
+    def begin(self, seed: int) -> None:
         """A fresh engine."""
-        self.engine = engine
+        self.engine = make_engine(random.Random(seed))
         self.num_requests = 0
         self.progress: dict[str, Progress] = {}
 
-    @rule(data=st.data(), priority=st.integers(0, 2), salt=st.sampled_from(["", "", "tenant"]))
-    def submit(self, data: st.DataObject, priority: int, salt: str) -> None:
-        """Prompts begin alike: of two families, cut at random."""
+    @rule(seed=SEEDS, num_requests=st.integers(1, 5))
+    def submit(self, seed: int, num_requests: int) -> None:
+        """A burst. Prompts begin alike: of two families, cut at random; many are short and have much to say."""
+        dice = random.Random(seed)
         longest = self.engine.kv.max_model_len
-        num_prompt_tokens = data.draw(st.integers(1, longest - 1))
-        max_tokens = data.draw(st.integers(1, longest - num_prompt_tokens))
-        family = data.draw(st.integers(0, 1))
-        tail = data.draw(st.integers(0, num_prompt_tokens)) if data.draw(st.booleans()) else 0
-        prompt = [family] * (num_prompt_tokens - tail) + [2] * tail
-        self.engine.submit(f"r{self.num_requests}", prompt, max_tokens, priority=priority, salt=salt)
-        self.num_requests += 1
+        for _ in range(num_requests):
+            num_prompt_tokens = dice.randint(1, dice.choice([3, longest - 1]))
+            max_tokens = dice.choice([1, longest - num_prompt_tokens, dice.randint(1, longest - num_prompt_tokens)])
+            num_own = dice.choice([0, 0, dice.randint(0, num_prompt_tokens)])
+            prompt = [dice.randint(0, 1)] * (num_prompt_tokens - num_own) + [2] * num_own
+            salt = dice.choice(["", "", "tenant"])
+            request_id = f"r{self.num_requests}"
+            self.engine.submit(request_id, prompt, max_tokens, priority=dice.randint(0, 2), salt=salt)
+            self.num_requests += 1
 
     @precondition(lambda self: self.engine.live)
     @rule(data=st.data())
@@ -103,7 +106,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.engine.abort(request_id)
         assert self.engine.scheduler.get(request_id) is None
 
-    @rule(num_steps=st.integers(1, 4))
+    @rule(num_steps=st.integers(1, 6))
     def steps(self, num_steps: int) -> None:
         """A few steps, each checked."""
         for _ in range(num_steps):

@@ -348,9 +348,9 @@ class Scheduler:
                 self._kv.roll_back(request.request_id, end)
                 request.num_computed_tokens = end
             self._kv.name_blocks(request.request_id, request.block_hashes, end)
-        # Drafts continue the last known token; with a sample in flight they come too late.
-        can_draft = not request.num_pending_tokens and request.status is RequestStatus.RUNNING
-        request.num_draft_tokens = commit.num_draft_tokens if can_draft else 0
+        # With a sample still in flight these drafts come too late, but whoever has drafts is not scheduled ahead of
+        # his results (waits_for_update), so that those of the last result are in time.
+        request.num_draft_tokens = commit.num_draft_tokens if request.status is RequestStatus.RUNNING else 0
         if commit.finish_reason is not None:
             self._end(request, FinishReason(commit.finish_reason))
 
@@ -388,7 +388,10 @@ class Scheduler:
         assert len(self._waiting) + len(self._running) == len(self._requests), "a request is in no queue or in two"
         for request in self._running:
             assert request.status is RequestStatus.RUNNING, f"{request}"
-            assert self._kv.num_blocks_held(request.request_id) > 0, f"{request} runs without blocks"
+            num_tokens = self._kv.num_tokens_held(request.request_id)
+            assert num_tokens > 0, f"{request} runs without blocks"
+            if self._kv.keeps_computed_kv:
+                assert num_tokens == request.num_computed_tokens, f"{request}: {num_tokens} tokens have a place"
         for request in self._waiting:
             assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), f"{request}"
             assert request.num_computed_tokens == 0, f"{request} waits with computed tokens"
