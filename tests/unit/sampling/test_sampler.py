@@ -168,7 +168,10 @@ def test_looking_ahead_leaves_the_state_alone() -> None:
     assert ahead.position == state.position + 2
     assert Sampler(3).sample(logits, [state]).token_ids.tolist() == [0]  # 2.0, 1.5, 0
     ahead.append(0)
-    assert Sampler(3).sample(logits, [state, ahead]).token_ids.tolist() == [0, 1]  # 0, 0.5, 0 for the second
+    assert Sampler(3).sample(logits.repeat(2, 1), [state, ahead]).token_ids.tolist() == [
+        0,
+        1,
+    ]  # 0, 0.5, 0 for the second
 
 
 def test_end_tokens_are_free_after_min_tokens_also_when_other_rules_apply() -> None:
