@@ -131,7 +131,7 @@ def test_alone_and_in_a_crowd_of_64(model: str, random_models: dict[str, Path], 
 @pytest.mark.parametrize("model", MODELS)
 def test_prefix_cache_hit(model: str, random_models: dict[str, Path], expected: dict[str, list[Any]]) -> None:
     prompts, params = requests()
-    with LLM(folder(model, random_models), kv_cache_memory=1 << 26) as llm:
+    with LLM(folder(model, random_models), kv_cache_memory=1 << 26, threads=1) as llm:
         items = [{"prompt_token_ids": list(p)} for p in prompts]
         first, second = llm.generate(items, list(params)), llm.generate(items, list(params))
     assert sum(o.num_cached_tokens for o in second) > sum(o.num_cached_tokens for o in first)
@@ -157,7 +157,7 @@ def test_resumed_request_goes_on_exactly(random_models: dict[str, Path], expecte
     from twostroke.engine.generation import GenerationRequest
 
     prompts, params = requests()
-    with LLM(folder("llama", random_models), kv_cache_memory=1 << 26) as llm:
+    with LLM(folder("llama", random_models), kv_cache_memory=1 << 26, threads=1) as llm:
         engine = llm.engine.engine
         for i, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
             whole = expected["llama"][i][0][0]

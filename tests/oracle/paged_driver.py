@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
 
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.layers.attention_metadata import AttentionLayout, AttentionMetadata
+from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.model.decoder import DecoderModel
 from twostroke.runner.kv_storage import KVStorage
 
@@ -21,17 +22,6 @@ class DrivenRequest:
     token_ids: list[int]
     num_computed: int = 0
     block_tables: list[list[int]] = field(default_factory=list)
-
-
-def attention_layout(layout: KVLayout, num_heads: int) -> AttentionLayout:
-    """What the runner does when it starts."""
-    return AttentionLayout.of(
-        [(group.layer_ids, group.window) for group in layout.groups],
-        block_size=layout.block_size,
-        num_heads=num_heads,
-        num_kv_heads=layout.num_kv_heads,
-        head_dim=layout.head_dim,
-    )
 
 
 class PagedDriver:
@@ -59,7 +49,7 @@ class PagedDriver:
         )
         self.kv = KVStorage(self.layout, num_blocks, dtype, torch.device("cpu"))
         self.kv.tensor.fill_(fill)
-        self.attention_layout = attention_layout(self.layout, config.num_heads)
+        self.attention_layout = self.kv.attention_layout(config.num_heads)
         self._free = [int(b) for b in np.random.default_rng(seed).permutation(num_blocks)]
 
     def add(self, token_ids: Sequence[int]) -> DrivenRequest:
@@ -86,7 +76,7 @@ class PagedDriver:
         hidden = self.model.forward(
             torch.tensor(ids), torch.tensor(positions), self._metadata(work, starts, lens), self.kv
         )
-        return [hidden[a:b] for a, b in zip(starts[:-1], starts[1:], strict=True)]
+        return [hidden[a:b] for a, b in pairwise(starts)]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, vocab_size] float32."""

@@ -88,11 +88,10 @@ class RopeConfig:
         if self.rope_type == "llama3":
             needed += ["low_freq_factor", "high_freq_factor"]
         for name in (*needed, *_OPTIONAL_ROPE_NUMBERS):
-            value = getattr(self, name)
-            if value is None and name not in needed:
-                continue
+            value: Any = getattr(self, name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or (name in needed and value <= 0):
+            is_fine = (is_number and value > 0) if name in needed else (is_number or value is None)
+            if not is_fine:
                 raise CorruptCheckpoint(
                     f"config.json: rope type {self.rope_type!r} needs a number above 0 for {name}, found {value!r}."
                 )
@@ -170,7 +169,7 @@ class ModelConfig:
     hidden_act: str = "silu"
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
-    dtype_name: str = "float32"
+    dtype: str = "float32"
     """Type of the checkpoint's weights as config.json states it."""
 
     @classmethod
@@ -213,7 +212,7 @@ class ModelConfig:
             qk_norm=traits.qk_norm,
             eos_token_ids=_eos_token_ids(given, generation_config or {}),
             bos_token_id=given.get("bos_token_id"),
-            dtype_name=_dtype_name(given),
+            dtype=_dtype(given),
         )
         read._check(given)
         return read
@@ -296,7 +295,7 @@ def _eos_token_ids(given: Mapping[str, Any], generation_config: Mapping[str, Any
     return tuple(dict.fromkeys(found))
 
 
-def _dtype_name(given: Mapping[str, Any]) -> str:
+def _dtype(given: Mapping[str, Any]) -> str:
     name = str(given.get("dtype") or given.get("torch_dtype") or "float32").removeprefix("torch.")
     if name not in DTYPE_NAMES:
         raise UnsupportedModel(f"weights of type {name!r} are not implemented; known: {', '.join(DTYPE_NAMES)}.")

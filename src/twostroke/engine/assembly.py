@@ -25,7 +25,8 @@ from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_cache.sizing import KVSizing, size_kv_cache
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import find_model_folder, read_model_config
-from twostroke.model.loader import load_model, num_parameters
+from twostroke.model.loader import load_model
+from twostroke.model.registry import num_parameters
 from twostroke.runner.executor import Executor, InProcessExecutor
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.machine_limits import measure_machine_limits
@@ -132,7 +133,7 @@ def _prepare(config: EngineConfig) -> _Loaded:
     torch.set_num_threads(load.threads or len(os.sched_getaffinity(0)))
     folder = find_model_folder(load.model)
     model_config = read_model_config(folder)
-    dtype = getattr(torch, model_config.dtype_name if load.dtype == "auto" else load.dtype)
+    dtype = getattr(torch, model_config.dtype if load.dtype == "auto" else load.dtype)
     tokenizer = Tokenizer.from_folder(load.tokenizer or folder)
     tokenizer.check_vocab(model_config.vocab_size)
     return _Loaded(folder, model_config, dtype, device, tokenizer)

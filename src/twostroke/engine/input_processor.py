@@ -172,11 +172,7 @@ class InputProcessor:
         )
 
     def _checked_params(self, params: SamplingParams, num_left: int) -> SamplingParams:
-        for name, value in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
-            if value is not None and value > self._max_logprobs:
-                raise InvalidParameter(
-                    name, value, f"at most max_logprobs, which is {self._max_logprobs}", "Start with --max-logprobs."
-                )
+        params.check_against_model(self._vocab_size, self._max_logprobs, self._eos_token_ids)
         if params.min_tokens > num_left:
             raise InvalidParameter("min_tokens", params.min_tokens, f"at most {num_left}, what the context leaves")
         # Asking for more than fits is not an error: the generation ends with finish_reason "length" when it is full.

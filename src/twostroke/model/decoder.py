@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,11 @@ class Parameter:
     """Rows of each part that is laid under the others; a checkpoint may keep the parts apart or together."""
     columns: int | None = None
     """None for a vector."""
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return math.prod(self.shape(sum(self.rows)))
 
     def shape(self, num_rows: int) -> tuple[int, ...]:
         """Of `num_rows` of its rows."""

@@ -23,11 +23,11 @@ class LlamaLayer:
         """Takes the layer's weights, named without their `layers.i.`."""
         operators = placement.operators
         self._num_heads, self._num_kv_heads, self._head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self._attention_norm = RMSNorm(weights["attention_norm.weight"], config.rms_norm_eps, operators)
+        self.attention_norm = RMSNorm(weights["attention_norm.weight"], config.rms_norm_eps, operators)
         self._qkv = operators.pack_linear(weights["qkv.weight"], weights.get("qkv.bias"))
         self._attention = Attention(layer_id, config.head_dim, operators)
         self._output = operators.pack_linear(weights["output.weight"], weights.get("output.bias"))
-        self._mlp_norm = RMSNorm(weights["mlp_norm.weight"], config.rms_norm_eps, operators)
+        self.mlp_norm = RMSNorm(weights["mlp_norm.weight"], config.rms_norm_eps, operators)
         self._gate_up = operators.pack_linear(weights["gate_up.weight"], weights.get("gate_up.bias"))
         self._down = operators.pack_linear(weights["down.weight"], weights.get("down.bias"))
         self._rotate_heads_ = operators.rotate_heads_
@@ -37,8 +37,8 @@ class LlamaLayer:
         self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionMetadata, kv: KVTensors
     ) -> Tensor:
         """x: [num_tokens, hidden_size]."""
-        x = x + self.attend(self._attention_norm(x), rotation, attention, kv)
-        return x + self.mlp(self._mlp_norm(x))
+        x = x + self.attend(self.attention_norm(x), rotation, attention, kv)
+        return x + self.mlp(self.mlp_norm(x))
 
     def attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionMetadata, kv: KVTensors) -> Tensor:
         """Self-attention of x [num_tokens, hidden_size]."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from pathlib import Path
 
@@ -50,12 +49,6 @@ def load_model(
     model = kind(config, weights, Placement(operators_for(device), dtype, device, max_model_len))
     log.info("%s: %d MiB of weights in %.1f s", folder.name, model.weight_bytes >> 20, time.perf_counter() - start_s)
     return model
-
-
-def num_parameters(config: ModelConfig) -> int:
-    """Elements of all tensors of a model; tied embeddings count once."""
-    shapes = (p.shape(sum(p.rows)) for p in model_class(config.architecture).parameters(config).values())
-    return sum(math.prod(shape) for shape in shapes)
 
 
 def _join(parts: list[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from twostroke.config.model import ARCHITECTURE_TRAITS, ArchitectureTraits
+from twostroke.config.model import ARCHITECTURE_TRAITS, ArchitectureTraits, ModelConfig
 from twostroke.errors import UnsupportedModel
 from twostroke.model.weight_map import LLAMA, QWEN3, NameTable
 
@@ -62,3 +62,8 @@ def model_class(name: str) -> type[DecoderModel]:
     """
     module, _, class_name = architecture(name).path.partition(":")
     return getattr(import_module(module), class_name)
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Numbers in a model's weights, known before a file is opened; a tied head is not counted again."""
+    return sum(parameter.size for parameter in model_class(config.architecture).parameters(config).values())

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from twostroke.kv_cache.layout import KVLayout
+from twostroke.layers.attention_metadata import AttentionLayout
 
 
 class KVStorage:
@@ -31,9 +32,8 @@ class KVStorage:
         shape = (num_blocks, layout.layers_per_block, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
         if device.type == "cpu":
             # zero pages on first touch: half of a machine's memory is there at once, and used only as requests come
-            self.tensor = (
-                torch.from_numpy(np.zeros(num_blocks * layout.bytes_per_block, np.uint8)).view(dtype).view(shape)
-            )
+            pages = np.zeros(num_blocks * layout.bytes_per_block, np.uint8)
+            self.tensor = torch.from_numpy(pages).view(dtype).view(shape)
         else:
             self.tensor = torch.zeros(shape, dtype=dtype, device=device)
 
@@ -41,6 +41,16 @@ class KVStorage:
     def nbytes(self) -> int:
         """Bytes allocated."""
         return self.tensor.nbytes
+
+    def attention_layout(self, num_heads: int) -> AttentionLayout:
+        """What the layers need to know of this storage, for a model with `num_heads` query heads."""
+        return AttentionLayout.of(
+            [(group.layer_ids, group.window) for group in self.layout.groups],
+            block_size=self.layout.block_size,
+            num_heads=num_heads,
+            num_kv_heads=self.layout.num_kv_heads,
+            head_dim=self.layout.head_dim,
+        )
 
     def zero_blocks(self, block_ids: Sequence[int]) -> None:
         """Overwrites blocks with zeros, as when they were allocated."""

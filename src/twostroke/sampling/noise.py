@@ -57,11 +57,11 @@ class GumbelNoise:
 
     def of_range(self, keys: Tensor, start: int, stop: int) -> Tensor:
         """Noise of the token ids start, …, stop - 1. keys: int64 [R]; float64 [R, stop - start]."""
-        return _gumbel(_mixed_bits(keys[:, None] + self._token_offsets[start:stop]))
+        return _gumbel(splitmix64_(keys[:, None] + self._token_offsets[start:stop]))
 
     def of_tokens(self, keys: Tensor, token_ids: Tensor) -> Tensor:
         """Noise of pairs of key and token, equal to the same entries of whole rows. All [N], int64 to float64."""
-        return _gumbel(_mixed_bits(self._token_offsets.index_select(0, token_ids).add_(keys)))
+        return _gumbel(splitmix64_(self._token_offsets.index_select(0, token_ids).add_(keys)))
 
 
 def _signed(bits: int) -> int:
@@ -73,7 +73,7 @@ _MIX_1 = _signed(0xBF58476D1CE4E5B9)
 _MIX_2 = _signed(0x94D049BB133111EB)
 
 
-def _mixed_bits(state: Tensor) -> Tensor:
+def splitmix64_(state: Tensor) -> Tensor:
     """SplitMix64's output function, in place. int64, any shape.
 
     torch has no logical right shift of 64-bit integers: the sign bits that the arithmetic one drags in are masked.

@@ -63,6 +63,7 @@ class Sampler:
             states: R of them, each at the position to draw for. Several may belong to one request (drafts).
         """
         assert logits.shape == (len(states), self.vocab_size), f"{tuple(logits.shape)}, {len(states)} states"
+        assert logits.dtype == torch.float32, logits.dtype
         if all(state.rules.params.is_greedy and not state.changes_logits for state in states):
             token_ids = lowest_argmax(logits)
             chosen = logits.gather(-1, token_ids[:, None])  # NaN and +inf come out as the largest

@@ -153,11 +153,6 @@ class SamplingState:
         """Absolute position of the token drawn next."""
         return self._num_prompt_tokens + self._num_output_tokens
 
-    @property
-    def num_output_tokens(self) -> int:
-        """Tokens generated so far."""
-        return self._num_output_tokens
-
     def append(self, token_id: int) -> None:
         """Takes a token into the output, once it is certain."""
         assert 0 <= token_id < self.rules.vocab_size, f"token {token_id} of {self.rules.vocab_size}"

@@ -1,8 +1,8 @@
 """Messages to prompt text: the model's own Jinja template, in a sandbox.
 
 The settings are those of transformers, so that a template renders to the same text. A template comes with a model
-from somewhere, and messages come from anyone: the template sees plain JSON values only, and what it may loop, call
-and write is bounded.
+from somewhere, and messages come from anyone: the template sees plain JSON values only, and how long it may loop and
+how much it may write is bounded. (Not what a filter may do in one call: a folder of a model is trusted that far.)
 """
 
 from __future__ import annotations

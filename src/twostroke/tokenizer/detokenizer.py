@@ -25,8 +25,8 @@ class IncrementalDetokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Takes the next ids; returns the text that is certain now, which may be empty."""
-        found = [self._token(token_id) for token_id in token_ids if token_id not in self._skipped]
-        return self._stream.push([token for token in found if token is not None])
+        tokens = [self._token(token_id) for token_id in token_ids if token_id not in self._skipped]
+        return self._stream.push([token for token in tokens if token is not None])
 
     def finish(self) -> str:
         """The generation has ended: returns what was held back, an incomplete character as U+FFFD."""

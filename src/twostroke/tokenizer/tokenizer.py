@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as RawTokenizer
 
-from twostroke.errors import CorruptCheckpoint, ModelNotFound
+from twostroke.errors import CorruptCheckpoint, InvalidPrompt, ModelNotFound
 from twostroke.log import get_logger
 from twostroke.tokenizer.settings import TokenizerSettings
 from twostroke.tokenizer.token_text import TokenText, make_token_text
@@ -40,7 +40,9 @@ class Tokenizer:
         self._special_token_ids = frozenset(i for i, t in raw.get_added_tokens_decoder().items() if t.special)
         self._max_token_id = max(raw.get_vocab(with_added_tokens=True).values(), default=-1)
         self._text = make_token_text(raw)
-        self._compare_framing(settings.add_bos_token)
+        # Asking the library costs ten times a look-up here, and detokenizing asks for every token.
+        self._known: dict[int, str | None] = {}
+        self._check_framing(settings.add_bos_token)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
@@ -74,8 +76,16 @@ class Tokenizer:
             text: any text without lone surrogates; special tokens written in it become those tokens where the
                 tokenizer's own rules say so.
             add_special_tokens: whether to frame it as the model expects (a begin token, for most that have one).
+
+        Raises:
+            InvalidPrompt: the tokenizer has no ids for it, and none that stands for unknown text either.
         """
-        return self._raw.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            return self._raw.encode(text, add_special_tokens=add_special_tokens).ids
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic inside the library is no Exception, and must not end the engine
+            raise InvalidPrompt(f"the model's tokenizer cannot encode the text ({error}).") from error
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids that stand for nothing are left out, broken UTF-8 becomes U+FFFD."""
@@ -83,7 +93,11 @@ class Tokenizer:
 
     def token(self, token_id: int) -> str | None:
         """The vocabulary entry as it is written there; None for an id that has none."""
-        return self._raw.id_to_token(token_id)
+        try:
+            return self._known[token_id]
+        except KeyError:
+            token = self._known[token_id] = self._raw.id_to_token(token_id)
+            return token
 
     def tokens(self, token_ids: Iterable[int]) -> list[str]:
         """The pieces a text was cut into, as the vocabulary writes them; an id that has none is shown as empty."""
@@ -163,10 +177,15 @@ class Tokenizer:
         token = self._named_tokens.get(role)
         return None if token is None else self._raw.token_to_id(token)
 
-    def _compare_framing(self, add_bos_token: bool | None) -> None:
-        """Says so when the two files disagree; the reference follows tokenizer.json, too."""
-        adds_bos_token = self.bos_token_id is not None and self.encode("a")[:1] == [self.bos_token_id]
+    def _check_framing(self, add_bos_token: bool | None) -> None:
+        """Frames nothing: finds begin and end tokens that do not exist, and says so when the two files disagree."""
+        try:
+            frame = self.encode("")
+        except InvalidPrompt as error:
+            raise CorruptCheckpoint(f"tokenizer.json: its post_processor cannot be used: {error}") from error
+        adds_bos_token = self.bos_token_id is not None and self.bos_token_id in frame
         if add_bos_token is not None and add_bos_token != adds_bos_token and self.bos_token_id is not None:
+            # The reference follows tokenizer.json, too.
             log.info(
                 "add_bos_token: %s in tokenizer_config.json -> %s by tokenizer.json", add_bos_token, adds_bos_token
             )

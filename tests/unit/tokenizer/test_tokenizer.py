@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 import text_fakes
-from twostroke.errors import CorruptCheckpoint, ModelNotFound, SetupError
+from twostroke.errors import CorruptCheckpoint, InvalidPrompt, ModelNotFound, SetupError
 from twostroke.tokenizer.settings import read_eos_token_ids
 from twostroke.tokenizer.tokenizer import Tokenizer
 
@@ -70,6 +70,15 @@ def test_small_vocabularies_equal_the_reference(kind: str) -> None:
 def test_tokenizer_config_is_followed(tmp_path: Path, kind: str, config: dict[str, Any]) -> None:
     lines = (*text_fakes.UNICODE_LINES, "a <new separator>b", "x [INST] y", "text <|end|> text")
     assert_equal_to_reference(variant(tmp_path, kind, **config), lines)
+
+
+def test_worked_example_of_the_article() -> None:
+    """The article's ids are those of GPT-4o's vocabulary, which is not ours to ship."""
+    path = text_fakes.real_tokenizer_folder().parent / "gpt-4o"
+    if not path.is_dir():
+        pytest.skip(f"no GPT-4o tokenizer in {path}")
+    ids = Tokenizer.from_folder(path).encode("BentoML supports custom LLM inference.", add_special_tokens=False)
+    assert ids == [33, 13969, 4123, 17203, 2602, 451, 19641, 91643, 13]
 
 
 def test_two_models_have_their_own_ids() -> None:
@@ -140,6 +149,28 @@ def test_settings_in_tokenizer_json_that_change_prompts_are_off(tmp_path: Path) 
     raw["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
     (folder / "tokenizer.json").write_text(json.dumps(raw))
     assert len(Tokenizer.from_folder(folder).encode("a b c d e f g")) > 3
+
+
+def test_text_that_cannot_be_encoded(tmp_path: Path) -> None:
+    """A tokenizer without a token for the unknown."""
+    folder = variant(tmp_path, "metaspace")
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    del raw["model"]["unk_id"]
+    (folder / "tokenizer.json").write_text(json.dumps(raw))
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.encode("and")
+    with pytest.raises(InvalidPrompt, match="cannot encode the text"):
+        tokenizer.encode("\N{GRINNING FACE}")
+
+
+def test_begin_token_that_does_not_exist(tmp_path: Path) -> None:
+    """The library itself panics over it when it encodes the first prompt; here it is found at the start."""
+    folder = variant(tmp_path, "byte_fallback")
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    raw["post_processor"]["special_tokens"] = {}
+    (folder / "tokenizer.json").write_text(json.dumps(raw))
+    with pytest.raises(CorruptCheckpoint, match="post_processor"):
+        Tokenizer.from_folder(folder)
 
 
 def test_check_vocab() -> None:

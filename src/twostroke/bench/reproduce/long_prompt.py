@@ -100,7 +100,7 @@ def _model(
         block_size=cache.block_size,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        bytes_per_element=2 if config.dtype_name != "float32" else 4,
+        bytes_per_element=2 if config.dtype != "float32" else 4,
     )
     kv_bytes = num_blocks * layout.bytes_per_block
     gaps = [gap for request in run.requests[:NUM_SHORT] for gap in request.itl_s]

@@ -63,7 +63,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     longest = max(one.max_request_tokens, many.max_request_tokens)
     engines = {num_seqs: _engine(options, num_seqs, longest) for num_seqs in (1, BATCH, 4 * BATCH)}
     sample = many.first(BATCH)
-    peer, tried = fastest_peer(folder, config.dtype_name, _prompts(sample), [16] * BATCH, BATCH)
+    peer, tried = fastest_peer(folder, config.dtype, _prompts(sample), [16] * BATCH, BATCH)
     rates = {
         "batch 1": _side_by_side(engines[1], peer, one, 1, rounds),
         f"exponential, ours with {BATCH} slots": _side_by_side(engines[BATCH], peer, many, BATCH, rounds),
@@ -84,7 +84,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         claims=tuple(claims),
         config={
             "model": options.model,
-            "dtype": config.dtype_name,
+            "dtype": config.dtype,
             "threads": torch.get_num_threads(),
             "static_batch": BATCH,
             "attention": peer.attention,

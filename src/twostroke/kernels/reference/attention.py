@@ -6,6 +6,9 @@ weighted values acc of Milakov and Gimelshein 2018 (arXiv:1805.02867):
 
     m' = max(m, m_p)      l' = l e^(m - m') + l_p e^(m_p - m')      acc' = acc e^(m - m') + o_p e^(m_p - m')
 
+Products are rounded to the type of the storage before the softmax (torch's bmm has no wider result on a CPU), as
+transformers' eager attention does: in bfloat16 a score keeps 8 bits.
+
 A partition that a row does not see folds in as exactly nothing (l_p = o_p = 0), so it does not matter that the tile
 it sits in reaches further. Prefill and decode are the same code: a decode is a tile with one query.
 """

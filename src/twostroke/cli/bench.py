@@ -1,0 +1,47 @@
+"""`twostroke bench`: measure an engine, and reproduce results of the field."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from twostroke.bench.offline import OfflineOptions, print_offline, run_offline
+from twostroke.bench.reproduce.claim import ReproduceOptions
+from twostroke.cli.flags import CacheFlags, LoadFlags, SchedulerFlags
+from twostroke.config.cache import CacheConfig
+from twostroke.config.load import LoadConfig
+from twostroke.config.scheduler import SchedulerConfig
+
+app = App(name="bench", help="Measure: results are JSON with commit, hardware and configuration.")
+
+
+@app.command
+def offline(
+    *,
+    options: Annotated[OfflineOptions, Parameter(name="*", group="Workload")] = OfflineOptions(),
+    load: LoadFlags = LoadConfig(),
+    scheduler: SchedulerFlags = SchedulerConfig(),
+    cache: CacheFlags = CacheConfig(),
+) -> None:
+    """Throughput of each stroke, TTFT, TPOT and ITL percentiles, and what limited each step, for a seeded workload."""
+    print_offline(run_offline(options, load, scheduler, cache))
+
+
+@app.command
+def reproduce(
+    *names: str,
+    options: Annotated[ReproduceOptions, Parameter(name="*", group="Reproduction")] = ReproduceOptions(),
+) -> None:
+    """Results of the field, predicted first, then measured.
+
+    Parameters
+    ----------
+    names
+        r1, r2, r3, r4, r10, r11, r14, engine-time, vs-transformers, long-prompt, or all (also when none is given).
+    """
+    from twostroke.bench.reproduce.run import reproduce as run
+
+    if not all(reproduction.holds for reproduction in run(names or ("all",), options)):
+        sys.exit(1)

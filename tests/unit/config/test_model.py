@@ -1,0 +1,234 @@
+"""config.json of published models, both spellings of rope, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from twostroke.config.model import ModelConfig, RopeConfig
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel
+from twostroke.model.registry import num_parameters
+
+LLAMA3_ROPE = {
+    "factor": 32.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+COMMON: dict[str, Any] = {"hidden_act": "silu", "initializer_range": 0.02, "torch_dtype": "bfloat16", "use_cache": True}
+
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "Llama-3.2-1B": (
+        {
+            **COMMON,
+            "architectures": ["LlamaForCausalLM"],
+            "attention_bias": False,
+            "bos_token_id": 128000,
+            "eos_token_id": 128001,
+            "head_dim": 64,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "max_position_embeddings": 131072,
+            "mlp_bias": False,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 16,
+            "num_key_value_heads": 8,
+            "pretraining_tp": 1,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": LLAMA3_ROPE,
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": True,
+            "vocab_size": 128256,
+        },
+        1_235_814_400,
+    ),
+    "Llama-3.1-8B-Instruct": (
+        {
+            **COMMON,
+            "architectures": ["LlamaForCausalLM"],
+            "attention_bias": False,
+            "bos_token_id": 128000,
+            "eos_token_id": [128001, 128008, 128009],
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "max_position_embeddings": 131072,
+            "mlp_bias": False,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": {**LLAMA3_ROPE, "factor": 8.0},
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": False,
+            "vocab_size": 128256,
+        },
+        8_030_261_248,
+    ),
+    "Mistral-7B-v0.1": (
+        {
+            **COMMON,
+            "architectures": ["MistralForCausalLM"],
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "max_position_embeddings": 32768,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05,
+            "rope_theta": 10000.0,
+            "sliding_window": 4096,
+            "tie_word_embeddings": False,
+            "vocab_size": 32000,
+        },
+        7_241_732_096,
+    ),
+    "Mistral-7B-v0.3": (
+        {
+            **COMMON,
+            "architectures": ["MistralForCausalLM"],
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "max_position_embeddings": 32768,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "vocab_size": 32768,
+        },
+        7_248_023_552,
+    ),
+    "Qwen2.5-0.5B-Instruct": (
+        {
+            **COMMON,
+            "architectures": ["Qwen2ForCausalLM"],
+            "bos_token_id": 151643,
+            "eos_token_id": 151645,
+            "hidden_size": 896,
+            "intermediate_size": 4864,
+            "max_position_embeddings": 32768,
+            "max_window_layers": 21,
+            "num_attention_heads": 14,
+            "num_hidden_layers": 24,
+            "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-06,
+            "rope_theta": 1000000.0,
+            "sliding_window": 32768,
+            "tie_word_embeddings": True,
+            "use_sliding_window": False,
+            "vocab_size": 151936,
+        },
+        494_032_768,
+    ),
+    "Qwen3-0.6B": (
+        {
+            **COMMON,
+            "architectures": ["Qwen3ForCausalLM"],
+            "attention_bias": False,
+            "bos_token_id": 151643,
+            "eos_token_id": 151645,
+            "head_dim": 128,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "max_position_embeddings": 40960,
+            "max_window_layers": 28,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 28,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": None,
+            "rope_theta": 1000000,
+            "sliding_window": None,
+            "tie_word_embeddings": True,
+            "use_sliding_window": False,
+            "vocab_size": 151936,
+        },
+        596_049_920,
+    ),
+}
+
+
+def changed(name: str, **changes: Any) -> dict[str, Any]:
+    """A published config.json with some keys changed; None removes a key."""
+    merged = {**PUBLISHED[name][0], **changes}
+    return {key: value for key, value in merged.items() if value is not None or key not in changes}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_have_the_published_number_of_parameters(name: str) -> None:
+    config, expected = PUBLISHED[name]
+    read = ModelConfig.from_hf(config, None)
+    assert num_parameters(read) == expected
+    assert read.dtype == "bfloat16"
+    assert len(read.layer_windows) == config["num_hidden_layers"]
+
+
+def test_values_of_published_models() -> None:
+    llama = ModelConfig.from_hf(PUBLISHED["Llama-3.1-8B-Instruct"][0], None)
+    assert llama.eos_token_ids == (128001, 128008, 128009)
+    assert llama.head_dim == 128
+    assert llama.rope == RopeConfig(500000.0, "llama3", 8.0, 8192, 1.0, 4.0)
+    assert ModelConfig.from_hf(PUBLISHED["Mistral-7B-v0.1"][0], None).layer_windows == (4096,) * 32
+    assert ModelConfig.from_hf(PUBLISHED["Mistral-7B-v0.3"][0], None).layer_windows == (None,) * 32
+    qwen2 = ModelConfig.from_hf(PUBLISHED["Qwen2.5-0.5B-Instruct"][0], {"eos_token_id": [151645, 151643]})
+    assert qwen2.eos_token_ids == (151645, 151643)
+    assert (qwen2.attention_bias, qwen2.output_bias, qwen2.layer_windows) == (True, False, (None,) * 24)
+    assert ModelConfig.from_hf(PUBLISHED["Qwen3-0.6B"][0], None).qk_norm
+
+
+def test_both_spellings_of_rope_are_the_same() -> None:
+    old = changed("Llama-3.2-1B")
+    new = changed("Llama-3.2-1B", rope_scaling=None, rope_theta=None)
+    new["rope_parameters"] = {**LLAMA3_ROPE, "rope_theta": 500000.0}
+    older = {**old, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    assert ModelConfig.from_hf(old).rope == ModelConfig.from_hf(new).rope
+    assert ModelConfig.from_hf(older).rope == RopeConfig(500000.0, "linear", 2.0)
+
+
+def test_windows_by_layer() -> None:
+    windowed = changed("Qwen2.5-0.5B-Instruct", use_sliding_window=True, sliding_window=64)
+    assert ModelConfig.from_hf(windowed).layer_windows == (None,) * 21 + (64,) * 3
+    listed = {**windowed, "layer_types": ["sliding_attention", "full_attention"] * 12}
+    assert ModelConfig.from_hf(listed).layer_windows == (64, None) * 12
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, UnsupportedModel, "known: LlamaForCausalLM"),
+        ({"architectures": None, "model_type": "mamba"}, UnsupportedModel, "'mamba'"),
+        ({"hidden_act": "gelu"}, UnsupportedModel, "known: silu"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, UnsupportedModel, "known: default, linear"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, CorruptCheckpoint, "low_freq_factor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, CorruptCheckpoint, "factor, found '2'"),
+        ({"partial_rotary_factor": 0.5}, UnsupportedModel, "partial_rotary_factor=0.5"),
+        ({"quantization_config": {"quant_method": "awq"}}, UnsupportedModel, "awq"),
+        ({"num_key_value_heads": 5}, CorruptCheckpoint, "no multiple of num_key_value_heads 5"),
+        ({"head_dim": None, "hidden_size": 2050}, CorruptCheckpoint, "hidden_size 2050"),
+        ({"head_dim": 63}, CorruptCheckpoint, "head_dim 63 is odd"),
+        ({"vocab_size": 1000}, CorruptCheckpoint, "outside vocab_size 1000"),
+        ({"num_hidden_layers": None}, CorruptCheckpoint, "num_hidden_layers"),
+        ({"intermediate_size": 0}, CorruptCheckpoint, "intermediate_size must be an integer above 0, found 0"),
+        ({"torch_dtype": "float8_e4m3fn"}, UnsupportedModel, "float8_e4m3fn"),
+    ],
+)
+def test_refused(changes: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said.replace("(", r"\(")):
+        ModelConfig.from_hf(changed("Llama-3.2-1B", **changes))
+
+
+def test_layer_types_must_fit() -> None:
+    with pytest.raises(CorruptCheckpoint, match="2 entries for 24 layers"):
+        ModelConfig.from_hf(changed("Qwen2.5-0.5B-Instruct", layer_types=["full_attention"] * 2))
+    with pytest.raises(CorruptCheckpoint, match="no sliding_window is in use"):
+        ModelConfig.from_hf(changed("Qwen2.5-0.5B-Instruct", layer_types=["sliding_attention"] * 24))
+    with pytest.raises(UnsupportedModel, match="chunked_attention"):
+        ModelConfig.from_hf(changed("Qwen2.5-0.5B-Instruct", layer_types=["chunked_attention"] * 24))

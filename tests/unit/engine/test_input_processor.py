@@ -1,0 +1,162 @@
+"""Prompts are checked and encoded; every refusal says what is wrong, what is allowed and what to do."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import text_fakes
+from twostroke.engine.input_processor import InputProcessor, PromptInput
+from twostroke.errors import InvalidParameter, InvalidPrompt, UnknownParameter
+from twostroke.sampling_params import SamplingParams
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+
+def make(kind: str = "byte_level", **changes: Any) -> InputProcessor:
+    tokenizer = text_fakes.tokenizer(kind)
+    given: dict[str, Any] = {"max_model_len": 32, "vocab_size": tokenizer.vocab_size + 10, "eos_token_ids": [1]}
+    return InputProcessor(tokenizer, **(given | changes))
+
+
+def test_text_prompt() -> None:
+    result = make().process("def hello", SamplingParams(max_tokens=5, temperature=0.5))
+    assert result == PromptInput(
+        prompt_text="def hello",
+        prompt_token_ids=tuple(text_fakes.tokenizer("byte_level").encode("def hello")),
+        params=SamplingParams(max_tokens=5, temperature=0.5),
+        eos_token_ids=frozenset({1}),
+    )
+    assert make().process({"prompt": "def hello"}, SamplingParams(max_tokens=5, temperature=0.5)) == result
+
+
+def test_token_id_prompt() -> None:
+    result = make().process({"prompt_token_ids": [3, 4, 5]})
+    assert result.prompt_text is None
+    assert result.prompt_token_ids == (3, 4, 5)
+    # Padding rows of the embedding have no token, but can be computed.
+    assert make().process({"prompt_token_ids": (text_fakes.tokenizer("byte_level").vocab_size + 9,)})
+
+
+def test_begin_token_is_added_once() -> None:
+    assert make("byte_fallback").process("hello").prompt_token_ids[0] == 1
+    assert make("byte_fallback").process("").prompt_token_ids == (1,)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "the prompt is empty"),
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt_token_ids": []}, "the prompt is empty"),
+        (None, "must be a text"),
+        (["a", "b"], "must be a text.*Send several prompts as several requests"),
+        (b"bytes", "must be a text"),
+        ({"prompt": 5}, "must be a text, not int"),
+        ({"prompt": None}, "must be a text, not NoneType"),
+        ({}, "either 'prompt' or 'prompt_token_ids'"),
+        ({"prompt": "a", "prompt_token_ids": [1]}, "either 'prompt' or 'prompt_token_ids'"),
+        ({"prompt_token_ids": "abc"}, "must be a list of token ids, not str"),
+        ({"prompt_token_ids": 5}, "must be a list of token ids, not int"),
+        ({"prompt_token_ids": [1, True]}, r"prompt_token_ids\[1\] is True, a bool"),
+        ({"prompt_token_ids": [1.0]}, r"prompt_token_ids\[0\] is 1.0, a float"),
+        ({"prompt_token_ids": ["1"]}, r"prompt_token_ids\[0\] is '1', a str"),
+        ({"prompt_token_ids": [0, -1]}, r"prompt_token_ids\[1\] is -1; this model's ids go from 0 to \d+"),
+        ({"prompt_token_ids": [10**30]}, r"this model's ids go from 0 to \d+"),
+        ("half \ud83d", "lone surrogate.* at position 5"),
+        ("word " * 100, r"the prompt has \d+ tokens; with max_model_len 32 it may have 31.*--max-model-len \d+"),
+        ({"prompt_token_ids": [3] * 32}, r"the prompt has 32 tokens.*--max-model-len 33 or more"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_refused_prompts(prompt: Any, message: str) -> None:
+    with pytest.raises(InvalidPrompt, match=message):
+        make().process(prompt)
+
+
+def test_unknown_key_of_a_prompt() -> None:
+    with pytest.raises(UnknownParameter, match="did you mean 'prompt_token_ids'"):
+        make().process({"prompt_tokens_ids": [1]})  # pyright: ignore
+
+
+def test_longest_prompt_leaves_one_token() -> None:
+    assert make().process({"prompt_token_ids": [3] * 31}).max_tokens == 1
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 22), (5, 5), (22, 22), (23, 22), (10**9, 22)])
+def test_max_tokens_is_cut_to_the_context(given: int | None, expected: int) -> None:
+    result = make().process({"prompt_token_ids": [3] * 10}, SamplingParams(max_tokens=given, seed=7))
+    assert result.params.max_tokens == expected
+    assert result.params.seed == 7
+
+
+def test_min_tokens_beyond_the_context() -> None:
+    with pytest.raises(InvalidParameter, match="min_tokens=30: at most 22"):
+        make().process({"prompt_token_ids": [3] * 10}, SamplingParams(max_tokens=None, min_tokens=30))
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_logprobs_limit(name: str) -> None:
+    assert make(max_logprobs=3).process("a", SamplingParams(**{name: 3}))
+    with pytest.raises(InvalidParameter, match=f"{name}=4: at most max_logprobs, which is 3.*--max-logprobs"):
+        make(max_logprobs=3).process("a", SamplingParams(**{name: 4}))
+
+
+def test_parameters_are_checked_against_the_model() -> None:
+    with pytest.raises(InvalidParameter, match="stop_token_ids"):
+        make().process("a", SamplingParams(stop_token_ids=[10**6]))
+
+
+def test_bad_words_at_the_beginning_and_behind_a_space() -> None:
+    tokenizer = text_fakes.tokenizer("byte_level")
+    result = make().process("a", SamplingParams(bad_words=["self", " self", "zqx", "\n"]))
+    sequences = result.bad_words_token_ids
+    assert tuple(tokenizer.encode("self")) in sequences
+    assert tuple(tokenizer.encode(" self")) in sequences
+    assert tuple(tokenizer.encode("zqx")) in sequences
+    assert tuple(tokenizer.encode("\n")) in sequences
+    assert all(sequences)
+
+
+def test_bad_words_are_not_framed() -> None:
+    sequences = make("byte_fallback").process("a", SamplingParams(bad_words=["self"])).bad_words_token_ids
+    assert all(1 not in sequence for sequence in sequences)
+    # Here a leading space only puts a mark in front of the same tokens.
+    assert len(sequences) == 1
+
+
+def test_bad_word_without_tokens() -> None:
+    with pytest.raises(InvalidParameter, match="at least one token"):
+        make("wordpiece").process("a", SamplingParams(bad_words=[" "]))
+    with pytest.raises(InvalidPrompt, match="a bad word has half a character"):
+        make().process("a", SamplingParams(bad_words=["\ud800"]))
+
+
+def test_chat(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(text_fakes.folder("byte_fallback"), folder)
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}{{ mood }}")
+    tokenizer = Tokenizer.from_folder(folder)
+    inputs = InputProcessor(tokenizer, max_model_len=32, vocab_size=2000)
+    result = inputs.process_chat([{"role": "user", "content": "hello"}], chat_template_kwargs={"mood": "!"})
+    assert result.prompt_text == "<s>hello!"
+    assert result.prompt_token_ids.count(1) == 1
+    assert result.prompt_token_ids == tuple(tokenizer.encode("<s>hello!", add_special_tokens=False))
+    assert inputs.process_chat([{"role": "user", "content": "hello"}], SamplingParams(max_tokens=2)).max_tokens == 2
+
+
+def test_chat_without_a_template() -> None:
+    with pytest.raises(InvalidPrompt, match="no default chat template"):
+        make().process_chat([{"role": "user", "content": "hello"}])
+
+
+def test_nothing_of_it_loads_torch() -> None:
+    import subprocess
+    import sys
+
+    modules = "input_processor", "output_processor", "stop_checker"
+    code = "".join(f"import twostroke.engine.{name}\n" for name in modules)
+    code += "import sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,69 @@
+"""Norm, rotation and activation: what they compute, and that a row's bits are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from twostroke.kernels.reference.elementwise import rms_norm, rotate_heads_, silu_and_mul
+
+
+@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Heads of 24 out of rows of 96, each row by its own angle."""
+    angles = x[:, :1].float() * torch.arange(1, 13)
+    cos, sin = angles.cos(), angles.sin()
+    heads = x.view(len(x), 4, 24).clone()
+    cos, signed_sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+    rotate_heads_(heads, cos.to(x.dtype).unsqueeze(1), signed_sin.to(x.dtype).unsqueeze(1))
+    return heads.flatten(1)
+
+
+WEIGHT = torch.linspace(0.3, 2.0, 96)
+OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "norm": lambda x: rms_norm(x, WEIGHT.to(x.dtype), 1e-6),
+    "norm over heads": lambda x: rms_norm(x.view(len(x), 4, 24), WEIGHT.view(4, 24).to(x.dtype), 1e-6).flatten(1),
+    "activation": silu_and_mul,
+    "rotation": rotated,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_row_is_the_same_alone_and_among_any_others(threads: int, operator: str, dtype: torch.dtype) -> None:
+    apply = OPERATORS[operator]
+    x = (torch.randn(701, 96, generator=torch.Generator().manual_seed(1)) * 3).to(dtype)
+    everything = apply(x)
+    for i in (*range(20), 350, 699, 700):
+        assert torch.equal(everything[i], apply(x[i : i + 1])[0])
+    for start, stop in ((0, 3), (5, 6), (1, 700), (13, 44), (350, 701)):
+        assert torch.equal(apply(x[start:stop]), everything[start:stop])
+
+
+@pytest.mark.parametrize("width", [1, 7, 63, 100, 1000])
+def test_odd_widths(width: int) -> None:
+    x = torch.randn(37, 2 * width, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(silu_and_mul(x)[5:6], silu_and_mul(x[5:6]))
+    weight = torch.ones(2 * width)
+    assert torch.equal(rms_norm(x, weight, 1e-6)[36:], rms_norm(x[36:], weight, 1e-6))
+
+
+def test_activation_equals_torch() -> None:
+    x = torch.tensor([[-200.0, -30.0, -1.0, 0.0, 2.0, 90.0] + [1.0] * 6])
+    torch.testing.assert_close(silu_and_mul(x), F.silu(x[:, :6]))
+
+
+def test_norm_equals_torch() -> None:
+    x = torch.randn(5, 96)
+    torch.testing.assert_close(rms_norm(x, WEIGHT, 1e-5), F.rms_norm(x, (96,), WEIGHT, 1e-5))

@@ -1,0 +1,41 @@
+"""The worked example of docs/adding-an-architecture.md is this very code, and it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from architectures import olmo2
+from oracle import naive_model
+from oracle.parity import check_parity
+from twostroke.config.model import ARCHITECTURE_TRAITS
+from twostroke.errors import UnsupportedModel
+from twostroke.model.checkpoint import read_model_config
+from twostroke.model.registry import ARCHITECTURES
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def added() -> Iterator[None]:
+    olmo2.add()
+    yield
+    del ARCHITECTURES["Olmo2ForCausalLM"], ARCHITECTURE_TRAITS["Olmo2ForCausalLM"]
+
+
+def test_the_page_shows_the_code_that_runs() -> None:
+    page = (REPOSITORY / "docs" / "adding-an-architecture.md").read_text(encoding="utf-8")
+    assert Path(olmo2.__file__).read_text(encoding="utf-8") in page
+
+
+@pytest.mark.usefixtures("added")
+def test_an_architecture_added_from_outside(tmp_path: Path) -> None:
+    check_parity(tmp_path, "Olmo2", {"attention_bias": True}, seed=0, prompt_lens=[1, 61, 300], num_decode=100)
+
+
+def test_unknown_until_it_is_added(tmp_path: Path) -> None:
+    naive_model.build(tmp_path, "Olmo2")
+    with pytest.raises(UnsupportedModel, match="Olmo2ForCausalLM; known:"):
+        read_model_config(tmp_path)

@@ -1,0 +1,225 @@
+"""Model folders: single and sharded files, tied heads, types, and everything that can be wrong with them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from oracle import naive_model
+from oracle.paged_driver import PagedDriver
+from twostroke.errors import CorruptCheckpoint, ModelNotFound, UnsupportedModel
+from twostroke.model.checkpoint import find_model_folder, read_model_config
+from twostroke.model.decoder import DecoderModel
+from twostroke.model.loader import load_model
+from twostroke.model.registry import ARCHITECTURES, Architecture, architecture, model_class, num_parameters
+from twostroke.model.weight_map import LLAMA, checkpoint_names
+
+TOKEN_IDS = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> DecoderModel:
+    config = read_model_config(folder)
+    return load_model(folder, config, dtype=dtype, device=torch.device("cpu"), max_model_len=64)
+
+
+def logits(model: DecoderModel, dtype: torch.dtype = torch.float32) -> Tensor:
+    driver = PagedDriver(model, num_blocks=8, dtype=dtype)
+    return driver.logits(driver.step([(driver.add(TOKEN_IDS), len(TOKEN_IDS))])[0])
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sound")
+    naive_model.build(folder, "Llama", num_hidden_layers=2)
+    return folder
+
+
+@pytest.fixture
+def folder(sound: Path, tmp_path: Path) -> Path:
+    """A copy of a sound folder, to be damaged."""
+    shutil.copytree(sound, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def shard(folder: Path, num_shards: int) -> dict[str, str]:
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    weight_map: dict[str, str] = {}
+    for i in range(num_shards):
+        file_name = f"model-{i + 1:05}-of-{num_shards:05}.safetensors"
+        part = {name: tensors[name] for name in names[i::num_shards]}
+        save_file(part, folder / file_name)
+        weight_map |= dict.fromkeys(part, file_name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return weight_map
+
+
+def test_shards_load_like_a_single_file(sound: Path, folder: Path) -> None:
+    shard(folder, 3)
+    assert torch.equal(logits(load(folder)), logits(load(sound)))
+    assert load(folder).weight_checksum() == load(sound).weight_checksum()
+
+
+def test_running_changes_no_weight(sound: Path) -> None:
+    model = load(sound)
+    before = model.weight_checksum()
+    hidden = logits(model)
+    assert not hidden.requires_grad
+    assert model.weight_checksum() == before
+    assert model.weight_bytes == 4 * num_parameters(model.config)
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("wanted", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_types_are_converted_while_loading(folder: Path, stored: torch.dtype, wanted: torch.dtype) -> None:
+    edit(folder, lambda tensors: tensors.update({name: t.to(stored) for name, t in tensors.items()}))
+    found = logits(load(folder, wanted), wanted)
+    assert found.dtype is torch.float32
+    tolerance = 1e-4 if stored is wanted is torch.float32 else 2.0
+    torch.testing.assert_close(found, logits(load(folder)), atol=tolerance, rtol=0.2)
+
+
+def test_the_file_may_change_once_it_is_loaded(folder: Path) -> None:
+    model = load(folder)
+    before = model.weight_checksum()
+    path = folder / "model.safetensors"
+    path.write_bytes(b"\0" * path.stat().st_size)
+    assert model.weight_checksum() == before
+
+
+def test_tied_heads(tmp_path: Path) -> None:
+    naive_model.build(tmp_path, "Llama", tie_word_embeddings=True)
+    model = load(tmp_path)
+    before = logits(model)
+    edit(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    assert torch.equal(logits(load(tmp_path)), before)
+    assert load(tmp_path).weight_bytes == model.weight_bytes
+    edit(tmp_path, lambda t: t["lm_head.weight"].add_(1))
+    with pytest.raises(CorruptCheckpoint, match="Set tie_word_embeddings to false"):
+        load(tmp_path)
+
+
+def test_old_rotary_frequencies_are_harmless(folder: Path) -> None:
+    edit(folder, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
+    load(folder)
+
+
+def test_every_wrong_tensor_is_named_at_once(folder: Path) -> None:
+    def damage(tensors: dict[str, Tensor]) -> None:
+        del tensors["model.layers.1.mlp.up_proj.weight"]
+        tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(64)
+        tensors["model.layers.0.self_attn.k_proj.weight"] = torch.zeros(16, 64)
+
+    edit(folder, damage)
+    with pytest.raises(CorruptCheckpoint) as caught:
+        load(folder)
+    message = str(caught.value)
+    assert "missing: model.layers.1.mlp.up_proj.weight" in message
+    assert "k_proj.weight is [16, 64] instead of [32, 64]" in message
+    assert "not of this architecture: model.layers.0.self_attn.q_proj.bias" in message
+
+
+@pytest.mark.parametrize("keep", [0, 4, 200, 0.5, -1])
+def test_truncated_files(folder: Path, keep: float) -> None:
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * keep) if isinstance(keep, float) else keep])
+    with pytest.raises(CorruptCheckpoint, match="cannot be read"):
+        load(folder)
+
+
+def test_corrupt_header(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[8:40] = b"\xff" * 32
+    path.write_bytes(content)
+    with pytest.raises(CorruptCheckpoint, match="cannot be read"):
+        load(folder)
+
+
+def test_missing_shard_and_wrong_index(folder: Path) -> None:
+    weight_map = shard(folder, 2)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {**weight_map, "model.ghost": weight_map["lm_head.weight"]}}))
+    with pytest.raises(CorruptCheckpoint, match=r"no file has: model\.ghost"):
+        load(folder)
+    index.write_text("{}")
+    with pytest.raises(CorruptCheckpoint, match="no weight_map"):
+        load(folder)
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    (folder / weight_map["lm_head.weight"]).unlink()
+    with pytest.raises(CorruptCheckpoint, match="cannot be read"):
+        load(folder)
+
+
+def test_integer_weights_are_not_run(folder: Path) -> None:
+    edit(folder, lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.int8)}))
+    with pytest.raises(UnsupportedModel, match=r"model\.norm\.weight has type I8"):
+        load(folder)
+
+
+def test_folders_that_are_no_models(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"no config\.json"):
+        read_model_config(tmp_path)
+    with pytest.raises(ModelNotFound, match="no folder"):
+        find_model_folder(str(tmp_path / "absent"))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelNotFound, match="no safetensors files"):
+        load(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(CorruptCheckpoint, match="cannot be read as JSON"):
+        read_model_config(folder)
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(CorruptCheckpoint, match="no JSON object"):
+        read_model_config(folder)
+
+
+def test_hub_ids_offline(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def offline(*args: object, **kwargs: object) -> str:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(ModelNotFound, match=r"no route to host.*give its folder"):
+        find_model_folder("somebody/some-model")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **kwargs: str(folder))
+    assert find_model_folder("somebody/some-model") == folder
+    assert find_model_folder(str(folder)) == folder
+
+
+def test_unknown_architecture() -> None:
+    with pytest.raises(UnsupportedModel, match=r"known: .*LlamaForCausalLM"):
+        architecture("GPT2LMHeadModel")
+    assert all(issubclass(model_class(name), DecoderModel) for name in ARCHITECTURES)
+
+
+def test_parts_may_be_stored_together(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Phi-3 does: one tensor for q, k and v, one for gate and up. The table names them once, the maths stays."""
+    before = logits(load(folder))
+    together = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}
+
+    def fuse(tensors: dict[str, Tensor]) -> None:
+        for i in range(2):
+            for ours, theirs in together.items():
+                parts = checkpoint_names(LLAMA, f"layers.{i}.{ours}.weight")
+                tensors[f"model.layers.{i}.{theirs}.weight"] = torch.cat([tensors.pop(part) for part in parts])
+
+    edit(folder, fuse)
+    names = {**LLAMA, **{f"layers.{{i}}.{ours}": f"model.layers.{{i}}.{theirs}" for ours, theirs in together.items()}}
+    monkeypatch.setitem(ARCHITECTURES, "LlamaForCausalLM", Architecture("twostroke.model.llama:Llama", names))
+    assert torch.equal(logits(load(folder)), before)

@@ -1,0 +1,108 @@
+"""Our logits against transformers', eager attention, float32: random small models of every kind we claim to run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+from oracle import naive_model
+from oracle.paged_driver import PagedDriver
+from oracle.parity import check_parity
+from twostroke.model.checkpoint import read_model_config
+from twostroke.model.loader import load_model
+
+
+def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
+    """Rope parameters in the spelling of transformers 5."""
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10_000.0, **parameters}}
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-gqa": ("Llama", {}),
+    "llama-mha-tied": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "llama-mqa-biases": ("Llama", {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True}),
+    "llama-three-heads-per-kv-head": ("Llama", {"hidden_size": 96, "num_attention_heads": 6, "head_dim": 24}),
+    "llama-linear": ("Llama", rope("linear", factor=4.0)),
+    "llama-dynamic": ("Llama", rope("dynamic", factor=2.0)),
+    "llama-llama3": (
+        "Llama",
+        rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128),
+    ),
+    "llama-yarn": ("Llama", rope("yarn", factor=4.0, original_max_position_embeddings=256)),
+    "llama-yarn-mscale": (
+        "Llama",
+        rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=256,
+            mscale=0.8,
+            mscale_all_dim=0.5,
+            beta_fast=16.0,
+            beta_slow=2.0,
+            truncate=False,
+        ),
+    ),
+    "llama-yarn-attention-factor": (
+        "Llama",
+        rope("yarn", factor=4.0, original_max_position_embeddings=256, attention_factor=1.3),
+    ),
+    "mistral-window": ("Mistral", {"sliding_window": 37}),
+    "mistral-no-window": ("Mistral", {"sliding_window": None, "head_dim": 32}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-mixed-windows": (
+        "Qwen2",
+        {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 150, "max_window_layers": 2},
+    ),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "qwen3-mixed-windows": (
+        "Qwen3",
+        {
+            "head_dim": 8,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
+    kind, changes = CASES[case]
+    check_parity(tmp_path, kind, changes, seed=0, prompt_lens=[1, 61, 400], num_decode=200)
+
+
+def check_grid(folder: Path, seeds: range) -> None:
+    """The heavier version: every case with other weights, block sizes, chunks and lengths."""
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        for case, (kind, changes) in CASES.items():
+            prompt_lens = [1, *rng.integers(2, 400, 3).tolist()]
+            check_parity(folder / f"{case}-{seed}", kind, changes, seed=seed, prompt_lens=prompt_lens, num_decode=250)
+
+
+def test_parity_grid(tmp_path: Path) -> None:
+    num_seeds = settings().max_examples // 500
+    if not num_seeds:
+        pytest.skip("the whole grid runs with --hypothesis-profile=soak")
+    check_grid(tmp_path, range(1, num_seeds + 1))
+
+
+def test_dynamic_scaling_is_fixed_for_the_longest_context(tmp_path: Path) -> None:
+    """Stretched at load to 2,048 positions: the same as transformers at that length, already for short prompts."""
+    changes = {**rope("dynamic", factor=2.0), "max_position_embeddings": 256}
+    theirs = naive_model.build(tmp_path, "Llama", **changes)
+    config = read_model_config(tmp_path)
+    model = load_model(tmp_path, config, dtype=torch.float32, device=torch.device("cpu"), max_model_len=2048)
+    token_ids = list(range(100))
+    driver = PagedDriver(model)
+    found = driver.logits(driver.step([(driver.add(token_ids), 100)])[0])
+    assert not torch.allclose(found, naive_model.logits(theirs, token_ids), atol=1e-2)
+    naive_model.logits(theirs, [0] * 2048)  # stretches transformers' frequencies, which then stay for longer prompts
+    theirs_at_length = naive_model.logits(theirs, token_ids + [0] * 200)[:100]
+    assert torch.allclose(found, theirs_at_length, atol=1e-3)
