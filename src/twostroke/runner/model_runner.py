@@ -51,6 +51,7 @@ class ModelRunner:
         self._sampler = sampler
         self._device = device
         self._table = RequestTable(layout, max_model_len)
+        self._announced: list[NewRequest] = []
         self._attention_layout = AttentionLayout.of(
             [(group.layer_ids, group.window) for group in layout.groups],
             block_size=layout.block_size,
@@ -60,7 +61,13 @@ class ModelRunner:
         )
 
     def add_request(self, request: NewRequest) -> None:
-        """Gives a request its row, before the first batch that it is part of."""
+        """Announces a request; it gets its row with the first batch that it is part of.
+
+        Not before: that batch may be the one that says that an earlier request of the same id has ended.
+        """
+        self._announced.append(request)
+
+    def _add_row(self, request: NewRequest) -> None:
         rules = self._sampler.rules(request.params, request.bad_words_token_ids)
         stream = NoiseStream(request.seed, request.sample_index)
         state = SamplingState(rules, stream, request.prompt_token_ids, request.output_token_ids)
@@ -77,6 +84,8 @@ class ModelRunner:
         """
         for request_id in batch.finished_request_ids:
             self._table.remove(request_id)
+        while self._announced:
+            self._add_row(self._announced.pop(0))
         for scheduled in batch.requests:
             self._table.update_blocks(self._table[scheduled.request_id], scheduled.block_tables)
         inputs = build_input_batch(batch, self._table)

@@ -148,7 +148,7 @@ def _part_s(part: SlotStep, times: StepTimes) -> float:
 
 
 def _wall(options: ReproduceOptions) -> Mapping[str, dict[str, Any]]:
-    num_groups = WALL_GROUPS if options.full else 1
+    num_groups = WALL_GROUPS if options.full else 3
     cases = [
         _WallCase(f"{kind}, {num_slots}", workload.output_lengths, num_slots, workload)
         for kind, lengths in LENGTHS.items()
