@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping  # noqa: F401  cyclopts evaluates the inherited annotations here
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -16,6 +16,8 @@ from twostroke.sampling_params import SamplingParams
 LoadFlags = Annotated[LoadConfig, Parameter(name="*", group="Model")]
 CacheFlags = Annotated[CacheConfig, Parameter(name="*", group="KV cache")]
 SchedulerFlags = Annotated[SchedulerConfig, Parameter(name="*", group="Scheduler")]
+
+__all__ = ["Mapping"]  # cyclopts evaluates the annotations that the classes below inherit, in this module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
