@@ -269,8 +269,6 @@ class Scheduler:
         request.move_to(RequestStatus.PREEMPTED)
         request.num_preemptions += 1
         request.num_computed_tokens = 0
-        if not request.num_pending_tokens:
-            request.num_draft_tokens = 0  # otherwise they are in flight, and it must be remembered
         plan.preempted_ids.append(request_id)
 
     def _leave_running(self, request: Request) -> None:
