@@ -153,16 +153,20 @@ def from_json(line: str) -> Event:
     return event
 
 
+_NAMES: dict[type, tuple[str, ...]] = {}
+_HINTS: dict[type, dict[str, Any]] = {}
+
+
 def _fields(value: Any) -> Any:
     """What JSON does not know: dataclasses become objects, bytes hexadecimal."""
     if isinstance(value, bytes):
         return value.hex()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    raise TypeError(f"{type(value).__name__} has no place in an event")
-
-
-_HINTS: dict[type, dict[str, Any]] = {}
+    kind = type(value)
+    if kind not in _NAMES:
+        if not dataclasses.is_dataclass(kind):
+            raise TypeError(f"{kind.__name__} has no place in an event")
+        _NAMES[kind] = tuple(field.name for field in dataclasses.fields(kind))
+    return {name: getattr(value, name) for name in _NAMES[kind]}
 
 
 def _build(kind: Any, value: Any) -> Any:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 import sys
 
-from twostroke.cli.flags import CacheFlags, LoadFlags, QuietFlag, SamplingFlags, SchedulerFlags
+from twostroke.cli.flags import CacheFlags, ChatSampling, ChatSamplingFlags, LoadFlags, QuietFlag, SchedulerFlags
 from twostroke.cli.generate import run_and_print, summary
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import ClientError
-from twostroke.sampling_params import SamplingParams
-
-DEFAULT_SAMPLING = SamplingParams(max_tokens=256, temperature=0.7, top_p=0.95)
 
 
 def chat(
@@ -25,7 +22,7 @@ def chat(
     load: LoadFlags = LoadConfig(),
     cache: CacheFlags = CacheConfig(),
     scheduler: SchedulerFlags = SchedulerConfig(),
-    sampling: SamplingFlags = DEFAULT_SAMPLING,
+    sampling: ChatSamplingFlags = ChatSampling(),
     quiet: QuietFlag = False,
 ) -> None:
     """Talk to a model; an empty line or end of input ends it, /new forgets the conversation.

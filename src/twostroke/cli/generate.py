@@ -7,19 +7,24 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from twostroke.cli.flags import CacheFlags, JsonFlag, LoadFlags, QuietFlag, SamplingFlags, SchedulerFlags
+from twostroke.cli.flags import (
+    CacheFlags,
+    CompletionSampling,
+    CompletionSamplingFlags,
+    JsonFlag,
+    LoadFlags,
+    QuietFlag,
+    SchedulerFlags,
+)
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter
-from twostroke.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from twostroke.engine.text_engine import TextEngine
     from twostroke.outputs import RequestOutput
-
-DEFAULT_SAMPLING = SamplingParams(max_tokens=128, temperature=0.0)
 
 
 def generate(
@@ -27,7 +32,7 @@ def generate(
     load: LoadFlags = LoadConfig(),
     cache: CacheFlags = CacheConfig(),
     scheduler: SchedulerFlags = SchedulerConfig(),
-    sampling: SamplingFlags = DEFAULT_SAMPLING,
+    sampling: CompletionSamplingFlags = CompletionSampling(),
     json_output: JsonFlag = False,
     quiet: QuietFlag = False,
 ) -> None:

@@ -30,7 +30,7 @@ class BlockPool:
         assert num_blocks > 0, f"num_blocks={num_blocks}"
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))  # a stack; nobody cares which free block he gets
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack; which free block one gets does not matter
         self._evictable: OrderedDict[int, None] = OrderedDict()  # cached; the first is evicted first
         self._keys: list[BlockKey | None] = [None] * num_blocks
         self._block_ids: dict[BlockKey, int] = {}

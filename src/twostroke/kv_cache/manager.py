@@ -143,6 +143,10 @@ class KVCacheManager:
         """Blocks that the request refers to, shared ones included."""
         return self._tables[request_id].num_held
 
+    def num_tokens_held(self, request_id: str) -> int:
+        """Tokens that have been given a place, by steps decided so far."""
+        return self._tables[request_id].num_tokens
+
     def block_tables(self, request_id: str) -> tuple[tuple[int, ...], ...]:
         """The rows as the runner has them; for tests and displays."""
         return tuple(tuple(row) for row in self._tables[request_id].rows)

@@ -160,10 +160,11 @@ class PagedReservation:
         self._pool.free(table.tail_first())
 
     def check_invariants(self, tables: list[BlockTable]) -> None:
-        """References are exactly the entries of the tables."""
+        """References are exactly the entries of the tables, and no table has a block it does not need."""
         self._pool.check_invariants()
         ref_counts = [0] * self._pool.num_blocks
         for table in tables:
+            assert table.num_slots - table.num_tokens < self._layout.block_size, f"{table.num_tokens} tokens"
             for block_id in table.tail_first():
                 ref_counts[block_id] += 1
         for block_id, ref_count in enumerate(ref_counts):

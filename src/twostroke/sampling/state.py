@@ -183,7 +183,7 @@ class SamplingState:
         for length in rules.bad_prefix_lens:
             if length <= len(self._tail):
                 forbidden += rules.bad_endings.get(self._tail[len(self._tail) - length :], ())
-        if self._num_output_tokens < rules.params.min_tokens:
+        if self._is_held_back:
             forbidden += rules.end_ids.tolist()
         return forbidden
 
@@ -196,8 +196,13 @@ class SamplingState:
             or rules.allowed_ids is not None
             or len(rules.bias_ids)
             or rules.bad_endings
-            or (len(rules.end_ids) and self._num_output_tokens < rules.params.min_tokens)
+            or self._is_held_back
         )
+
+    @property
+    def _is_held_back(self) -> bool:
+        """Whether min_tokens is still to be reached."""
+        return self._num_output_tokens < self.rules.params.min_tokens
 
 
 def _ids(token_ids: Iterable[int], vocab_size: int) -> Ids:

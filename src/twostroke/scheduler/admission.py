@@ -141,7 +141,8 @@ class Admission:
 def waits_for_update(request: Request) -> bool:
     """Nothing can be scheduled for it before the result of a step in flight is known.
 
-    Either its drafts are in flight, and nobody knows how many of them will stand, or its last token is.
+    Either its last token is in flight; or it has drafts: in flight, and nobody knows how many of them will stand, or
+    proposed while its next sample was in flight already, and the next proposal will be the one to use.
     """
     if not request.num_pending_tokens:
         return False

@@ -22,9 +22,8 @@ alone it always fits, which the constructor checks. It therefore ends; then the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-from twostroke.batch import BlockTableUpdate, Commit, Limit, ScheduledBatch, ScheduledRequest, Stroke
+from twostroke.batch import BlockTableUpdate, Commit, ScheduledBatch, ScheduledRequest, Stroke
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import DoesNotFit, InvalidParameter
 from twostroke.kv_cache.manager import KVCacheManager
@@ -37,35 +36,11 @@ from twostroke.scheduler.admission import (
     StaticGate,
     waits_for_update,
 )
-from twostroke.scheduler.budget import ChunkedPrefill, ChunkRule, TokenBudget, WholePrefill
+from twostroke.scheduler.budget import ChunkedPrefill, ChunkRule, WholePrefill
 from twostroke.scheduler.policy import Key, RequestQueue, make_policy
+from twostroke.scheduler.step_plan import Share, StepPlan
 
-
-class _Share(NamedTuple):
-    """What a request was given in a step, kept until the step's outcome is known."""
-
-    request: Request
-    scheduled: ScheduledRequest
-    num_preemptions: int
-    """Then; a preemption since means that the blocks of this share are no longer the request's."""
-
-
-class _Step:
-    """A batch while it is being decided."""
-
-    __slots__ = ("budget", "is_cut", "preempted_ids", "refusal", "shares")
-
-    def __init__(self, max_num_batched_tokens: int) -> None:
-        self.budget = TokenBudget(max_num_batched_tokens)
-        self.shares: dict[str, _Share] = {}
-        self.preempted_ids: list[str] = []
-        self.refusal: Refusal | None = None
-        """Why the head of the queue was not admitted."""
-        self.is_cut = False
-        """Whether the budget cut a prefill short."""
-
-
-_Phase = Callable[[_Step], None]
+_Phase = Callable[[StepPlan], None]
 
 
 class Scheduler:
@@ -78,6 +53,7 @@ class Scheduler:
             DoesNotFit: one request of max_model_len tokens needs more blocks than there are.
             InvalidParameter: chunked prefill without a KV cache.
         """
+        assert max_model_len <= kv.max_model_len, f"{max_model_len} tokens; the KV cache knows {kv.max_model_len}"
         self._kv = kv
         self._max_model_len = max_model_len
         self._max_num_batched_tokens = config.max_num_batched_tokens
@@ -96,7 +72,7 @@ class Scheduler:
         self._waiting = RequestQueue()
         self._running = RequestQueue()
         self._num_steps = 0
-        self._in_flight: dict[int, dict[str, _Share]] = {}
+        self._in_flight: dict[int, dict[str, Share]] = {}
         self._finished_ids: list[str] = []
 
     @property
@@ -140,13 +116,13 @@ class Scheduler:
             The decision. An empty batch is not executed and gets no update; everything else gets exactly one.
         """
         del now_s
-        step = _Step(self._max_num_batched_tokens)
+        plan = StepPlan(self._max_num_batched_tokens, self._kv.keeps_computed_kv)
         for phases in self._rounds:
             for phase in phases:
-                phase(step)
-            if step.shares:
+                phase(plan)
+            if plan.shares:
                 break
-        return self._close(step)
+        return self._close(plan)
 
     def update(self, step: int, commits: Sequence[Commit]) -> None:
         """Takes in the outcome of a step: one commit for each scheduled request that has not ended since.
@@ -177,9 +153,9 @@ class Scheduler:
             return ((self._schedule_decodes, self._schedule_prefills, self._admit),)
         return (self._schedule_prefills, self._admit), (self._schedule_decodes,)
 
-    def _schedule_decodes(self, step: _Step) -> None:
+    def _schedule_decodes(self, plan: StepPlan) -> None:
         """A token for everybody who decodes, and drafts as far as the budget has tokens for everybody else."""
-        num_spare = step.budget.remaining - len(self._running)
+        num_spare = plan.budget.remaining - len(self._running)
         for request in self._running.snapshot():
             # A prefill, or preempted a moment ago by somebody more urgent.
             if request.num_computed_tokens < request.num_prefill_tokens:
@@ -191,21 +167,21 @@ class Scheduler:
             elif request.num_draft_tokens:
                 num_drafts = max(0, min(request.num_draft_tokens, num_spare, _num_outputs_left(request) - 1))
                 num_spare -= num_drafts
-            self._schedule_decode(step, request, num_drafts)
+            self._schedule_decode(plan, request, num_drafts)
 
-    def _schedule_decode(self, step: _Step, request: Request, num_drafts: int) -> None:
+    def _schedule_decode(self, plan: StepPlan, request: Request, num_drafts: int) -> None:
         start = request.num_computed_tokens
         updates = self._kv.try_allocate(request.request_id, start, start + 1 + num_drafts)
         if updates is None:
             # Nobody gives way for drafts.
             num_drafts = 0
-            updates = self._allocate_by_preempting(step, request, start + 1)
+            updates = self._allocate_by_preempting(plan, request, start + 1)
             if updates is None:
                 return
         request.num_draft_tokens = num_drafts
-        self._take(step, request, Stroke.DECODE, 1 + num_drafts, updates)
+        plan.take(request, Stroke.DECODE, 1 + num_drafts, updates)
 
-    def _schedule_prefills(self, step: _Step) -> None:
+    def _schedule_prefills(self, plan: StepPlan) -> None:
         """The next chunk of everybody who is admitted and not through with what was known then."""
         for request in self._running.snapshot():
             if request.num_computed_tokens >= request.num_prefill_tokens or waits_for_update(request):
@@ -213,25 +189,26 @@ class Scheduler:
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted a moment ago
             num_left = request.num_tokens + request.num_pending_tokens - request.num_computed_tokens
-            num_now = self._chunk_rule.num_tokens_now(num_left, step.budget)
-            step.is_cut = step.is_cut or num_now < num_left
+            num_now = self._chunk_rule.num_tokens_now(num_left, plan.budget)
+            plan.is_cut = plan.is_cut or num_now < num_left
             if num_now == 0:
                 return
-            updates = self._allocate_by_preempting(step, request, request.num_computed_tokens + num_now)
+            updates = self._allocate_by_preempting(plan, request, request.num_computed_tokens + num_now)
             if updates is not None:
-                self._take(step, request, Stroke.PREFILL, num_now, updates)
+                plan.take(request, Stroke.PREFILL, num_now, updates)
 
-    def _admit(self, step: _Step) -> None:
+    def _admit(self, plan: StepPlan) -> None:
         """From the head of the queue on, as long as slots, budget and blocks last."""
-        while self._waiting and step.refusal is None:
-            step.refusal = self._try_admit(step, self._waiting.first)
-        self._admission.end_of_step(step.refusal)
+        while self._waiting and plan.refusal is None:
+            plan.refusal = self._try_admit(plan, self._waiting.first)
+        self._admission.end_of_step(plan.refusal)
 
-    def _try_admit(self, step: _Step, request: Request) -> Refusal | None:
-        if step.preempted_ids:
-            return _preempted(step)
+    def _try_admit(self, plan: StepPlan, request: Request) -> Refusal | None:
+        refusal = plan.preempted()
+        if refusal is not None:
+            return refusal
         prefills = [r for r in self._running if r.num_computed_tokens < r.num_prefill_tokens]
-        verdict = self._admission.consider(request, step.budget, len(self._running), prefills)
+        verdict = self._admission.consider(request, plan.budget, len(self._running), prefills)
         if isinstance(verdict, Refusal):
             return verdict
         key = self._keys[request.request_id]
@@ -244,73 +221,44 @@ class Scheduler:
         request.num_computed_tokens = verdict.cached.num_tokens
         request.num_prefill_tokens = request.num_tokens + request.num_pending_tokens
         end = request.num_computed_tokens + verdict.num_tokens
-        step.is_cut = step.is_cut or end < request.num_prefill_tokens
+        plan.is_cut = plan.is_cut or end < request.num_prefill_tokens
         updates = self._kv.try_allocate(request.request_id, request.num_computed_tokens, end)
         assert updates is not None, f"{request.request_id} was admitted and has no room for its first {end} tokens"
-        self._take(step, request, Stroke.PREFILL, verdict.num_tokens, updates)
+        plan.take(request, Stroke.PREFILL, verdict.num_tokens, updates)
         return None
 
-    def _take(
-        self, step: _Step, request: Request, stroke: Stroke, num_tokens: int, updates: tuple[BlockTableUpdate, ...]
-    ) -> None:
-        """Enters a request into the step, and counts the step as done."""
-        start = request.num_computed_tokens
-        end = start + num_tokens
-        num_drafts = num_tokens - 1 if stroke is Stroke.DECODE else 0
-        samples = end - num_drafts == request.num_tokens + request.num_pending_tokens
-        scheduled = ScheduledRequest(request.request_id, stroke, start, num_tokens, num_drafts, samples, updates)
-        step.shares[request.request_id] = _Share(request, scheduled, request.num_preemptions)
-        step.budget.remaining -= num_tokens
-        step.budget.num_prefills += stroke is Stroke.PREFILL
-        request.num_pending_tokens += samples
-        request.num_computed_tokens = end if self._kv.keeps_computed_kv else 0
-
-    def _close(self, step: _Step) -> ScheduledBatch:
-        """The decision, as data."""
-        number = self._num_steps
+    def _close(self, plan: StepPlan) -> ScheduledBatch:
+        """Makes the plan a step in flight."""
+        step = self._num_steps
         self._num_steps += 1
-        refusal = step.refusal
-        if refusal is None and step.preempted_ids:
-            refusal = _preempted(step)
-        unrefused = Limit.TOKENS if step.is_cut else Limit.NONE
         finished_ids: tuple[str, ...] = ()
-        if step.shares:  # an empty batch never reaches the runner, so the news waits for the next one
-            self._in_flight[number] = step.shares
+        if plan.shares:  # an empty batch never reaches the runner, so the news waits for the next one
+            self._in_flight[step] = plan.shares
             finished_ids, self._finished_ids = tuple(self._finished_ids), []
-        return ScheduledBatch(
-            step=number,
-            requests=tuple(share.scheduled for share in step.shares.values()),
-            limited_by=refusal.limit if refusal is not None else unrefused,
-            preempted_request_ids=tuple(step.preempted_ids),
-            finished_request_ids=finished_ids,
-            num_waiting=len(self._waiting),
-            wait_reason=refusal.reason if refusal is not None else "",
-        )
+        return plan.batch(step, finished_ids, len(self._waiting))
 
     # ------------------------------------------------------------------ preemption
 
-    def _allocate_by_preempting(self, step: _Step, request: Request, end: int) -> tuple[BlockTableUpdate, ...] | None:
+    def _allocate_by_preempting(
+        self, plan: StepPlan, request: Request, end: int
+    ) -> tuple[BlockTableUpdate, ...] | None:
         """Blocks up to token `end`, taken from the least urgent if need be; None when that is the request itself."""
         start = request.num_computed_tokens
         while (updates := self._kv.try_allocate(request.request_id, start, end)) is None:
             victim = self._running.last
-            self._preempt(step, victim)
+            self._preempt(plan, victim)
             if victim is request:
                 return None
         return updates
 
-    def _preempt(self, step: _Step, request: Request) -> None:
+    def _preempt(self, plan: StepPlan, request: Request) -> None:
         """Gives a request's blocks back; it will compute its tokens again, those it generated included.
 
         Recomputing, not copying out: a prefill of known tokens is cheap beside generating them, and what is still in
         the prefix cache by then is not computed again. A share that it was given in this very step is taken back.
         """
         request_id = request.request_id
-        share = step.shares.pop(request_id, None)
-        if share is not None:
-            step.budget.remaining += share.scheduled.num_scheduled_tokens
-            step.budget.num_prefills -= share.scheduled.stroke is Stroke.PREFILL
-            request.num_pending_tokens -= share.scheduled.samples_token
+        plan.take_back(request)
         self._leave_running(request)
         self._waiting.add(self._keys[request_id], request)
         request.move_to(RequestStatus.PREEMPTED)
@@ -318,7 +266,7 @@ class Scheduler:
         request.num_computed_tokens = 0
         if not request.num_pending_tokens:
             request.num_draft_tokens = 0  # otherwise they are in flight, and it must be remembered
-        step.preempted_ids.append(request_id)
+        plan.preempted_ids.append(request_id)
 
     def _leave_running(self, request: Request) -> None:
         self._running.remove(self._keys[request.request_id])
@@ -326,7 +274,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------ outcome
 
-    def _settle(self, share: _Share, commit: Commit) -> None:
+    def _settle(self, share: Share, commit: Commit) -> None:
         """Accounts for one request's result."""
         request, scheduled, num_preemptions = share
         num_accepted = commit.num_tokens
@@ -348,9 +296,9 @@ class Scheduler:
                 self._kv.roll_back(request.request_id, end)
                 request.num_computed_tokens = end
             self._kv.name_blocks(request.request_id, request.block_hashes, end)
-        # Drafts continue the last known token; with a sample in flight they come too late.
-        can_draft = not request.num_pending_tokens and request.status is RequestStatus.RUNNING
-        request.num_draft_tokens = commit.num_draft_tokens if can_draft else 0
+        # With a sample still in flight these drafts come too late, but a request with drafts is not scheduled ahead of
+        # its results (waits_for_update), so that those of the last result are in time.
+        request.num_draft_tokens = commit.num_draft_tokens if request.status is RequestStatus.RUNNING else 0
         if commit.finish_reason is not None:
             self._end(request, FinishReason(commit.finish_reason))
 
@@ -388,7 +336,10 @@ class Scheduler:
         assert len(self._waiting) + len(self._running) == len(self._requests), "a request is in no queue or in two"
         for request in self._running:
             assert request.status is RequestStatus.RUNNING, f"{request}"
-            assert self._kv.num_blocks_held(request.request_id) > 0, f"{request} runs without blocks"
+            num_tokens = self._kv.num_tokens_held(request.request_id)
+            assert num_tokens > 0, f"{request} runs without blocks"
+            if self._kv.keeps_computed_kv:
+                assert num_tokens == request.num_computed_tokens, f"{request}: {num_tokens} tokens have a place"
         for request in self._waiting:
             assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), f"{request}"
             assert request.num_computed_tokens == 0, f"{request} waits with computed tokens"
@@ -410,11 +361,6 @@ def _chunk_rule(config: SchedulerConfig, kv: KVCacheManager) -> ChunkRule:
 def _num_outputs_left(request: Request) -> int:
     """Output tokens it may still get, beyond those in flight."""
     return request.arrival.max_tokens - request.num_output_tokens - request.num_pending_tokens
-
-
-def _preempted(step: _Step) -> Refusal:
-    """Nobody is admitted in a step that had to preempt: he would only take the blocks that were just missing."""
-    return Refusal(Limit.KV, f"kv: no block was left, preempted {len(step.preempted_ids)}")
 
 
 def _check_commit(request: Request, scheduled: ScheduledRequest, commit: Commit) -> None:

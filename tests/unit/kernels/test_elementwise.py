@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,14 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twostroke.kernels.reference.elementwise import rms_norm, rotate_heads_, silu_and_mul
-
-
-@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def rotated(x: Tensor) -> Tensor:

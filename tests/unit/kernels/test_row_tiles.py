@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,14 +11,6 @@ from twostroke.kernels.reference import row_tiles
 from twostroke.kernels.reference.linear import PackedLinear
 
 LADDERS = [(1,), (4,), (4, 8, 16, 32, 64), (8, 64, 512), (16,)]
-
-
-@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 @given(num_rows=st.integers(0, 1500), ladder=st.sampled_from(LADDERS))

@@ -87,7 +87,7 @@ def test_uniforms_are_uniform_and_neighbours_independent() -> None:
 
 
 def test_the_word_zero_gives_finite_noise() -> None:
-    """SplitMix64 is a bijection that maps 0 to 0, so some key brings a uniform of 0 unless it is kept off."""
+    """SplitMix64 is a bijection that maps 0 to 0, so some key would bring token 0 a uniform of 0."""
     noise = GumbelNoise(1)
     key = torch.tensor([signed(-GOLDEN)])
     assert noise.of_range(key, 0, 1).item() == pytest.approx(-np.log(53 * np.log(2)))

@@ -153,6 +153,33 @@ def test_prompt_tokens_are_penalised_by_repetition_alone() -> None:
     assert sample_one(row, temperature=0, presence_penalty=2.0, frequency_penalty=2.0) == 0
 
 
+def test_bias_comes_before_penalties() -> None:
+    row = [1.0, 1.2]
+    assert (
+        sample_one(row, temperature=0, repetition_penalty=2.0, logit_bias={0: 1.0}) == 1
+    )  # (1 + 1) / 2, not 1 / 2 + 1
+
+
+def test_looking_ahead_leaves_the_state_alone() -> None:
+    params = SamplingParams(temperature=0, frequency_penalty=1.0)
+    state = state_of(naive.NaiveRequest(params, output=[0], bad_words=((1, 1, 1),)), 3)
+    logits = torch.tensor([[3.0, 1.5, 0.0]])
+    ahead = state.ahead([0, 1])
+    assert ahead.position == state.position + 2
+    assert Sampler(3).sample(logits, [state]).token_ids.tolist() == [0]  # 2.0, 1.5, 0
+    ahead.append(0)
+    assert Sampler(3).sample(logits.repeat(2, 1), [state, ahead]).token_ids.tolist() == [
+        0,
+        1,
+    ]  # 0, 0.5, 0 for the second
+
+
+def test_end_tokens_are_free_after_min_tokens_also_when_other_rules_apply() -> None:
+    params = SamplingParams(temperature=0, min_tokens=2, logit_bias={3: 0.5})
+    rows = [naive.NaiveRequest(params, output=[1] * count, eos=(0,)) for count in (1, 2)]
+    assert sample([[9.0, 8.0, 1.0, 0.0]] * 2, rows)[0] == [1, 0]
+
+
 def test_logits_are_left_as_they_are() -> None:
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
     before = logits.clone()
@@ -167,7 +194,11 @@ def test_a_vocabulary_of_many_slices_equals_the_naive_sampler(params: dict[str, 
     vocab_size = 33_001
     logits = np.random.default_rng(2).normal(0, 1, vocab_size).astype(np.float32)
     request = naive.NaiveRequest(SamplingParams(**params), seed=5)
-    assert sample([logits.tolist()], [request])[0] == [naive.sample(logits, request)]
+    upper = logits + np.where(np.arange(vocab_size) < 32_800, 0, 15).astype(np.float32)  # decided in the last slice
+    expected = [naive.sample(row, request) for row in (logits, upper)]
+    assert sample([logits.tolist(), upper.tolist()], [request] * 2)[0] == expected
+    assert expected[1] is not None
+    assert expected[1] >= 32_800
 
 
 def test_a_wide_history_and_a_narrow_one_share_a_batch() -> None:

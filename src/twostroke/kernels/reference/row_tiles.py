@@ -27,12 +27,16 @@ from twostroke.log import get_logger
 log = get_logger(__name__)
 
 BASE_HEIGHT = 16
-HEIGHTS = (4, 8, 16, 32, 64, 128, 256, 512)
+HEIGHTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 ROW_BY_ROW = (1,)
 """The ladder where not even the base height is sound: one row a call, slow and exact."""
 
-_LARGE_WEIGHT = 1 << 25  # elements; beyond it a proof goes to 64 rows and uses the model's own weight, not a copy
-_MEDIUM_WEIGHT = 1 << 22  # beyond it a proof goes to 256 rows
+_LARGE_WEIGHT = 1 << 25
+"""Elements beyond which every product of a proof takes tens of milliseconds, as for the head of a large vocabulary:
+fewer heights are tried, with the model's own weight instead of a second matrix of that size."""
+_LARGE_HEIGHTS = (4, 16, 64, 256)
+_LARGE_PRODUCT = 1 << 35
+"""Multiply-adds of the largest product such a proof may take; a head of 151,936 x 1,024 stops at 64 rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +82,14 @@ def linear_heights(weight: Tensor, bias: Tensor | None) -> tuple[int, ...]:
     key = (num_inputs, num_outputs, bias is not None, weight.dtype, weight.device, torch.get_num_threads())
 
     def prove() -> tuple[int, ...]:
-        highest = 64 if weight.numel() > _LARGE_WEIGHT else 256 if weight.numel() > _MEDIUM_WEIGHT else HEIGHTS[-1]
-        candidates = [height for height in HEIGHTS if height <= highest]
-        rows, matrix = fingerprint(highest + BASE_HEIGHT, min(num_outputs, 4096), num_inputs, weight)
         if weight.numel() > _LARGE_WEIGHT:
-            matrix = weight
-        elif num_outputs > len(matrix):
-            matrix = matrix.repeat(-(-num_outputs // len(matrix)), 1)[:num_outputs]
-        return admitted(lambda x: F.linear(x, matrix, bias), rows, candidates)
+            candidates = [height for height in _LARGE_HEIGHTS if height * weight.numel() <= _LARGE_PRODUCT] or [4]
+            rows, _ = fingerprint(max(candidates[-1], BASE_HEIGHT) + BASE_HEIGHT, 1, num_inputs, weight)
+            return admitted(lambda x: F.linear(x, weight, bias), rows, candidates, starts=(7,))
+        rows, matrix = fingerprint(HEIGHTS[-1] + BASE_HEIGHT, min(num_outputs, 1024), num_inputs, weight)
+        matrix = matrix.repeat(-(-num_outputs // len(matrix)), 1)[:num_outputs]
+        faint = None if bias is None else bias * 2.0**-20  # a bias of its own size would drown the rounding errors
+        return admitted(lambda x: F.linear(x, matrix, faint), rows, HEIGHTS)
 
     return remember(key, prove, f"linear {num_inputs} -> {num_outputs} {str(weight.dtype).removeprefix('torch.')}")
 
@@ -105,13 +109,16 @@ def fingerprint(num_rows: int, num_outputs: int, num_inputs: int, like: Tensor) 
     return x.contiguous().to(like.device), w.contiguous().to(like.device)
 
 
-def admitted(multiply: Callable[[Tensor], Tensor], rows: Tensor, candidates: Iterable[int]) -> tuple[int, ...]:
+def admitted(
+    multiply: Callable[[Tensor], Tensor], rows: Tensor, candidates: Iterable[int], *, starts: tuple[int, ...] = (0, 7)
+) -> tuple[int, ...]:
     """Which heights give every row the bits that the base height gives it.
 
     Args:
         multiply: [h, K] -> [h, N].
         rows: [num_rows, K] with at least the highest candidate plus BASE_HEIGHT rows, a multiple of BASE_HEIGHT.
         candidates: heights to try.
+        starts: where the tested tiles begin; each start puts other rows into every position of a tile.
     """
 
     def in_tiles(start: int, stop: int, height: int) -> Tensor:
@@ -127,9 +134,9 @@ def admitted(multiply: Callable[[Tensor], Tensor], rows: Tensor, candidates: Ite
     def holds(height: int) -> bool:
         if height == BASE_HEIGHT:
             return True
-        span = max(height, BASE_HEIGHT)  # every position of a tile, twice, with different rows in it
+        span = max(height, BASE_HEIGHT)
         return all(
-            torch.equal(in_tiles(start, start + span, height), expected[start : start + span]) for start in (0, 7)
+            torch.equal(in_tiles(start, start + span, height), expected[start : start + span]) for start in starts
         )
 
     return tuple(height for height in sorted(candidates) if holds(height))

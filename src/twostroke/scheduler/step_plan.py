@@ -1,0 +1,81 @@
+"""A step while it is being decided: shares are taken, now and then one is taken back, then it becomes a batch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from twostroke.batch import BlockTableUpdate, Limit, ScheduledBatch, ScheduledRequest, Stroke
+from twostroke.request import Request
+from twostroke.scheduler.admission import Refusal
+from twostroke.scheduler.budget import TokenBudget
+
+
+class Share(NamedTuple):
+    """What a request was given in a step; kept until the step's outcome is known."""
+
+    request: Request
+    scheduled: ScheduledRequest
+    num_preemptions: int
+    """Then. A preemption since means that the blocks of this share are no longer the request's."""
+
+
+class StepPlan:
+    """The shares of a step, and what kept others out of it.
+
+    A share counts in its request's account from the moment it is taken: the next step is decided before this one's
+    outcome is known.
+    """
+
+    __slots__ = ("_keeps_computed_kv", "budget", "is_cut", "preempted_ids", "refusal", "shares")
+
+    def __init__(self, max_num_batched_tokens: int, keeps_computed_kv: bool) -> None:
+        self._keeps_computed_kv = keeps_computed_kv
+        self.budget = TokenBudget(max_num_batched_tokens)
+        self.shares: dict[str, Share] = {}
+        self.preempted_ids: list[str] = []
+        self.refusal: Refusal | None = None
+        """Why the head of the queue was not admitted."""
+        self.is_cut = False
+        """Whether the budget cut a prefill short."""
+
+    def take(self, request: Request, stroke: Stroke, num_tokens: int, updates: tuple[BlockTableUpdate, ...]) -> None:
+        """Gives a request the next `num_tokens` of its tokens; its blocks reach that far already."""
+        start = request.num_computed_tokens
+        end = start + num_tokens
+        num_drafts = num_tokens - 1 if stroke is Stroke.DECODE else 0
+        samples = end - num_drafts == request.num_tokens + request.num_pending_tokens
+        scheduled = ScheduledRequest(request.request_id, stroke, start, num_tokens, num_drafts, samples, updates)
+        self.shares[request.request_id] = Share(request, scheduled, request.num_preemptions)
+        self.budget.remaining -= num_tokens
+        self.budget.num_prefills += stroke is Stroke.PREFILL
+        request.num_pending_tokens += samples
+        request.num_computed_tokens = end if self._keeps_computed_kv else 0
+
+    def take_back(self, request: Request) -> None:
+        """Undoes `take`, if there was one, for a request that gives its blocks away."""
+        share = self.shares.pop(request.request_id, None)
+        if share is not None:
+            self.budget.remaining += share.scheduled.num_scheduled_tokens
+            self.budget.num_prefills -= share.scheduled.stroke is Stroke.PREFILL
+            request.num_pending_tokens -= share.scheduled.samples_token
+            request.num_computed_tokens = share.scheduled.num_computed_tokens
+
+    def preempted(self) -> Refusal | None:
+        """Nobody is admitted in a step that had to preempt: it would only take the blocks that were just missing."""
+        if not self.preempted_ids:
+            return None
+        return Refusal(Limit.KV, f"kv: no block was left, preempted {len(self.preempted_ids)}")
+
+    def batch(self, step: int, finished_ids: tuple[str, ...], num_waiting: int) -> ScheduledBatch:
+        """The decision, as data."""
+        refusal = self.refusal or self.preempted()
+        unrefused = Limit.TOKENS if self.is_cut else Limit.NONE
+        return ScheduledBatch(
+            step=step,
+            requests=tuple([share.scheduled for share in self.shares.values()]),
+            limited_by=refusal.limit if refusal is not None else unrefused,
+            preempted_request_ids=tuple(self.preempted_ids),
+            finished_request_ids=finished_ids,
+            num_waiting=num_waiting,
+            wait_reason=refusal.reason if refusal is not None else "",
+        )

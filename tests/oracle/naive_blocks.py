@@ -1,0 +1,83 @@
+"""Block accounting without cleverness: slow lists that say the rules outright."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twostroke.kv_cache.layout import KVLayout
+
+
+@dataclass
+class NaiveBlock:
+    """One block."""
+
+    ref_count: int = 0
+    key: tuple[int, bytes] | None = None
+    freed_at: int = 0
+
+
+class NaiveBlockPool:
+    """Knows which blocks may be allocated next, not which of equals."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.blocks = [NaiveBlock() for _ in range(num_blocks)]
+        self.clock = 0
+
+    def may_be_next(self) -> set[int]:
+        """Free blocks without content; when there are none, the cached one that was given back first."""
+        idle = [i for i, block in enumerate(self.blocks) if block.ref_count == 0]
+        blank = {i for i in idle if self.blocks[i].key is None}
+        return blank or {min(idle, key=lambda i: self.blocks[i].freed_at)}
+
+    def take(self, block_id: int) -> None:
+        """What allocating does to a block."""
+        assert block_id in self.may_be_next()
+        self.blocks[block_id] = NaiveBlock(ref_count=1)
+
+    def share(self, block_id: int) -> None:
+        """One more reference."""
+        self.blocks[block_id].ref_count += 1
+
+    def free(self, block_id: int) -> None:
+        """One reference less."""
+        self.clock += 1
+        self.blocks[block_id].ref_count -= 1
+        self.blocks[block_id].freed_at = self.clock
+
+    def name(self, block_id: int, key: tuple[int, bytes]) -> None:
+        """The first block of a name keeps it."""
+        if self.find(key) is None:
+            self.blocks[block_id].key = key
+
+    def find(self, key: tuple[int, bytes]) -> int | None:
+        """Looks at every block."""
+        return next((i for i, block in enumerate(self.blocks) if block.key == key), None)
+
+
+def longest_prefix(
+    layout: KVLayout, block_hashes: Sequence[bytes], num_tokens: int, known: set[tuple[int, bytes]]
+) -> int:
+    """Tokens of the longest usable prefix: tries every length, the longest first."""
+    for length in range(min(len(block_hashes), (num_tokens - 1) // layout.block_size), 0, -1):
+        if all(
+            (group_id, block_hashes[entry]) in known
+            for group_id, group in enumerate(layout.groups)
+            for entry in range(layout.first_needed_block(group, length * layout.block_size), length)
+        ):
+            return length * layout.block_size
+    return 0
+
+
+def largest_window_demand(layout: KVLayout, num_tokens: int, chunk: int) -> int:
+    """Blocks held at the worst moment when `num_tokens` are computed in chunks, found by walking through them."""
+    worst = 0
+    for start in range(0, num_tokens, chunk):
+        end = min(num_tokens, start + chunk)
+        held = sum(
+            layout.num_blocks_of_prefix(end)
+            - min(layout.first_needed_block(group, start), layout.num_blocks_of_prefix(end))
+            for group in layout.groups
+        )
+        worst = max(worst, held)
+    return worst

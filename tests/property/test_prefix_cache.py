@@ -1,0 +1,50 @@
+"""The one-scan search for a prefix against trying every length; the peak formula against walking through a prefill."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from factories import make_layout
+from oracle import naive_blocks
+from twostroke.kv_cache.block_pool import BlockPool
+from twostroke.kv_cache.prefix_cache import SharedPrefixCache
+
+WINDOWS = st.lists(st.one_of(st.none(), st.integers(1, 20)), min_size=1, max_size=4)
+
+
+@given(windows=WINDOWS, block_size=st.sampled_from([1, 2, 4]), num_tokens=st.integers(1, 40), data=st.data())
+def test_the_longest_prefix_is_found(
+    windows: list[int | None], block_size: int, num_tokens: int, data: st.DataObject
+) -> None:
+    layout = make_layout(windows, block_size)
+    num_hashes = data.draw(st.integers(0, num_tokens // block_size))
+    hashes = [bytes([i]) for i in range(num_hashes)]
+    everything = [(g, h) for g in range(len(layout.groups)) for h in hashes]
+    missing = data.draw(st.sets(st.sampled_from(everything), max_size=4)) if everything else set()
+    known = set(everything) - missing
+    pool = BlockPool(len(everything) + 1)
+    for (group_id, block_hash), block_id in zip(sorted(known), pool.allocate(len(known)), strict=True):
+        pool.name(block_id, group_id, block_hash)
+
+    cached = SharedPrefixCache(layout, pool).longest_prefix(hashes, num_tokens)
+
+    assert cached.num_tokens == naive_blocks.longest_prefix(layout, hashes, num_tokens, known)
+    assert cached.num_tokens < num_tokens
+    length = cached.num_tokens // block_size
+    for group_id, group in enumerate(layout.groups):
+        first = min(length, layout.first_needed_block(group, cached.num_tokens))
+        assert cached.first_held[group_id] == first
+        assert len(cached.rows[group_id]) == length
+        assert list(cached.rows[group_id][first:]) == [pool.find(group_id, h) for h in hashes[first:length]]
+
+
+@given(
+    windows=WINDOWS, block_size=st.sampled_from([1, 2, 4, 8]), num_tokens=st.integers(1, 60), chunk=st.integers(1, 70)
+)
+def test_no_prefill_holds_more_than_the_peak(
+    windows: list[int | None], block_size: int, num_tokens: int, chunk: int
+) -> None:
+    layout = make_layout(windows, block_size)
+    worst = naive_blocks.largest_window_demand(layout, num_tokens, chunk)
+    assert worst <= layout.peak_blocks(num_tokens, min(chunk, num_tokens))

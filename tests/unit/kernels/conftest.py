@@ -1,0 +1,22 @@
+"""Operators are tested on one thread, and on two where the order of additions could depend on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
+def threads(one_thread: None, request: pytest.FixtureRequest) -> int:
+    torch.set_num_threads(request.param)
+    return request.param

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from twostroke.batch import BlockTableUpdate, Commit, Limit, ScheduledBatch, ScheduledRequest, Stroke
+from twostroke.config.cache import CacheConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.errors import UnreadableEvent
+from twostroke.events import (
+    EVENT_LOG_VERSION,
+    EngineStarted,
+    Event,
+    EventRing,
+    RequestArrived,
+    RequestFinishedByCaller,
+    StepCommitted,
+    StepScheduled,
+    from_json,
+    plain,
+    to_json,
+)
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.request import Arrival, FinishReason
+
+LAYOUT = KVLayout.of([None, 8], block_size=16, num_kv_heads=2, head_dim=8, bytes_per_element=2)
+SCHEDULED = ScheduledRequest("a", Stroke.DECODE, 9, 3, 2, True, (BlockTableUpdate(0, (4, 5)), BlockTableUpdate(1, ())))
+EVENTS: list[Event] = [
+    EngineStarted(0.0, "p", plain(SchedulerConfig()), plain(CacheConfig()), plain(LAYOUT), 64, 128, "m"),
+    RequestArrived(1.0, "p", "a", Arrival("a", 0.5, 9, 4, -1, (b"\x00\xff" * 8,))),
+    StepScheduled(2.0, "p", ScheduledBatch(3, (SCHEDULED,), Limit.KV, ("b",), ("c",), 2, "kv: …"), {"operations": 1.5}),
+    StepCommitted(3.0, "p", 3, (Commit("a", 2, (b"\x01" * 16,), "stop", 1), Commit("d", 0)), 0.25),
+    RequestFinishedByCaller(4.0, "p", "a", FinishReason.ABORT),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_a_line_gives_the_event_back(event: Event) -> None:
+    line = to_json(event)
+    assert "\n" not in line
+    assert json.loads(line)["v"] == EVENT_LOG_VERSION
+    read = from_json(line)
+    assert read == event
+    assert type(read) is type(event)
+
+
+def test_states_come_back_as_their_types() -> None:
+    read = from_json(to_json(EVENTS[2]))
+    assert isinstance(read, StepScheduled)
+    assert read.batch.limited_by is Limit.KV
+    assert read.batch.requests[0].stroke is Stroke.DECODE
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "nonsense",
+        "[]",
+        "{}",
+        '{"v":1,"event":"Party"}',
+        '{"v":1,"event":"RequestArrived"}',
+        '{"v":2,"event":"RequestArrived"}',
+        '{"v":1,"event":"RequestFinishedByCaller","time_s":1,"process":"p","request_id":"a","reason":"bored"}',
+    ],
+)
+def test_anything_else_is_refused(line: str) -> None:
+    with pytest.raises(UnreadableEvent):
+        from_json(line)
+
+
+def test_the_ring_keeps_the_latest() -> None:
+    ring = EventRing(2)
+    for event in EVENTS:
+        ring.append(event)
+    assert list(ring) == EVENTS[-2:]
+    assert len(ring) == 2
