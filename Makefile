@@ -23,7 +23,7 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/twostroke bench offline
-	$(BIN)/twostroke bench reproduce all
+	$(BIN)/twostroke bench reproduce all --full
 
 soak: $(STAMP)
 	$(BIN)/python -m pytest --hypothesis-profile=soak

@@ -15,6 +15,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
+from rich.console import Console
+from rich.table import Table
+
 from twostroke.errors import InvalidParameter
 
 DEFAULT_FOLDER = Path("benchmarks/results")
@@ -210,6 +213,20 @@ def compare(before: BenchResult, after: BenchResult) -> Comparison:
     old_figures, new_figures = dict(_figures("", before.results)), dict(_figures("", after.results))
     differences = (Difference(n, old, new_figures[n]) for n, old in old_figures.items() if n in new_figures)
     return Comparison(tuple(differences), tuple(remarks))
+
+
+def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
+    """A comparison, for people."""
+    console = console or Console()
+    rows = Table("figure", box=None, pad_edge=False, header_style="bold")
+    for name in ("before", "after", "after / before"):
+        rows.add_column(name, justify="right")
+    for difference in comparison.differences:
+        cells = (f"{difference.before:.6g}", f"{difference.after:.6g}", f"{difference.ratio:.3f}")
+        rows.add_row(difference.name, *cells)
+    console.print(rows)
+    for remark in comparison.remarks:
+        console.print(f"[yellow]note[/] {remark}", highlight=False)
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:

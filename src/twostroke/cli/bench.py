@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
 from twostroke.bench.offline import OfflineOptions, print_offline, run_offline
+from twostroke.bench.report import compare as compare_results
+from twostroke.bench.report import load as load_result
+from twostroke.bench.report import print_comparison
 from twostroke.bench.reproduce.claim import ReproduceOptions
 from twostroke.cli.flags import CacheFlags, LoadFlags, SchedulerFlags
 from twostroke.config.cache import CacheConfig
@@ -45,3 +49,9 @@ def reproduce(
 
     if not all(reproduction.holds for reproduction in run(names or ("all",), options)):
         sys.exit(1)
+
+
+@app.command
+def compare(before: Path, after: Path) -> None:
+    """Two saved results, figure by figure, and what else differs between them."""
+    print_comparison(compare_results(load_result(before), load_result(after)))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twostroke.bench.counting_engine import counting_engine
 from twostroke.bench.drive import Run
+from twostroke.bench.lengths import Lengths
 from twostroke.bench.slots import continuous_schedule, static_schedule
 from twostroke.bench.summary import over_time, summarize
-from twostroke.bench.workload import of_lengths, with_arrivals
+from twostroke.bench.workload import SyntheticSpec, of_lengths, synthetic, with_arrivals
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.engine.event_sinks import read_events
+from twostroke.scheduler.replay import replay
 
 
 def _run(lengths: list[tuple[int, int]], arrivals: list[float] | None = None, **scheduler: object) -> Run:
@@ -75,3 +80,25 @@ def test_a_summary_holds_what_happened() -> None:
     assert len(series["end_s"]) == len(series["limited_by"]) == 12
     assert series["num_waiting"][0] == 4
     assert set(series["limited_by"]) == {"seqs", "none"}
+
+
+def test_the_event_log_of_a_run_replays_every_batch(tmp_path: Path) -> None:
+    """Chunks, preemptions and cache hits included: 30 requests over a pool that holds three of them."""
+    spec = SyntheticSpec(
+        num_requests=30,
+        prompt_lengths=Lengths.uniform(1, 40),
+        output_lengths=Lengths.exponential(12),
+        num_prefix_groups=2,
+        prefix_length=16,
+    )
+    path = tmp_path / "events.jsonl"
+    workload = synthetic(spec)
+    longest = workload.max_request_tokens
+    cache = CacheConfig(block_size=4, num_kv_blocks=3 * (longest // 4 + 1))
+    config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=32)
+    engine = counting_engine(config, cache, max_model_len=longest, event_log=path)
+    run = engine.run(workload)
+    engine.engine.close()
+    assert sum(r.num_preemptions for r in run.requests) > 0
+    assert sum(r.num_cached_tokens for r in run.requests) > 0
+    assert replay(read_events(path)) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from dataclasses import replace
@@ -9,8 +10,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from twostroke.bench.report import BenchResult, Commit, Hardware, compare, load, median, percentiles, save
+from twostroke.bench.report import (
+    BenchResult,
+    Commit,
+    Hardware,
+    compare,
+    load,
+    median,
+    percentiles,
+    print_comparison,
+    save,
+)
 from twostroke.errors import InvalidParameter
 
 
@@ -65,6 +77,11 @@ def test_comparing_names_ratios_and_what_else_changed() -> None:
     comparison = compare(before, after)
     assert {d.name: d.ratio for d in comparison.differences} == {"tok_s": 1.5, "deep.p50": 0.0}
     assert "config.max_num_seqs differs: 4 -> 8" in comparison.remarks
+    console = Console(record=True, width=100, file=io.StringIO())
+    print_comparison(comparison, console)
+    shown = console.export_text()
+    assert "1.500" in shown
+    assert "max_num_seqs" in shown
     zero = compare(_result(x=0, y=0), _result(x=1, y=0))
     assert [d.ratio for d in zero.differences] == [math.inf, 1.0]
 

@@ -21,7 +21,7 @@ MOST = 0.02
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Runs both in turn and compares medians."""
-    repeats = 9 if options.full else 2
+    repeats = 7 if options.full else 2
     specs = [_spec(options, options.seed + i) for i in range(repeats + 1)]
     if not options.with_model:
         remark = "R11 compares times of a model: nothing was run"
@@ -60,7 +60,7 @@ _TITLE = "R11: the cost of prefix caching without hits"
 
 def _spec(options: ReproduceOptions, seed: int) -> SyntheticSpec:
     return SyntheticSpec(
-        num_requests=96 if options.full else 16,
+        num_requests=64 if options.full else 16,
         prompt_lengths=Lengths.fixed(128),
         output_lengths=Lengths.fixed(32),
         vocab_size=options.vocab_size(),

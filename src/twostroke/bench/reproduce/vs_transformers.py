@@ -6,6 +6,7 @@ runs that stood side by side. Of transformers' attention implementations the fas
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,10 +65,10 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     engines = {num_seqs: _engine(options, num_seqs, longest) for num_seqs in (1, BATCH, 4 * BATCH)}
     sample = many.first(BATCH)
     peer, tried = fastest_peer(folder, config.dtype, _prompts(sample), [16] * BATCH, BATCH)
+    batched = {f"exponential, ours with {BATCH} slots": engines[BATCH], "exponential": engines[4 * BATCH]}
     rates = {
-        "batch 1": _side_by_side(engines[1], peer, one, 1, rounds),
-        f"exponential, ours with {BATCH} slots": _side_by_side(engines[BATCH], peer, many, BATCH, rounds),
-        "exponential": _side_by_side(engines[4 * BATCH], peer, many, BATCH, rounds),
+        **_side_by_side({"batch 1": engines[1]}, peer, one, 1, rounds),
+        **_side_by_side(batched, peer, many, BATCH, rounds),
     }
     for engine in engines.values():
         engine.close()
@@ -112,17 +113,21 @@ def _engine(options: ReproduceOptions, num_seqs: int, longest: int) -> ModelEngi
 
 
 def _side_by_side(
-    engine: ModelEngine, peer: TransformersPeer, workload: Workload, batch_size: int, rounds: int
-) -> _Rates:
+    engines: Mapping[str, ModelEngine], peer: TransformersPeer, workload: Workload, batch_size: int, rounds: int
+) -> dict[str, _Rates]:
+    """Rounds of every engine of ours and then the peer; the peer's rates stand beside each of ours."""
+    prompts, tokens = _prompts(workload), workload.num_output_tokens
     warm_up = workload.first(batch_size).cut_outputs(4)
-    engine.run(warm_up)
+    for engine in engines.values():
+        engine.run(warm_up)
     peer.run_static(_prompts(warm_up), warm_up.output_lengths, batch_size)
-    rates = _Rates([], [])
-    tokens = workload.num_output_tokens
+    ours: dict[str, list[float]] = {name: [] for name in engines}
+    theirs: list[float] = []
     for _ in range(rounds):
-        rates.ours.append(tokens / engine.run(workload, progress="ours").duration_s)
-        rates.theirs.append(tokens / peer.run_static(_prompts(workload), workload.output_lengths, batch_size))
-    return rates
+        for name, engine in engines.items():
+            ours[name].append(tokens / engine.run(workload, progress=f"ours, {name}").duration_s)
+        theirs.append(tokens / peer.run_static(prompts, workload.output_lengths, batch_size))
+    return {name: _Rates(of, theirs) for name, of in ours.items()}
 
 
 def _prompts(workload: Workload) -> list[tuple[int, ...]]:
