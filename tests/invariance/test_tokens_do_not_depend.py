@@ -17,7 +17,6 @@ from twostroke import LLM, RequestOutput, SamplingParams
 MODELS = [*SHAPES, "embedded"]
 
 KNOBS: dict[str, dict[str, Any]] = {
-    "budget 1": {"max_num_batched_tokens": 1},
     "budget 7": {"max_num_batched_tokens": 7},
     "budget 64": {"max_num_batched_tokens": 64},
     "one at a time": {"max_num_seqs": 1},
@@ -93,17 +92,21 @@ def test_knob(knob: str, model: str, random_models: dict[str, Path], expected: d
 
 
 @pytest.mark.parametrize("model", MODELS)
+def test_one_token_at_a_time(model: str, random_models: dict[str, Path], expected: dict[str, list[Any]]) -> None:
+    prompts, params = requests()
+    outputs = generate(folder(model, random_models), prompts[:5], params[:5], max_num_batched_tokens=1)
+    assert essence(outputs) == expected[model][:5]
+
+
+SMALL_POOL = {"mistral": 8, "qwen2": 38}
+"""Blocks for one longest request and little more: windows give blocks back, and each group of layers has a table."""
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_small_pool_preempts(model: str, random_models: dict[str, Path], expected: dict[str, list[Any]]) -> None:
     prompts, params = requests()
-    blocks = 3 * 20 if model == "qwen2" else 20  # qwen2: three groups of layers, each with its own table
-    outputs = generate(
-        folder(model, random_models),
-        prompts,
-        params,
-        num_kv_blocks=blocks,
-        max_model_len=232,
-        max_num_batched_tokens=48,
-    )
+    small = {"num_kv_blocks": SMALL_POOL.get(model, 16), "max_model_len": 232, "max_num_batched_tokens": 48}
+    outputs = generate(folder(model, random_models), prompts, params, **small)
     assert sum(o.metrics.num_preemptions for o in outputs if o.metrics) > 0, "the pool was not small enough to matter"
     assert essence(outputs) == expected[model]
 
