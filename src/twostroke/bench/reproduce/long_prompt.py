@@ -136,6 +136,6 @@ def _draw(figure: Any, run: Run) -> None:
     axes.set_ylabel("tokens of the long prompt")
     times = axes.twinx()
     times.plot([1000 * s.wall_s for s in run.steps], color=MEASURED, label="step time")
-    times.set_ylabel("milliseconds, which is the short requests' gap between tokens")
+    times.set_ylabel("milliseconds a step")
     times.set_ylim(bottom=0)
     figure.legend(fontsize=8, frameon=False, loc="outside upper center", ncols=2)

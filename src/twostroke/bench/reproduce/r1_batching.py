@@ -222,5 +222,4 @@ def _draw(figure: Any, details: Mapping[str, Any]) -> None:
             groups["wall time, predicted"] = ([w["predicted"] for w in walls], "#c5ccd3")
             groups["wall time, measured"] = ([w["measured"] for w in walls], "#f0a57f")
         bars(axes, [str(n) for n in SLOTS], groups, "static / continuous" if i == 0 else "")
-        axes.set_title(f"{kind} output lengths", fontsize=9)
-        axes.set_xlabel("slots", fontsize=8)
+        axes.set_xlabel(f"slots, {kind} output lengths", fontsize=9)
