@@ -23,6 +23,7 @@ from twostroke.kv_cache.block_hash import extend_hashes, hash_blocks
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.request import Arrival, FinishReason
+from twostroke.scheduler.policy import Key, make_policy
 from twostroke.scheduler.scheduler import Scheduler
 
 
@@ -160,6 +161,8 @@ class FakeEngine:
         self.scheduler = Scheduler(scheduler_config, self.kv, max_model_len=max_model_len)
         self.log = log if log is not None else EventRing(1)
         self.settings = scheduler_config
+        self.policy = make_policy(scheduler_config)
+        self.keys: dict[str, Key] = {}
         self.last_results: dict[str, list[int]] = {}
         configs = plain(scheduler_config), plain(cache_config), plain(layout)
         self.log.append(EngineStarted(0.0, "fake", *configs, num_blocks, max_model_len, "fake"))
@@ -197,6 +200,7 @@ class FakeEngine:
             hashes,
         )
         self.live[request_id] = self.executor.generations[request_id] = generation
+        self.keys[request_id] = self.policy(arrival, len(self.keys))
         self.log.append(RequestArrived(self.now_s, "fake", request_id, arrival))
         self.scheduler.add_request(arrival)
         return arrival

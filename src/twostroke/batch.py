@@ -56,7 +56,9 @@ class NewRequest:
 class BlockTableUpdate:
     """Changes one row of a KV group's block table: entries `start`, `start + 1`, … become `block_ids`.
 
-    On (re-)admission start is 0 and all entries come; later only the blocks that were added.
+    On (re-)admission start is 0 and all entries come; later only the blocks that were added. Without block_ids nothing
+    changes. After a roll-back the entries from `start` on are replaced. Entries that a window has left behind are 0 on
+    admission and stale later: no query of the group sees them.
     """
 
     start: int

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from factories import make_layout
@@ -37,6 +40,22 @@ def test_the_longest_prefix_is_found(
         assert cached.first_held[group_id] == first
         assert len(cached.rows[group_id]) == length
         assert list(cached.rows[group_id][first:]) == [pool.find(group_id, h) for h in hashes[first:length]]
+
+
+@pytest.mark.parametrize("windows", [(None,), *[(w,) for w in range(1, 10)], (None, 3), (2, 5)], ids=str)
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+def test_every_pattern_of_a_few_blocks(windows: tuple[int | None, ...], block_size: int) -> None:
+    layout = make_layout(windows, block_size)
+    hashes = [bytes([i]) for i in range(6 // len(windows))]
+    everything = [(g, h) for g in range(len(windows)) for h in hashes]
+    for pattern in itertools.product([False, True], repeat=len(everything)):
+        known = {key for key, is_known in zip(everything, pattern, strict=True) if is_known}
+        pool = BlockPool(len(everything))
+        for (group_id, block_hash), block_id in zip(sorted(known), pool.allocate(len(known)), strict=True):
+            pool.name(block_id, group_id, block_hash)
+        num_tokens = len(hashes) * block_size + 1
+        cached = SharedPrefixCache(layout, pool).longest_prefix(hashes, num_tokens)
+        assert cached.num_tokens == naive_blocks.longest_prefix(layout, hashes, num_tokens, known), f"{known}"
 
 
 @given(

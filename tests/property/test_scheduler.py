@@ -18,7 +18,7 @@ from twostroke.batch import Limit, ScheduledBatch, Stroke
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.events import EventRing, from_json, to_json
-from twostroke.request import Request
+from twostroke.request import Request, RequestStatus
 from twostroke.scheduler.admission import waits_for_update
 from twostroke.scheduler.replay import replay
 
@@ -116,8 +116,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         """One step and the rules it has to keep."""
         scheduler = self.engine.scheduler
         requests = {i: scheduler.get(i) for i in self.engine.live}
+        queued = {i for i, r in requests.items() if r is not None and r.status is not RequestStatus.RUNNING}
         decoding = {i for i, r in requests.items() if r is not None and decodes_now(r)}
         batch = self.engine.step()
+        self.check_order(batch, queued)
         self.check_sizes(batch)
         self.check_positions(batch, requests)
         self.check_reasons(batch)
@@ -126,6 +128,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not left_out, f"{left_out} decode and got no token"
         else:
             assert len({r.stroke for r in batch.requests}) <= 1, "two strokes in one step"
+
+    def check_order(self, batch: ScheduledBatch, queued: set[str]) -> None:
+        """Nobody is admitted past somebody more urgent: the bound on overtaking is that of the keys."""
+        keys = self.engine.keys
+        admitted = queued & {r.request_id for r in batch.requests}
+        if admitted and queued - admitted:
+            assert max(keys[i] for i in admitted) < min(keys[i] for i in queued - admitted)
 
     def check_sizes(self, batch: ScheduledBatch) -> None:
         """Budget and slots."""

@@ -90,7 +90,6 @@ def build_text_engine(
     runner = ModelRunner(
         model,
         KVStorage(layout, sizing.num_blocks, loaded.dtype, loaded.device),
-        layout,
         Sampler(loaded.config.vocab_size, eos_token_ids, loaded.device),
         max_model_len=sizing.max_model_len,
         device=loaded.device,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from twostroke.batch import Commit, RequestResult, ScheduledBatch, StepResult
 from twostroke.engine.clock import Clock, monotonic_clock
 from twostroke.engine.generation import Generation, GenerationRequest
 from twostroke.engine.journal import Journal
 from twostroke.engine.output_processor import TokenUpdate
+from twostroke.events import Event
+from twostroke.kv_cache.manager import KVUsage
 from twostroke.request import FinishReason
 from twostroke.runner.executor import Executor
 from twostroke.scheduler.scheduler import Scheduler
@@ -55,6 +57,16 @@ class Engine:
     def num_live(self) -> int:
         """Sequences that have not ended."""
         return len(self._live)
+
+    @property
+    def kv_usage(self) -> KVUsage:
+        """Where the KV blocks are: free, used, or cached for prompts to come."""
+        return self._scheduler.kv_usage
+
+    @property
+    def recent_events(self) -> Iterable[Event]:
+        """The last events, oldest first."""
+        return self._journal.recent
 
     def add_request(self, request: GenerationRequest) -> None:
         """Queues a sequence; its id must not be in use."""

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from twostroke.batch import NewRequest, RequestResult, ScheduledBatch, StepResult, TokenLogprobs
-from twostroke.kv_cache.layout import KVLayout
-from twostroke.layers.attention_metadata import AttentionLayout, AttentionMetadata
+from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.model.decoder import DecoderModel
 from twostroke.runner.input_batch import InputBatch, build_input_batch
 from twostroke.runner.kv_storage import KVStorage
@@ -30,7 +29,6 @@ class ModelRunner:
     Args:
         model: maths and weights.
         kv: the KV memory.
-        layout: how requests' block tables map to it.
         sampler: chooses tokens.
         max_model_len: longest request, in tokens.
         device: where the tensors of a step are made.
@@ -40,7 +38,6 @@ class ModelRunner:
         self,
         model: DecoderModel,
         kv: KVStorage,
-        layout: KVLayout,
         sampler: Sampler,
         *,
         max_model_len: int,
@@ -50,15 +47,9 @@ class ModelRunner:
         self._kv = kv
         self._sampler = sampler
         self._device = device
-        self._table = RequestTable(layout, max_model_len)
+        self._table = RequestTable(kv.layout, max_model_len)
         self._announced: list[NewRequest] = []
-        self._attention_layout = AttentionLayout.of(
-            [(group.layer_ids, group.window) for group in layout.groups],
-            block_size=layout.block_size,
-            num_heads=model.config.num_heads,
-            num_kv_heads=layout.num_kv_heads,
-            head_dim=layout.head_dim,
-        )
+        self._attention_layout = kv.attention_layout(model.config.num_heads)
 
     def add_request(self, request: NewRequest) -> None:
         """Announces a request; it gets its row with the first batch that it is part of.

@@ -8,6 +8,9 @@ beside what the running prefills were promised and have not taken yet:
 so that no prefill is admitted only to be preempted for want of its own prompt's blocks. What running requests will
 generate is not promised; when that runs out, the least urgent one is preempted.
 
+(A chunk takes all of the budget that is left, so with today's chunk rules a step that gets as far as admission has no
+unfinished prefill. The promise is what keeps a rule with smaller chunks from overcommitting.)
+
 If the head cannot start, nobody behind it does: a small request never slips past a large one for ever.
 """
 

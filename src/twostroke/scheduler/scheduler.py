@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from twostroke.batch import BlockTableUpdate, Commit, ScheduledBatch, ScheduledRequest, Stroke
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import DoesNotFit, InvalidParameter
-from twostroke.kv_cache.manager import KVCacheManager
+from twostroke.kv_cache.manager import KVCacheManager, KVUsage
 from twostroke.request import Arrival, FinishReason, Request, RequestStatus
 from twostroke.scheduler.admission import (
     Admission,
@@ -89,6 +89,11 @@ class Scheduler:
     def num_running(self) -> int:
         """Requests that hold blocks."""
         return len(self._running)
+
+    @property
+    def kv_usage(self) -> KVUsage:
+        """Where the blocks are."""
+        return self._kv.usage()
 
     def get(self, request_id: str) -> Request | None:
         """A request that has not ended."""
@@ -264,8 +269,6 @@ class Scheduler:
         request.move_to(RequestStatus.PREEMPTED)
         request.num_preemptions += 1
         request.num_computed_tokens = 0
-        if not request.num_pending_tokens:
-            request.num_draft_tokens = 0  # otherwise they are in flight, and it must be remembered
         plan.preempted_ids.append(request_id)
 
     def _leave_running(self, request: Request) -> None:

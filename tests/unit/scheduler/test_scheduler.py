@@ -323,6 +323,37 @@ def test_results_come_in_order_and_whole() -> None:
         scheduler.update(first.step, [])
 
 
+def test_the_result_of_a_share_whose_blocks_are_gone_counts_tokens_and_nothing_else() -> None:
+    kv = make_kv(8)
+    scheduler = make_scheduler(kv=kv)
+    hashes = hash_blocks(list(range(16)), 4)
+    scheduler.add_request(make_arrival("a", 16, 16))
+    scheduler.add_request(make_arrival("b", 16, 16, block_hashes=hashes))
+    first, second = scheduler.schedule(0.0), scheduler.schedule(0.0)
+    assert set(scheduled_tokens(first)) == {"a", "b"}
+    assert second.preempted_request_ids == ("b",)
+    scheduler.finish("a", FinishReason.ABORT)
+    third = scheduler.schedule(0.0)
+    assert scheduled_tokens(third) == {"b": 17}, "its sample is in flight, and the runner has it"
+    scheduler.update(first.step, one_token_each(first))
+    assert kv.find_cached(hashes, 17).num_tokens == 0, "b's new blocks are not computed yet"
+    scheduler.update(second.step, one_token_each(second))
+    scheduler.update(third.step, one_token_each(third))
+    assert kv.find_cached(hashes, 17).num_tokens == 16
+    assert live(scheduler, "b").num_output_tokens == 2
+    scheduler.check_invariants()
+
+
+def test_a_request_with_drafts_is_not_scheduled_ahead_of_its_results() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_arrival("a", 4, 20))
+    first, second = scheduler.schedule(0.0), scheduler.schedule(0.0)
+    scheduler.update(first.step, [Commit("a", 1, num_draft_tokens=2)])
+    assert scheduler.schedule(0.0).is_empty, "these drafts came too late; the next ones shall not"
+    scheduler.update(second.step, [Commit("a", 1, num_draft_tokens=3)])
+    assert [r.num_draft_tokens for r in scheduler.schedule(0.0).requests] == [3]
+
+
 def test_drafts_are_verified_and_the_rejected_ones_rolled_back() -> None:
     kv = make_kv()
     scheduler = make_scheduler(kv=kv)

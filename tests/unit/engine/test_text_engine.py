@@ -1,0 +1,322 @@
+"""The engine from prompt to output, on a random model: ends, failures, seeds, logs."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from model_folders import write_random_model
+from twostroke import LLM, RequestOutput, SamplingParams
+from twostroke.batch import NewRequest, ScheduledBatch, StepResult
+from twostroke.config.engine import EngineConfig
+from twostroke.engine.assembly import build_text_engine
+from twostroke.engine.event_sinks import read_events
+from twostroke.engine.text_engine import TextEngine
+from twostroke.errors import InvalidParameter, InvalidPrompt, UnknownParameter
+from twostroke.events import StepScheduled
+from twostroke.runner.executor import Executor
+from twostroke.scheduler.replay import replay
+
+PROMPT = {"prompt_token_ids": list(range(10, 60))}
+
+
+@pytest.fixture(scope="module")
+def folder(random_models: dict[str, Path]) -> str:
+    return str(random_models["llama"])
+
+
+def text_engine(model: str, around_executor: Callable[[Executor], Executor] | None = None, **config: Any) -> TextEngine:
+    config = {"kv_cache_memory": 1 << 24, "threads": 1} | config
+    return build_text_engine(EngineConfig.from_keywords(model=model, **config), around_executor)
+
+
+def drain(engine: TextEngine) -> dict[str, RequestOutput]:
+    done: dict[str, RequestOutput] = {}
+    while engine.has_work:
+        done |= {output.request_id: output for output in engine.step() if output.finished}
+    return done
+
+
+class DelayedExecutor:
+    """Hands a result out only after the next batch was decided: the loop of a device that runs beside the host."""
+
+    max_in_flight = 2
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+        self.results: deque[StepResult] = deque()
+        self.deepest = 0
+
+    def add_request(self, request: NewRequest) -> None:
+        self.inner.add_request(request)
+
+    def submit(self, batch: ScheduledBatch) -> None:
+        self.inner.submit(batch)
+        self.results.append(self.inner.collect())
+        self.deepest = max(self.deepest, len(self.results))
+
+    def collect(self) -> StepResult:
+        return self.results.popleft()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def test_deciding_a_step_ahead_changes_no_token(folder: str) -> None:
+    params = [
+        SamplingParams(max_tokens=3 + i, seed=i, temperature=0.9, stop="e" if i % 3 == 0 else (), logprobs=1)
+        for i in range(12)
+    ]
+    prompts = [{"prompt_token_ids": list(range(i, 2 * i + 5))} for i in range(12)]
+
+    def run(engine: TextEngine) -> list[Any]:
+        ids = [engine.submit(p, q) for p, q in zip(prompts, params, strict=True)]
+        done = drain(engine)
+        return [(done[i].outputs[0].token_ids, done[i].outputs[0].text, done[i].outputs[0].logprobs) for i in ids]
+
+    executors: list[DelayedExecutor] = []
+
+    def delayed(inner: Executor) -> Executor:
+        executors.append(DelayedExecutor(inner))
+        return executors[-1]
+
+    in_turn = run(text_engine(folder, max_num_seqs=4, max_num_batched_tokens=16))
+    ahead = run(text_engine(folder, delayed, max_num_seqs=4, max_num_batched_tokens=16))
+    assert ahead == in_turn
+    assert executors[0].deepest == 2, "no batch was ever decided ahead"
+
+
+def test_abort_frees_blocks_at_once(folder: str) -> None:
+    engine = text_engine(folder)
+    keep, drop = (engine.submit(PROMPT, SamplingParams(max_tokens=30, ignore_eos=True, seed=1)) for _ in range(2))
+    for _ in range(4):
+        engine.step()
+    used = engine.engine.kv_usage.num_used
+    assert engine.abort(drop)
+    assert engine.engine.kv_usage.num_used < used
+    assert not engine.abort(drop), "it had ended"
+    outputs = drain(engine)
+    assert [str(c.finish_reason) for c in outputs[drop].outputs] == ["abort"]
+    assert len(outputs[keep].outputs[0].token_ids) == 30
+    assert engine.engine.kv_usage.num_used == 0
+
+
+def test_a_request_that_ends_in_the_queue_leaves_nothing_behind(folder: str) -> None:
+    engine = text_engine(folder, max_num_seqs=1)
+    first = engine.submit(PROMPT, SamplingParams(max_tokens=4, ignore_eos=True))
+    queued = engine.submit(PROMPT, SamplingParams(max_tokens=4))
+    engine.step()
+    engine.abort(queued)
+    outputs = drain(engine)
+    assert {str(outputs[queued].outputs[0].finish_reason), str(outputs[first].outputs[0].finish_reason)} == {
+        "abort",
+        "length",
+    }
+    assert outputs[queued].outputs[0].token_ids == ()
+
+
+def test_a_poisoned_request_fails_alone(tmp_path: Path) -> None:
+    """The embedding of token 7 is NaN: whoever sends it gets an error, everybody else the tokens they always get."""
+    folder = write_random_model(tmp_path, "llama", tie_word_embeddings=False)
+    healthy = {
+        f"r{i}": ({"prompt_token_ids": [20 + i] * (3 + i)}, SamplingParams(max_tokens=9, seed=i)) for i in range(4)
+    }
+
+    def run(engine: TextEngine, poison: bool) -> dict[str, RequestOutput]:
+        for name, (prompt, params) in healthy.items():
+            engine.submit(prompt, params, request_id=name)
+        if poison:
+            engine.submit({"prompt_token_ids": [20, 7, 21]}, SamplingParams(max_tokens=9), request_id="poison")
+        return drain(engine)
+
+    expected = run(text_engine(str(folder)), poison=False)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][7] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    engine = text_engine(str(folder), num_kv_blocks=64, kv_cache_memory=None)
+    for _ in range(3):  # blocks that held NaN are used again
+        outputs = run(engine, poison=True)
+        poisoned = outputs.pop("poison")
+        assert str(poisoned.outputs[0].finish_reason) == "error"
+        assert "not finite" in (poisoned.error or "")
+        assert {n: o.outputs[0].token_ids for n, o in outputs.items()} == {
+            n: o.outputs[0].token_ids for n, o in expected.items()
+        }
+    assert engine.engine.kv_usage.num_used == 0
+
+
+def test_a_step_that_fails_takes_only_its_requests_along(folder: str) -> None:
+    class Breaks:
+        max_in_flight = 1
+
+        def __init__(self, inner: Executor) -> None:
+            self.inner, self.steps = inner, 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+        def submit(self, batch: ScheduledBatch) -> None:
+            self.steps += 1
+            if self.steps == 3:
+                self.inner._runner._model.forward = lambda *_: 1 / 0  # type: ignore[attr-defined]
+            self.inner.submit(batch)
+            if self.steps == 3:
+                del self.inner._runner._model.forward  # type: ignore[attr-defined]
+
+    engine = text_engine(folder, Breaks, max_num_seqs=1)  # type: ignore[arg-type]
+    broken = engine.submit(PROMPT, SamplingParams(max_tokens=8, ignore_eos=True))
+    later = engine.submit(PROMPT, SamplingParams(max_tokens=8, ignore_eos=True))
+    outputs = drain(engine)
+    assert str(outputs[broken].outputs[0].finish_reason) == "error"
+    assert "ZeroDivisionError" in (outputs[broken].error or "")
+    assert len(outputs[later].outputs[0].token_ids) == 8
+
+
+def test_stop_strings_end_a_request_and_never_leak(folder: str) -> None:
+    engine = text_engine(folder)
+    free = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    text = drain_one(engine, free).outputs[0].text
+    stop = text[10:13]
+    ended = drain_one(engine, SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, stop=stop))
+    assert ended.outputs[0].text == text[: text.index(stop)]
+    assert ended.outputs[0].stop_reason == stop
+    assert str(ended.outputs[0].finish_reason) == "stop"
+    assert engine.engine.kv_usage.num_used == 0
+
+
+def drain_one(engine: TextEngine, params: SamplingParams, prompt: Any = None) -> RequestOutput:
+    request_id = engine.submit(prompt or PROMPT, params)
+    return drain(engine)[request_id]
+
+
+def test_several_sequences_share_a_seed_and_differ(folder: str) -> None:
+    engine = text_engine(folder)
+    several = drain_one(engine, SamplingParams(n=4, seed=5, max_tokens=12, ignore_eos=True))
+    assert [c.index for c in several.outputs] == [0, 1, 2, 3]
+    assert len({c.token_ids for c in several.outputs}) == 4
+    alone = drain_one(engine, SamplingParams(seed=5, max_tokens=12, ignore_eos=True))
+    assert alone.outputs[0].token_ids == several.outputs[0].token_ids
+
+
+def test_an_assigned_seed_repeats_the_request(folder: str) -> None:
+    engine = text_engine(folder)
+    first, second = (drain_one(engine, SamplingParams(max_tokens=16, ignore_eos=True)) for _ in range(2))
+    assert first.outputs[0].seed != second.outputs[0].seed
+    again = drain_one(engine, SamplingParams(max_tokens=16, ignore_eos=True, seed=first.outputs[0].seed))
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("budget", [512, 7, 1])
+def test_prompt_logprobs_are_those_of_transformers(folder: str, budget: int) -> None:
+    ids = [3, 250, 17, 17, 90, 200, 1, 44, 60, 61, 62, 9, 255, 30, 31, 8, 77]
+    params = SamplingParams(max_tokens=2, prompt_logprobs=3, ignore_eos=True)
+    engine = text_engine(folder, max_num_batched_tokens=budget)
+    found = [drain_one(engine, params, {"prompt_token_ids": ids}).prompt_logprobs for _ in range(2)]
+    assert found[0] == found[1], "a prefix-cache hit would leave positions out"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    assert found[0] is not None
+    assert found[0][0] is None
+    for position, entry in enumerate(found[0][1:], start=1):
+        assert entry is not None
+        assert next(iter(entry)) == ids[position]
+        assert set(expected[position - 1].topk(3).indices.tolist()) <= set(entry)
+        for token_id, logprob in entry.items():
+            assert logprob.logprob == pytest.approx(expected[position - 1, token_id].item(), abs=1e-4)
+
+
+def test_the_log_alone_decides_everything_again(folder: str, tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    config = {"event_log": path, "num_kv_blocks": 13, "kv_cache_memory": None, "max_model_len": 200}
+    engine = text_engine(folder, policy="priority", max_num_seqs=6, max_num_batched_tokens=24, **config)
+    secret = list(range(200, 240))
+    names = [
+        engine.submit(
+            {"prompt_token_ids": secret + [i] * (i * 3)},
+            SamplingParams(max_tokens=20 + 5 * i, seed=i, n=1 + (i == 4), stop="e" if i == 2 else ()),
+            priority=i % 3,
+            cache_salt="salt" if i % 4 == 0 else None,
+        )
+        for i in range(9)
+    ]
+    for _ in range(5):
+        engine.step()
+    engine.abort(names[7])
+    drain(engine)
+    engine.close()
+    events = list(read_events(path))
+    steps = [e for e in events if isinstance(e, StepScheduled) and not e.batch.is_empty]
+    assert any(e.batch.preempted_request_ids for e in steps), "nothing was preempted: the test is too easy"
+    assert replay(events) is None
+    assert all(e.cost is not None and e.cost.bound in ("compute", "memory") for e in steps)
+    for line in path.read_text().splitlines():
+        assert "token_ids" not in json.dumps(json.loads(line)), line
+
+
+BAD_PARAMS: list[tuple[dict[str, Any], str]] = [
+    ({"logprobs": 50}, "max_logprobs"),
+    ({"logit_bias": {100_000: 1.0}}, "logit_bias"),
+    ({"allowed_token_ids": [5, 100_000]}, "allowed_token_ids"),
+    ({"stop_token_ids": [100_000]}, "stop_token_ids"),
+]
+
+
+@pytest.mark.parametrize(("given", "names"), BAD_PARAMS, ids=lambda v: str(v))
+def test_bad_parameters_are_refused_and_disturb_nobody(folder: str, given: dict[str, Any], names: str) -> None:
+    engine = text_engine(folder)
+    good = engine.submit(PROMPT, SamplingParams(max_tokens=5, ignore_eos=True))
+    engine.step()
+    with pytest.raises(InvalidParameter, match=names):
+        engine.submit(PROMPT, SamplingParams(**given))
+    assert len(drain(engine)[good].outputs[0].token_ids) == 5
+
+
+BAD_PROMPTS: list[tuple[Any, type[Exception]]] = [
+    ("", InvalidPrompt),
+    ({"prompt_token_ids": []}, InvalidPrompt),
+    ({"prompt_token_ids": [320]}, InvalidPrompt),
+    ({"prompt_token_ids": [-1]}, InvalidPrompt),
+    ({"prompt_token_ids": ["a"]}, InvalidPrompt),
+    ({"prompt_token_ids": [1] * 640}, InvalidPrompt),
+    ({"prompt": "a", "prompt_token_ids": [1]}, InvalidPrompt),
+    ({"promt": "a"}, UnknownParameter),
+    (17, InvalidPrompt),
+]
+
+
+@pytest.mark.parametrize(("prompt", "error"), BAD_PROMPTS, ids=lambda v: str(v)[:40])
+def test_bad_prompts_are_refused_and_disturb_nobody(folder: str, prompt: Any, error: type[Exception]) -> None:
+    engine = text_engine(folder)
+    good = engine.submit(PROMPT, SamplingParams(max_tokens=5, ignore_eos=True))
+    engine.step()
+    with pytest.raises(error):
+        engine.submit(prompt, SamplingParams())
+    assert len(drain(engine)[good].outputs[0].token_ids) == 5
+
+
+def test_a_refused_prompt_takes_its_call_along(folder: str) -> None:
+    with LLM(folder, kv_cache_memory=1 << 24, threads=1) as llm:
+        with pytest.raises(InvalidPrompt):
+            llm.generate([PROMPT, {"prompt_token_ids": []}])
+        assert not llm.engine.has_work
+        assert len(llm.generate([PROMPT], SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids) == 3
+
+
+def test_names_and_priorities(folder: str) -> None:
+    engine = text_engine(folder)
+    engine.submit(PROMPT, request_id="mine")
+    with pytest.raises(InvalidParameter, match="in use"):
+        engine.submit(PROMPT, request_id="mine")
+    with pytest.raises(InvalidParameter, match="fcfs"):
+        engine.submit(PROMPT, priority=1)
+    with pytest.raises(UnknownParameter, match="max_num_seqs"):
+        LLM(folder, max_num_seq=3)
