@@ -70,9 +70,9 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     for engine in engines.values():
         engine.close()
     claims = [
-        Claim.at_least(f"throughput, {name}: ours / theirs", GOALS[name], of.ratio)
-        if is_embedded and name in GOALS
-        else Claim.reported(f"throughput, {name}: ours / theirs", of.ratio)
+        Claim.at_least(f"throughput, {name}: ours / theirs", GOALS.get(name, 0.0), of.ratio).judged(
+            options.full and is_embedded and name in GOALS
+        )
         for name, of in rates.items()
     ]
     return Reproduction(
