@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
 from twostroke.cost.step_cost import MachineLimits
 
 _MATRIX_SIDE = 1024
-_STREAM_BYTES = 1 << 27
-_REPEATS = 5
+_STREAM_BYTES = 1 << 27  # well beyond any cache
+_REPEATS = 4
 
 
 def measure_machine_limits(dtype: torch.dtype, device: torch.device) -> MachineLimits:
-    """Measures with the operators and the threads that the engine will use; best of a few runs.
+    """Measures with the operators and the threads that the engine will use; best of a few runs, once per process.
 
     Args:
         dtype: type of the weights; the matrix rate depends on it.
@@ -27,6 +28,12 @@ def measure_machine_limits(dtype: torch.dtype, device: torch.device) -> MachineL
     Returns:
         Operations per second of a square matrix product, bytes per second of reading memory.
     """
+    return _measure(dtype, device, torch.get_num_threads())
+
+
+@cache
+def _measure(dtype: torch.dtype, device: torch.device, num_threads: int) -> MachineLimits:
+    del num_threads  # part of the key: torch uses as many as were set
     a = torch.ones(_MATRIX_SIDE, _MATRIX_SIDE, dtype=dtype, device=device)
     matrix_s = _best_of(lambda: a @ a, device)
     stream = torch.ones(_STREAM_BYTES // 4, dtype=torch.float32, device=device)
