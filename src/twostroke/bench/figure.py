@@ -42,8 +42,10 @@ def bars(axes: Any, labels: Sequence[str], groups: Mapping[str, tuple[Sequence[f
     for i, (name, (values, colour)) in enumerate(groups.items()):
         places = [place - 0.4 + width * (i + 0.5) for place in range(len(labels))]
         drawn = axes.bar(places, values, width * 0.94, label=name, color=colour)
-        axes.bar_label(drawn, fmt="%.3g", fontsize=7, padding=1)
+        axes.bar_label(drawn, fmt="%.3g", fontsize=6, padding=1)
     axes.set_xticks(range(len(labels)), labels, fontsize=8)
     axes.set_ylabel(ylabel)
-    axes.legend(fontsize=8, frameon=False)
+    if len(groups) > 1:
+        # beside the bars, never on top of them
+        axes.legend(fontsize=8, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2)
     axes.spines[["top", "right"]].set_visible(False)

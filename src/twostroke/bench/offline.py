@@ -133,10 +133,9 @@ def offline_workload(options: OfflineOptions, vocab_size: int) -> Workload:
     )
 
 
-def print_offline(result: BenchResult, console: Console | None = None) -> None:
-    """The figures of an offline result, for people."""
+def print_summary(found: Mapping[str, Any], console: Console | None = None) -> None:
+    """The figures of a run (see `summarize`), for people."""
     console = console or Console()
-    found = result.results
     rates = found["throughput"]
     console.print(
         f"{found['num_requests']} requests in {found['duration_s']:.2f} s, {found['steps']} steps: "

@@ -8,15 +8,18 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from twostroke.bench.offline import OfflineOptions, print_offline, run_offline
+from twostroke.bench.from_log import run_of_log
+from twostroke.bench.offline import OfflineOptions, print_summary, run_offline
 from twostroke.bench.report import compare as compare_results
 from twostroke.bench.report import load as load_result
 from twostroke.bench.report import print_comparison
 from twostroke.bench.reproduce.claim import ReproduceOptions
+from twostroke.bench.summary import summarize as summary_of
 from twostroke.cli.flags import CacheFlags, LoadFlags, SchedulerFlags
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.engine.event_sinks import read_events
 
 app = App(name="bench", help="Measure: results are JSON with commit, hardware and configuration.")
 
@@ -30,7 +33,7 @@ def offline(
     cache: CacheFlags = CacheConfig(),
 ) -> None:
     """Throughput of each stroke, TTFT, TPOT and ITL percentiles, and what limited each step, for a seeded workload."""
-    print_offline(run_offline(options, load, scheduler, cache))
+    print_summary(run_offline(options, load, scheduler, cache).results)
 
 
 @app.command
@@ -55,3 +58,9 @@ def reproduce(
 def compare(before: Path, after: Path) -> None:
     """Two saved results, figure by figure, and what else differs between them."""
     print_comparison(compare_results(load_result(before), load_result(after)))
+
+
+@app.command
+def summarize(event_log: Path) -> None:
+    """The same figures for a run that wrote an event log (--event-log): throughput, latencies, limits."""
+    print_summary(summary_of(run_of_log(read_events(event_log))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twostroke.bench.counting_engine import counting_engine
-from twostroke.bench.drive import Run
+from twostroke.bench.drive import RequestTimes, Run
+from twostroke.bench.from_log import run_of_log
 from twostroke.bench.lengths import Lengths
 from twostroke.bench.slots import continuous_schedule, static_schedule
-from twostroke.bench.summary import over_time, summarize
+from twostroke.bench.summary import latencies, over_time, summarize
 from twostroke.bench.workload import SyntheticSpec, of_lengths, synthetic, with_arrivals
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.event_sinks import read_events
+from twostroke.errors import InvalidParameter
 from twostroke.scheduler.replay import replay
 
 
@@ -102,3 +105,31 @@ def test_the_event_log_of_a_run_replays_every_batch(tmp_path: Path) -> None:
     assert sum(r.num_preemptions for r in run.requests) > 0
     assert sum(r.num_cached_tokens for r in run.requests) > 0
     assert replay(read_events(path)) is None
+
+    # and every figure of the run is in the log as well
+    read = run_of_log(read_events(path))
+    assert sorted(map(_account, read.requests)) == sorted(map(_account, run.requests))
+    assert [replace(s, wall_s=0, operator_s=0) for s in read.steps] == [
+        replace(s, wall_s=0, operator_s=0) for s in run.steps
+    ]
+    assert latencies(read) == latencies(run)
+
+
+def _account(times: RequestTimes) -> tuple[object, ...]:
+    return times.arrival_s, times.scheduled_s, times.token_times_s, times.num_cached_tokens, times.num_preemptions
+
+
+def test_a_log_without_a_step_has_no_figures() -> None:
+    with pytest.raises(InvalidParameter, match="finished step"):
+        run_of_log([])
+
+
+def test_names_may_be_used_again_in_one_log(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    engine = counting_engine(SchedulerConfig(), CacheConfig(), max_model_len=16, event_log=path)
+    for _ in range(2):
+        engine.executor.num_runs = 0
+        engine.run(of_lengths([(4, 3)]))
+    engine.engine.close()
+    read = run_of_log(read_events(path))
+    assert [r.token_times_s for r in read.requests] == [[1, 2, 3], [4, 5, 6]]

@@ -53,14 +53,11 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         return Reproduction(name="vs-transformers", title=title, claims=(), config={}, workload={}, remarks=remarks)
     folder = find_model_folder(options.model)
     config = read_model_config(folder)
-    rounds = 5 if options.full else 2
+    # a model of production size takes minutes where the embedded one takes seconds
+    is_embedded = options.model == "embedded"
+    rounds, groups, mean = (5, 4, 64) if options.full and is_embedded else (3, 2, 32) if options.full else (2, 1, 16)
     one = _workload(1, Lengths.fixed(128 if options.full else 32), config.vocab_size, options.seed)
-    many = _workload(
-        4 * BATCH if options.full else BATCH,
-        Lengths.exponential(64 if options.full else 16),
-        config.vocab_size,
-        options.seed,
-    )
+    many = _workload(groups * BATCH, Lengths.exponential(mean), config.vocab_size, options.seed)
     longest = max(one.max_request_tokens, many.max_request_tokens)
     engines = {num_seqs: _engine(options, num_seqs, longest) for num_seqs in (1, BATCH, 4 * BATCH)}
     sample = many.first(BATCH)
@@ -72,11 +69,10 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     }
     for engine in engines.values():
         engine.close()
-    is_embedded = options.model == "embedded"
     claims = [
-        Claim.at_least(f"throughput, {name}: ours / theirs", GOALS[name], of.ratio)
-        if is_embedded and name in GOALS
-        else Claim.reported(f"throughput, {name}: ours / theirs", of.ratio)
+        Claim.at_least(f"throughput, {name}: ours / theirs", GOALS.get(name, 0.0), of.ratio).judged(
+            options.full and is_embedded and name in GOALS
+        )
         for name, of in rates.items()
     ]
     return Reproduction(

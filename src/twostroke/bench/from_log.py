@@ -1,0 +1,98 @@
+"""A run read back from its event log: the same figures, for a run that nobody watched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from twostroke.bench.drive import RequestTimes, Run, StepSample
+from twostroke.errors import InvalidParameter
+from twostroke.events import EngineStarted, Event, RequestArrived, RequestFinishedByCaller, StepCommitted, StepScheduled
+
+
+def run_of_log(events: Iterable[Event]) -> Run:
+    """Puts a run together from the events of one engine.
+
+    A step's wall time is from its decision to its result: what is decided before and accounted after is not in the log.
+    Requests that never got a token (aborted in the queue, or not ended when the log ends) are left out.
+
+    Raises:
+        InvalidParameter: no step was ever finished.
+    """
+    reader = _Reader()
+    for event in events:
+        reader.take(event)
+    if not reader.steps:
+        raise InvalidParameter("event_log", "these events", "must hold at least one finished step")
+    served = tuple(times for times in reader.requests.values() if times.token_times_s)
+    return Run(served, tuple(reader.steps), reader.steps[-1].end_s)
+
+
+@dataclass(slots=True)
+class _Reader:
+    requests: dict[str, RequestTimes] = field(default_factory=dict[str, RequestTimes])
+    steps: list[StepSample] = field(default_factory=list[StepSample])
+    _begin_s: float | None = None
+    """Time of the first arrival; everything is counted from there."""
+    _decided: dict[int, StepScheduled] = field(default_factory=dict[int, StepScheduled])
+    _ended: int = 0
+
+    def take(self, event: Event) -> None:
+        match event:
+            case EngineStarted():
+                assert self._begin_s is None, "a log holds one engine's run here"
+            case RequestArrived():
+                self._arrived(event)
+            case StepScheduled():
+                self._scheduled(event)
+            case StepCommitted():
+                self._committed(event)
+            case RequestFinishedByCaller():
+                self._finish(event.request_id)
+
+    def _arrived(self, event: RequestArrived) -> None:
+        arrival_s = event.arrival.arrival_time_s
+        if self._begin_s is None:
+            self._begin_s = arrival_s
+        self.requests[event.request_id] = RequestTimes(event.request_id, arrival_s - self._begin_s)
+
+    def _scheduled(self, event: StepScheduled) -> None:
+        batch = event.batch
+        if batch.is_empty or self._begin_s is None:
+            return
+        self._decided[batch.step] = event
+        for request_id in batch.preempted_request_ids:
+            self.requests[request_id].num_preemptions += 1
+        for scheduled in batch.requests:
+            times = self.requests[scheduled.request_id]
+            if times.scheduled_s is None:
+                times.scheduled_s = event.time_s - self._begin_s
+                times.num_cached_tokens = scheduled.num_computed_tokens
+
+    def _committed(self, event: StepCommitted) -> None:
+        assert self._begin_s is not None, f"step {event.step} has a result and nobody ever arrived"
+        decided = self._decided.pop(event.step)
+        batch, end_s = decided.batch, event.time_s - self._begin_s
+        self.steps.append(
+            StepSample(
+                end_s=end_s,
+                wall_s=event.time_s - decided.time_s,
+                operator_s=event.operator_time_s,
+                num_seqs=len(batch.requests),
+                num_prefill_tokens=batch.num_prefill_tokens,
+                num_decode_tokens=batch.num_decode_tokens,
+                limited_by=batch.limited_by,
+                num_waiting=batch.num_waiting,
+            )
+        )
+        for commit in event.commits:
+            self.requests[commit.request_id].token_times_s.extend([end_s] * commit.num_tokens)
+            if commit.finish_reason is not None:
+                self._finish(commit.request_id)
+
+    def _finish(self, request_id: str) -> None:
+        # its name may be used again; what it was stays under a name that nobody can have
+        times = self.requests.pop(request_id, None)
+        if times is not None:
+            self._ended += 1
+            self.requests[f"{request_id}\0{self._ended}"] = times
