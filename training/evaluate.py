@@ -36,7 +36,8 @@ from training.tokenizer import END_OF_TEXT
 from training.train import Tokens, encode_files
 
 CHUNK = 512
-BUCKETS: tuple[tuple[int, int], ...] = ((0, 512), (512, 1024), (1024, 2048), (2048, 4096))
+RANGES: tuple[int, ...] = (0, 1, 3, 7)
+"""The ranges of positions to compare, in chunks: the first 512, then those that end at 1,024, 2,048 and 4,096."""
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -57,15 +58,15 @@ def as_windows(document: Tokens, end: int) -> Tensor:
 
 
 def bits_per_byte(model: LlamaModel, documents: list[Tokens], num_bytes: int, end: int) -> dict[int, float]:
-    """Every token with at least half the model's context before it, where its module has that much."""
+    """Every token with at least a quarter of the model's context before it, where its module has that much."""
     context = model.config.max_position_embeddings
-    half = context // 2
+    before = context // 4
     totals: dict[int, float] = {}
     for document in tqdm(documents, desc="bits per byte", leave=False):
         ids = as_windows(document, end)
         scored = 0
         while scored < len(document):
-            begin = max(0, scored - half)
+            begin = max(0, scored - before)
             window = ids[begin : begin + context + 1]
             for depth, bits in window_bits(model, window, scored - begin).items():
                 totals[depth] = totals.get(depth, 0.0) + float(bits.sum())
@@ -74,38 +75,29 @@ def bits_per_byte(model: LlamaModel, documents: list[Tokens], num_bytes: int, en
 
 
 def bits_by_position(
-    model: LlamaModel, documents: list[Tokens], tokenizer: Tokenizer, end: int
+    model: LlamaModel, documents: list[Tokens], tokenizer: Tokenizer, end: int, seed: int, count: int = 32
 ) -> dict[str, dict[int, float]]:
-    """Bits per byte of the *same* tokens when they stand in each range of positions.
+    """Bits per byte of the *same* tokens when they stand at several ranges of positions.
 
-    Windows begin at every 512th token of a module; only tokens that every range gets to predict are counted, so a
-    difference between ranges comes from the context alone and not from what modules begin with.
+    ``count`` chunks of 512 tokens are drawn from those with enough text before them, and each is scored once for each
+    range, with that much context.  A difference between ranges then comes from the context alone, and not from what
+    modules begin with.
     """
-    context = model.config.max_position_embeddings
-    chunks = context // CHUNK
-    sums: dict[int, NDArray[np.float64]] = {}
+    chunks = model.config.max_position_embeddings // CHUNK
+    places = [(d, c) for d, document in enumerate(documents) for c in range(chunks - 1, len(document) // CHUNK)]
+    chosen = random.Random(seed).sample(places, min(count, len(places)))
+    table: dict[str, dict[int, float]] = {}
     num_bytes = 0
-    for document in tqdm(documents, desc="by position", leave=False):
-        ids = as_windows(document, end)
-        # The scored tokens are those of the chunks [chunks - 1, last), predicted from each of ``chunks`` distances.
-        last = (len(document) - context) // CHUNK + 1
-        if last <= 0:
-            continue
-        scored = range(chunks - 1, chunks - 1 + last)
-        for chunk in scored:
-            num_bytes += len(tokenizer.decode(document[chunk * CHUNK : (chunk + 1) * CHUNK].tolist()).encode())
-        for start in range(scored.stop):
-            window = ids[start * CHUNK : start * CHUNK + context + 1]
-            for depth, bits in window_bits(model, window, 0).items():
-                row = sums.setdefault(depth, np.zeros(chunks))
-                for distance in range(chunks):
-                    if start + distance in scored:
-                        row[distance] += bits[distance * CHUNK : (distance + 1) * CHUNK].sum()
-    table = {}
-    for low, high in BUCKETS:
-        part = slice(low // CHUNK, high // CHUNK)
-        table[f"{low}-{high}"] = {depth: float(row[part].mean()) / num_bytes for depth, row in sums.items()}
-    return table
+    for number, chunk in tqdm(chosen, desc="by position", leave=False):
+        ids = as_windows(documents[number], end)
+        stop = (chunk + 1) * CHUNK
+        num_bytes += len(tokenizer.decode(documents[number][stop - CHUNK : stop].tolist()).encode())
+        for distance in RANGES:
+            window = ids[(chunk - distance) * CHUNK : stop + 1]
+            row = table.setdefault(f"{distance * CHUNK}-{(distance + 1) * CHUNK}", {})
+            for depth, bits in window_bits(model, window, distance * CHUNK).items():
+                row[depth] = row.get(depth, 0.0) + float(bits.sum())
+    return {name: {depth: bits / num_bytes for depth, bits in row.items()} for name, row in table.items()}
 
 
 def draft_agreement(model: LlamaModel, documents: list[Tokens], end: int, length: int = 1024) -> dict[int, float]:
@@ -380,7 +372,7 @@ def evaluate(folder: Path, run: Path | None, seed: int, count: int, limit: int, 
         "ngram5_bits_per_byte": grams,
         "bits_per_byte": exact,
         "below_ngram": 1.0 - exact[model.config.num_hidden_layers] / best,
-        "bits_per_byte_by_position": bits_by_position(model, held_out, tokenizer, end),
+        "bits_per_byte_by_position": bits_by_position(model, held_out, tokenizer, end, seed),
         "top1_agreement_with_full_depth": draft_agreement(model, held_out, end),
         "completions": {
             "seed": seed,
