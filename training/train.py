@@ -1,0 +1,549 @@
+"""Trains the embedded model; see README.md in this folder.
+
+The schedule follows the share of the budget that is spent (wall-clock minutes or tokens), so the run ends on time
+on any machine, and a resumed run goes on where its checkpoint was made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import math
+import multiprocessing
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+from tqdm import tqdm
+
+from training.corpus import SourceFile, dump_manifest, load_corpus, manifest
+from training.export import export_model
+from training.model import LlamaModel, ModelConfig
+from training.tokenizer import END_OF_TEXT, save_tokenizer, train_tokenizer, training_texts
+
+Tokens = NDArray[np.uint16]
+LossFunction = Callable[..., tuple[Tensor, dict[int, Tensor]]]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that shapes a run, stored in its checkpoint."""
+
+    minutes: float | None = 60.0
+    tokens: int | None = None
+    seed: int = 1234
+    batch_tokens: int = 8192
+    micro_tokens: int = 1024
+    # (share of the budget at which the phase ends, sequence length)
+    phases: tuple[tuple[float, int], ...] = ((0.75, 512), (0.88, 1024), (1.0, 4096))
+    muon_lr: float = 0.005
+    adam_lr: float = 0.006
+    weight_decay: float = 0.1
+    warmup: float = 0.01
+    decay_from: float = 0.55
+    final_lr: float = 0.02
+    clip: float = 1.0
+    exit_weight: float = 0.25
+    exit_stride: int = 4
+    test_share: float = 0.2
+    precision: str = "bfloat16"
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+    def learning_rate(self, done: float) -> float:
+        """Factor on the peak rate when the share ``done`` of the budget is spent: warm-up, flat, linear decay."""
+        if done < self.warmup:
+            return max(done / self.warmup, 0.01)
+        if done < self.decay_from:
+            return 1.0
+        left = max(1.0 - done, 0.0) / (1.0 - self.decay_from)
+        return self.final_lr + (1.0 - self.final_lr) * left
+
+    def sequence_length(self, done: float) -> int:
+        """The length of the phase that ``done`` falls in."""
+        return next((length for end, length in self.phases if done < end), self.phases[-1][1])
+
+
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """Five quintic Newton-Schulz steps: [n, rows, cols] with rows <= cols, to singular values near one."""
+    x = matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * (gram @ gram)) @ x
+    return x
+
+
+class MuonAdam(torch.optim.Optimizer):
+    """Muon for the matrices of the layers, AdamW for the embedding and the norms.
+
+    Muon's orthogonalised momentum uses each training token about twice as well as AdamW on a model of this kind, and
+    costs a few per cent of a step.  Its update is scaled by 0.2 * sqrt(larger side) to AdamW's usual size.
+    """
+
+    def __init__(self, model: LlamaModel, config: TrainConfig) -> None:
+        matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+        embedding = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" in n]
+        vectors = [p for p in model.parameters() if p.ndim < 2]
+        groups = [
+            {"params": matrices, "muon": True, "peak": config.muon_lr, "decay": config.weight_decay},
+            {"params": embedding, "muon": False, "peak": config.adam_lr, "decay": 0.0},
+            {"params": vectors, "muon": False, "peak": config.adam_lr, "decay": 0.0},
+        ]
+        super().__init__(groups, {"lr": 0.0})
+        self.low_precision = config.precision == "bfloat16"
+
+    def set_rate(self, factor: float) -> None:
+        """Sets each group to ``factor`` of its peak rate."""
+        for group in self.param_groups:
+            group["lr"] = group["peak"] * factor
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update of every parameter from its gradient."""
+        for group in self.param_groups:
+            if group["muon"]:
+                self._step_muon(group["params"], group["lr"], group["decay"])
+            else:
+                self._step_adam(group["params"], group["lr"])
+
+    @torch.no_grad()
+    def _step_muon(self, parameters: Iterable[Tensor], rate: float, decay: float) -> None:
+        by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
+        for parameter in parameters:
+            state = self.state[parameter]
+            if not state:
+                state["momentum"] = torch.zeros_like(parameter)
+            assert parameter.grad is not None
+            momentum = state["momentum"]
+            momentum.lerp_(parameter.grad, 0.05)
+            ahead = parameter.grad.lerp(momentum, 0.95)  # Nesterov
+            wide = ahead if ahead.shape[0] <= ahead.shape[1] else ahead.mT
+            by_shape.setdefault(tuple(wide.shape), []).append((parameter, wide))
+        for shape, pairs in by_shape.items():
+            stacked = torch.stack([wide for _, wide in pairs])
+            updates = orthogonalise(stacked.bfloat16() if self.low_precision else stacked).float()
+            for (parameter, _), update in zip(pairs, updates, strict=True):
+                turned = update if tuple(parameter.shape) == shape else update.mT
+                parameter.mul_(1.0 - rate * decay)
+                parameter.add_(turned, alpha=-rate * 0.2 * max(shape) ** 0.5)
+
+    def _step_adam(self, parameters: Iterable[Tensor], rate: float) -> None:
+        for parameter in parameters:
+            state = self.state[parameter]
+            if not state:
+                state.update(step=0, mean=torch.zeros_like(parameter), square=torch.zeros_like(parameter))
+            assert parameter.grad is not None
+            state["step"] += 1
+            state["mean"].lerp_(parameter.grad, 0.1)
+            state["square"].lerp_(parameter.grad.square(), 0.05)
+            mean = state["mean"] / (1.0 - 0.9 ** state["step"])
+            root = (state["square"] / (1.0 - 0.95 ** state["step"])).sqrt_().add_(1e-8)
+            parameter.addcdiv_(mean, root, value=-rate)
+
+
+class Sampler:
+    """Batches of windows, as a function of the seed and of (epoch, cursor, length) only, so a run can resume.
+
+    An epoch cuts all library documents (in a fresh order, from a random offset) and the share ``test_share`` of the
+    windows of the test documents into windows of one length, and goes through them in random order.
+    """
+
+    def __init__(
+        self, library: list[Tokens], tests: list[Tokens], test_share: float, seed: int, state: tuple[int, int, int]
+    ) -> None:
+        self.library, self.tests, self.test_share, self.seed = library, tests, test_share, seed
+        self.epoch, self.cursor, self.length = state
+        self._streams: list[Tokens] = []
+        self._windows: list[tuple[int, int]] = []
+        if self.length:
+            self._lay_out()
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """What a checkpoint has to keep."""
+        return self.epoch, self.cursor, self.length
+
+    def _lay_out(self) -> None:
+        rng = np.random.default_rng((self.seed, self.epoch))
+        self._streams, self._windows = [], []
+        for number, (documents, share) in enumerate(((self.library, 1.0), (self.tests, self.test_share))):
+            order = rng.permutation(len(documents))
+            stream = np.concatenate([documents[i] for i in order]) if documents else np.zeros(0, np.uint16)
+            first = int(rng.integers(self.length))
+            starts = np.arange(first, len(stream) - self.length, self.length)
+            chosen = rng.permutation(starts)[: math.ceil(len(starts) * share)]
+            self._streams.append(stream)
+            self._windows += [(number, int(start)) for start in chosen]
+        self._windows = [self._windows[i] for i in rng.permutation(len(self._windows))]
+
+    def batch(self, count: int, length: int) -> Tensor:
+        """The next ``count`` windows with their following token: [count, length + 1], int64."""
+        if length != self.length:
+            self.epoch, self.cursor, self.length = self.epoch + 1, 0, length
+            self._lay_out()
+        rows = []
+        while len(rows) < count:
+            if self.cursor >= len(self._windows):
+                self.epoch, self.cursor = self.epoch + 1, 0
+                self._lay_out()
+            number, start = self._windows[self.cursor]
+            rows.append(self._streams[number][start : start + length + 1].astype(np.int64))
+            self.cursor += 1
+        return torch.from_numpy(np.stack(rows))
+
+
+def encode_files(tokenizer: Tokenizer, files: Iterable[SourceFile], split: str) -> list[Tokens]:
+    """One array for each file of ``split``, with the end-of-text token after it."""
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    texts = [file.text for file in files if file.split == split]
+    return [np.array([*encoding.ids, end], dtype=np.uint16) for encoding in tokenizer.encode_batch(texts)]
+
+
+@dataclass
+class Progress:
+    """How far a run is."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+def gradient_worker(
+    config: TrainConfig, compiled: bool, parameters: list[Tensor], gradients: list[Tensor], tasks: Any, results: Any
+) -> None:
+    """The body of a worker process: adds the gradient of each task to its own shared ``gradients``.
+
+    A task is (windows [b, T + 1], weight) or None to stop; a result is the plain loss of each depth times the weight.
+    """
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    Thread(target=end_with_parent, daemon=True).start()
+    model = LlamaModel(config.model)
+    for own, shared, gradient in zip(model.parameters(), parameters, gradients, strict=True):
+        own.data, own.grad = shared, gradient
+    loss_of = torch.compile(model.loss, dynamic=False) if compiled else model.loss
+    while (task := tasks.get()) is not None:
+        rows, weight = torch.from_numpy(task[0]), task[1]
+        results.put(add_gradient(config, loss_of, rows, weight))
+
+
+def end_with_parent() -> None:
+    """Ends this process when its parent is gone, killed or not."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def add_gradient(config: TrainConfig, loss_of: LossFunction, rows: Tensor, weight: float) -> dict[int, float]:
+    """Adds ``weight`` times the gradient of the windows [b, T + 1]; returns that times the loss of each depth."""
+    dtype = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
+    exits = dict.fromkeys(config.model.exit_layers, config.exit_weight)
+    loss, plain = loss_of(rows[:, :-1], rows[:, 1:], dtype, exits, config.exit_stride)
+    (loss * weight).backward()
+    return {number: value.item() * weight for number, value in plain.items()}
+
+
+class Workers:
+    """Processes of one thread each that share the weights and take micro-batches as they become free.
+
+    Threads of one process wait for each other at every operation, so a single busy core of a shared machine would
+    hold all of them up; processes that take work from a queue lose only what the other program takes.  Which process
+    gets which micro-batch depends on the moment, so the rounding of the sum does too.
+    """
+
+    def __init__(self, config: TrainConfig, model: LlamaModel, count: int, compiled: bool) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.model = model.share_memory()
+        self.tasks, self.results = context.SimpleQueue(), context.SimpleQueue()
+        parameters = [p.detach() for p in model.parameters()]
+        self.gradients = [[torch.zeros_like(p).share_memory_() for p in parameters] for _ in range(count)]
+        self.processes = [
+            context.Process(
+                target=gradient_worker,
+                args=(config, compiled, parameters, gradients, self.tasks, self.results),
+                daemon=True,
+            )
+            for gradients in self.gradients
+        ]
+        for process in self.processes:
+            process.start()
+
+    def gradient(self, parts: Iterable[tuple[Tensor, float]]) -> list[dict[int, float]]:
+        """Puts the weighted gradient of all parts into ``model``; returns their weighted losses."""
+        waiting = 0
+        for rows, weight in parts:
+            self.tasks.put((rows.numpy(), weight))
+            waiting += 1
+        losses = [self.results.get() for _ in range(waiting)]
+        for parameter, *shares in zip(self.model.parameters(), *self.gradients, strict=True):
+            parameter.grad = torch.stack(shares).sum(0)
+            for share in shares:
+                share.zero_()
+        return losses
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for _ in self.processes:
+            self.tasks.put(None)
+        for process in self.processes:
+            process.join()
+
+
+class Run:
+    """One training run: the model, its optimiser, its data and its place in the budget."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        library: list[Tokens],
+        tests: list[Tokens],
+        device: str = "cpu",
+        compiled: bool = False,
+        checkpoint: dict[str, object] | None = None,
+        workers: int = 0,
+    ) -> None:
+        self.config, self.device = config, device
+        self.dtype = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
+        self.model = LlamaModel(config.model, config.seed).to(device)
+        self.optimizer = MuonAdam(self.model, config)
+        self.progress = Progress()
+        state = (0, 0, 0)
+        if checkpoint is not None:
+            self.model.load_state_dict(checkpoint["model"])  # type: ignore[arg-type]
+            self.optimizer.load_state_dict(checkpoint["optimizer"])  # type: ignore[arg-type]
+            self.progress = Progress(**checkpoint["progress"])  # type: ignore[arg-type]
+            state = tuple(checkpoint["sampler"])  # type: ignore[arg-type, assignment]
+        self.sampler = Sampler(library, tests, config.test_share, config.seed, state)
+        self.loss: LossFunction = torch.compile(self.model.loss, dynamic=False) if compiled else self.model.loss
+        self.workers = Workers(config, self.model, workers, compiled) if workers else None
+
+    def checkpoint(self) -> dict[str, object]:
+        """All that is needed to go on from here."""
+        return {
+            "config": config_to_dict(self.config),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "progress": asdict(self.progress),
+            "sampler": list(self.sampler.state),
+        }
+
+    @property
+    def done(self) -> float:
+        """The share of the budget that is spent, 0 to 1."""
+        if self.config.tokens is not None:
+            return min(self.progress.tokens / self.config.tokens, 1.0)
+        assert self.config.minutes is not None
+        return min(self.progress.seconds / (60.0 * self.config.minutes), 1.0)
+
+    def step(self) -> dict[int, float]:
+        """One optimiser step; returns the mean loss of each depth in nats a token."""
+        started = time.monotonic()
+        config, done = self.config, self.done
+        length = config.sequence_length(done)
+        count = max(config.batch_tokens // length, 1)
+        batch = self.sampler.batch(count, length)
+        per_micro = max(config.micro_tokens // length, 1)
+        parts = [(part.to(self.device), len(part) / count) for part in batch.split(per_micro)]
+        if self.workers:
+            losses = self.workers.gradient(parts)
+        else:
+            losses = [add_gradient(config, self.loss, rows, weight) for rows, weight in parts]
+        sums = {number: sum(loss[number] for loss in losses) for number in losses[0]}
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
+        self.optimizer.set_rate(config.learning_rate(done))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.progress.step += 1
+        self.progress.tokens += count * length
+        self.progress.seconds += time.monotonic() - started
+        return sums
+
+    def steps(self) -> Iterator[dict[int, float]]:
+        """Steps until the budget is spent."""
+        while self.done < 1.0:
+            yield self.step()
+
+
+def config_to_dict(config: TrainConfig) -> dict[str, object]:
+    """Plain values for a checkpoint or a report."""
+    values: dict[str, object] = dict(vars(config))
+    values["phases"] = [list(phase) for phase in config.phases]
+    values["model"] = config.model.to_dict()
+    return values
+
+
+def config_from_dict(values: dict[str, object]) -> TrainConfig:
+    """The inverse of :func:`config_to_dict`."""
+    kept = dict(values)
+    kept["phases"] = tuple((end, length) for end, length in values["phases"])  # type: ignore[attr-defined]
+    kept["model"] = ModelConfig.from_dict(values["model"])  # type: ignore[arg-type]
+    return TrainConfig(**kept)  # type: ignore[arg-type]
+
+
+def keep_freed_memory() -> None:
+    """Asks glibc to keep large freed blocks: returning each activation to the kernel costs a third of a CPU step."""
+    if sys.platform != "linux":
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:  # another C library
+        return
+    mallopt(-4, 0)  # M_MMAP_MAX: no block by mmap
+    mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: never give back
+    mallopt(-2, 1 << 28)  # M_TOP_PAD: grow in large steps
+
+
+@torch.no_grad()
+def quick_loss(model: LlamaModel, documents: list[Tokens], dtype: torch.dtype, device: str) -> dict[int, float]:
+    """A small, fixed sample of held-out windows (the first 1,024 tokens of each document), in nats a token."""
+    sums: dict[int, float] = {}
+    total = 0
+    for document in documents:
+        ids = torch.from_numpy(document[:1025].astype(np.int64))[None].to(device)
+        exits = dict.fromkeys(model.config.exit_layers, 0.0)
+        _, plain = model.loss(ids[:, :-1], ids[:, 1:], dtype, exits)
+        for number, value in plain.items():
+            sums[number] = sums.get(number, 0.0) + value.item() * (ids.shape[1] - 1)
+        total += ids.shape[1] - 1
+    return {number: value / total for number, value in sums.items()}
+
+
+def save_checkpoint(run: Run, folder: Path) -> None:
+    """Writes next to the old checkpoint and renames, so that a kill never leaves half a file."""
+    temporary = folder / "checkpoint.tmp"
+    torch.save(run.checkpoint(), temporary)
+    os.replace(temporary, folder / "checkpoint.pt")
+
+
+def prepare(folder: Path, resume: bool) -> tuple[Tokenizer, list[SourceFile]]:
+    """The corpus and the tokenizer of a run; a resumed run keeps its tokenizer and checks its corpus."""
+    files, left_out = load_corpus()
+    text = dump_manifest(manifest(files, left_out))
+    if resume:
+        if (folder / "manifest.json").read_text() != text:
+            raise RuntimeError("this Python's standard library is not the one that the checkpoint was trained on")
+        return Tokenizer.from_file(str(folder / "tokenizer.json")), files
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "manifest.json").write_text(text)
+    tokenizer = train_tokenizer(training_texts(files))
+    save_tokenizer(tokenizer, folder, 4096)
+    return tokenizer, files
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    defaults = TrainConfig()
+    parser.add_argument("--output", type=Path, default=Path.home() / ".cache" / "twostroke" / "training")
+    parser.add_argument("--minutes", type=float, default=None, help="wall-clock budget (60, or what a run has)")
+    parser.add_argument("--tokens", type=int, default=None, help="budget in tokens instead of minutes")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="CPU processes; 0 trains in this one")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--seed", type=int, default=defaults.seed)
+    parser.add_argument("--batch-tokens", type=int, default=defaults.batch_tokens)
+    parser.add_argument("--micro-tokens", type=int, default=None, help="1,024 on a CPU, the whole batch on a GPU")
+    parser.add_argument("--muon-lr", type=float, default=defaults.muon_lr)
+    parser.add_argument("--adam-lr", type=float, default=defaults.adam_lr)
+    parser.add_argument("--precision", choices=("bfloat16", "float32"), default=defaults.precision)
+    parser.add_argument("--save-every", type=float, default=240.0, help="seconds between checkpoints")
+    return parser.parse_args(arguments)
+
+
+class Report:
+    """The progress bar, and a line of figures with a checkpoint every ``save_every`` seconds."""
+
+    def __init__(self, run: Run, folder: Path, held_out: list[Tokens], bytes_per_token: float, every: float) -> None:
+        self.run, self.folder, self.held_out, self.every = run, folder, held_out, every
+        self.bits_per_nat = 1.0 / (math.log(2) * bytes_per_token)
+        self.saved = time.monotonic()
+        self.smooth: dict[int, float] = {}
+        done = int(1000 * run.done)
+        self.bar = tqdm(total=1000, initial=done, mininterval=5.0, bar_format="{l_bar}{bar:20}| {postfix}")
+
+    def step(self, losses: dict[int, float]) -> None:
+        """Takes note of one step's losses."""
+        self.smooth = {k: 0.95 * self.smooth.get(k, v) + 0.05 * v for k, v in losses.items()}
+        run, progress = self.run, self.run.progress
+        left = progress.seconds * (1.0 / max(run.done, 1e-6) - 1.0)
+        self.bar.set_postfix_str(
+            f"step {progress.step} loss {self.smooth[max(self.smooth)]:.3f} {progress.tokens / 1e6:.2f}M tok "
+            f"{progress.tokens / progress.seconds:,.0f} tok/s T {run.sampler.length} ETA {left / 60:.1f} min",
+            refresh=False,
+        )
+        self.bar.update(int(1000 * run.done) - self.bar.n)
+        if time.monotonic() - self.saved > self.every or run.done >= 1.0:
+            self.save()
+
+    def save(self) -> None:
+        """Measures the held-out sample, prints a line and writes a checkpoint."""
+        run, progress = self.run, self.run.progress
+        held = quick_loss(run.model, self.held_out, run.dtype, run.device)
+        row = {"step": progress.step, "tokens": progress.tokens, "seconds": round(progress.seconds, 1)}
+        row |= {f"train_{k}": round(v, 4) for k, v in self.smooth.items()}
+        row |= {f"heldout_bpb_{k}": round(v * self.bits_per_nat, 4) for k, v in held.items()}
+        progress.history.append(row)
+        print("\n" + json.dumps(row), flush=True)
+        save_checkpoint(run, self.folder)
+        self.saved = time.monotonic()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Trains, with a progress bar and checkpoints, and exports the model at the end."""
+    args = parse_arguments(arguments)
+    keep_freed_memory()
+    torch.set_float32_matmul_precision("high")
+    workers = 0 if args.device == "cuda" else args.workers
+    if workers:
+        torch.set_num_threads(1)  # the work of this process is small: a second thread would wait more than it works
+    config = TrainConfig(
+        minutes=None if args.tokens else args.minutes or TrainConfig().minutes,
+        tokens=args.tokens,
+        seed=args.seed,
+        batch_tokens=args.batch_tokens,
+        micro_tokens=args.micro_tokens or (1024 if args.device == "cpu" else args.batch_tokens),
+        muon_lr=args.muon_lr,
+        adam_lr=args.adam_lr,
+        precision=args.precision,
+    )
+    tokenizer, files = prepare(args.output, args.resume)
+    checkpoint = None
+    if args.resume:
+        checkpoint = torch.load(args.output / "checkpoint.pt", map_location=args.device, weights_only=True)
+        # The rate is flat for the first half, so a run may be given more or less time while it is there.
+        budget = {"minutes": config.minutes, "tokens": config.tokens} if args.minutes or args.tokens else {}
+        config = replace(config_from_dict(checkpoint["config"]), **budget)
+    library, tests, held_out = (encode_files(tokenizer, files, split) for split in ("library", "test", "heldout"))
+    run = Run(config, library, tests, args.device, args.compile, checkpoint, workers)
+    print(
+        f"{run.model.num_parameters():,} parameters; {sum(map(len, library)):,} library tokens, "
+        f"{sum(map(len, tests)):,} test tokens; {args.device}, {config.precision}, Python {platform.python_version()}",
+        flush=True,
+    )
+    bytes_per_token = sum(f.num_bytes for f in files if f.split == "heldout") / sum(map(len, held_out))
+    report = Report(run, args.output, held_out, bytes_per_token, args.save_every)
+    for losses in run.steps():
+        report.step(losses)
+    report.bar.close()
+    if run.workers:
+        run.workers.close()
+    export_model(run.model, args.output / "model", args.output)
+    print(f"exported to {args.output / 'model'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
