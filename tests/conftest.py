@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from model_folders import SHAPES, write_random_model
@@ -18,6 +19,12 @@ _EXAMPLES = 60
 settings.register_profile("ci", max_examples=_EXAMPLES, deadline=None, derandomize=True, suppress_health_check=_CALM)
 settings.register_profile("soak", max_examples=50 * _EXAMPLES, deadline=None, suppress_health_check=_CALM)
 settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Models this small gain nothing from threads, and on a busy machine a parallel region waits for the slowest."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

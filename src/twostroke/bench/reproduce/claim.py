@@ -13,7 +13,7 @@ from twostroke.bench.figure import Draw
 from twostroke.config.load import LoadConfig
 from twostroke.model.checkpoint import find_model_folder, read_model_config
 
-DEFAULT_TRACES = Path("../shared/data/traces")
+DEFAULT_TRACES = Path("traces")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
