@@ -61,9 +61,9 @@ def folder(model: str, random_models: dict[str, Path]) -> str:
 def generate(
     model: str, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], **config: Any
 ) -> list[RequestOutput]:
-    with (
-        LLM(model, kv_cache_memory=1 << 26, **config) if "num_kv_blocks" not in config else LLM(model, **config) as llm
-    ):
+    if "num_kv_blocks" not in config:
+        config["kv_cache_memory"] = 1 << 26
+    with LLM(model, threads=1, **config) as llm:
         return llm.generate([{"prompt_token_ids": list(p)} for p in prompts], list(params))
 
 
@@ -98,17 +98,21 @@ def test_one_token_at_a_time(model: str, random_models: dict[str, Path], expecte
     assert essence(outputs) == expected[model][:5]
 
 
-SMALL_POOL = {"mistral": 8, "qwen2": 38}
+SMALL_POOL = {"mistral": 6, "qwen2": 20}
 """Blocks for one longest request and little more: windows give blocks back, and each group of layers has a table."""
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_small_pool_preempts(model: str, random_models: dict[str, Path], expected: dict[str, list[Any]]) -> None:
-    prompts, params = requests()
-    small = {"num_kv_blocks": SMALL_POOL.get(model, 16), "max_model_len": 232, "max_num_batched_tokens": 48}
-    outputs = generate(folder(model, random_models), prompts, params, **small)
-    assert sum(o.metrics.num_preemptions for o in outputs if o.metrics) > 0, "the pool was not small enough to matter"
-    assert essence(outputs) == expected[model]
+def test_small_pool_preempts(model: str, random_models: dict[str, Path]) -> None:
+    """Short prompts that grow: all are admitted, not all can stay."""
+    prompts = [tuple(range(i, i + 9 + i)) for i in range(12)]
+    params = [SamplingParams(max_tokens=50, seed=i, ignore_eos=True, logprobs=1) for i in range(12)]
+    sizes = {"max_model_len": 80, "max_num_batched_tokens": 48}
+    roomy = generate(folder(model, random_models), prompts, params, **sizes)
+    tight = generate(folder(model, random_models), prompts, params, num_kv_blocks=SMALL_POOL.get(model, 9), **sizes)
+    assert sum(o.metrics.num_preemptions for o in roomy if o.metrics) == 0
+    assert sum(o.metrics.num_preemptions for o in tight if o.metrics) > 0, "the pool was not small enough to matter"
+    assert essence(tight) == essence(roomy)
 
 
 @pytest.mark.parametrize("model", MODELS)
