@@ -194,7 +194,8 @@ def test_orthogonalised_matrices_have_singular_values_near_one() -> None:
 
 def test_schedule_warms_up_and_decays_to_its_floor() -> None:
     config = TrainConfig()
-    rates = [config.learning_rate(done) for done in (0.0, config.warmup, 0.3, config.decay_from, 0.75, 1.0)]
+    halfway = (config.decay_from + 1.0) / 2
+    rates = [config.learning_rate(done) for done in (0.0, config.warmup, 0.3, config.decay_from, halfway, 1.0)]
     assert rates[0] < 0.1
     assert rates[1] == rates[2] == rates[3] == 1.0
     assert rates[4] == pytest.approx((1.0 + config.final_lr) / 2)

@@ -7,6 +7,7 @@ import pytest
 from twostroke.batch import BlockTableUpdate, Commit, Limit, ScheduledBatch, ScheduledRequest, Stroke
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.step_cost import StepCost
 from twostroke.errors import UnreadableEvent
 from twostroke.events import (
     EVENT_LOG_VERSION,
@@ -26,10 +27,11 @@ from twostroke.request import Arrival, FinishReason
 
 LAYOUT = KVLayout.of([None, 8], block_size=16, num_kv_heads=2, head_dim=8, bytes_per_element=2)
 SCHEDULED = ScheduledRequest("a", Stroke.DECODE, 9, 3, 2, True, (BlockTableUpdate(0, (4, 5)), BlockTableUpdate(1, ())))
+COST = StepCost(1.5, 2.0, 3.0, 4.0, 0.5, "memory", 0.25)
 EVENTS: list[Event] = [
     EngineStarted(0.0, "p", plain(SchedulerConfig()), plain(CacheConfig()), plain(LAYOUT), 64, 128, "m"),
     RequestArrived(1.0, "p", "a", Arrival("a", 0.5, 9, 4, -1, (b"\x00\xff" * 8,))),
-    StepScheduled(2.0, "p", ScheduledBatch(3, (SCHEDULED,), Limit.KV, ("b",), ("c",), 2, "kv: …"), {"operations": 1.5}),
+    StepScheduled(2.0, "p", ScheduledBatch(3, (SCHEDULED,), Limit.KV, ("b",), ("c",), 2, "kv: …"), COST),
     StepCommitted(3.0, "p", 3, (Commit("a", 2, (b"\x01" * 16,), "stop", 1), Commit("d", 0)), 0.25),
     RequestFinishedByCaller(4.0, "p", "a", FinishReason.ABORT),
 ]
