@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twostroke.cli.flags import (
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 def generate(
     *words: str,
+    prompt_file: Path | None = None,
     load: LoadFlags = LoadConfig(),
     cache: CacheFlags = CacheConfig(),
     scheduler: SchedulerFlags = SchedulerConfig(),
@@ -38,22 +40,24 @@ def generate(
 ) -> None:
     """Complete a prompt: `twostroke generate [MODEL] PROMPT`.
 
-    Greedy and at most 128 tokens unless told otherwise. PROMPT may be '-' to read it from standard input.
+    Greedy and at most 128 tokens unless told otherwise.
 
     Parameters
     ----------
     words
         The model (optional: without it the embedded one runs) and the prompt.
+    prompt_file
+        Read the prompt from a file, or from a pipe with /dev/stdin; the only word is then the model.
     json_output
         Print one JSON object with ids, text and metrics instead of streaming.
     quiet
         Print the text only: no start-up lines, no figures.
     """
-    if not 1 <= len(words) <= 2:
+    *models, prompt = [*words, _read(prompt_file)] if prompt_file is not None else words or [None]
+    if prompt is None or len(models) > 1:
         raise InvalidParameter("PROMPT", list(words), "give [MODEL] PROMPT", "Quote a prompt that has spaces.")
-    if len(words) == 2:
-        load = dataclasses.replace(load, model=words[0])
-    prompt = sys.stdin.read() if words[-1] == "-" else words[-1]
+    if models:
+        load = dataclasses.replace(load, model=models[0])
     from twostroke.engine.assembly import build_text_engine  # loads torch
 
     engine = build_text_engine(EngineConfig(load=load, cache=cache, scheduler=scheduler))
@@ -67,6 +71,13 @@ def generate(
         print(json.dumps(dataclasses.asdict(output)))
     elif not quiet:
         sys.stderr.write(f"\n{summary(output)}\n")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameter("prompt_file", str(path), f"cannot be read as UTF-8 text ({error})") from error
 
 
 def run_and_print(engine: TextEngine, *, echo: str = "", silent: bool = False) -> RequestOutput:

@@ -1,0 +1,78 @@
+"""The command as people run it: a process, its streams and its exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SMALL = ["--threads", "1", "--kv-cache-memory", str(1 << 24)]
+
+
+def twostroke(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "twostroke", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_generate_streams_and_ends_with_figures() -> None:
+    done = twostroke("generate", "import os\n", "--max-tokens", "5", "--ignore-eos", *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("import os\n")
+    assert "bytes per token" in done.stderr
+    assert "TTFT" in done.stderr
+    assert "output 5 tokens (length)" in done.stderr
+
+
+def test_generate_for_machines(random_models: dict[str, Path]) -> None:
+    folder = str(random_models["qwen3"])
+    sampling = ["--temperature", "0.9", "--seed", "4", "--n", "2", "--logprobs", "1", "--max-tokens", "6"]
+    done = twostroke(
+        "generate", folder, "--prompt-file", "/dev/stdin", "--json", "--quiet", *sampling, *SMALL, stdin="hello"
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["prompt"] == "hello"
+    assert [len(o["token_ids"]) <= 6 for o in answer["outputs"]] == [True, True]
+    assert answer["outputs"][0]["seed"] == 4
+    assert answer["metrics"]["ttft_s"] > 0
+
+
+def test_chat_remembers_the_conversation() -> None:
+    done = twostroke("chat", "--max-tokens", "8", "--seed", "1", *SMALL, stdin="add two numbers\nand now three\n\n")
+    assert done.returncode == 0, done.stderr
+    figures = [line for line in done.stderr.splitlines() if line.startswith("prompt ")]
+    assert len(figures) == 2
+    assert "(0 cached)" in figures[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generate"], "PROMPT"),
+        (["generate", "a", "b", "c"], "PROMPT"),
+        (["generate", "--prompt-file", "/no/such/file"], "prompt_file"),
+        (["generate", "/no/such/folder", "x"], "no folder"),
+        (["generate", "x", "--temperature", "-1"], "temperature=-1.0"),
+        (["generate", "x", "--max-model-len", "100000"], "context of 4096"),
+        (["generate", "x", "--device", "cuda", "--quiet"], "CUDA"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_is_one_line_and_exit_code_1(arguments: list[str], words: str) -> None:
+    done = twostroke(*arguments)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = "import sys\nfrom twostroke.cli.main import app\napp(['generate', '--help'], result_action='return_value')\n"
+    code += "print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip().endswith("False"), done.stdout[-300:] + done.stderr[-300:]
+    assert "--temperature" in done.stdout
+    assert "--block-size" in done.stdout

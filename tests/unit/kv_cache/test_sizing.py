@@ -1,0 +1,108 @@
+"""The start-up arithmetic: exact, monotone, and never a default that does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_folders import SHAPES
+from twostroke.config.cache import CacheConfig
+from twostroke.errors import DoesNotFit
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_cache.sizing import KVSizing, size_kv_cache
+from twostroke.model.checkpoint import read_model_config
+from twostroke.runner.kv_storage import KVStorage
+
+LAYOUT = KVLayout.of([None] * 4, block_size=16, num_kv_heads=2, head_dim=8, bytes_per_element=2)
+PER_BLOCK = 4 * 16 * 2 * 2 * 8 * 2
+
+
+def size(layout: KVLayout = LAYOUT, config: CacheConfig | None = None, **given: int | None) -> KVSizing:
+    arguments = {
+        "max_model_len": None,
+        "model_context": 4096,
+        "max_tokens_per_step": 512,
+        "free_bytes": 1 << 30,
+    } | given
+    return size_kv_cache(layout, config or CacheConfig(), **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_predicted_bytes_are_allocated_bytes(family: str, random_models: dict[str, Path]) -> None:
+    model = read_model_config(random_models[family])
+    layout = KVLayout.of(
+        model.layer_windows,
+        block_size=16,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        bytes_per_element=4,
+    )
+    sizing = size(layout, CacheConfig(num_kv_blocks=200), model_context=640)
+    storage = KVStorage(layout, sizing.num_blocks, torch.float32, torch.device("cpu"))
+    assert storage.nbytes == sizing.kv_bytes == 200 * layout.bytes_per_block
+    # 2 x layers x KV heads x head_dim x bytes, K and V: the formula with the factor that is often forgotten
+    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * 4
+    assert layout.bytes_per_token == per_token
+    assert len(layout.groups) * layout.bytes_per_block == per_token * layout.block_size
+
+
+def test_default_takes_half_of_what_is_free() -> None:
+    sizing = size(free_bytes=1000 * PER_BLOCK)
+    assert sizing.num_blocks == 500
+    assert sizing.max_model_len == 4096
+    assert sizing.full_length_requests == 500 // 256
+    assert sizing.remarks == ()
+
+
+def test_default_context_is_shortened_to_fit_and_says_so() -> None:
+    sizing = size(free_bytes=200 * PER_BLOCK)
+    assert sizing.max_model_len == 100 * 16
+    assert "4096 -> 1600" in sizing.remarks[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "wishes", "words"),
+    [
+        (CacheConfig(), {"max_model_len": 4096, "free_bytes": 200 * PER_BLOCK}, "--max-model-len 1600"),
+        (CacheConfig(), {"max_model_len": 5000}, "context of 4096"),
+        (CacheConfig(kv_cache_memory=1 << 31), {}, "are free"),
+        (CacheConfig(kv_cache_memory=100), {}, "holds no block"),
+        (CacheConfig(num_kv_blocks=1 << 20), {}, "are free"),
+        (CacheConfig(), {"free_bytes": 100}, "one KV block takes"),
+    ],
+)
+def test_an_explicit_size_that_cannot_be_had_is_refused(
+    config: CacheConfig, wishes: dict[str, int], words: str
+) -> None:
+    with pytest.raises(DoesNotFit, match=words):
+        size(config=config, **wishes)
+
+
+@given(
+    windows=st.lists(st.sampled_from([None, 20, 64]), min_size=1, max_size=6),
+    block_size=st.sampled_from([1, 4, 16, 128]),
+    num_blocks=st.integers(1, 400),
+    step=st.integers(1, 600),
+)
+def test_if_a_length_fits_every_shorter_one_does(
+    windows: list[int | None], block_size: int, num_blocks: int, step: int
+) -> None:
+    layout = KVLayout.of(windows, block_size=block_size, num_kv_heads=1, head_dim=4, bytes_per_element=2)
+    config = CacheConfig(block_size=block_size, num_kv_blocks=num_blocks)
+    try:
+        sizing = size(layout, config, model_context=900, max_tokens_per_step=step)
+    except DoesNotFit:
+        assert layout.peak_blocks(2, step) > num_blocks
+        return
+    longest = sizing.max_model_len
+    peaks = [layout.peak_blocks(n, step) for n in range(1, 901)]
+    assert peaks == sorted(peaks)
+    assert peaks[longest - 1] <= num_blocks
+    assert longest == 900 or peaks[longest] > num_blocks
+    with_wish = dataclasses.replace(config)
+    assert size(layout, with_wish, model_context=900, max_tokens_per_step=step, max_model_len=max(2, longest // 2))
