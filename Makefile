@@ -9,8 +9,7 @@ STAMP := $(VENV)/.installed
 run: demo
 
 demo: $(STAMP)
-	$(BIN)/twostroke generate embedded --max-tokens 120 --temperature 0.6 --seed 7 --stop "\n\n\n" \
-	  "$$(printf 'class Stack:\n    """A last-in, first-out collection of items."""\n\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n')"
+	$(BIN)/twostroke generate --prompt-file examples/stack.txt --max-tokens 160 --temperature 0.5 --seed 7
 
 test: $(STAMP)
 	$(BIN)/python -m pytest

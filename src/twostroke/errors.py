@@ -12,7 +12,7 @@
     │   ├── CorruptCheckpoint       missing, extra, misshapen or unreadable tensors
     │   └── DoesNotFit              an explicit size that memory cannot hold, with the arithmetic
     ├── UnreadableEvent             a line of an event log that is none, or of another version
-    └── EngineError                 ours: a step failed
+    └── EngineError                 ours: a step failed, or the engine has stopped
 
 Each message names the value, the limit and the remedy. Broken invariants of our own are assertions, not these.
 """
@@ -90,7 +90,7 @@ class UnreadableEvent(TwostrokeError, ValueError):
 
 
 class EngineError(TwostrokeError):
-    """A step failed; the requests it carried end with an error, the engine goes on."""
+    """Our failure: a request ended with an error because its step failed, or the engine has stopped."""
 
 
 def _short(value: object) -> str:

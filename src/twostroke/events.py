@@ -23,7 +23,7 @@ from types import NoneType, UnionType
 from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints
 
 from twostroke.batch import Commit, ScheduledBatch
-from twostroke.cost.step_cost import StepCost
+from twostroke.cost.step_cost import MachineLimits, StepCost
 from twostroke.errors import UnreadableEvent
 from twostroke.request import Arrival, FinishReason
 
@@ -46,6 +46,8 @@ class EngineStarted:
     max_model_len: int
     model: str
     """Which model: a name and what identifies its weights."""
+    machine: MachineLimits | None = None
+    """What the costs of steps are held against."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,9 @@ class RequestArrived:
     process: str
     request_id: str
     arrival: Arrival
+    seed: int | None = None
+    """Of the noise its tokens are drawn with, given or assigned."""
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

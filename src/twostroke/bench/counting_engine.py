@@ -12,7 +12,7 @@ from twostroke.bench.drive import RecordingExecutor, Run, drive
 from twostroke.bench.workload import Workload
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.cost.step_cost import MachineLimits, ModelShape
+from twostroke.cost.step_cost import ModelShape
 from twostroke.engine.engine import Engine
 from twostroke.engine.journal import Journal, engine_started
 from twostroke.kv_cache.layout import KVLayout
@@ -86,7 +86,7 @@ def counting_engine(
         executor,
         block_size=cache.block_size,
         hashes_blocks=cache.enable_prefix_caching,
-        journal=Journal(started, shape, MachineLimits(1.0, 1.0), event_log),
+        journal=Journal(started, shape, event_log),
         clock=clock,
     )
     return CountingEngine(engine, executor, kv, clock)

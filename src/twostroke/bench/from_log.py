@@ -40,7 +40,7 @@ class _Reader:
     def take(self, event: Event) -> None:
         match event:
             case EngineStarted():
-                assert self._begin_s is None, "a log holds one engine's run here"
+                self._forget()  # a file that was written to again: the last run counts
             case RequestArrived():
                 self._arrived(event)
             case StepScheduled():
@@ -49,6 +49,9 @@ class _Reader:
                 self._committed(event)
             case RequestFinishedByCaller():
                 self._finish(event.request_id)
+
+    def _forget(self) -> None:
+        self.requests, self.steps, self._begin_s, self._decided, self._ended = {}, [], None, {}, 0
 
     def _arrived(self, event: RequestArrived) -> None:
         arrival_s = event.arrival.arrival_time_s

@@ -59,8 +59,10 @@ def chat(
             continue
         output = run_and_print(engine)
         messages.append({"role": "assistant", "content": output.outputs[0].text})
-        if not quiet:
-            sys.stderr.write(summary(output) + "\n")
+        if output.error is not None:
+            sys.stderr.write(f"{output.error}\n")
+        elif not quiet and output.metrics is not None:
+            sys.stderr.write(summary(output, output.metrics) + "\n")
     engine.close()
 
 

@@ -21,11 +21,11 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.errors import InvalidParameter
+from twostroke.errors import EngineError, InvalidParameter
 
 if TYPE_CHECKING:
     from twostroke.engine.text_engine import TextEngine
-    from twostroke.outputs import RequestOutput
+    from twostroke.outputs import RequestMetrics, RequestOutput
 
 
 def generate(
@@ -69,8 +69,10 @@ def generate(
     engine.close()
     if json_output:
         print(json.dumps(dataclasses.asdict(output)))
-    elif not quiet:
-        sys.stderr.write(f"\n{summary(output)}\n")
+    elif not quiet and output.metrics is not None:
+        sys.stderr.write(f"\n{summary(output, output.metrics)}\n")
+    if output.error is not None:
+        raise EngineError(output.error)
 
 
 def _read(path: Path) -> str:
@@ -100,10 +102,8 @@ def run_and_print(engine: TextEngine, *, echo: str = "", silent: bool = False) -
     return output
 
 
-def summary(output: RequestOutput) -> str:
+def summary(output: RequestOutput, metrics: RequestMetrics) -> str:
     """The figures of one request in a line."""
-    metrics = output.metrics
-    assert metrics is not None, "a finished request has metrics"
     num_prompt, num_output = len(output.prompt_token_ids), sum(len(o.token_ids) for o in output.outputs)
     computed = num_prompt - output.num_cached_tokens
     prefill_s = max(metrics.ttft_s - metrics.queue_time_s, 1e-9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -161,7 +161,8 @@ def _journal(config: EngineConfig, loaded: _Loaded, layout: KVLayout, sizing: KV
         model=f"{loaded.folder.name} ({model.architecture}, {num_parameters(model)} parameters, {loaded.dtype})",
         now_s=monotonic_clock(),
     )
-    return Journal(started, shape, measure_machine_limits(loaded.dtype, loaded.device), config.load.event_log)
+    machine = measure_machine_limits(loaded.dtype, loaded.device)
+    return Journal(replace(started, machine=machine), shape, config.load.event_log)
 
 
 def _max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from twostroke.batch import Commit, RequestResult, ScheduledBatch, StepResult
 from twostroke.engine.clock import Clock, monotonic_clock
@@ -46,7 +46,8 @@ class Engine:
         self._journal = journal
         self._clock = clock
         self._live: dict[str, Generation] = {}
-        self._in_flight: deque[ScheduledBatch] = deque()
+        self._in_flight: deque[tuple[ScheduledBatch, tuple[Generation, ...]]] = deque()
+        """Batches whose results are to come, each with the sequences it runs, in the batch's order."""
 
     @property
     def has_work(self) -> bool:
@@ -75,7 +76,7 @@ class Engine:
         arrival = generation.arrival
         self._live[request.request_id] = generation
         self._scheduler.add_request(arrival)
-        self._journal.arrived(arrival, self._clock())
+        self._journal.arrived(arrival, request.new_request.seed, request.cache_salt, self._clock())
 
     def finish(self, request_id: str, reason: FinishReason) -> bool:
         """Ends a sequence from outside (abort, stop string); its blocks are free at once.
@@ -94,8 +95,8 @@ class Engine:
         self._submit_ahead()
         if not self._in_flight:
             return []
-        batch, result = self._in_flight.popleft(), self._executor.collect()
-        return self._account(batch, result)
+        batch, generations = self._in_flight.popleft()
+        return self._account(batch, generations, self._executor.collect())
 
     def close(self) -> None:
         """Gives back the executor's memory and closes the journal."""
@@ -111,10 +112,11 @@ class Engine:
             if batch.is_empty:
                 assert self._in_flight or not self._live, f"{len(self._live)} requests and no progress: {batch}"
                 return
-            for scheduled in batch.requests:
-                self._announce(self._live[scheduled.request_id], now_s)
+            generations = tuple(self._live[scheduled.request_id] for scheduled in batch.requests)
+            for generation in generations:
+                self._announce(generation, now_s)
+            self._in_flight.append((batch, generations))  # first: whatever interrupts the submission left a result
             self._executor.submit(batch)
-            self._in_flight.append(batch)
 
     def _announce(self, generation: Generation, now_s: float) -> None:
         """Tells the executor of a request that runs for the first time; one that ends in the queue never bothers it."""
@@ -122,13 +124,14 @@ class Engine:
             generation.scheduled_time_s = now_s
             self._executor.add_request(generation.request.new_request)
 
-    def _account(self, batch: ScheduledBatch, result: StepResult) -> list[TokenUpdate]:
+    def _account(
+        self, batch: ScheduledBatch, generations: tuple[Generation, ...], result: StepResult
+    ) -> list[TokenUpdate]:
         now_s = self._clock()
         commits: list[Commit] = []
         updates: list[TokenUpdate] = []
-        for made in result.requests:
-            generation = self._live.get(made.request_id)
-            if generation is None:  # it was ended while this step ran
+        for generation, made in zip(generations, result.requests, strict=True):
+            if self._live.get(made.request_id) is not generation:  # it was ended while this step ran
                 continue
             commit, stop_token_id = generation.accept(made)
             commits.append(commit)
@@ -159,11 +162,3 @@ class Engine:
             num_cached_tokens=state.num_cached_tokens,
             num_preemptions=state.num_preemptions,
         )
-
-
-def run_to_end(engine: Engine) -> Sequence[TokenUpdate]:
-    """All updates until nothing is left; for tests and benchmarks."""
-    updates: list[TokenUpdate] = []
-    while engine.has_work:
-        updates.extend(engine.step())
-    return updates

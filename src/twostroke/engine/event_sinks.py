@@ -17,11 +17,11 @@ class JsonlEventLog:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._file = path.open("ab", buffering=0)
 
     def append(self, event: Event) -> None:
         """Writes one line."""
-        self._file.write(to_json(event) + "\n")
+        self._file.write(f"{to_json(event)}\n".encode())
 
     def close(self) -> None:
         """No more events."""

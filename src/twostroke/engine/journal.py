@@ -10,7 +10,7 @@ from pathlib import Path
 from twostroke.batch import Commit, ScheduledBatch
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.cost.step_cost import MachineLimits, ModelShape, shares_of, step_cost
+from twostroke.cost.step_cost import ModelShape, shares_of, step_cost
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.events import (
     EngineStarted,
@@ -24,7 +24,10 @@ from twostroke.events import (
     plain,
 )
 from twostroke.kv_cache.layout import KVLayout
+from twostroke.log import get_logger
 from twostroke.request import Arrival, FinishReason
+
+log = get_logger(__name__)
 
 RING_CAPACITY = 4096
 """Events kept in memory: about two thousand steps, for a look at what just happened."""
@@ -36,24 +39,23 @@ class Journal:
     Args:
         started: the first event, without which no replay is possible.
         shape: of the model, for the cost of each step.
-        limits: of the machine, against which a step is bound by compute or by memory.
         path: a file for all events, or None.
     """
 
-    def __init__(self, started: EngineStarted, shape: ModelShape, limits: MachineLimits, path: Path | None) -> None:
+    def __init__(self, started: EngineStarted, shape: ModelShape, path: Path | None) -> None:
         self._process = started.process
         self._shape = shape
-        self._limits = limits
+        self._machine = started.machine
         self._files = ExitStack()
         self.recent = EventRing(RING_CAPACITY)
-        self._logs: list[EventLog] = [self.recent]
+        self._sinks: list[EventLog] = [self.recent]
         if path is not None:
-            self._logs.append(self._files.enter_context(JsonlEventLog(path)))
+            self._sinks.append(self._files.enter_context(JsonlEventLog(path)))
         self._emit(started)
 
-    def arrived(self, arrival: Arrival, now_s: float) -> None:
+    def arrived(self, arrival: Arrival, seed: int, cache_salt: str | None, now_s: float) -> None:
         """A request entered the queue."""
-        self._emit(RequestArrived(now_s, self._process, arrival.request_id, arrival))
+        self._emit(RequestArrived(now_s, self._process, arrival.request_id, arrival, seed, cache_salt))
 
     def finished_by_caller(self, request_id: str, reason: FinishReason, now_s: float) -> None:
         """A request was ended from outside."""
@@ -61,7 +63,7 @@ class Journal:
 
     def scheduled(self, batch: ScheduledBatch, now_s: float) -> None:
         """A step was decided; its record holds what it costs and what it waits for."""
-        cost = step_cost(self._shape, shares_of(batch), self._limits)
+        cost = None if self._machine is None else step_cost(self._shape, shares_of(batch), self._machine)
         self._emit(StepScheduled(now_s, self._process, batch, cost))
 
     def committed(self, step: int, commits: Sequence[Commit], operator_time_s: float, now_s: float) -> None:
@@ -73,8 +75,13 @@ class Journal:
         self._files.close()
 
     def _emit(self, event: Event) -> None:
-        for log in self._logs:
-            log.append(event)
+        for sink in list(self._sinks):
+            try:
+                sink.append(event)
+            except OSError as error:
+                # serving goes on without its log; a step that is decided must be executed
+                log.warning("the event log ends here: %s", error)
+                self._sinks.remove(sink)
 
 
 def engine_started(
@@ -87,7 +94,7 @@ def engine_started(
     model: str,
     now_s: float,
 ) -> EngineStarted:
-    """The event that says what a replay has to be built from."""
+    """The event that says what a replay has to be built from; it knows no machine yet."""
     return EngineStarted(
         time_s=now_s,
         process=f"engine-{os.getpid()}",

@@ -56,15 +56,15 @@ class InProcessExecutor:
     def submit(self, batch: ScheduledBatch) -> None:
         """Computes at once. A step that raises ends its requests with an error; the engine goes on."""
         try:
-            result = self._runner.execute(batch)
+            self._results.append(self._runner.execute(batch))
         except Exception as error:
             # whatever an operator raises must not take down the requests that were not in this step
             log.exception("step %d failed", batch.step)
-            reason = f"step {batch.step} failed: {type(error).__name__}: {error}"
-            result = StepResult(
-                batch.step, tuple(RequestResult(r.request_id, (), error=reason) for r in batch.requests)
-            )
-        self._results.append(result)
+            self._results.append(_failed(batch, error))
+        except BaseException as error:
+            # an interrupt is the caller's; it still has to find a result for every batch it has submitted
+            self._results.append(_failed(batch, error))
+            raise
 
     def collect(self) -> StepResult:
         """See Executor."""
@@ -73,3 +73,9 @@ class InProcessExecutor:
     def close(self) -> None:
         """See Executor."""
         self._runner.close()
+
+
+def _failed(batch: ScheduledBatch, error: BaseException) -> StepResult:
+    """An error for each request of a step."""
+    reason = f"step {batch.step} failed: {type(error).__name__}: {error}"
+    return StepResult(batch.step, tuple(RequestResult(r.request_id, (), error=reason) for r in batch.requests))

@@ -48,7 +48,7 @@ class ModelRunner:
         self._sampler = sampler
         self._device = device
         self._table = RequestTable(kv.layout, max_model_len)
-        self._announced: list[NewRequest] = []
+        self._announced: dict[str, NewRequest] = {}
         self._attention_layout = kv.attention_layout(model.config.num_heads)
 
     def add_request(self, request: NewRequest) -> None:
@@ -56,7 +56,7 @@ class ModelRunner:
 
         Not before: that batch may be the one that says that an earlier request of the same id has ended.
         """
-        self._announced.append(request)
+        self._announced[request.request_id] = request
 
     def _add_row(self, request: NewRequest) -> None:
         rules = self._sampler.rules(request.params, request.bad_words_token_ids)
@@ -74,9 +74,11 @@ class ModelRunner:
             error; the others are as they would be without it.
         """
         for request_id in batch.finished_request_ids:
-            self._table.remove(request_id)
+            # without a row when the step that was to give it one failed
+            if not self._table.try_remove(request_id):
+                self._announced.pop(request_id, None)
         while self._announced:
-            self._add_row(self._announced.pop(0))
+            self._add_row(self._announced.pop(next(iter(self._announced))))
         for scheduled in batch.requests:
             self._table.update_blocks(self._table[scheduled.request_id], scheduled.block_tables)
         inputs = build_input_batch(batch, self._table)

@@ -68,9 +68,12 @@ class RequestTable:
         self._rows[request_id] = row
         return row
 
-    def remove(self, request_id: str) -> None:
-        """Frees the row."""
-        self._free_indexes.append(self._rows.pop(request_id).index)
+    def try_remove(self, request_id: str) -> bool:
+        """Frees the row; False when there is none."""
+        row = self._rows.pop(request_id, None)
+        if row is not None:
+            self._free_indexes.append(row.index)
+        return row is not None
 
     def update_blocks(self, row: RequestRow, updates: Sequence[BlockTableUpdate]) -> None:
         """Writes the changed entries of the request's block tables."""
