@@ -342,3 +342,4 @@ def test_after_an_interrupt_the_model_goes_on(folder: str, monkeypatch: pytest.M
 def test_a_log_that_cannot_be_written_does_not_stop_the_engine(folder: str) -> None:
     engine = text_engine(folder, event_log=Path("/dev/full"))
     assert len(drain_one(engine, SamplingParams(max_tokens=4, ignore_eos=True)).outputs[0].token_ids) == 4
+    engine.close()
