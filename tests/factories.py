@@ -9,7 +9,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
-from twostroke.request import Arrival
+from twostroke.request import Arrival, FinishReason
 from twostroke.scheduler.scheduler import Scheduler
 
 
@@ -54,7 +54,9 @@ def make_arrival(request_id: str = "a", num_prompt_tokens: int = 4, max_tokens: 
 def one_token_each(batch: ScheduledBatch, *, finish: Sequence[str] = ()) -> list[Commit]:
     """Commits in which everybody who samples gets one token, and some end with it."""
     return [
-        Commit(r.request_id, int(r.samples_token), finish_reason="length" if r.request_id in finish else None)
+        Commit(
+            r.request_id, int(r.samples_token), finish_reason=FinishReason.LENGTH if r.request_id in finish else None
+        )
         for r in batch.requests
     ]
 

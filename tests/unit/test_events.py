@@ -32,7 +32,7 @@ EVENTS: list[Event] = [
     EngineStarted(0.0, "p", plain(SchedulerConfig()), plain(CacheConfig()), plain(LAYOUT), 64, 128, "m"),
     RequestArrived(1.0, "p", "a", Arrival("a", 0.5, 9, 4, -1, (b"\x00\xff" * 8,))),
     StepScheduled(2.0, "p", ScheduledBatch(3, (SCHEDULED,), Limit.KV, ("b",), ("c",), 2, "kv: …"), COST),
-    StepCommitted(3.0, "p", 3, (Commit("a", 2, (b"\x01" * 16,), "stop", 1), Commit("d", 0)), 0.25),
+    StepCommitted(3.0, "p", 3, (Commit("a", 2, (b"\x01" * 16,), FinishReason.STOP, 1), Commit("d", 0)), 0.25),
     RequestFinishedByCaller(4.0, "p", "a", FinishReason.ABORT),
 ]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
@@ -51,10 +49,6 @@ class KVStorage:
             num_kv_heads=self.layout.num_kv_heads,
             head_dim=self.layout.head_dim,
         )
-
-    def zero_blocks(self, block_ids: Sequence[int]) -> None:
-        """Overwrites blocks with zeros, as when they were allocated."""
-        self.tensor[torch.tensor(block_ids, dtype=torch.int64, device=self.tensor.device)] = 0
 
     def byte_ranges(self, block_id: int, layer_in_block: int, kv_heads: range) -> tuple[tuple[int, int], ...]:
         """(offset, length) in bytes from the start of the tensor: K, then V, of a run of KV heads.

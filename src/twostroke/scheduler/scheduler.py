@@ -281,7 +281,7 @@ class Scheduler:
         """Accounts for one request's result."""
         request, scheduled, num_preemptions = share
         num_accepted = commit.num_tokens
-        if commit.finish_reason == FinishReason.ERROR:  # what it computed must not be found by others
+        if commit.finish_reason is FinishReason.ERROR:  # what it computed must not be found by others
             self._end(request, FinishReason.ERROR)
             return
         if scheduled.samples_token:
@@ -303,7 +303,7 @@ class Scheduler:
         # its results (waits_for_update), so that those of the last result are in time.
         request.num_draft_tokens = commit.num_draft_tokens if request.status is RequestStatus.RUNNING else 0
         if commit.finish_reason is not None:
-            self._end(request, FinishReason(commit.finish_reason))
+            self._end(request, commit.finish_reason)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         request_id = request.request_id

@@ -25,13 +25,6 @@ def test_bytes_are_as_the_formula_says(windows: list[int | None], dtype: torch.d
     assert not kv.tensor.any()
 
 
-def test_zeroed_blocks() -> None:
-    kv = KVStorage(layout([None]), 5, torch.float32, CPU)
-    kv.tensor.fill_(7)
-    kv.zero_blocks([1, 4])
-    assert [bool(block.any()) for block in kv.tensor] == [True, False, True, True, False]
-
-
 def test_byte_ranges_find_keys_and_values() -> None:
     kv = KVStorage(layout([None, None]), 5, torch.float32, CPU)
     kv.tensor.copy_(torch.arange(kv.tensor.numel()).view_as(kv.tensor))

@@ -280,7 +280,7 @@ def test_what_a_failed_request_computed_is_not_found() -> None:
     hashes = hash_blocks(list(range(8)), 4)
     scheduler.add_request(make_arrival("a", 8, 8, block_hashes=hashes))
     batch = scheduler.schedule(0.0)
-    scheduler.update(batch.step, [Commit("a", 0, finish_reason="error")])
+    scheduler.update(batch.step, [Commit("a", 0, finish_reason=FinishReason.ERROR)])
     assert not scheduler.has_work
     assert kv.find_cached(hashes, 9).num_tokens == 0
     assert kv.usage().num_free == kv.num_blocks
