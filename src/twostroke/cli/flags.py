@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.errors import InvalidParameter
 from twostroke.sampling_params import SamplingParams
 
 LoadFlags = Annotated[LoadConfig, Parameter(name="*", group="Model")]
@@ -18,6 +19,20 @@ CacheFlags = Annotated[CacheConfig, Parameter(name="*", group="KV cache")]
 SchedulerFlags = Annotated[SchedulerConfig, Parameter(name="*", group="Scheduler")]
 
 __all__ = ["Mapping"]  # cyclopts evaluates the annotations that the classes below inherit, in this module
+
+
+def _read_bias(_: type, tokens: Sequence[Token]) -> dict[int, float]:
+    """42:-5,7:2 to {42: -5.0, 7: 2.0}."""
+    text = ",".join(token.value for token in tokens)
+    try:
+        return {int(token_id): float(bias) for token_id, bias in (pair.split(":") for pair in text.split(","))}
+    except ValueError:
+        raise InvalidParameter("logit_bias", text, "must be ID:BIAS pairs with commas between them") from None
+
+
+LogitBias = Annotated[
+    Mapping[int, float] | None, Parameter(converter=_read_bias, accepts_keys=False, n_tokens=1, consume_multiple=False)
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +43,8 @@ class CompletionSampling(SamplingParams):
     """0 is greedy; below 0 is refused."""
     max_tokens: int | None = 128
     """Most tokens to generate."""
+    logit_bias: LogitBias = None
+    """Added to the logits of token ids; --logit-bias 42:-5,7:2 makes 42 less and 7 more likely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +57,8 @@ class ChatSampling(SamplingParams):
     """Keep the smallest set of most likely tokens whose probability reaches this; in (0, 1]."""
     max_tokens: int | None = 256
     """Most tokens to generate."""
+    logit_bias: LogitBias = None
+    """Added to the logits of token ids; --logit-bias 42:-5,7:2 makes 42 less and 7 more likely."""
 
 
 CompletionSamplingFlags = Annotated[CompletionSampling, Parameter(name="*", group="Sampling")]
