@@ -5,35 +5,51 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.assembly import build_text_engine
-from twostroke.engine.input_processor import Prompt
+from twostroke.engine.input_processor import Prompt, PromptInput
 from twostroke.engine.text_engine import TextEngine
-from twostroke.errors import EngineError, RequestAborted
+from twostroke.errors import EngineError, InvalidParameter
 from twostroke.log import get_logger
 from twostroke.outputs import RequestOutput
 from twostroke.sampling_params import SamplingParams
 
 log = get_logger(__name__)
 
+_CLOSED = "the engine is closed; it takes no more requests. Start a new one."
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class _Stream:
     """Where the outputs of one request go: a queue of the event loop that asked."""
 
     loop: asyncio.AbstractEventLoop
-    items: asyncio.Queue[RequestOutput | BaseException]
+    items: asyncio.Queue[RequestOutput | Exception] = field(default_factory=asyncio.Queue[RequestOutput | Exception])
+    request_id: str | None = None
+    """Known once it is queued; belongs to the engine's thread."""
 
-    def put(self, item: RequestOutput | BaseException) -> None:
-        """Hands an item over from the engine's thread; a loop that has closed is no longer interested."""
+    def put(self, item: RequestOutput | Exception) -> bool:
+        """Hands an item over from the engine's thread; False when the loop has closed and nobody will ever look."""
         try:
             self.loop.call_soon_threadsafe(self.items.put_nowait, item)
         except RuntimeError:
             log.debug("the event loop of a stream has closed")
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """Something to do between steps, in the engine's thread."""
+
+    run: Callable[[], None]
+    """Raises nothing that is the fault of one request: what it raises ends the engine."""
+    fail: Callable[[EngineError], object] = lambda _: None
+    """Called instead when the engine has ended before."""
 
 
 class AsyncEngine:
@@ -51,9 +67,12 @@ class AsyncEngine:
 
     def __init__(self, model: str = "embedded", **config: Any) -> None:
         self._engine: TextEngine = build_text_engine(EngineConfig.from_keywords(model=model, **config))
-        self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
-        self._is_closed = False
+        # Held to look at `_end` and put a command in one: none is put behind the last one that the thread looks at.
+        self._lock = threading.Lock()
+        self._end: str | None = None
+        """Why nothing more is taken; None while the engine runs."""
         self._thread = threading.Thread(target=self._run, name="twostroke-engine", daemon=True)
         self._thread.start()
 
@@ -63,7 +82,7 @@ class AsyncEngine:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.close)
 
-    async def generate(
+    def generate(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
@@ -71,23 +90,18 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Yields what is there so far, after each step that added to it; the last one is `finished`.
 
         Leaving the loop early, or cancelling it, aborts the request.
 
         Raises:
             ClientError: the prompt or the parameters cannot be run.
-            EngineError: the engine has stopped.
+            EngineError: the engine has stopped or was closed.
         """
-        params = sampling_params or SamplingParams()
-        stream = self._open(
-            lambda: self._engine.submit(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
-        )
-        async for output in self._follow(*await stream):
-            yield output
+        return self._stream(lambda: self._engine.prepare(prompt, sampling_params), request_id, priority, cache_salt)
 
-    async def chat(
+    def chat(  # noqa: PLR0913 (the template's arguments by their names, for checkers and readers)
         self,
         messages: Sequence[Mapping[str, Any]],
         sampling_params: SamplingParams | None = None,
@@ -95,99 +109,148 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
-        """Like `generate`, for a conversation rendered by the model's chat template."""
-        params = sampling_params or SamplingParams()
-        stream = self._open(
-            lambda: self._engine.submit_chat(
-                messages, params, request_id=request_id, priority=priority, cache_salt=cache_salt
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Like `generate`, for a conversation rendered by the model's chat template.
+
+        The template's arguments are those of InputProcessor.process_chat.
+        """
+
+        def prepare() -> PromptInput:
+            return self._engine.prepare_chat(
+                messages,
+                sampling_params,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
             )
-        )
-        async for output in self._follow(*await stream):
-            yield output
+
+        return self._stream(prepare, request_id, priority, cache_salt)
 
     async def abort(self, request_id: str) -> None:
-        """Ends a request; its stream ends with finish_reason "abort". Unknown ids are no error: it may have ended."""
-        self._commands.put(lambda: self._engine.abort(request_id))
+        """Ends a request; its stream ends with finish_reason "abort". Unknown ids are no error: it may have ended.
+
+        The id can be used again at once.
+
+        Raises:
+            InvalidParameter: the id is no text.
+            EngineError: the engine has stopped or was closed.
+        """
+        given: Any = request_id
+        if not isinstance(given, str):  # checked here: in the engine's thread it would be everybody's error
+            raise InvalidParameter("request_id", given, f"must be a text, not {type(given).__name__}")
+        self._put(_Command(lambda: self._abort(request_id)))
 
     def close(self) -> None:
-        """Stops the thread; streams that are still open end with an error."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._commands.put(lambda: None)
-            self._thread.join()
+        """Stops the thread; streams that are still open end with an EngineError. A second time does nothing."""
+        with self._lock:
+            if self._end is None:
+                self._end = _CLOSED
+                self._commands.put(_Command(lambda: None))  # wakes the thread
+        self._thread.join()
 
-    def _open(self, submit: Callable[[], str]) -> asyncio.Future[tuple[str, _Stream]]:
-        """Submits in the engine's thread; the future is the request's id and stream, or why it was refused."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[tuple[str, _Stream]] = loop.create_future()
-        stream = _Stream(loop, asyncio.Queue())
+    async def _stream(
+        self, prepare: Callable[[], PromptInput], request_id: str | None, priority: int, cache_salt: str | None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        arrival_time_s = self._engine.clock()
+        self._check_runs()
+        # Rendering and encoding may take long, and the engine's thread has steps to do for everybody else.
+        prompt = await asyncio.to_thread(prepare)
+        stream = _Stream(asyncio.get_running_loop())
 
-        def resolve(request_id: str | None, error: Exception | None) -> None:
-            if answer.cancelled():
-                if request_id is not None:
-                    self._commands.put(lambda: self._engine.abort(request_id))
-            elif error is not None:
-                answer.set_exception(error)
-            else:
-                assert request_id is not None, "neither id nor error"
-                answer.set_result((request_id, stream))
+        def submit() -> str:
+            return self._engine.enqueue(
+                prompt, arrival_time_s=arrival_time_s, request_id=request_id, priority=priority, cache_salt=cache_salt
+            )
 
-        def command() -> None:
-            try:
-                request_id = submit()
-            except Exception as error:
-                # handed to the one who asked; the engine's thread serves the others
-                loop.call_soon_threadsafe(resolve, None, error)
-                return
-            self._streams[request_id] = stream
-            loop.call_soon_threadsafe(resolve, request_id, None)
-
-        if self._is_closed:
-            raise EngineError("the engine is closed")
-        self._commands.put(command)
-        return answer
-
-    async def _follow(self, request_id: str, stream: _Stream) -> AsyncIterator[RequestOutput]:
+        self._put(_Command(lambda: self._open(stream, submit), stream.put))
         ended = False
         try:
             while not ended:
                 item = await stream.items.get()
-                if isinstance(item, BaseException):
-                    ended = True
+                ended = isinstance(item, Exception) or item.finished
+                if isinstance(item, Exception):
                     raise item
-                ended = item.finished
                 yield item
         finally:
+            # Also when it was cancelled before it was queued: commands keep their order.
             if not ended:
-                self._commands.put(lambda: self._engine.abort(request_id))
+                self._leave(stream)
+
+    def _check_runs(self) -> None:
+        if self._end is not None:
+            raise EngineError(self._end)
+
+    def _put(self, command: _Command) -> None:
+        """Has the thread do something; it will either run or fail."""
+        with self._lock:
+            self._check_runs()
+            self._commands.put(command)
+
+    def _leave(self, stream: _Stream) -> None:
+        """Nobody reads the stream any more; its request, if it still runs, is aborted."""
+        with self._lock:
+            if self._end is None:
+                self._commands.put(_Command(lambda: self._drop(stream)))
+
+    # ------------------------------------------------------------------ in the engine's thread
 
     def _run(self) -> None:
         """The thread: commands between steps, steps while there is work, sleep otherwise."""
+        end = "the engine has stopped; see the log."
         try:
-            while not self._is_closed:
+            while True:
                 self._obey(block=not self._engine.has_work)
+                if self._end is not None:
+                    end = self._end
+                    break
                 for output in self._engine.step():
                     self._deliver(output)
         except Exception as error:
+            # told to everybody who waits or comes; nobody else would hear of it
             log.exception("the engine's thread has ended")
-            self._fail_all(EngineError(f"the engine has stopped: {error}"))
-            raise
-        else:
-            self._fail_all(RequestAborted("the engine was closed"))
+            end = f"the engine has stopped: {type(error).__name__}: {error}"
         finally:
-            self._is_closed = True
+            self._fail_all(end)
             self._engine.close()
 
     def _obey(self, *, block: bool) -> None:
         """Runs the commands that are waiting; with `block` at least one."""
         if block:
-            self._commands.get()()
+            self._commands.get().run()
         while True:
             try:
-                self._commands.get_nowait()()
+                command = self._commands.get_nowait()
             except queue.Empty:
                 return
+            command.run()
+
+    def _open(self, stream: _Stream, submit: Callable[[], str]) -> None:
+        try:
+            request_id = submit()
+        except Exception as error:
+            # handed to the one who asked; the thread serves the others
+            stream.put(error)
+            return
+        stream.request_id = request_id
+        self._streams[request_id] = stream
+        if stream.loop.is_closed():
+            self._drop(stream)
+
+    def _drop(self, stream: _Stream) -> None:
+        """Aborts the stream's request, and no other that has come by its id meanwhile."""
+        if stream.request_id is not None and self._streams.get(stream.request_id) is stream:
+            self._abort(stream.request_id)
+
+    def _abort(self, request_id: str) -> None:
+        """The stream gets its end here, not with the next step: its id may be used again before that."""
+        self._engine.abort(request_id)
+        for output in self._engine.take_ended():
+            self._deliver(output)
 
     def _deliver(self, output: RequestOutput) -> None:
         stream = self._streams.get(output.request_id)
@@ -195,9 +258,19 @@ class AsyncEngine:
             return
         if output.finished:
             del self._streams[output.request_id]
-        stream.put(output)
+        if not stream.put(output):
+            self._drop(stream)
 
-    def _fail_all(self, error: Exception) -> None:
+    def _fail_all(self, end: str) -> None:
+        """Ends whoever waits, in a stream or for one to begin; each gets an error of its own, as each raises it."""
+        with self._lock:
+            self._end = end
         for stream in self._streams.values():
-            stream.put(error)
+            stream.put(EngineError(end))
         self._streams.clear()
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                return
+            command.fail(EngineError(end))

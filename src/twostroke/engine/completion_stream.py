@@ -16,7 +16,7 @@ from twostroke.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What became of new tokens; the engine commits this much and no more."""
+    """How much of what a step made belongs to the output; the engine has committed all of it before."""
 
     request_id: str
     num_tokens: int

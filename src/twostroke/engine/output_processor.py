@@ -1,7 +1,8 @@
-"""What steps made, put together per prompt: RequestOutputs for the caller, and what the engine has to commit.
+"""What steps made, put together per prompt: RequestOutputs for the caller, and which sequences a stop string ended.
 
-The engine says what each step made for each sequence (`TokenUpdate`); the answer says how much of it counts and
-whether a stop string ended the sequence (`Accepted`), and brings the outputs to hand out. Nothing is called back.
+The engine says what each step made for each sequence (`TokenUpdate`) and has committed it by then; the answer says how
+much of it belongs to the output and whether a stop string ended the sequence (`Accepted`), and brings the outputs to
+hand out. Tokens behind a stop string are cut from the output only. Nothing is called back.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class TokenUpdate:
     """What a step made for one sequence, as the engine hands it over."""
 
     request_id: str
-    """Of the sequence, see `sequence_ids`."""
+    """Of the sequence, as `OutputProcessor.add` named it."""
     time_s: float
     """When the step's result was there, on the engine's clock."""
     token_ids: tuple[int, ...] = ()
@@ -60,11 +61,6 @@ class ProcessedUpdates:
     """For the callers; one per prompt at most."""
 
 
-def sequence_ids(request_id: str, n: int) -> tuple[str, ...]:
-    """The ids under which the engine runs the n sequences of a prompt."""
-    return (request_id,) if n == 1 else tuple(f"{request_id}-{index}" for index in range(n))
-
-
 class OutputProcessor:
     """Puts together the outputs of all live requests of one model."""
 
@@ -72,6 +68,7 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._answers: dict[str, _Answer] = {}
         self._owner: dict[str, tuple[_Answer, int]] = {}
+        self._num_added = 0
 
     def add(
         self,
@@ -92,15 +89,22 @@ class OutputProcessor:
             kind: what to hand out.
 
         Returns:
-            The ids of its sequences, which updates are to name.
+            The ids of its sequences, under which the engine runs them and which updates are to name. They begin with
+            the caller's name, for people who read the event log, and end with a number that no other request ever has:
+            whatever names callers make up, and however soon they use one again, no two sequences meet.
         """
         assert request_id not in self._answers, f"request {request_id} is live already"
         assert len(seeds) == prompt.params.n, f"{len(seeds)} seeds for n={prompt.params.n}"
-        answer = _Answer(self._tokenizer, request_id, prompt, seeds, arrival_time_s, kind)
-        ids = sequence_ids(request_id, prompt.params.n)
+        number, self._num_added = self._num_added, self._num_added + 1
+        ids = tuple(f"{request_id}#{number}.{index}" for index in range(prompt.params.n))
+        answer = _Answer(self._tokenizer, request_id, ids, prompt, seeds, arrival_time_s, kind)
         self._answers[request_id] = answer
         self._owner.update({sequence_id: (answer, index) for index, sequence_id in enumerate(ids)})
         return ids
+
+    def discard(self, request_id: str) -> None:
+        """Takes a request back that the engine has refused: no output of it is ever made."""
+        self._forget(self._answers[request_id])
 
     def process(self, updates: Iterable[TokenUpdate]) -> ProcessedUpdates:
         """Takes what a step made, for any of the live sequences."""
@@ -134,8 +138,8 @@ class OutputProcessor:
         answer = self._answers.get(request_id)
         if answer is None:
             return ()
-        ids = sequence_ids(request_id, len(answer.streams))
-        return tuple(i for i, stream in zip(ids, answer.streams, strict=True) if stream.finish_reason is None)
+        named = zip(answer.sequence_ids, answer.streams, strict=True)
+        return tuple(sequence_id for sequence_id, stream in named if stream.finish_reason is None)
 
     @property
     def num_requests(self) -> int:
@@ -144,7 +148,7 @@ class OutputProcessor:
 
     def _forget(self, answer: _Answer) -> None:
         del self._answers[answer.request_id]
-        for sequence_id in sequence_ids(answer.request_id, len(answer.streams)):
+        for sequence_id in answer.sequence_ids:
             del self._owner[sequence_id]
 
 
@@ -162,6 +166,7 @@ class _Answer:
 
     tokenizer: Tokenizer
     request_id: str
+    sequence_ids: Sequence[str]
     prompt: PromptInput
     seeds: Sequence[int]
     arrival_time_s: float
@@ -193,7 +198,8 @@ class _Answer:
         self._num_cached_tokens = max(self._num_cached_tokens, update.num_cached_tokens)
         self._error = self._error or update.error
         if self._prompt_logprobs is not None:
-            # By position, not appended: after a preemption the prompt is computed, and reported, once more.
+            # Each chunk brings those of its own positions. None comes twice: what is computed again after a preemption
+            # is not reported again.
             for position, entry in enumerate(update.prompt_logprobs, start=update.prompt_logprobs_start):
                 self._prompt_logprobs[position] = decode_logprobs(entry, self.tokenizer)
         num_tokens, finish_reason = stream.push(

@@ -14,14 +14,22 @@ from twostroke.engine.engine import Engine
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.input_processor import InputProcessor, Prompt, PromptInput
 from twostroke.engine.output_processor import OutputKind, OutputProcessor
-from twostroke.errors import InvalidParameter
+from twostroke.errors import EngineError, InvalidParameter
 from twostroke.outputs import RequestOutput
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
 
+MAX_NAME_BYTES = 1024
+"""Of a request_id or a cache_salt in UTF-8; ids go into every event of the log."""
+MAX_PRIORITY = 2**31
+"""Either way; far beyond any scheme of priorities, and exact in the scheduler's floating-point keys."""
+
 
 class TextEngine:
-    """Prompts in, RequestOutputs out, a step at a time. Not for several threads at once.
+    """Prompts in, RequestOutputs out, a step at a time.
+
+    Not for several threads at once, except `prepare` and `prepare_chat`: what takes long for one prompt can be done
+    beside the thread that steps.
 
     Args:
         engine: runs sequences of token ids.
@@ -49,7 +57,8 @@ class TextEngine:
         self._uses_priority = uses_priority
         self.startup_lines = tuple(startup_lines)
         self._names = (f"request-{number}" for number in itertools.count())
-        self._ended: list[RequestOutput] = []
+        self._ended: dict[str, RequestOutput] = {}
+        self._is_closed = False
 
     @property
     def engine(self) -> Engine:
@@ -57,9 +66,38 @@ class TextEngine:
         return self._engine
 
     @property
+    def clock(self) -> Clock:
+        """The engine's, for `arrival_time_s`."""
+        return self._clock
+
+    @property
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
-        return self._engine.has_work or bool(self._ended)
+        return not self._is_closed and (self._engine.has_work or bool(self._ended))
+
+    def prepare(self, prompt: Prompt, params: SamplingParams | None = None) -> PromptInput:
+        """Checks and encodes a prompt for `enqueue`, in any thread; raises what `submit` raises for it."""
+        return self._inputs.process(prompt, params)
+
+    def prepare_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> PromptInput:
+        """Like `prepare`, for a conversation; the arguments are those of InputProcessor.process_chat."""
+        return self._inputs.process_chat(
+            messages,
+            params,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+        )
 
     def submit(
         self,
@@ -76,7 +114,8 @@ class TextEngine:
         Args:
             prompt: text, or {"prompt_token_ids": [...]}.
             params: how to sample and when to stop.
-            request_id: a name of the caller's; must not be in use. Default: one is made.
+            request_id: a name of the caller's; must not be in use, which ends with the output that is `finished`.
+                Default: one is made.
             priority: lower is served earlier; only with policy "priority".
             cache_salt: requests share cached prefixes only with those of the same salt.
             kind: whether outputs hold everything so far, what is new, or come once at the end.
@@ -86,11 +125,19 @@ class TextEngine:
 
         Raises:
             ClientError: the prompt or a parameter cannot be run; nothing was queued.
+            EngineError: the engine is closed.
         """
         arrival_time_s = self._clock()
-        return self._queue(self._inputs.process(prompt, params), arrival_time_s, request_id, priority, cache_salt, kind)
+        return self.enqueue(
+            self.prepare(prompt, params),
+            arrival_time_s=arrival_time_s,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            kind=kind,
+        )
 
-    def submit_chat(
+    def submit_chat(  # noqa: PLR0913 (the template's arguments by their names, for checkers and readers)
         self,
         messages: Sequence[Mapping[str, Any]],
         params: SamplingParams | None = None,
@@ -99,34 +146,99 @@ class TextEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         kind: OutputKind = OutputKind.CUMULATIVE,
-        **template: Any,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Queues a conversation, rendered by the model's chat template.
 
-        `template` holds what InputProcessor.process_chat takes: tools, add_generation_prompt, continue_final_message,
-        chat_template_kwargs. The rest is as for `submit`.
+        The template's arguments are those of InputProcessor.process_chat, the rest is as for `submit`.
         """
         arrival_time_s = self._clock()
-        prompt = self._inputs.process_chat(messages, params, **template)
-        return self._queue(prompt, arrival_time_s, request_id, priority, cache_salt, kind)
+        prompt = self.prepare_chat(
+            messages,
+            params,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        return self.enqueue(
+            prompt,
+            arrival_time_s=arrival_time_s,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            kind=kind,
+        )
+
+    def enqueue(
+        self,
+        prompt: PromptInput,
+        *,
+        arrival_time_s: float,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        kind: OutputKind = OutputKind.CUMULATIVE,
+    ) -> str:
+        """Queues what `prepare` or `prepare_chat` made, as `submit` does.
+
+        `arrival_time_s` is when the caller asked, on this engine's `clock`: preparing counts as waiting.
+        """
+        self._check_open()
+        self._check_priority(priority)
+        if cache_salt is not None:
+            _check_name("cache_salt", cache_salt)
+        if request_id is None:
+            request_id = next(name for name in self._names if not self._is_live(name))
+        else:
+            _check_name("request_id", request_id)
+            if not request_id:
+                raise InvalidParameter("request_id", request_id, "must not be empty", "Leave it out, and one is made.")
+            if self._is_live(request_id):
+                raise InvalidParameter("request_id", request_id, "is in use by a request that has not ended")
+        seed = secrets.randbits(63) if prompt.params.seed is None else prompt.params.seed
+        sequence_ids = self._outputs.add(
+            request_id, prompt, seeds=[seed] * prompt.params.n, arrival_time_s=arrival_time_s, kind=kind
+        )
+        try:
+            for index, sequence_id in enumerate(sequence_ids):
+                new_request = _sequence(prompt, sequence_id, index, seed)
+                self._engine.add_request(
+                    GenerationRequest(new_request, arrival_time_s, prompt.max_tokens, priority, cache_salt)
+                )
+        except BaseException:
+            # all of the sequences or none; the engine ignores those that it does not know
+            for sequence_id in sequence_ids:
+                self._engine.finish(sequence_id, FinishReason.ABORT)
+            self._outputs.discard(request_id)
+            raise
+        return request_id
 
     def abort(self, request_id: str) -> bool:
         """Ends a request now; its last output, finish_reason "abort", comes with the next step.
 
         Returns:
             False when it had ended before, or never was.
+
+        Raises:
+            EngineError: the engine is closed.
         """
+        self._check_open()
         sequence_ids = self._outputs.live_sequence_ids(request_id)
         for sequence_id in sequence_ids:
             self._engine.finish(sequence_id, FinishReason.ABORT)
         output = self._outputs.abort(request_id, self._clock())
         if output is not None:
-            self._ended.append(output)
+            self._ended[request_id] = output
         return bool(sequence_ids)
 
     def step(self) -> list[RequestOutput]:
         """One step of the engine; the outputs of requests that it, or an abort before it, has changed."""
-        ended, self._ended = self._ended, []
+        self._check_open()
+        ended = self.take_ended()
         processed = self._outputs.process(self._engine.step())
         for accepted in processed.accepted:
             if accepted.finish_reason is not None:
@@ -134,43 +246,61 @@ class TextEngine:
                 self._engine.finish(accepted.request_id, accepted.finish_reason)
         return [*ended, *processed.outputs]
 
-    def close(self) -> None:
-        """Gives back memory; nothing may be called afterwards."""
-        self._engine.close()
+    def take_ended(self) -> list[RequestOutput]:
+        """The last outputs of aborted requests, without a step: their names are free again."""
+        ended, self._ended = list(self._ended.values()), {}
+        return ended
 
-    def _queue(
-        self,
-        prompt: PromptInput,
-        arrival_time_s: float,
-        request_id: str | None,
-        priority: int,
-        cache_salt: str | None,
-        kind: OutputKind,
-    ) -> str:
+    def close(self) -> None:
+        """Gives back memory; what still runs ends without a word. A second time does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._engine.close()
+
+    def _is_live(self, request_id: str) -> bool:
+        """Whether an output of this name is still to come: one that was aborted has its last before it."""
+        return self._outputs.is_live(request_id) or request_id in self._ended
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineError("the engine is closed; it takes no more requests. Start a new one.")
+
+    def _check_priority(self, priority: Any) -> None:
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise InvalidParameter("priority", priority, f"must be a whole number, not {type(priority).__name__}")
+        if abs(priority) > MAX_PRIORITY:
+            raise InvalidParameter("priority", priority, f"must be from {-MAX_PRIORITY} to {MAX_PRIORITY}")
         if priority and not self._uses_priority:
             raise InvalidParameter("priority", priority, "needs the policy 'priority'; this engine runs 'fcfs'")
-        if request_id is None:
-            request_id = next(self._names)
-        elif self._outputs.is_live(request_id):
-            raise InvalidParameter("request_id", request_id, "is in use by a request that has not ended")
-        seed = secrets.randbits(63) if prompt.params.seed is None else prompt.params.seed
-        sequence_ids = self._outputs.add(
-            request_id, prompt, seeds=[seed] * prompt.params.n, arrival_time_s=arrival_time_s, kind=kind
+
+
+def _check_name(parameter: str, value: Any) -> None:
+    """Of callers, hashed and written to the event log: text that UTF-8 can write, and not a book."""
+    if not isinstance(value, str):
+        raise InvalidParameter(parameter, value, f"must be a text, not {type(value).__name__}")
+    try:
+        num_bytes = len(value.encode("utf-8"))
+    except UnicodeEncodeError as error:
+        raise InvalidParameter(
+            parameter, value, f"has half a character (a lone surrogate) at position {error.start}; send valid Unicode"
+        ) from error
+    if num_bytes > MAX_NAME_BYTES:
+        raise InvalidParameter(
+            parameter, value, f"has {num_bytes} bytes in UTF-8, at most {MAX_NAME_BYTES}", "Send a hash of it."
         )
-        for index, sequence_id in enumerate(sequence_ids):
-            params = prompt.params
-            if index:  # one sequence reports the prompt's log-probabilities; the others may use the prefix cache
-                params = dataclasses.replace(params, prompt_logprobs=None)
-            new_request = NewRequest(
-                sequence_id,
-                prompt.prompt_token_ids,
-                params,
-                seed=seed,
-                sample_index=index,
-                eos_token_ids=tuple(sorted(prompt.eos_token_ids)),
-                bad_words_token_ids=prompt.bad_words_token_ids,
-            )
-            self._engine.add_request(
-                GenerationRequest(new_request, arrival_time_s, prompt.max_tokens, priority, cache_salt)
-            )
-        return request_id
+
+
+def _sequence(prompt: PromptInput, sequence_id: str, index: int, seed: int) -> NewRequest:
+    """One of a prompt's n sequences, for the engine."""
+    params = prompt.params
+    if index:  # one sequence reports the prompt's log-probabilities; the others may use the prefix cache
+        params = dataclasses.replace(params, prompt_logprobs=None)
+    return NewRequest(
+        sequence_id,
+        prompt.prompt_token_ids,
+        params,
+        seed=seed,
+        sample_index=index,
+        eos_token_ids=tuple(sorted(prompt.eos_token_ids)),
+        bad_words_token_ids=prompt.bad_words_token_ids,
+    )

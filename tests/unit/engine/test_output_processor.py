@@ -19,7 +19,6 @@ from twostroke.engine.output_processor import (
     OutputProcessor,
     TokenUpdate,
     request_metrics,
-    sequence_ids,
 )
 from twostroke.outputs import RequestOutput
 from twostroke.request import FinishReason
@@ -85,7 +84,7 @@ def test_stop_token_is_a_token_but_no_text() -> None:
 
 
 def test_stop_string_within_a_step_of_many_tokens() -> None:
-    """Drafts were accepted beyond the stop string: the engine is told how many tokens count."""
+    """Drafts were accepted beyond the stop string: they are committed, and no part of the output."""
     ids = TOKENIZER.encode("one two three")
     processor, (request_id,) = begin(stop="two", logprobs=0)
     logprobs = tuple(TokenLogprobs((i,), (-1.0,), 1) for i in ids)
@@ -146,7 +145,8 @@ def test_deltas_add_up_to_the_final_output(ids: list[int], size: int) -> None:
 
 def test_n_sequences() -> None:
     processor, ids = begin(OutputKind.DELTA, n=3)
-    assert ids == ("r-0", "r-1", "r-2") == sequence_ids("r", 3)
+    assert len(set(ids)) == 3
+    assert all(sequence_id.startswith("r#") for sequence_id in ids), "a reader of the event log wants to know whose"
     done = processor.process([TokenUpdate(i, 11.0, (t,)) for i, t in zip(ids, TOKENIZER.encode("abc"), strict=False)])
     (output,) = done.outputs
     assert [completion.index for completion in output.outputs] == list(range(len(done.accepted)))
@@ -213,8 +213,6 @@ def test_prompt_logprobs_by_position() -> None:
     processor, (request_id,) = begin(OutputKind.DELTA, prompt_logprobs=1)
     prompt = TOKENIZER.encode("def f")
     entries = [TokenLogprobs((token_id, 7), (-2.0, -1.0), 3) for token_id in prompt]
-    processor.process([TokenUpdate(request_id, 11.0, prompt_logprobs=(entries[1],), prompt_logprobs_start=1)])
-    # Preempted: the first chunk comes again.
     for start in range(1, len(prompt)):
         processor.process(
             [TokenUpdate(request_id, 12.0, prompt_logprobs=(entries[start],), prompt_logprobs_start=start)]
@@ -276,3 +274,24 @@ def test_metrics_come_with_the_end() -> None:
     metrics = last.outputs[0].metrics
     assert metrics is not None
     assert (metrics.queue_time_s, metrics.ttft_s, metrics.e2e_s, metrics.tpot_s) == (0.25, 1.0, 3.0, 2.0)
+
+
+def test_no_two_sequences_are_called_the_same() -> None:
+    """Whatever callers make up: names that look like sequences of another request, and names used again."""
+    inputs = InputProcessor(TOKENIZER, max_model_len=64, vocab_size=TOKENIZER.vocab_size)
+    processor = OutputProcessor(TOKENIZER)
+    seen: list[str] = []
+    for name, n in [("a", 2), ("a-0", 1), ("a#0.0", 1), ("a#0", 2), ("a", 2), ("a#4", 1)]:
+        if processor.is_live(name):
+            processor.abort(name, 11.0)
+        prompt = inputs.process("def f", SamplingParams(n=n))
+        seen += processor.add(name, prompt, seeds=range(n), arrival_time_s=10.0)
+    assert len(set(seen)) == len(seen)
+
+
+def test_a_discarded_request_leaves_nothing_behind() -> None:
+    processor, _ = begin(n=2)
+    processor.discard("r")
+    assert processor.num_requests == 0
+    assert processor.abort("r", 11.0) is None
+    assert not processor._owner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from twostroke.config.engine import EngineConfig
 from twostroke.engine.assembly import build_text_engine
 from twostroke.engine.event_sinks import read_events
 from twostroke.engine.text_engine import TextEngine
-from twostroke.errors import InvalidParameter, InvalidPrompt, UnknownParameter
+from twostroke.errors import EngineError, InvalidParameter, InvalidPrompt, UnknownParameter
 from twostroke.events import StepScheduled
 from twostroke.runner.executor import Executor
 from twostroke.scheduler.replay import replay
@@ -343,3 +344,105 @@ def test_a_log_that_cannot_be_written_does_not_stop_the_engine(folder: str) -> N
     engine = text_engine(folder, event_log=Path("/dev/full"))
     assert len(drain_one(engine, SamplingParams(max_tokens=4, ignore_eos=True)).outputs[0].token_ids) == 4
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("bad", "match"),
+    [
+        ({"cache_salt": 5}, "must be a text"),
+        ({"cache_salt": "\ud800"}, "surrogate"),
+        ({"cache_salt": "é" * 600}, "1200 bytes"),
+        ({"request_id": ""}, "empty"),
+        ({"request_id": 7}, "must be a text"),
+        ({"request_id": ["x"]}, "must be a text"),
+        ({"request_id": "a\udfff"}, "surrogate"),
+        ({"request_id": "x" * 1025}, "1025 bytes"),
+        ({"priority": True}, "whole number"),
+        ({"priority": 1.0}, "whole number"),
+        ({"priority": None}, "whole number"),
+        ({"priority": 2**31 + 1}, "2147483648"),
+        ({"priority": -(2**31) - 1}, "2147483648"),
+    ],
+)
+def test_what_is_refused_leaves_nothing_behind(folder: str, bad: dict[str, Any], match: str) -> None:
+    engine = text_engine(folder, policy="priority")
+    with pytest.raises(InvalidParameter, match=match):
+        engine.submit(PROMPT, SamplingParams(max_tokens=2), **({"request_id": "mine"} | bad))
+    assert not engine.has_work
+    engine.submit(PROMPT, SamplingParams(max_tokens=2, ignore_eos=True), request_id="mine", priority=-(2**31))
+    assert len(drain(engine)["mine"].outputs[0].token_ids) == 2
+
+
+def test_a_request_that_the_engine_refuses_is_taken_back(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of its sequences or none: the first had been queued when the second was refused."""
+    engine = text_engine(folder)
+    add_request = engine.engine.add_request
+
+    def refuses_the_second(request: Any) -> None:
+        if request.new_request.sample_index == 1:
+            raise MemoryError("no room")
+        add_request(request)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.engine, "add_request", refuses_the_second)
+        with pytest.raises(MemoryError):
+            engine.submit(PROMPT, SamplingParams(n=3, max_tokens=3), request_id="mine")
+    assert not engine.has_work
+    engine.submit(PROMPT, SamplingParams(n=3, max_tokens=3, ignore_eos=True), request_id="mine")
+    assert [len(c.token_ids) for c in drain(engine)["mine"].outputs] == [3, 3, 3]
+
+
+def test_names_of_callers_meet_no_names_of_ours(folder: str) -> None:
+    engine = text_engine(folder)
+    params = SamplingParams(max_tokens=3, ignore_eos=True, seed=1)
+    names = ["request-0", "a-0", "a#1.0", "request-2"]
+    for name in names:
+        engine.submit(PROMPT, params, request_id=name)
+    engine.submit(PROMPT, SamplingParams(n=2, max_tokens=3, ignore_eos=True), request_id="a")
+    made = [engine.submit(PROMPT, params) for _ in range(3)]
+    assert len({*names, "a", *made}) == 8
+    outputs = drain(engine)
+    assert {name: [len(c.token_ids) for c in outputs[name].outputs] for name in outputs} == {
+        name: [3, 3] if name == "a" else [3] for name in ("a", *names, *made)
+    }
+
+
+def test_an_aborted_name_is_in_use_until_its_last_output(folder: str) -> None:
+    engine = text_engine(folder)
+    engine.submit(PROMPT, SamplingParams(max_tokens=9), request_id="mine")
+    engine.abort("mine")
+    with pytest.raises(InvalidParameter, match="in use"):
+        engine.submit(PROMPT, SamplingParams(max_tokens=9), request_id="mine")
+    (last,) = engine.step()
+    assert (last.request_id, str(last.outputs[0].finish_reason)) == ("mine", "abort")
+    engine.submit(PROMPT, SamplingParams(max_tokens=2, ignore_eos=True), request_id="mine")
+    assert str(drain(engine)["mine"].outputs[0].finish_reason) == "length"
+
+
+def test_closed_twice_and_used_afterwards(folder: str, tmp_path: Path) -> None:
+    engine = text_engine(folder, event_log=tmp_path / "events.jsonl")
+    engine.submit(PROMPT, request_id="mine")
+    for _ in range(2):
+        engine.close()
+    assert not engine.has_work
+    for use in (lambda: engine.submit(PROMPT), engine.step, lambda: engine.abort("mine")):
+        with pytest.raises(EngineError, match="closed"):
+            use()
+
+
+def test_a_chat_takes_what_its_template_takes(random_models: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(random_models["llama"], tmp_path / "model")
+    template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools[0].name }}{{ mood }}"
+        "{% if add_generation_prompt %}>{% endif %}"
+    )
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    engine = text_engine(str(tmp_path / "model"))
+    name = engine.submit_chat(
+        [{"role": "user", "content": "abc"}],
+        SamplingParams(max_tokens=2),
+        tools=[{"name": "tool"}],
+        add_generation_prompt=False,
+        chat_template_kwargs={"mood": "!"},
+    )
+    assert drain(engine)[name].prompt == "abctool!"
