@@ -4,8 +4,7 @@
     ├── ClientError                 the caller can mend it; nobody else's request is touched
     │   ├── InvalidParameter        a value out of range, or two that contradict each other
     │   ├── UnknownParameter        a name that is not one of ours
-    │   ├── InvalidPrompt           empty, too long, ids outside the vocabulary, a template that fails
-    │   └── RequestAborted          the request was taken back while it ran
+    │   └── InvalidPrompt           empty, too long, ids outside the vocabulary, a template that fails
     ├── SetupError                  the engine cannot start with this model or these settings
     │   ├── ModelNotFound           no such folder, hub id unreachable
     │   ├── UnsupportedModel        an architecture, a rope type or a layout that we do not run
@@ -59,10 +58,6 @@ class UnknownParameter(ClientError, TypeError):
 
 class InvalidPrompt(ClientError, ValueError):
     """The prompt cannot be run."""
-
-
-class RequestAborted(ClientError):
-    """The request was aborted before it ended."""
 
 
 class SetupError(TwostrokeError):

@@ -55,6 +55,11 @@ class Engine:
         return bool(self._live or self._in_flight)
 
     @property
+    def num_live(self) -> int:
+        """Sequences that have not ended."""
+        return len(self._live)
+
+    @property
     def kv_usage(self) -> KVUsage:
         """Where the KV blocks are: free, used, or cached for prompts to come."""
         return self._scheduler.kv_usage
