@@ -26,6 +26,10 @@ class SamplingParams:
     Order in which they act on the logits: allowed_token_ids, bad_words, min_tokens, logit_bias, penalties,
     temperature, min_p, top_k, top_p, then the choice (Gumbel-max with per-request noise).
 
+    The defaults are these for every model: values that a model recommends in its generation_config.json are not
+    applied (vLLM's `--generation-config vllm`), so a request means the same wherever it is sent. They are logged when
+    the model is loaded.
+
     Raises:
         InvalidParameter: a value out of its range, or two that contradict each other.
         UnknownParameter: a keyword that is not a field.

@@ -34,7 +34,7 @@ from twostroke.runner.memory import free_host_bytes
 from twostroke.runner.model_runner import ModelRunner
 from twostroke.sampling.sampler import Sampler
 from twostroke.scheduler.scheduler import Scheduler
-from twostroke.tokenizer.settings import read_eos_token_ids
+from twostroke.tokenizer.settings import read_eos_token_ids, read_sampling_defaults
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 log = get_logger(__name__)
@@ -49,6 +49,7 @@ class _Loaded:
     dtype: torch.dtype
     device: torch.device
     tokenizer: Tokenizer
+    eos_token_ids: frozenset[int]
 
 
 def build_text_engine(
@@ -77,7 +78,7 @@ def build_text_engine(
         layout,
         config.cache,
         max_model_len=config.load.max_model_len,
-        model_context=loaded.config.max_position_embeddings,
+        model_context=loaded.config.max_context,
         max_tokens_per_step=_max_tokens_per_step(config, loaded.config),
         free_bytes=_free_bytes(loaded.device) - weight_bytes,
     )
@@ -86,11 +87,10 @@ def build_text_engine(
     )
     manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
     scheduler = Scheduler(config.scheduler, manager, max_model_len=sizing.max_model_len)
-    eos_token_ids = read_eos_token_ids(loaded.folder, loaded.tokenizer.eos_token_id)
     runner = ModelRunner(
         model,
         KVStorage(layout, sizing.num_blocks, loaded.dtype, loaded.device),
-        Sampler(loaded.config.vocab_size, eos_token_ids, loaded.device),
+        Sampler(loaded.config.vocab_size, loaded.eos_token_ids, loaded.device),
         max_model_len=sizing.max_model_len,
         device=loaded.device,
     )
@@ -111,7 +111,7 @@ def build_text_engine(
         max_model_len=sizing.max_model_len,
         vocab_size=loaded.config.vocab_size,
         max_logprobs=config.load.max_logprobs,
-        eos_token_ids=eos_token_ids,
+        eos_token_ids=loaded.eos_token_ids,
     )
     return TextEngine(
         engine,
@@ -129,13 +129,24 @@ def _prepare(config: EngineConfig) -> _Loaded:
     device = torch.device(load.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SetupError("device=cuda: this PyTorch sees no CUDA device. Use --device cpu, or install a CUDA build.")
-    torch.set_num_threads(load.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(load.threads or _usable_processors())
     folder = find_model_folder(load.model)
     model_config = read_model_config(folder)
     dtype = getattr(torch, model_config.dtype if load.dtype == "auto" else load.dtype)
-    tokenizer = Tokenizer.from_folder(load.tokenizer or folder)
+    tokenizer = Tokenizer.from_folder(find_model_folder(load.tokenizer) if load.tokenizer else folder)
     tokenizer.check_vocab(model_config.vocab_size)
-    return _Loaded(folder, model_config, dtype, device, tokenizer)
+    eos_token_ids = read_eos_token_ids(folder, tokenizer.eos_token_id, model_config.vocab_size)
+    recommended = read_sampling_defaults(folder)
+    if recommended:
+        log.info("generation_config.json: sampling defaults %s are not applied; give them per request", recommended)
+    return _Loaded(folder, model_config, dtype, device, tokenizer, eos_token_ids)
+
+
+def _usable_processors() -> int:
+    """Those this process may run on; where the system does not say (macOS, Windows), all there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _journal(config: EngineConfig, loaded: _Loaded, layout: KVLayout, sizing: KVSizing) -> Journal:
@@ -168,7 +179,7 @@ def _max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:
     """Most tokens that one step can add to one request."""
     if config.scheduler.enable_chunked_prefill:
         return config.scheduler.max_num_batched_tokens
-    return model.max_position_embeddings
+    return model.max_context
 
 
 def _free_bytes(device: torch.device) -> int:
