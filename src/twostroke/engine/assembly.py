@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from twostroke.engine.journal import Journal, engine_started
 from twostroke.engine.output_processor import OutputProcessor
 from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import SetupError
+from twostroke.kernels.reference.row_tiles import proofs
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_cache.sizing import KVSizing, size_kv_cache
@@ -30,7 +32,7 @@ from twostroke.model.registry import num_parameters
 from twostroke.runner.executor import Executor, InProcessExecutor
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.machine_limits import measure_machine_limits
-from twostroke.runner.memory import free_host_bytes
+from twostroke.runner.memory import free_host_bytes, step_bytes
 from twostroke.runner.model_runner import ModelRunner
 from twostroke.sampling.sampler import Sampler
 from twostroke.scheduler.scheduler import Scheduler
@@ -81,6 +83,7 @@ def build_text_engine(
         model_context=loaded.config.max_context,
         max_tokens_per_step=_max_tokens_per_step(config, loaded.config),
         free_bytes=_free_bytes(loaded.device) - weight_bytes,
+        step_bytes=_step_bytes(config, loaded),
     )
     model = load_model(
         loaded.folder, loaded.config, dtype=loaded.dtype, device=loaded.device, max_model_len=sizing.max_model_len
@@ -106,6 +109,9 @@ def build_text_engine(
     lines = _startup_lines(loaded, model.weight_bytes, layout, sizing, time.perf_counter() - begin_s)
     for line in lines:
         log.info(line)
+    for remark in sizing.remarks:
+        # a shorter context than the model's is nothing to find out from a refused prompt
+        log.warning(remark)
     inputs = InputProcessor(
         loaded.tokenizer,
         max_model_len=sizing.max_model_len,
@@ -133,7 +139,9 @@ def _prepare(config: EngineConfig) -> _Loaded:
     folder = find_model_folder(load.model)
     model_config = read_model_config(folder)
     dtype = getattr(torch, model_config.dtype if load.dtype == "auto" else load.dtype)
-    tokenizer = Tokenizer.from_folder(find_model_folder(load.tokenizer) if load.tokenizer else folder)
+    tokenizer = Tokenizer.from_folder(
+        find_model_folder(load.tokenizer, with_weights=False) if load.tokenizer else folder
+    )
     tokenizer.check_vocab(model_config.vocab_size)
     eos_token_ids = read_eos_token_ids(folder, tokenizer.eos_token_id, model_config.vocab_size)
     recommended = read_sampling_defaults(folder)
@@ -182,6 +190,20 @@ def _max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:
     return model.max_context
 
 
+def _step_bytes(config: EngineConfig, loaded: _Loaded) -> int:
+    """What the largest step takes; no step has more tokens than all its requests together."""
+    longest, scheduler = config.load.max_model_len or loaded.config.max_context, config.scheduler
+    most = scheduler.max_num_batched_tokens
+    if not scheduler.enable_chunked_prefill:
+        most = max(most, longest + scheduler.max_num_seqs)
+    return step_bytes(
+        loaded.config,
+        max_tokens=min(most, longest * scheduler.max_num_seqs),
+        max_num_seqs=scheduler.max_num_seqs,
+        bytes_per_element=loaded.dtype.itemsize,
+    )
+
+
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
@@ -202,5 +224,17 @@ def _startup_lines(
         f"model    {model}; {weights}",
         f"kv cache {layout.bytes_per_token:,} bytes per token; {blocks}, room for {capacity:,} tokens",
         f"requests {sizing.full_length_requests:,} of {sizing.max_model_len:,} tokens fit at once",
+        *_proof_lines(),
         *(f"note     {remark}" for remark in sizing.remarks),
     )
+
+
+def _proof_lines() -> list[str]:
+    """Which numbers of rows the products of this process may have, and what it took to prove that."""
+    found = proofs()
+    if not found:
+        return []
+    counts = Counter(proof.heights for proof in found)
+    admitted = ", ".join(f"{' '.join(map(str, heights))} rows for {count}" for heights, count in counts.items())
+    seconds = sum(proof.time_s for proof in found)
+    return [f"products {len(found)} kinds proved independent of their batch in {seconds:.2f} s: {admitted}"]

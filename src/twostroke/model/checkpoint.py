@@ -24,8 +24,12 @@ _HUB_FILES_LEFT_OUT = ["consolidated*", "original/*"]
 _FLOAT_TYPES = ("F32", "F16", "BF16")
 
 
-def find_model_folder(model: str) -> Path:
+def find_model_folder(model: str, *, with_weights: bool = True) -> Path:
     """The local folder of a model given as a folder, a hub id (fetched once and then kept) or "embedded".
+
+    Args:
+        model: what the user wrote.
+        with_weights: False fetches what a tokenizer needs only.
 
     Raises:
         ModelNotFound: no such folder, and the hub does not have it or cannot be reached.
@@ -39,8 +43,9 @@ def find_model_folder(model: str) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise ModelNotFound(f"no folder {model!r}; fetching it from the hub needs huggingface_hub.") from error
+    left_out = _HUB_FILES_LEFT_OUT if with_weights else [*_HUB_FILES_LEFT_OUT, "*.safetensors"]
     try:
-        return Path(snapshot_download(model, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_FILES_LEFT_OUT))
+        return Path(snapshot_download(model, allow_patterns=_HUB_FILES, ignore_patterns=left_out))
     except Exception as error:  # the hub client raises a dozen unrelated types for "no network" and "no such model"
         raise ModelNotFound(
             f"there is no folder {model!r}, and the hub did not deliver it ({type(error).__name__}: {error}). "
