@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import Counter
@@ -108,10 +109,8 @@ def build_text_engine(
     )
     lines = _startup_lines(loaded, model.weight_bytes, layout, sizing, time.perf_counter() - begin_s)
     for line in lines:
-        log.info(line)
-    for remark in sizing.remarks:
-        # a shorter context than the model's is nothing to find out from a refused prompt
-        log.warning(remark)
+        # a note, such as a shorter context than the model's, is nothing to find out from a refused prompt
+        log.log(logging.WARNING if line.startswith("note") else logging.INFO, line)
     inputs = InputProcessor(
         loaded.tokenizer,
         max_model_len=sizing.max_model_len,
@@ -139,9 +138,8 @@ def _prepare(config: EngineConfig) -> _Loaded:
     folder = find_model_folder(load.model)
     model_config = read_model_config(folder)
     dtype = getattr(torch, model_config.dtype if load.dtype == "auto" else load.dtype)
-    tokenizer = Tokenizer.from_folder(
-        find_model_folder(load.tokenizer, with_weights=False) if load.tokenizer else folder
-    )
+    other = load.tokenizer and find_model_folder(load.tokenizer, with_weights=False)
+    tokenizer = Tokenizer.from_folder(other or folder)
     tokenizer.check_vocab(model_config.vocab_size)
     eos_token_ids = read_eos_token_ids(folder, tokenizer.eos_token_id, model_config.vocab_size)
     recommended = read_sampling_defaults(folder)
