@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, cast
 
 from tqdm.auto import tqdm
@@ -72,7 +72,7 @@ class LLM:
         Raises:
             ClientError: a prompt or parameter cannot be run; none of this call's prompts runs then.
         """
-        items: list[Prompt] = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
+        items = _prompts(prompts)
 
         def submit(index: int, params: SamplingParams, rank: int) -> str:
             return self._engine.submit(
@@ -92,8 +92,7 @@ class LLM:
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Answers one conversation (a sequence of {"role", "content"}) or several, by the model's chat template."""
-        is_one = not messages or isinstance(messages[0], Mapping)
-        conversations = cast("list[Messages]", [messages] if is_one else list(messages))
+        conversations = _conversations(messages)
 
         def submit(index: int, params: SamplingParams, rank: int) -> str:
             return self._engine.submit_chat(
@@ -120,8 +119,8 @@ class LLM:
         priority: Sequence[int] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        params = _one_each("sampling_params", sampling_params or SamplingParams(), SamplingParams, count)
-        ranks = _one_each("priority", 0 if priority is None else priority, int, count)
+        params = _one_each("sampling_params", sampling_params, SamplingParams(), SamplingParams, count)
+        ranks = _one_each("priority", priority, 0, int, count)
         request_ids: list[str] = []
         try:
             request_ids.extend(submit(index, params[index], ranks[index]) for index in range(count))
@@ -145,10 +144,51 @@ class LLM:
         return [done[request_id] for request_id in request_ids]
 
 
-def _one_each(name: str, given: Any, kind: type, count: int) -> list[Any]:
-    values = [given] * count if isinstance(given, kind) else list(given)
+def _prompts(given: object) -> list[Prompt]:
+    """One prompt or several, as a list; what is in each is the input processor's to check."""
+    if isinstance(given, str | Mapping):
+        return [cast(Prompt, given)]
+    items = _several("prompts", given, "a text, a prompt object, or a sequence of these")
+    for index, item in enumerate(items):
+        if not isinstance(item, str | Mapping):
+            raise InvalidParameter(f"prompts[{index}]", item, "must be a text or {'prompt_token_ids': [...]}")
+    return items
+
+
+def _conversations(given: object) -> list[Messages]:
+    """One conversation or several, as a list."""
+    limit = 'a sequence of {"role": ..., "content": ...}, or a sequence of such sequences'
+    items = _several("messages", given, limit)
+    if not items or all(isinstance(item, Mapping) for item in items):
+        return [items]
+    for index, item in enumerate(items):
+        if not all(isinstance(message, Mapping) for message in _several(f"messages[{index}]", item, limit)):
+            raise InvalidParameter(f"messages[{index}]", item, f"must be {limit}")
+    return items
+
+
+def _one_each(name: str, given: object, default: object, kind: type, count: int) -> list[Any]:
+    """The default for all, one value for all, or one each."""
+    if given is None:
+        given = default
+    if _is_a(given, kind):
+        return [given] * count
+    limit = f"one {kind.__name__} for all or one each"
+    values = _several(name, given, limit)
+    for index, value in enumerate(values):
+        if not _is_a(value, kind):
+            raise InvalidParameter(f"{name}[{index}]", value, f"must be a {kind.__name__}")
     if len(values) != count:
-        raise InvalidParameter(
-            name, f"{len(values)} values", f"must be one for all or one each; there are {count} prompts"
-        )
+        raise InvalidParameter(name, f"{len(values)} values", f"must be {limit}; there are {count} prompts")
     return values
+
+
+def _is_a(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _several(name: str, given: object, limit: str) -> list[Any]:
+    # a text or a mapping would be taken apart into characters or keys
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+        raise InvalidParameter(name, cast(object, given), f"must be {limit}")
+    return list(cast(Iterable[Any], given))

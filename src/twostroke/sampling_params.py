@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
+from twostroke.config.checks import number, switch, whole_number
 from twostroke.errors import InvalidParameter, UnknownParameter
 
 MAX_N = 128
@@ -14,6 +15,8 @@ MAX_N = 128
 MAX_STOP_STRINGS = 64
 MAX_BAD_WORDS = 1024
 MAX_SEED = 2**63 - 1
+REPETITION_PENALTIES = (0.01, 100.0)
+"""Logits are divided and multiplied by it in float32: much smaller ones become 0 there, and the logits infinite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,10 @@ class SamplingParams:
 
     Order in which they act on the logits: allowed_token_ids, bad_words, min_tokens, logit_bias, penalties,
     temperature, min_p, top_k, top_p, then the choice (Gumbel-max with per-request noise).
+
+    The defaults are these for every model: values that a model recommends in its generation_config.json are not
+    applied (vLLM's `--generation-config vllm`), so a request means the same wherever it is sent. They are logged when
+    the model is loaded.
 
     Raises:
         InvalidParameter: a value out of its range, or two that contradict each other.
@@ -39,7 +46,7 @@ class SamplingParams:
     min_p: float = 0.0
     """Keep tokens at least this likely relative to the most likely one; in [0, 1]."""
     repetition_penalty: float = 1.0
-    """Above 1 discourages tokens of prompt and output, below 1 encourages them; greater than 0."""
+    """Above 1 discourages tokens of prompt and output, below 1 encourages them; in [0.01, 100]."""
     presence_penalty: float = 0.0
     """Subtracted once from tokens already in the output; in [-2, 2]."""
     frequency_penalty: float = 0.0
@@ -90,6 +97,8 @@ class SamplingParams:
             self._set("logit_bias", _bias(self.logit_bias))
         self._check_choice()
         self._check_length()
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            switch(name, getattr(self, name))
 
     @property
     def is_greedy(self) -> bool:
@@ -129,39 +138,28 @@ class SamplingParams:
         object.__setattr__(self, name, value)
 
     def _check_choice(self) -> None:
-        _number("temperature", self.temperature, 0.0, 100.0, "at least 0 (0 is greedy) and at most 100")
-        _number("top_p", self.top_p, 0.0, 1.0, "more than 0 and at most 1", low_open=True)
-        _integer("top_k", self.top_k, -1, "a whole number, 0 or -1 for all tokens")
-        _number("min_p", self.min_p, 0.0, 1.0, "between 0 and 1")
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, "more than 0 and at most 100", low_open=True)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0, "between -2 and 2")
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "between -2 and 2")
+        number("temperature", self.temperature, 0.0, 100.0, "at least 0 (0 is greedy) and at most 100")
+        number("top_p", self.top_p, 0.0, 1.0, "more than 0 and at most 1", low_open=True)
+        whole_number("top_k", self.top_k, -1, limit="a whole number, 0 or -1 for all tokens")
+        number("min_p", self.min_p, 0.0, 1.0, "between 0 and 1")
+        number("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES, "between 0.01 and 100")
+        number("presence_penalty", self.presence_penalty, -2.0, 2.0, "between -2 and 2")
+        number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "between -2 and 2")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameter("allowed_token_ids", [], "at least one token id", "Leave it out to allow all.")
         if self.seed is not None:
-            _integer("seed", self.seed, 0, f"a whole number from 0 to {MAX_SEED}", MAX_SEED)
+            whole_number("seed", self.seed, 0, MAX_SEED)
 
     def _check_length(self) -> None:
-        _integer("n", self.n, 1, f"a whole number from 1 to {MAX_N}", MAX_N)
+        whole_number("n", self.n, 1, MAX_N)
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, "a whole number of at least 1")
-        _integer("min_tokens", self.min_tokens, 0, "a whole number of at least 0")
+            whole_number("max_tokens", self.max_tokens, 1)
+        whole_number("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParameter("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if value is not None:
-                _integer(name, value, 0, "a whole number of at least 0")
-
-
-def _number(name: str, value: Any, low: float, high: float, limit: str, *, low_open: bool = False) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high or (low_open and value == low):
-        raise InvalidParameter(name, value, f"must be {limit}")
-
-
-def _integer(name: str, value: Any, low: int, limit: str, high: int | None = None) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
-        raise InvalidParameter(name, value, f"must be {limit}")
+                whole_number(name, value, 0)
 
 
 def _texts(name: str, value: object, most: int) -> tuple[str, ...]:
@@ -186,12 +184,15 @@ def _tuple(name: str, value: object) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _bias(value: Mapping[Any, Any]) -> dict[int, float]:
+def _bias(value: object) -> dict[int, float]:
+    given: Any = value
+    if not isinstance(given, Mapping):
+        raise InvalidParameter("logit_bias", value, "must map token ids to what is added to their logits")
     bias: dict[int, float] = {}
-    for key, amount in value.items():
+    for key, amount in cast(Mapping[Any, Any], given).items():
         # JSON has only text keys, so "42" means token 42.
-        token_id: Any = int(key) if isinstance(key, str) and key.isdigit() else key
-        _integer("logit_bias", token_id, 0, "keyed by token ids, whole numbers of at least 0")
-        _number("logit_bias", amount, -100.0, 100.0, "between -100 and 100 for each token")
+        token_id: Any = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+        whole_number("logit_bias", token_id, 0, limit="keyed by token ids, whole numbers of at least 0")
+        number("logit_bias", amount, -100.0, 100.0, "between -100 and 100 for each token")
         bias[token_id] = float(amount)
     return bias

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 from collections.abc import Sequence
 from functools import cache
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from model_folders import SHAPES
+from model_folders import SHAPES, write_random_model
 from twostroke import LLM, RequestOutput, SamplingParams
+from twostroke.errors import DoesNotFit
 
 MODELS = [*SHAPES, "embedded"]
 
@@ -177,3 +179,22 @@ def test_resumed_request_goes_on_exactly(random_models: dict[str, Path], expecte
                 for update in engine.step():
                     tokens += update.token_ids
             assert (*whole[:half], *tokens) == whole
+
+
+@pytest.mark.parametrize("rope_type", ["linear", "dynamic"])
+def test_a_stretched_context_beyond_the_original_one(rope_type: str, tmp_path: Path) -> None:
+    """Four times 64 positions: the frequencies are those of the longest request, whatever is computed at once."""
+    model = str(write_random_model(tmp_path, "llama"))
+    config = json.loads((tmp_path / "config.json").read_text())
+    rope = {"rope_type": rope_type, "factor": 4.0, "rope_theta": 10000.0}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64, "rope_parameters": rope}))
+    rng = random.Random(3)
+    prompts = [[rng.randrange(256) for _ in range(n)] for n in (200, 90, 30)]
+    params = [SamplingParams(max_tokens=40, seed=i, ignore_eos=True, logprobs=1) for i in range(len(prompts))]
+    first, *others = [essence(generate(model, prompts, params, max_num_batched_tokens=n)) for n in (7, 64, 512)]
+    assert all(other == first for other in others)
+    assert [len(output[0][0]) for output in first] == [40, 40, 40]
+    with LLM(model, threads=1, max_model_len=256, num_kv_blocks=32) as llm:
+        assert essence(llm.generate([{"prompt_token_ids": p} for p in prompts], params)) == first
+    with pytest.raises(DoesNotFit, match="context of 256 tokens"):
+        LLM(model, threads=1, max_model_len=257, num_kv_blocks=32)

@@ -84,7 +84,7 @@ def run_offline(
     options, load = options or OfflineOptions(), load or LoadConfig()
     scheduler, cache = scheduler or SchedulerConfig(), cache or CacheConfig()
     model = read_model_config(find_model_folder(load.model))
-    context = min(load.max_model_len or model.max_position_embeddings, model.max_position_embeddings)
+    context = min(load.max_model_len or model.max_context, model.max_context)
     workload = offline_workload(options, model.vocab_size).fitting(context)
     if not len(workload):
         raise InvalidParameter(

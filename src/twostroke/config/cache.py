@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from twostroke.config.checks import one_of, switch, whole_number
 from twostroke.errors import InvalidParameter
+
+KVReservation = Literal["paged", "contiguous"]
 
 MAX_BLOCK_SIZE = 128
 """Also the length of the partitions in which attention walks a context; a block never spans two of them."""
@@ -23,7 +26,7 @@ class CacheConfig:
     """Exact number of KV blocks instead of a size in bytes."""
     enable_prefix_caching: bool = True
     """Keep the KV of finished requests and reuse it for prompts that begin alike."""
-    kv_reservation: Literal["paged", "contiguous"] = "paged"
+    kv_reservation: KVReservation = "paged"
     """Baseline switch: 'contiguous' reserves max_model_len for each request in one run of blocks."""
     enable_kv_cache: bool = True
     """Baseline switch, for debugging: False recomputes every token in every step."""
@@ -31,11 +34,16 @@ class CacheConfig:
     def __post_init__(self) -> None:
         """Checks ranges; what depends on memory is checked when the engine is sized."""
         size = self.block_size
-        if size < 1 or size > MAX_BLOCK_SIZE or size & (size - 1):
-            raise InvalidParameter("block_size", size, f"must be a power of two from 1 to {MAX_BLOCK_SIZE}")
+        limit = f"a power of two from 1 to {MAX_BLOCK_SIZE}"
+        whole_number("block_size", size, 1, MAX_BLOCK_SIZE, limit=limit)
+        if size & (size - 1):
+            raise InvalidParameter("block_size", size, f"must be {limit}")
         for name, value in (("kv_cache_memory", self.kv_cache_memory), ("num_kv_blocks", self.num_kv_blocks)):
-            if value is not None and value < 1:
-                raise InvalidParameter(name, value, "must be at least 1")
+            if value is not None:
+                whole_number(name, value, 1)
+        for name in ("enable_prefix_caching", "enable_kv_cache"):
+            switch(name, getattr(self, name))
+        one_of("kv_reservation", self.kv_reservation, get_args(KVReservation))
         if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
             raise InvalidParameter("num_kv_blocks", self.num_kv_blocks, "cannot be given beside kv_cache_memory")
         if not self.enable_kv_cache and self.enable_prefix_caching:

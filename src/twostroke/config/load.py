@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast, get_args
 
+from twostroke.config.checks import one_of, text, whole_number
 from twostroke.errors import InvalidParameter
+
+DType = Literal["auto", "float32", "float16", "bfloat16"]
+Device = Literal["cpu", "cuda"]
+
+MAX_THREADS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,10 +22,10 @@ class LoadConfig:
     model: str = "embedded"
     """A Hugging Face model folder, a hub id, or 'embedded' for the model that ships with the package."""
     tokenizer: str | None = None
-    """Folder of another tokenizer; default: the model's own."""
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    """Another tokenizer: a folder, a hub id or 'embedded'; default: the model's own."""
+    dtype: DType = "auto"
     """Type of weights, activations and KV; 'auto' keeps the checkpoint's."""
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Device = "cpu"
     """Where the model runs."""
     threads: int | None = None
     """Threads of the model's operators; default: the processors this process may use."""
@@ -31,10 +37,22 @@ class LoadConfig:
     """File to write the event log to: one JSON object a line, no text of prompts or outputs."""
 
     def __post_init__(self) -> None:
-        """Checks what needs no model."""
-        if self.threads is not None and self.threads < 1:
-            raise InvalidParameter("threads", self.threads, "must be at least 1")
-        if self.max_model_len is not None and self.max_model_len < 2:
-            raise InvalidParameter("max_model_len", self.max_model_len, "must be at least 2 (one in, one out)")
-        if self.max_logprobs < 0:
-            raise InvalidParameter("max_logprobs", self.max_logprobs, "must be at least 0")
+        """Checks what needs no model; paths may be texts or Path objects, as everywhere in Python."""
+        for name, path_type in (("model", str), ("tokenizer", str), ("event_log", Path)):
+            self._convert_path(name, path_type)
+        one_of("dtype", self.dtype, get_args(DType))
+        one_of("device", self.device, get_args(Device))
+        if self.threads is not None:
+            whole_number("threads", self.threads, 1, MAX_THREADS)
+        if self.max_model_len is not None:
+            whole_number("max_model_len", self.max_model_len, 2, limit="a whole number of at least 2 (one in, one out)")
+        whole_number("max_logprobs", self.max_logprobs, 0)
+
+    def _convert_path(self, name: str, path_type: type[str] | type[Path]) -> None:
+        given: Any = getattr(self, name)
+        if given is None and name != "model":
+            return
+        if not isinstance(given, str | Path):
+            raise InvalidParameter(name, cast(object, given), "must be a text or a Path")
+        text(name, str(given) if given else given)
+        object.__setattr__(self, name, path_type(given))

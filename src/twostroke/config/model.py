@@ -6,9 +6,10 @@ transformers 5 (`rope_parameters`). Defaults of absent keys are those of transfo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeGuard, cast
 
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 
@@ -18,6 +19,9 @@ WindowRule = Literal["none", "all_layers", "by_layer"]
 ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "yarn", "llama3")
 DTYPE_NAMES = ("float32", "float16", "bfloat16")
 DEFAULT_ROPE_THETA = 10_000.0
+MAX_COUNT = 2**31 - 1
+"""Of heads, rows, tokens: no honest config comes near, and products of a few stay within 64 bits."""
+MAX_LAYERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,54 +53,52 @@ class RopeConfig:
             UnsupportedModel: a rope type that is not implemented, or one per kind of layer.
             CorruptCheckpoint: a parameter that the rope type needs is absent or no number.
         """
-        given = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+        given = {**(_mapping(config, "rope_scaling") or _mapping(config, "rope_parameters"))}
         if any(isinstance(value, Mapping) for value in given.values()):
             raise UnsupportedModel("rope parameters per kind of layer are not implemented; known: one set for all.")
         rope_type = given.get("rope_type") or given.get("type") or "default"
         if rope_type not in ROPE_TYPES:
             raise UnsupportedModel(f"rope type {rope_type!r} is not implemented; known: {', '.join(ROPE_TYPES)}.")
         partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-        if partial not in (None, 1, 1.0):
+        if partial is not None and partial != 1:
             raise UnsupportedModel(f"partial_rotary_factor={partial}: only whole heads can be rotated (1.0).")
-        theta = given.get("rope_theta") or config.get("rope_theta") or DEFAULT_ROPE_THETA
-        max_positions = config.get("max_position_embeddings")
-        original: Any = None
+        theta = given.get("rope_theta", config.get("rope_theta"))
+        max_positions = _count(config, "max_position_embeddings")
+        original: int | None = None
         if rope_type in ("yarn", "llama3"):
             # a value beside the rope parameters wins over one among them: transformers' rule
-            inner = given.get("original_max_position_embeddings")
-            original = config.get("original_max_position_embeddings") or inner or max_positions
+            name = "original_max_position_embeddings"
+            original = _count({name: config.get(name) or given.get(name)}, name, max_positions)
         elif rope_type == "dynamic":
             original = max_positions
         factor = given.get("factor")
         if factor is None and rope_type == "yarn" and original:
-            factor = cast(Any, max_positions) / original
-        rope = cls(
-            theta=theta,
+            factor = max_positions / original
+        numbers: dict[str, Any] = {"theta": DEFAULT_ROPE_THETA if theta is None else theta, "factor": factor}
+        if rope_type == "default":
+            numbers["factor"] = 1.0
+        numbers |= {name: given.get(name) for name in _OPTIONAL_ROPE_NUMBERS}
+        _check_rope_numbers(rope_type, numbers)
+        return cls(
             rope_type=rope_type,
-            factor=1.0 if rope_type == "default" else cast(float, factor),
             original_max_position_embeddings=original,
-            truncate=bool(given.get("truncate", True)),
-            **{name: given.get(name) for name in _OPTIONAL_ROPE_NUMBERS},
+            truncate=_switch(given, "truncate", default=True),
+            **{name: float(value) for name, value in numbers.items() if value is not None},
         )
-        rope._check()
-        return rope
 
-    def _check(self) -> None:
-        needed = ["theta", "factor"]
-        if self.rope_type in ("yarn", "llama3", "dynamic"):
-            needed.append("original_max_position_embeddings")
-        if self.rope_type == "llama3":
-            needed += ["low_freq_factor", "high_freq_factor"]
-        for name in (*needed, *_OPTIONAL_ROPE_NUMBERS):
-            value: Any = getattr(self, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            is_fine = (is_number and value > 0) if name in needed else (is_number or value is None)
-            if not is_fine:
-                raise CorruptCheckpoint(
-                    f"config.json: rope type {self.rope_type!r} needs a number above 0 for {name}, found {value!r}."
-                )
-        if self.rope_type == "llama3" and self.low_freq_factor == self.high_freq_factor:
-            raise CorruptCheckpoint(f"config.json: low_freq_factor equals high_freq_factor ({self.low_freq_factor}).")
+    def context(self, max_position_embeddings: int, *, is_original_given: bool) -> int:
+        """Tokens that the stretched embedding reaches, by vLLM's rule.
+
+        linear, dynamic   max_position_embeddings x factor: it is the context before the stretching
+        yarn              original_max_position_embeddings x factor, where that was given
+        llama3, default   max_position_embeddings: it is the context after it
+        """
+        if self.rope_type in ("linear", "dynamic"):
+            return int(max_position_embeddings * self.factor)
+        if self.rope_type == "yarn" and is_original_given:
+            assert self.original_max_position_embeddings is not None
+            return int(self.original_max_position_embeddings * self.factor)
+        return max_position_embeddings
 
 
 _OPTIONAL_ROPE_NUMBERS = (
@@ -108,6 +110,24 @@ _OPTIONAL_ROPE_NUMBERS = (
     "mscale",
     "mscale_all_dim",
 )
+_MAX_ROPE_NUMBER = 1e12
+
+
+def _check_rope_numbers(rope_type: str, numbers: Mapping[str, Any]) -> None:
+    needed = ["theta", "factor"]
+    if rope_type == "llama3":
+        needed += ["low_freq_factor", "high_freq_factor"]
+    for name, value in numbers.items():
+        is_absent = value is None and name not in needed
+        if not is_absent and not (_is_number(value) and 0 < value <= _MAX_ROPE_NUMBER):
+            raise CorruptCheckpoint(
+                f"config.json: rope type {rope_type!r} needs a number above 0 (at most {_MAX_ROPE_NUMBER:g}) for "
+                f"{name}, found {value!r}."
+            )
+    if rope_type == "yarn" and numbers["theta"] <= 1:
+        raise CorruptCheckpoint(f"config.json: rope type 'yarn' needs a theta above 1, found {numbers['theta']}.")
+    if rope_type == "llama3" and numbers["low_freq_factor"] == numbers["high_freq_factor"]:
+        raise CorruptCheckpoint(f"config.json: low_freq_factor equals high_freq_factor ({numbers['low_freq_factor']}).")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +174,8 @@ class ModelConfig:
     head_dim: int
     vocab_size: int
     max_position_embeddings: int
+    max_context: int
+    """The longest request: max_position_embeddings, or what the rotary embedding is stretched to."""
     rms_norm_eps: float
     rope: RopeConfig
     layer_windows: tuple[int | None, ...]
@@ -166,19 +188,15 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     """RMS norm over each head of q and k, before the rotation."""
-    hidden_act: str = "silu"
-    eos_token_ids: tuple[int, ...] = ()
-    bos_token_id: int | None = None
     dtype: str = "float32"
     """Type of the checkpoint's weights as config.json states it."""
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> ModelConfig:
-        """Reads a Hugging Face config.json, and the end-of-text ids of a generation_config.json.
+    def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
+        """Reads a Hugging Face config.json, but for its token ids (see `tokenizer.settings.read_eos_token_ids`).
 
         Args:
             config: the parsed config.json.
-            generation_config: the parsed generation_config.json, if there is one.
 
         Raises:
             UnsupportedModel: an architecture, rope type, activation or weight format that is not implemented.
@@ -190,8 +208,10 @@ class ModelConfig:
         _refuse_unsupported(given)
         num_heads = _count(given, "num_attention_heads")
         hidden_size = _count(given, "hidden_size")
-        num_layers = _count(given, "num_hidden_layers")
-        has_attention_bias = traits.reads_attention_bias and bool(given.get("attention_bias"))
+        num_layers = _count(given, "num_hidden_layers", most=MAX_LAYERS)
+        max_positions = _count(given, "max_position_embeddings")
+        rope = RopeConfig.from_hf(given)
+        has_attention_bias = traits.reads_attention_bias and _switch(given, "attention_bias")
         read = cls(
             architecture=architecture,
             num_layers=num_layers,
@@ -201,17 +221,16 @@ class ModelConfig:
             num_kv_heads=_count(given, "num_key_value_heads", num_heads),
             head_dim=_count(given, "head_dim", hidden_size // num_heads),
             vocab_size=_count(given, "vocab_size"),
-            max_position_embeddings=_count(given, "max_position_embeddings"),
-            rms_norm_eps=float(given.get("rms_norm_eps", 1e-6)),
-            rope=RopeConfig.from_hf(given),
+            max_position_embeddings=max_positions,
+            max_context=rope.context(max_positions, is_original_given=_is_original_given(given)),
+            rms_norm_eps=_epsilon(given),
+            rope=rope,
             layer_windows=_layer_windows(given, traits.windows, num_layers),
-            tie_word_embeddings=bool(given.get("tie_word_embeddings", False)),
+            tie_word_embeddings=_switch(given, "tie_word_embeddings"),
             attention_bias=traits.qkv_bias or has_attention_bias,
             output_bias=has_attention_bias,
-            mlp_bias=traits.reads_mlp_bias and bool(given.get("mlp_bias")),
+            mlp_bias=traits.reads_mlp_bias and _switch(given, "mlp_bias"),
             qk_norm=traits.qk_norm,
-            eos_token_ids=_eos_token_ids(given, generation_config or {}),
-            bos_token_id=given.get("bos_token_id"),
             dtype=_dtype(given),
         )
         read._check(given)
@@ -230,15 +249,19 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise CorruptCheckpoint(f"config.json: head_dim {self.head_dim} is odd; rotary embedding needs pairs.")
-        for token_id in (*self.eos_token_ids, *(() if self.bos_token_id is None else (self.bos_token_id,))):
-            if not 0 <= token_id < self.vocab_size:
-                raise CorruptCheckpoint(f"config.json: token id {token_id} is outside vocab_size {self.vocab_size}.")
+        if self.rope.rope_type == "dynamic" and self.head_dim < 4:
+            raise CorruptCheckpoint(f"config.json: dynamic rope scaling needs a head_dim of 4, found {self.head_dim}.")
+        if self.max_context < 2:
+            raise CorruptCheckpoint(
+                f"config.json: max_position_embeddings {self.max_position_embeddings} and rope factor "
+                f"{self.rope.factor:g} leave a context of {self.max_context} tokens."
+            )
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
-    names = config.get("architectures") or []
+    names = _list(config, "architectures")
     for name in names:
-        if name in ARCHITECTURE_TRAITS:
+        if isinstance(name, str) and name in ARCHITECTURE_TRAITS:
             return name
     known = ", ".join(sorted(ARCHITECTURE_TRAITS))
     shown = ", ".join(map(str, names)) if names else f"none (model_type {config.get('model_type')!r})"
@@ -250,33 +273,83 @@ def _refuse_unsupported(given: Mapping[str, Any]) -> None:
     if activation != "silu":
         raise UnsupportedModel(f"hidden_act={activation!r} is not implemented; known: silu.")
     if given.get("quantization_config"):
-        method = given["quantization_config"].get("quant_method")
+        method = _mapping(given, "quantization_config").get("quant_method")
         raise UnsupportedModel(f"quantized weights ({method}) are not implemented; known: {', '.join(DTYPE_NAMES)}.")
 
 
-def _count(given: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def _count(given: Mapping[str, Any], name: str, default: int | None = None, *, most: int = MAX_COUNT) -> int:
     value = given.get(name)
     if value is None:
         value = default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise CorruptCheckpoint(f"config.json: {name} must be an integer above 0, found {value!r}.")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+        raise CorruptCheckpoint(f"config.json: {name} must be an integer above 0 (at most {most}), found {value!r}.")
     return value
+
+
+def _switch(given: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    value = given.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise CorruptCheckpoint(f"config.json: {name} must be true or false, found {value!r}.")
+    return value
+
+
+def _mapping(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = given.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise CorruptCheckpoint(f"config.json: {name} must be an object, found {value!r}.")
+    return cast(Mapping[str, Any], value)
+
+
+def _list(given: Mapping[str, Any], name: str) -> list[Any]:
+    value = given.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list | tuple):
+        raise CorruptCheckpoint(f"config.json: {name} must be a list, found {value!r}.")
+    return list(cast(list[Any], value))
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
+
+
+def _epsilon(given: Mapping[str, Any]) -> float:
+    value = given.get("rms_norm_eps")
+    if value is None:
+        return 1e-6
+    if not _is_number(value) or not 0 < value < 1:
+        raise CorruptCheckpoint(f"config.json: rms_norm_eps must be a number between 0 and 1, found {value!r}.")
+    return float(value)
+
+
+def _is_original_given(given: Mapping[str, Any]) -> bool:
+    rope = _mapping(given, "rope_scaling") or _mapping(given, "rope_parameters")
+    name = "original_max_position_embeddings"
+    return bool(given.get(name) or rope.get(name))
 
 
 def _layer_windows(given: Mapping[str, Any], rule: WindowRule, num_layers: int) -> tuple[int | None, ...]:
     if rule == "none":
         return (None,) * num_layers
     window = given.get("sliding_window", 4096)
-    if rule == "by_layer" and not given.get("use_sliding_window", False):
+    if rule == "by_layer" and not _switch(given, "use_sliding_window"):
         window = None
     if window is not None:
         window = _count({"sliding_window": window}, "sliding_window")
     if rule == "all_layers":
         return (window,) * num_layers
-    kinds = given.get("layer_types")
-    if kinds is None:
+    if given.get("layer_types") is None:
         first_windowed = given.get("max_window_layers", 28)
+        if isinstance(first_windowed, bool) or not isinstance(first_windowed, int) or first_windowed < 0:
+            raise CorruptCheckpoint(
+                f"config.json: max_window_layers must be an integer of at least 0, found {first_windowed!r}."
+            )
         return tuple(window if layer_id >= first_windowed else None for layer_id in range(num_layers))
+    kinds = [str(kind) for kind in _list(given, "layer_types")]
     if len(kinds) != num_layers:
         raise CorruptCheckpoint(f"config.json: layer_types has {len(kinds)} entries for {num_layers} layers.")
     unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
@@ -285,14 +358,6 @@ def _layer_windows(given: Mapping[str, Any], rule: WindowRule, num_layers: int) 
     if window is None and "sliding_attention" in kinds:
         raise CorruptCheckpoint("config.json: layer_types has sliding_attention, but no sliding_window is in use.")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-def _eos_token_ids(given: Mapping[str, Any], generation_config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Of both files, generation_config's first: chat models end a turn with an id that only that file lists."""
-    found: list[int] = []
-    for source in (generation_config.get("eos_token_id"), given.get("eos_token_id")):
-        found += source if isinstance(source, list) else [] if source is None else [source]
-    return tuple(dict.fromkeys(found))
 
 
 def _dtype(given: Mapping[str, Any]) -> str:

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from twostroke.errors import InvalidParameter
+from twostroke.config.checks import number, one_of, switch, whole_number
+
+Policy = Literal["fcfs", "priority"]
+Batching = Literal["continuous", "static"]
+Mixing = Literal["mixed", "prefill_first"]
+
+MAX_PER_STEP = 1 << 24
+"""Tokens or requests; more in one step is a slip of the keyboard."""
+
+MAX_AGEING_S = 1e6
+"""Beyond, priority x ageing_s leaves no digits for the time of arrival beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,21 +26,23 @@ class SchedulerConfig:
     """Token budget of a step, shared by prefill chunks and decodes."""
     max_num_seqs: int = 64
     """Most requests running at once."""
-    policy: Literal["fcfs", "priority"] = "fcfs"
+    policy: Policy = "fcfs"
     """Order of the queue: first come first served, or by priority (lower value first) with ageing."""
     ageing_s: float = 10.0
     """Under the priority policy one level of priority is worth this many seconds of waiting."""
     enable_chunked_prefill: bool = True
     """Baseline switch: False computes each prompt in one step, over the budget when it must."""
-    batching: Literal["continuous", "static"] = "continuous"
+    batching: Batching = "continuous"
     """Baseline switch: 'static' admits a batch only when the last one has ended as a whole."""
-    mixing: Literal["mixed", "prefill_first"] = "mixed"
+    mixing: Mixing = "mixed"
     """Baseline switch: 'prefill_first' never puts both strokes into one pass; prompts go before decodes."""
 
     def __post_init__(self) -> None:
-        """Checks ranges."""
+        """Checks types and ranges."""
         for name in ("max_num_batched_tokens", "max_num_seqs"):
-            if getattr(self, name) < 1:
-                raise InvalidParameter(name, getattr(self, name), "must be at least 1")
-        if not self.ageing_s > 0:
-            raise InvalidParameter("ageing_s", self.ageing_s, "must be more than 0")
+            whole_number(name, getattr(self, name), 1, MAX_PER_STEP)
+        for name, allowed in (("policy", Policy), ("batching", Batching), ("mixing", Mixing)):
+            one_of(name, getattr(self, name), get_args(allowed))
+        limit = f"more than 0 and at most {MAX_AGEING_S:g} (seconds)"
+        number("ageing_s", self.ageing_s, 0, MAX_AGEING_S, limit, low_open=True)
+        switch("enable_chunked_prefill", self.enable_chunked_prefill)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from twostroke.engine.journal import Journal, engine_started
 from twostroke.engine.output_processor import OutputProcessor
 from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import SetupError
+from twostroke.kernels.reference.row_tiles import proofs
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_cache.sizing import KVSizing, size_kv_cache
@@ -30,11 +33,11 @@ from twostroke.model.registry import num_parameters
 from twostroke.runner.executor import Executor, InProcessExecutor
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.machine_limits import measure_machine_limits
-from twostroke.runner.memory import free_host_bytes
+from twostroke.runner.memory import free_host_bytes, step_bytes
 from twostroke.runner.model_runner import ModelRunner
 from twostroke.sampling.sampler import Sampler
 from twostroke.scheduler.scheduler import Scheduler
-from twostroke.tokenizer.settings import read_eos_token_ids
+from twostroke.tokenizer.settings import read_eos_token_ids, read_sampling_defaults
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 log = get_logger(__name__)
@@ -49,6 +52,7 @@ class _Loaded:
     dtype: torch.dtype
     device: torch.device
     tokenizer: Tokenizer
+    eos_token_ids: frozenset[int]
 
 
 def build_text_engine(
@@ -77,20 +81,20 @@ def build_text_engine(
         layout,
         config.cache,
         max_model_len=config.load.max_model_len,
-        model_context=loaded.config.max_position_embeddings,
+        model_context=loaded.config.max_context,
         max_tokens_per_step=_max_tokens_per_step(config, loaded.config),
         free_bytes=_free_bytes(loaded.device) - weight_bytes,
+        step_bytes=_step_bytes(config, loaded),
     )
     model = load_model(
         loaded.folder, loaded.config, dtype=loaded.dtype, device=loaded.device, max_model_len=sizing.max_model_len
     )
     manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
     scheduler = Scheduler(config.scheduler, manager, max_model_len=sizing.max_model_len)
-    eos_token_ids = read_eos_token_ids(loaded.folder, loaded.tokenizer.eos_token_id)
     runner = ModelRunner(
         model,
         KVStorage(layout, sizing.num_blocks, loaded.dtype, loaded.device),
-        Sampler(loaded.config.vocab_size, eos_token_ids, loaded.device),
+        Sampler(loaded.config.vocab_size, loaded.eos_token_ids, loaded.device),
         max_model_len=sizing.max_model_len,
         device=loaded.device,
     )
@@ -105,13 +109,14 @@ def build_text_engine(
     )
     lines = _startup_lines(loaded, model.weight_bytes, layout, sizing, time.perf_counter() - begin_s)
     for line in lines:
-        log.info(line)
+        # a note, such as a shorter context than the model's, is nothing to find out from a refused prompt
+        log.log(logging.WARNING if line.startswith("note") else logging.INFO, line)
     inputs = InputProcessor(
         loaded.tokenizer,
         max_model_len=sizing.max_model_len,
         vocab_size=loaded.config.vocab_size,
         max_logprobs=config.load.max_logprobs,
-        eos_token_ids=eos_token_ids,
+        eos_token_ids=loaded.eos_token_ids,
     )
     return TextEngine(
         engine,
@@ -129,13 +134,25 @@ def _prepare(config: EngineConfig) -> _Loaded:
     device = torch.device(load.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SetupError("device=cuda: this PyTorch sees no CUDA device. Use --device cpu, or install a CUDA build.")
-    torch.set_num_threads(load.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(load.threads or _usable_processors())
     folder = find_model_folder(load.model)
     model_config = read_model_config(folder)
     dtype = getattr(torch, model_config.dtype if load.dtype == "auto" else load.dtype)
-    tokenizer = Tokenizer.from_folder(load.tokenizer or folder)
+    other = load.tokenizer and find_model_folder(load.tokenizer, with_weights=False)
+    tokenizer = Tokenizer.from_folder(other or folder)
     tokenizer.check_vocab(model_config.vocab_size)
-    return _Loaded(folder, model_config, dtype, device, tokenizer)
+    eos_token_ids = read_eos_token_ids(folder, tokenizer.eos_token_id, model_config.vocab_size)
+    recommended = read_sampling_defaults(folder)
+    if recommended:
+        log.info("generation_config.json: sampling defaults %s are not applied; give them per request", recommended)
+    return _Loaded(folder, model_config, dtype, device, tokenizer, eos_token_ids)
+
+
+def _usable_processors() -> int:
+    """Those this process may run on; where the system does not say (macOS, Windows), all there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _journal(config: EngineConfig, loaded: _Loaded, layout: KVLayout, sizing: KVSizing) -> Journal:
@@ -169,7 +186,21 @@ def _max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:
     """Most tokens that one step can add to one request."""
     if config.scheduler.enable_chunked_prefill:
         return config.scheduler.max_num_batched_tokens
-    return model.max_position_embeddings
+    return model.max_context
+
+
+def _step_bytes(config: EngineConfig, loaded: _Loaded) -> int:
+    """What the largest step takes; no step has more tokens than all its requests together."""
+    longest, scheduler = config.load.max_model_len or loaded.config.max_context, config.scheduler
+    most = scheduler.max_num_batched_tokens
+    if not scheduler.enable_chunked_prefill:
+        most = max(most, longest + scheduler.max_num_seqs)
+    return step_bytes(
+        loaded.config,
+        max_tokens=min(most, longest * scheduler.max_num_seqs),
+        max_num_seqs=scheduler.max_num_seqs,
+        bytes_per_element=loaded.dtype.itemsize,
+    )
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -192,5 +223,17 @@ def _startup_lines(
         f"model    {model}; {weights}",
         f"kv cache {layout.bytes_per_token:,} bytes per token; {blocks}, room for {capacity:,} tokens",
         f"requests {sizing.full_length_requests:,} of {sizing.max_model_len:,} tokens fit at once",
+        *_proof_lines(),
         *(f"note     {remark}" for remark in sizing.remarks),
     )
+
+
+def _proof_lines() -> list[str]:
+    """Which numbers of rows the products of this process may have, and what it took to prove that."""
+    found = proofs()
+    if not found:
+        return []
+    counts = Counter(proof.heights for proof in found)
+    admitted = ", ".join(f"{' '.join(map(str, heights))} rows for {count}" for heights, count in counts.items())
+    seconds = sum(proof.time_s for proof in found)
+    return [f"products {len(found)} kinds proved independent of their batch in {seconds:.2f} s: {admitted}"]

@@ -104,6 +104,10 @@ class KVLayout:
         first_visible = max(0, num_computed_tokens - group.window + 1)
         return first_visible // self.block_size
 
+    def run_blocks(self, max_model_len: int) -> int:
+        """Blocks of a contiguous reservation: every group's whole table, windows or not, for the longest request."""
+        return self.num_blocks_of_prefix(max_model_len) * len(self.groups)
+
     def peak_blocks(self, num_tokens: int, max_tokens_per_step: int) -> int:
         """Most blocks, over all groups, that a request of `num_tokens` holds at once.
 

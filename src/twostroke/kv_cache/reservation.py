@@ -185,7 +185,7 @@ class ContiguousReservation:
         self._layout = layout
         self._num_blocks = num_blocks
         self._row_len = layout.num_blocks_of_prefix(max_model_len)
-        self._run_len = self._row_len * len(layout.groups)
+        self._run_len = layout.run_blocks(max_model_len)
         self._starts: list[int] = []  # of the runs given out, in order
 
     @property

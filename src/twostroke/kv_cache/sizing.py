@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from twostroke.config.cache import CacheConfig
@@ -30,6 +31,7 @@ def size_kv_cache(
     model_context: int,
     max_tokens_per_step: int,
     free_bytes: int,
+    step_bytes: int,
 ) -> KVSizing:
     """Decides the number of blocks and the longest request.
 
@@ -42,52 +44,70 @@ def size_kv_cache(
         max_model_len: the user's wish; None takes the model's context.
         model_context: the longest context that the model was made for.
         max_tokens_per_step: what one step can add to a request (windows hold that much on top).
-        free_bytes: memory that is free for this process.
+        free_bytes: memory that is free for this process, the weights' already taken off.
+        step_bytes: what the largest step takes beside the KV cache (runner.memory.step_bytes).
 
     Raises:
         DoesNotFit: an explicit size is larger than the memory or the context allows, with the arithmetic.
     """
-    num_blocks, remarks = _num_blocks(layout, config, free_bytes), list[str]()
+    num_blocks, remarks = _num_blocks(layout, config, free_bytes, step_bytes), list[str]()
     if max_model_len is not None and max_model_len > model_context:
         raise DoesNotFit(
             f"max_model_len={max_model_len} exceeds the model's context of {model_context} tokens. "
             f"Lower it, or leave it out."
         )
+
+    def blocks_for(num_tokens: int) -> int:
+        """What the scheduler will ask for, by the same arithmetic."""
+        if config.kv_reservation == "contiguous":
+            return layout.run_blocks(num_tokens)
+        return layout.peak_blocks(num_tokens, max_tokens_per_step)
+
     wanted = max_model_len or model_context
-    fits = _longest_request(layout, num_blocks, max_tokens_per_step, wanted)
+    fits = _longest_request(blocks_for, num_blocks, wanted)
     if fits < wanted:
-        needed = layout.peak_blocks(wanted, max_tokens_per_step)
+        needed, smallest = blocks_for(wanted), blocks_for(2)
         arithmetic = (
             f"a request of {wanted} tokens needs {needed} blocks x {layout.bytes_per_block:,} bytes = "
             f"{needed * layout.bytes_per_block:,} bytes; the KV memory holds {num_blocks} blocks = "
             f"{num_blocks * layout.bytes_per_block:,} bytes"
         )
-        if max_model_len is not None or fits < 2:
+        if fits < 2:
+            raise DoesNotFit(
+                f"max_model_len={wanted}: {arithmetic}. Not even 2 tokens fit (one in, one out), which need {smallest} "
+                f"blocks. Give --kv-cache-memory {needed * layout.bytes_per_block}, or at least "
+                f"{smallest * layout.bytes_per_block} with --max-model-len 2."
+            )
+        if max_model_len is not None:
             raise DoesNotFit(
                 f"max_model_len={wanted}: {arithmetic}. Use --max-model-len {fits} or less, or give more with "
                 f"--kv-cache-memory {needed * layout.bytes_per_block}."
             )
         remarks.append(f"max_model_len: {model_context} -> {fits} ({arithmetic})")
-    full = num_blocks // layout.peak_blocks(fits, max_tokens_per_step)
+    full = num_blocks // blocks_for(fits)
     return KVSizing(num_blocks, fits, num_blocks * layout.bytes_per_block, full, tuple(remarks))
 
 
-def _num_blocks(layout: KVLayout, config: CacheConfig, free_bytes: int) -> int:
+def _num_blocks(layout: KVLayout, config: CacheConfig, free_bytes: int, step_bytes: int) -> int:
     per_block = layout.bytes_per_block
+    usable = max(0, free_bytes - step_bytes)
+    default = min(free_bytes // 2, usable)
     asked = config.kv_cache_memory
     if config.num_kv_blocks is not None:
         asked = config.num_kv_blocks * per_block
     if asked is None:
-        if free_bytes // 2 < per_block:
+        if default < per_block:
             raise DoesNotFit(
-                f"half of the free memory is {free_bytes // 2:,} bytes; one KV block takes {per_block:,}. "
-                f"Free some memory, or lower --block-size (now {layout.block_size})."
+                f"{free_bytes:,} bytes are free, the largest step takes {step_bytes:,}: that leaves {default:,} bytes "
+                f"for KV (half of what is free, at most); one KV block takes {per_block:,}. Free some memory, lower "
+                f"--max-num-batched-tokens or --max-num-seqs, or lower --block-size (now {layout.block_size})."
             )
-        return free_bytes // 2 // per_block
-    if asked > free_bytes:
+        return default // per_block
+    if asked > usable:
         raise DoesNotFit(
-            f"KV memory of {asked:,} bytes was asked for; {free_bytes:,} bytes are free. "
-            f"Use --kv-cache-memory {free_bytes // 2} (half of it), or leave it out."
+            f"KV memory of {asked:,} bytes was asked for; {free_bytes:,} bytes are free - {step_bytes:,} for the "
+            f"activations of the largest step = {usable:,}. Use --kv-cache-memory {default}, or leave it out; a lower "
+            "--max-num-batched-tokens makes steps smaller."
         )
     if asked < per_block:
         raise DoesNotFit(
@@ -97,12 +117,12 @@ def _num_blocks(layout: KVLayout, config: CacheConfig, free_bytes: int) -> int:
     return asked // per_block
 
 
-def _longest_request(layout: KVLayout, num_blocks: int, max_tokens_per_step: int, at_most: int) -> int:
-    """Largest n <= at_most whose peak fits; peak_blocks grows with n, so bisection finds it."""
+def _longest_request(blocks_for: Callable[[int], int], num_blocks: int, at_most: int) -> int:
+    """Largest n <= at_most that fits; blocks_for grows with n, so bisection finds it."""
     low, high = 0, at_most
     while low < high:
         middle = (low + high + 1) // 2
-        if layout.peak_blocks(middle, max_tokens_per_step) <= num_blocks:
+        if blocks_for(middle) <= num_blocks:
             low = middle
         else:
             high = middle - 1

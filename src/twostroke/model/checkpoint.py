@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -19,11 +19,17 @@ log = get_logger(__name__)
 _EMBEDDED = Path(__file__).resolve().parent.parent / "embedded"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+_HUB_FILES_LEFT_OUT = ["consolidated*", "original/*"]
+"""The same weights a second time, in the format of the model's makers."""
 _FLOAT_TYPES = ("F32", "F16", "BF16")
 
 
-def find_model_folder(model: str) -> Path:
+def find_model_folder(model: str, *, with_weights: bool = True) -> Path:
     """The local folder of a model given as a folder, a hub id (fetched once and then kept) or "embedded".
+
+    Args:
+        model: what the user wrote.
+        with_weights: False fetches what a tokenizer needs only.
 
     Raises:
         ModelNotFound: no such folder, and the hub does not have it or cannot be reached.
@@ -37,8 +43,9 @@ def find_model_folder(model: str) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise ModelNotFound(f"no folder {model!r}; fetching it from the hub needs huggingface_hub.") from error
+    left_out = _HUB_FILES_LEFT_OUT if with_weights else [*_HUB_FILES_LEFT_OUT, "*.safetensors"]
     try:
-        return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(model, allow_patterns=_HUB_FILES, ignore_patterns=left_out))
     except Exception as error:  # the hub client raises a dozen unrelated types for "no network" and "no such model"
         raise ModelNotFound(
             f"there is no folder {model!r}, and the hub did not deliver it ({type(error).__name__}: {error}). "
@@ -47,7 +54,7 @@ def find_model_folder(model: str) -> Path:
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """Reads config.json and, if there is one, generation_config.json.
+    """Reads config.json.
 
     Raises:
         ModelNotFound: the folder has no config.json.
@@ -57,7 +64,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     config = _read_json(folder / "config.json")
     if config is None:
         raise ModelNotFound(f"{folder} has no config.json; it is no Hugging Face model folder.")
-    return ModelConfig.from_hf(config, _read_json(folder / "generation_config.json"))
+    return ModelConfig.from_hf(config)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -65,7 +72,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise CorruptCheckpoint(f"{path} cannot be read as JSON ({error}). Download it again.") from error
     if not isinstance(content, dict):
         raise CorruptCheckpoint(f"{path} holds no JSON object. Download it again.")
@@ -88,7 +95,9 @@ class Checkpoint:
         if index is not None:
             file_names = sorted(set(_weight_map(index, folder).values()))
         else:
-            file_names = sorted(path.name for path in folder.glob("*.safetensors"))
+            names = sorted(path.name for path in folder.glob("*.safetensors"))
+            # Mistral's own format lies beside the transformers one in some repositories: the same weights again
+            file_names = [name for name in names if not name.startswith("consolidated")] or names
         if not file_names:
             raise ModelNotFound(f"{folder} has no safetensors files; other weight formats are not read.")
         for file_name in file_names:
@@ -127,7 +136,18 @@ def _weight_map(index: dict[str, Any], folder: Path) -> dict[str, str]:
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict):
         raise CorruptCheckpoint(f"{folder}: model.safetensors.index.json has no weight_map. Download it again.")
-    return weight_map
+    for name, file_name in cast(dict[str, Any], weight_map).items():
+        # the folder's own files: a path would let a download read anything on this machine
+        if not _is_weight_file_name(file_name):
+            raise CorruptCheckpoint(
+                f"{folder}: weight_map in model.safetensors.index.json gives {file_name!r} for {name}; it must be the "
+                "name of a safetensors file beside it. Download it again."
+            )
+    return cast(dict[str, str], weight_map)
+
+
+def _is_weight_file_name(name: object) -> bool:
+    return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
 
 
 def shorten(names: list[str], limit: int = 8) -> str:

@@ -1,31 +1,109 @@
-"""How much memory this process may still take, as the kernel and its control group see it."""
+"""How much memory this process may still take, as the kernel and its control group see it, and what a step takes."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+from pathlib import Path, PurePosixPath
+
+from twostroke.config.model import ModelConfig
+from twostroke.kernels.reference.attention_plan import MAX_GATHERED, MAX_SCORES, PARTITION
+from twostroke.sampling.logprobs import num_slice_rows
 
 _CGROUP_V2 = Path("/sys/fs/cgroup")
 _CGROUP_V1 = Path("/sys/fs/cgroup/memory")
+_FLOAT32 = 4
 
 
-def free_host_bytes(meminfo: Path = Path("/proc/meminfo"), cgroups: tuple[Path, ...] = (_CGROUP_V2, _CGROUP_V1)) -> int:
-    """Bytes that can be taken without swapping: the machine's available memory, cut to what the control group leaves.
+def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_per_element: int) -> int:
+    """Most memory that one step takes beside weights and KV.
+
+    ```
+    per token      3 hidden (residual, norm, output) + the larger of
+                     attention  2 qkv + 3 q            a product's output exists twice while tiles are joined,
+                     MLP        5 intermediate         gate and up are two of them, their product one
+                   and 2 hidden in float32 (the norm)
+    per logits row 5 vocab in float32                  logits, processed, probabilities, sorted, noise
+    attention      what a pass gathers, twice; its scores in both types and its float32 results
+    ```
+
+    Args:
+        model: the shape.
+        max_tokens: of the largest step.
+        max_num_seqs: rows of logits that are sampled at once; prompt log-probabilities come in slices.
+        bytes_per_element: of weights and activations.
+    """
+    q = model.num_heads * model.head_dim
+    qkv = q + 2 * model.num_kv_heads * model.head_dim
+    elements = 3 * model.hidden_size + max(2 * qkv + 3 * q, 5 * model.intermediate_size)
+    per_token = elements * bytes_per_element + 2 * model.hidden_size * _FLOAT32
+    sampled = 5 * min(max_num_seqs, max_tokens)
+    scored = 3 * min(num_slice_rows(model.vocab_size), max_tokens)
+    gathered = 2 * MAX_GATHERED * bytes_per_element
+    results = MAX_SCORES * model.head_dim // PARTITION * _FLOAT32
+    attention = gathered + MAX_SCORES * (bytes_per_element + 2 * _FLOAT32) + results
+    return max_tokens * per_token + max(sampled, scored) * model.vocab_size * _FLOAT32 + attention
+
+
+def free_host_bytes(meminfo: Path = Path("/proc/meminfo"), cgroups: tuple[Path, ...] | None = None) -> int:
+    """Bytes that can be taken without swapping: the machine's available memory, cut to what the control groups leave.
 
     Files that the kernel can drop again (page cache) count as free on both sides.
+
+    Args:
+        meminfo: the kernel's account of memory.
+        cgroups: folders of control groups that limit this process; default: its own and all above.
     """
-    available = _meminfo_field(meminfo, "MemAvailable")
-    for folder in cgroups:
+    available = _available_bytes(meminfo)
+    for folder in own_cgroups() if cgroups is None else cgroups:
         left = _cgroup_bytes_left(folder)
         if left is not None:
             available = min(available, left)
     return max(available, 0)
 
 
-def _meminfo_field(meminfo: Path, name: str) -> int:
-    for line in meminfo.read_text().splitlines():
-        if line.startswith(f"{name}:"):
+def own_cgroups(
+    membership: Path = Path("/proc/self/cgroup"), v2: Path = _CGROUP_V2, v1: Path = _CGROUP_V1
+) -> tuple[Path, ...]:
+    """The control groups of this process and their parents, each of which may set a limit.
+
+    ```
+    0::/user.slice/job.scope      version 2: /sys/fs/cgroup/user.slice/job.scope, .../user.slice, /sys/fs/cgroup
+    4:memory:/docker/1234         version 1: the same below /sys/fs/cgroup/memory
+    ```
+
+    Inside a container the paths may be the host's; folders that are not there say nothing, and the root is the
+    container's own group.
+    """
+    found = [v2, v1]
+    try:
+        lines = membership.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        root = v2 if not controllers else v1 if "memory" in controllers.split(",") else None
+        parts = PurePosixPath(path).parts[1:]
+        if root is not None and ".." not in parts:  # ".." is a group outside of this namespace
+            found += [root.joinpath(*parts[:depth]) for depth in range(len(parts), 0, -1)]
+    return tuple(found)
+
+
+def _available_bytes(meminfo: Path) -> int:
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    raise AssertionError(f"{meminfo} has no {name}")
+    return _bytes_by_sysconf()
+
+
+def _bytes_by_sysconf() -> int:
+    """Without /proc (macOS): pages that are free where the system tells, else half of all there are."""
+    if "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def _cgroup_bytes_left(folder: Path) -> int | None:

@@ -59,10 +59,18 @@ class TokenizerSettings:
         )
 
 
-def read_eos_token_ids(folder: Path, eos_token_id: int | None) -> frozenset[int]:
+def read_eos_token_ids(folder: Path, eos_token_id: int | None, vocab_size: int | None = None) -> frozenset[int]:
     """The ids that end a generation: the tokenizer's own and those of generation_config.json (else config.json).
 
     Chat models often name several there, of which the tokenizer knows only one.
+
+    Args:
+        folder: of the model.
+        eos_token_id: the tokenizer's.
+        vocab_size: of the model, where the ids are to be compared with it.
+
+    Raises:
+        CorruptCheckpoint: no token ids, or ids that the model has no logits for.
     """
     path = folder / "generation_config.json"
     if not path.is_file():
@@ -71,7 +79,17 @@ def read_eos_token_ids(folder: Path, eos_token_id: int | None) -> frozenset[int]
     ids: list[Any] = [] if given is None else given if isinstance(given, list) else [given]
     if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
         raise CorruptCheckpoint(f"{path}: eos_token_id is {given!r}; it must be a token id or a list of them.")
+    outside = [i for i in ids if vocab_size is not None and i >= vocab_size]
+    if outside:
+        raise CorruptCheckpoint(f"{path}: eos_token_id {outside[0]} is outside vocab_size {vocab_size}.")
     return frozenset([*ids, *([] if eos_token_id is None else [eos_token_id])])
+
+
+def read_sampling_defaults(folder: Path) -> dict[str, Any]:
+    """The sampling values that generation_config.json recommends; they are not applied, see `SamplingParams`."""
+    given = _read_json(folder / "generation_config.json")
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    return {name: given[name] for name in names if given.get(name) is not None}
 
 
 def read_text(path: Path) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from twostroke.config.model import ModelConfig, RopeConfig
-from twostroke.errors import CorruptCheckpoint, UnsupportedModel
+from twostroke.errors import CorruptCheckpoint, SetupError, UnsupportedModel
+from twostroke.layers.rotary import inverse_frequencies
 from twostroke.model.registry import num_parameters
 
 LLAMA3_ROPE = {
@@ -165,23 +167,21 @@ def changed(name: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_models_have_the_published_number_of_parameters(name: str) -> None:
     config, expected = PUBLISHED[name]
-    read = ModelConfig.from_hf(config, None)
+    read = ModelConfig.from_hf(config)
     assert num_parameters(read) == expected
     assert read.dtype == "bfloat16"
     assert len(read.layer_windows) == config["num_hidden_layers"]
 
 
 def test_values_of_published_models() -> None:
-    llama = ModelConfig.from_hf(PUBLISHED["Llama-3.1-8B-Instruct"][0], None)
-    assert llama.eos_token_ids == (128001, 128008, 128009)
+    llama = ModelConfig.from_hf(PUBLISHED["Llama-3.1-8B-Instruct"][0])
     assert llama.head_dim == 128
     assert llama.rope == RopeConfig(500000.0, "llama3", 8.0, 8192, 1.0, 4.0)
-    assert ModelConfig.from_hf(PUBLISHED["Mistral-7B-v0.1"][0], None).layer_windows == (4096,) * 32
-    assert ModelConfig.from_hf(PUBLISHED["Mistral-7B-v0.3"][0], None).layer_windows == (None,) * 32
-    qwen2 = ModelConfig.from_hf(PUBLISHED["Qwen2.5-0.5B-Instruct"][0], {"eos_token_id": [151645, 151643]})
-    assert qwen2.eos_token_ids == (151645, 151643)
+    assert ModelConfig.from_hf(PUBLISHED["Mistral-7B-v0.1"][0]).layer_windows == (4096,) * 32
+    assert ModelConfig.from_hf(PUBLISHED["Mistral-7B-v0.3"][0]).layer_windows == (None,) * 32
+    qwen2 = ModelConfig.from_hf(PUBLISHED["Qwen2.5-0.5B-Instruct"][0])
     assert (qwen2.attention_bias, qwen2.output_bias, qwen2.layer_windows) == (True, False, (None,) * 24)
-    assert ModelConfig.from_hf(PUBLISHED["Qwen3-0.6B"][0], None).qk_norm
+    assert ModelConfig.from_hf(PUBLISHED["Qwen3-0.6B"][0]).qk_norm
 
 
 def test_both_spellings_of_rope_are_the_same() -> None:
@@ -214,9 +214,17 @@ def test_windows_by_layer() -> None:
         ({"num_key_value_heads": 5}, CorruptCheckpoint, "no multiple of num_key_value_heads 5"),
         ({"head_dim": None, "hidden_size": 2050}, CorruptCheckpoint, "hidden_size 2050"),
         ({"head_dim": 63}, CorruptCheckpoint, "head_dim 63 is odd"),
-        ({"vocab_size": 1000}, CorruptCheckpoint, "outside vocab_size 1000"),
+        ({"architectures": 5}, CorruptCheckpoint, "architectures must be a list, found 5"),
+        ({"rope_scaling": [1]}, CorruptCheckpoint, "rope_scaling must be an object"),
+        ({"rope_scaling": None, "rope_parameters": [1]}, CorruptCheckpoint, "rope_parameters must be an object"),
+        ({"rms_norm_eps": "x"}, CorruptCheckpoint, "rms_norm_eps must be a number"),
+        ({"rms_norm_eps": float("nan")}, CorruptCheckpoint, "rms_norm_eps must be a number"),
+        ({"rope_theta": float("inf")}, CorruptCheckpoint, "for theta, found inf"),
+        ({"num_hidden_layers": 10**9}, CorruptCheckpoint, "num_hidden_layers"),
+        ({"attention_bias": "no"}, CorruptCheckpoint, "attention_bias must be true or false"),
+        ({"quantization_config": "awq"}, CorruptCheckpoint, "quantization_config must be an object"),
         ({"num_hidden_layers": None}, CorruptCheckpoint, "num_hidden_layers"),
-        ({"intermediate_size": 0}, CorruptCheckpoint, "intermediate_size must be an integer above 0, found 0"),
+        ({"intermediate_size": 0}, CorruptCheckpoint, "intermediate_size must be an integer above 0"),
         ({"torch_dtype": "float8_e4m3fn"}, UnsupportedModel, "float8_e4m3fn"),
     ],
 )
@@ -232,3 +240,108 @@ def test_layer_types_must_fit() -> None:
         ModelConfig.from_hf(changed("Qwen2.5-0.5B-Instruct", layer_types=["sliding_attention"] * 24))
     with pytest.raises(UnsupportedModel, match="chunked_attention"):
         ModelConfig.from_hf(changed("Qwen2.5-0.5B-Instruct", layer_types=["chunked_attention"] * 24))
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 4.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 512, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0},
+    "llama3": {
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 512,
+    },
+}
+
+
+def tiny(architecture: str, rope_type: str, spelling: str) -> dict[str, Any]:
+    return {
+        "architectures": [f"{architecture}ForCausalLM"],
+        "attention_bias": False,
+        "eos_token_id": 2,
+        "head_dim": 8,
+        "hidden_act": "silu",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "layer_types": ["full_attention", "sliding_attention"] if architecture == "Qwen3" else None,
+        "max_position_embeddings": 1024,
+        "max_window_layers": 1,
+        "mlp_bias": False,
+        "model_type": "tiny",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "partial_rotary_factor": 1.0,
+        "quantization_config": None,
+        "original_max_position_embeddings": None,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        spelling: {"rope_type": rope_type, "truncate": True, **ROPES[rope_type]},
+        "sliding_window": 16,
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+        "use_sliding_window": True,
+        "vocab_size": 64,
+    }
+
+
+ODD_VALUES = [
+    None,
+    -1,
+    0,
+    1,
+    1.5,
+    "x",
+    [],
+    ["x"],
+    [[]],
+    {},
+    {"x": {}},
+    True,
+    10**30,
+    10**400,
+    float("nan"),
+    float("inf"),
+]
+
+
+def loads_or_is_refused(config: dict[str, Any]) -> None:
+    try:
+        read = ModelConfig.from_hf(config)
+    except SetupError:
+        return
+    frequencies, factor = inverse_frequencies(read.rope, read.head_dim, min(read.max_context, 4096))
+    assert torch.isfinite(frequencies).all()
+    assert factor == factor
+
+
+@pytest.mark.parametrize("rope_type", ROPES)
+@pytest.mark.parametrize("architecture", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_any_odd_value_is_refused_or_loads(architecture: str, rope_type: str) -> None:
+    for spelling in ("rope_scaling", "rope_parameters"):
+        sound = tiny(architecture, rope_type, spelling)
+        ModelConfig.from_hf(sound)
+        for value in ODD_VALUES:
+            for key in sound:
+                loads_or_is_refused({**sound, key: value})
+            for key in (*sound[spelling], "rope_theta", "attention_factor", "type", "mscale_all_dim"):
+                loads_or_is_refused({**sound, spelling: {**sound[spelling], key: value}})
+
+
+@pytest.mark.parametrize(
+    ("rope_type", "changes", "context"),
+    [
+        ("default", {}, 1024),
+        ("linear", {}, 4096),
+        ("dynamic", {}, 4096),
+        ("yarn", {}, 2048),
+        ("yarn", {"original_max_position_embeddings": None}, 1024),
+        ("llama3", {}, 1024),
+    ],
+)
+def test_longest_context_of_each_rope_type(rope_type: str, changes: dict[str, Any], context: int) -> None:
+    config = tiny("Llama", rope_type, "rope_scaling")
+    config["rope_scaling"] |= changes
+    assert ModelConfig.from_hf(config).max_context == context

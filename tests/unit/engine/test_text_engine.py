@@ -21,7 +21,15 @@ from twostroke.config.engine import EngineConfig
 from twostroke.engine.assembly import build_text_engine
 from twostroke.engine.event_sinks import read_events
 from twostroke.engine.text_engine import TextEngine
-from twostroke.errors import EngineError, InvalidParameter, InvalidPrompt, UnknownParameter
+from twostroke.errors import (
+    CorruptCheckpoint,
+    DoesNotFit,
+    EngineError,
+    InvalidParameter,
+    InvalidPrompt,
+    ModelNotFound,
+    UnknownParameter,
+)
 from twostroke.events import StepScheduled
 from twostroke.runner.executor import Executor
 from twostroke.scheduler.replay import replay
@@ -446,3 +454,39 @@ def test_a_chat_takes_what_its_template_takes(random_models: dict[str, Path], tm
         chat_template_kwargs={"mood": "!"},
     )
     assert drain(engine)[name].prompt == "abctool!"
+
+
+def test_start_up_says_what_was_decided_for_the_user(folder: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        engine = text_engine(folder, kv_cache_memory=1 << 18, tokenizer=folder)
+    notes = [record for record in caplog.records if "640 ->" in record.message]
+    assert [record.levelname for record in notes] == ["WARNING"]
+    assert any("proved independent" in line and "rows for" in line for line in engine.startup_lines)
+    engine.close()
+
+
+def test_memory_is_not_given_to_kv_to_the_last_byte(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twostroke.engine.assembly.free_host_bytes", lambda: 1 << 28)
+    with pytest.raises(DoesNotFit, match="activations of the largest step"):
+        text_engine(folder, kv_cache_memory=(1 << 28) - (1 << 21))
+
+
+def test_recommended_sampling_is_logged_and_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = write_random_model(tmp_path, "llama")
+    (model / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "eos_token_id": 256}')
+    with caplog.at_level("INFO"):
+        text_engine(str(model)).close()
+    assert any("'temperature': 0.6, 'top_k': 20" in record.message for record in caplog.records)
+
+
+def test_end_of_text_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    model = write_random_model(tmp_path, "llama")
+    (model / "generation_config.json").write_text('{"eos_token_id": 320}')
+    with pytest.raises(CorruptCheckpoint, match="eos_token_id 320 is outside vocab_size 320"):
+        text_engine(str(model))
+
+
+def test_tokenizers_by_name(folder: str) -> None:
+    text_engine("embedded", tokenizer="embedded").close()
+    with pytest.raises(ModelNotFound, match="no hub id"):
+        text_engine(folder, tokenizer="/no/such/folder")

@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 
 from model_folders import SHAPES
 from twostroke.config.cache import CacheConfig
+from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import DoesNotFit
 from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_cache.sizing import KVSizing, size_kv_cache
 from twostroke.model.checkpoint import read_model_config
 from twostroke.runner.kv_storage import KVStorage
+from twostroke.scheduler.scheduler import Scheduler
 
 LAYOUT = KVLayout.of([None] * 4, block_size=16, num_kv_heads=2, head_dim=8, bytes_per_element=2)
 PER_BLOCK = 4 * 16 * 2 * 2 * 8 * 2
@@ -28,6 +31,7 @@ def size(layout: KVLayout = LAYOUT, config: CacheConfig | None = None, **given: 
         "model_context": 4096,
         "max_tokens_per_step": 512,
         "free_bytes": 1 << 30,
+        "step_bytes": 0,
     } | given
     return size_kv_cache(layout, config or CacheConfig(), **arguments)  # type: ignore[arg-type]
 
@@ -74,6 +78,8 @@ def test_default_context_is_shortened_to_fit_and_says_so() -> None:
         (CacheConfig(kv_cache_memory=100), {}, "holds no block"),
         (CacheConfig(num_kv_blocks=1 << 20), {}, "are free"),
         (CacheConfig(), {"free_bytes": 100}, "one KV block takes"),
+        (CacheConfig(kv_cache_memory=1 << 30), {"step_bytes": 1}, "- 1 for the activations of the largest step"),
+        (CacheConfig(), {"free_bytes": 1 << 20, "step_bytes": 1 << 20}, "--max-num-batched-tokens"),
     ],
 )
 def test_an_explicit_size_that_cannot_be_had_is_refused(
@@ -106,3 +112,30 @@ def test_if_a_length_fits_every_shorter_one_does(
     assert longest == 900 or peaks[longest] > num_blocks
     with_wish = dataclasses.replace(config)
     assert size(layout, with_wish, model_context=900, max_tokens_per_step=step, max_model_len=max(2, longest // 2))
+
+
+def test_advice_for_too_little_memory_can_be_followed() -> None:
+    layout = KVLayout.of([None, 8], block_size=1, num_kv_heads=1, head_dim=4, bytes_per_element=2)
+    for blocks in (1, 2, 3):
+        with pytest.raises(DoesNotFit, match=r"Not even 2 tokens fit.* need 4 blocks.*--max-model-len 2") as error:
+            size(layout, CacheConfig(block_size=1, num_kv_blocks=blocks))
+        assert "--max-model-len 1 " not in str(error.value)
+    enough = CacheConfig(block_size=1, kv_cache_memory=4 * layout.bytes_per_block)
+    assert size(layout, enough, max_model_len=2).max_model_len == 2
+
+
+def test_contiguous_runs_are_sized_as_the_scheduler_will_ask_for_them() -> None:
+    """Windows save nothing there: a run holds every group's whole table."""
+    layout = KVLayout.of([32], block_size=16, num_kv_heads=1, head_dim=4, bytes_per_element=2)
+    contiguous = CacheConfig(kv_reservation="contiguous", num_kv_blocks=10, enable_prefix_caching=False)
+    sizing = size(layout, contiguous, max_tokens_per_step=16)
+    assert sizing.max_model_len == 160
+    manager = KVCacheManager(layout, 10, contiguous, sizing.max_model_len)
+    Scheduler(SchedulerConfig(max_num_batched_tokens=16), manager, max_model_len=sizing.max_model_len)
+    assert size(layout, CacheConfig(num_kv_blocks=10), max_tokens_per_step=16).max_model_len == 4096
+
+
+def test_memory_of_steps_is_kept_free() -> None:
+    free = 1000 * PER_BLOCK
+    assert size(free_bytes=free, step_bytes=free // 4).num_blocks == 500
+    assert size(free_bytes=free, step_bytes=free - 100 * PER_BLOCK).num_blocks == 100

@@ -162,10 +162,19 @@ def test_missing_shard_and_wrong_index(folder: Path) -> None:
     index.write_text("{}")
     with pytest.raises(CorruptCheckpoint, match="no weight_map"):
         load(folder)
+    for wrong in (3, None, ["model.safetensors"], "../model.safetensors", ""):
+        index.write_text(json.dumps({"weight_map": {**weight_map, "lm_head.weight": wrong}}))
+        with pytest.raises(CorruptCheckpoint, match=r"weight_map .* for lm_head\.weight"):
+            load(folder)
     index.write_text(json.dumps({"weight_map": weight_map}))
     (folder / weight_map["lm_head.weight"]).unlink()
     with pytest.raises(CorruptCheckpoint, match="cannot be read"):
         load(folder)
+
+
+def test_a_second_copy_in_the_makers_format_is_left_alone(sound: Path, folder: Path) -> None:
+    save_file({"layers.0.attention.wq.weight": torch.ones(4)}, folder / "consolidated.safetensors")
+    assert torch.equal(logits(load(folder)), logits(load(sound)))
 
 
 def test_integer_weights_are_not_run(folder: Path) -> None:
@@ -197,8 +206,15 @@ def test_hub_ids_offline(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     with pytest.raises(ModelNotFound, match=r"no route to host.*give its folder"):
         find_model_folder("somebody/some-model")
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **kwargs: str(folder))
+    asked: dict[str, object] = {}
+
+    def online(*args: object, **kwargs: object) -> str:
+        asked.update(kwargs)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", online)
     assert find_model_folder("somebody/some-model") == folder
+    assert "consolidated*" in asked["ignore_patterns"]
     assert find_model_folder(str(folder)) == folder
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from twostroke.runner.memory import free_host_bytes
+from twostroke.runner.memory import free_host_bytes, own_cgroups
 
 GIB = 1 << 30
 
@@ -54,3 +55,31 @@ def test_an_unlimited_group_changes_nothing(meminfo: Path, tmp_path: Path, versi
 def test_a_full_group_has_nothing_left(meminfo: Path, tmp_path: Path) -> None:
     folder = cgroup(tmp_path / "group", str(GIB), 2 * GIB, 0, version=2)
     assert free_host_bytes(meminfo, (folder,)) == 0
+
+
+def test_the_own_group_and_all_above_it_count(meminfo: Path, tmp_path: Path) -> None:
+    root = cgroup(tmp_path / "root", "max", 0, 0, version=2)
+    slice_ = cgroup(root / "user.slice", str(6 * GIB), 1 * GIB, 0, version=2)
+    cgroup(slice_ / "job.scope", str(8 * GIB), 1 * GIB, 0, version=2)
+    v1 = cgroup(tmp_path / "v1", str((1 << 63) - 4096), 0, 0, version=1)
+    cgroup(v1 / "docker", str(3 * GIB), 1 * GIB, 0, version=1)
+    membership = tmp_path / "cgroup"
+
+    def free(text: str) -> int:
+        membership.write_text(text)
+        return free_host_bytes(meminfo, own_cgroups(membership, root, v1))
+
+    assert free("0::/user.slice/job.scope\n") == 5 * GIB
+    assert free("0::/\n") == 16 * GIB
+    assert free("0::/user.slice/gone.scope\n") == 5 * GIB
+    assert free("0::/../user.slice\n") == 16 * GIB
+    assert free("4:cpu,memory:/docker\n9:name=systemd:/user.slice\n0::/\n") == 2 * GIB
+    membership.unlink()
+    assert own_cgroups(membership, root, v1) == (root, v1)
+
+
+def test_without_proc_the_system_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < free_host_bytes(tmp_path / "none", ()) < 1 << 50
+    monkeypatch.setattr(os, "sysconf_names", {"SC_PHYS_PAGES": 1, "SC_PAGE_SIZE": 2})
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1 << 20, "SC_PAGE_SIZE": 4096}.get)
+    assert free_host_bytes(tmp_path / "none", ()) == 2 * GIB

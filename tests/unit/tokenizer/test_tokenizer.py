@@ -241,7 +241,9 @@ def test_eos_token_ids(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"eos_token_id": 3}')
     assert read_eos_token_ids(tmp_path, 7) == {3, 7}
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [4, 5]}')
-    assert read_eos_token_ids(tmp_path, 7) == {4, 5, 7}
+    assert read_eos_token_ids(tmp_path, 7, vocab_size=8) == {4, 5, 7}
+    with pytest.raises(CorruptCheckpoint, match="eos_token_id 5 is outside vocab_size 5"):
+        read_eos_token_ids(tmp_path, 4, vocab_size=5)
     for wrong in ("true", '"x"', "[1.5]", "-1"):
         (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {wrong}}}')
         with pytest.raises(CorruptCheckpoint, match="eos_token_id"):

@@ -1,0 +1,49 @@
+"""What a setting has to be: the checks that every config and SamplingParams share.
+
+From the command line a value has passed a parser; from Python it is whatever the caller wrote. Each check takes
+`object` for that reason, and says the value and the limit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from twostroke.errors import InvalidParameter
+
+
+def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Refuses what is not one of a Literal's texts.
+
+    >>> one_of("policy", "fcfs", ("fcfs", "priority"))
+    """
+    if not isinstance(value, str) or value not in allowed:
+        raise InvalidParameter(name, value, f"must be one of {', '.join(map(repr, allowed))}")
+
+
+def switch(name: str, value: object) -> None:
+    """Refuses what is neither True nor False: a text is true whatever it says."""
+    if not isinstance(value, bool):
+        raise InvalidParameter(name, value, "must be True or False")
+
+
+def text(name: str, value: object) -> None:
+    """Refuses what is no text, and an empty one."""
+    if not isinstance(value, str) or not value:
+        raise InvalidParameter(name, value, "must be a text")
+
+
+def whole_number(name: str, value: object, low: int, high: int | None = None, *, limit: str = "") -> None:
+    """Refuses what is no int (True is none), or outside low to high, both included; `limit` says it in other words."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+        limit = limit or (f"a whole number of at least {low}" if high is None else f"a whole number, {low} to {high}")
+        raise InvalidParameter(name, value, f"must be {limit}")
+
+
+def number(name: str, value: object, low: float, high: float, limit: str, *, low_open: bool = False) -> None:
+    """Refuses what is no finite number, or outside low to high; `low_open` leaves low itself out."""
+    given: Any = value
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    # the range first: an int beyond every float has no isfinite
+    if not is_number or not low <= given <= high or (low_open and given == low) or not math.isfinite(given):
+        raise InvalidParameter(name, value, f"must be {limit}")

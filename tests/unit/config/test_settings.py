@@ -1,0 +1,103 @@
+"""Settings given from Python: every wrong type and value is refused by name, before anything is built of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twostroke import SamplingParams
+from twostroke.config.engine import EngineConfig
+from twostroke.errors import InvalidParameter
+
+WRONG_SETTINGS: list[tuple[str, Any]] = [
+    ("mixing", "x"),
+    ("batching", "statik"),
+    ("kv_reservation", "contig"),
+    ("dtype", "int8"),
+    ("policy", "prio"),
+    ("policy", ["fcfs"]),
+    ("device", "tpu"),
+    ("block_size", "16"),
+    ("block_size", 16.0),
+    ("block_size", True),
+    ("block_size", 24),
+    ("threads", "2"),
+    ("threads", 10**30),
+    ("threads", 0),
+    ("max_num_seqs", True),
+    ("max_num_batched_tokens", 1.5),
+    ("max_num_batched_tokens", 10**30),
+    ("max_model_len", "4096"),
+    ("max_model_len", 1),
+    ("max_logprobs", None),
+    ("num_kv_blocks", "many"),
+    ("kv_cache_memory", 1e9),
+    ("enable_prefix_caching", "no"),
+    ("enable_chunked_prefill", 0),
+    ("ageing_s", float("inf")),
+    ("ageing_s", float("nan")),
+    ("ageing_s", 1e300),
+    ("ageing_s", 0),
+    ("ageing_s", "10"),
+    ("event_log", 3),
+    ("tokenizer", b"folder"),
+    ("model", None),
+    ("model", ""),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG_SETTINGS, ids=str)
+def test_wrong_settings(name: str, value: Any) -> None:
+    with pytest.raises(InvalidParameter) as error:
+        EngineConfig.from_keywords(**{name: value})
+    assert error.value.name == name
+    assert error.value.limit
+
+
+def test_paths_may_be_texts_or_paths() -> None:
+    load = EngineConfig.from_keywords(model=Path("some/folder"), event_log="log.jsonl", tokenizer=Path("other")).load
+    assert (load.model, load.tokenizer, load.event_log) == (str(Path("some/folder")), "other", Path("log.jsonl"))
+
+
+WRONG_PARAMS: list[tuple[str, Any]] = [
+    ("logit_bias", [1]),
+    ("logit_bias", {"x": 1.0}),
+    ("logit_bias", {1: "2"}),
+    ("logit_bias", {"²": 1.0}),
+    ("repetition_penalty", 1e-300),
+    ("repetition_penalty", 0.0099),
+    ("repetition_penalty", 101),
+    ("temperature", "1"),
+    ("temperature", float("nan")),
+    ("temperature", 10**400),
+    ("temperature", None),
+    ("top_p", 0),
+    ("top_k", 1.0),
+    ("stop", b"end"),
+    ("stop", [b"end"]),
+    ("stop", [""]),
+    ("stop", 5),
+    ("bad_words", {"a": 1}),
+    ("stop_token_ids", "12"),
+    ("stop_token_ids", [1.0]),
+    ("allowed_token_ids", 3),
+    ("seed", "1"),
+    ("seed", 2**63),
+    ("n", True),
+    ("n", 129),
+    ("max_tokens", 1.5),
+    ("min_tokens", None),
+    ("logprobs", "3"),
+    ("ignore_eos", "no"),
+    ("skip_special_tokens", None),
+    ("include_stop_str_in_output", 1),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG_PARAMS, ids=lambda value: repr(value)[:30])
+def test_wrong_sampling_params(name: str, value: Any) -> None:
+    with pytest.raises(InvalidParameter) as error:
+        SamplingParams(**{name: value})
+    assert error.value.name == name
