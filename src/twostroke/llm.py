@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, cast
 
@@ -36,6 +37,7 @@ class LLM:
 
     def __init__(self, model: str = "embedded", **config: Any) -> None:
         self._engine: TextEngine = build_text_engine(EngineConfig.from_keywords(model=model, **config))
+        self._one_call = threading.Lock()  # calls from several threads wait for each other
 
     def __enter__(self) -> Self:
         return self
@@ -112,6 +114,17 @@ class LLM:
         self._engine.close()
 
     def _run(
+        self,
+        submit: Callable[[int, SamplingParams, int], str],
+        count: int,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        with self._one_call:
+            return self._run_alone(submit, count, sampling_params, priority, use_tqdm)
+
+    def _run_alone(
         self,
         submit: Callable[[int, SamplingParams, int], str],
         count: int,

@@ -91,21 +91,24 @@ class Checkpoint:
         """
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._file_of: dict[str, Any] = {}
+        self._home_of: dict[str, str] = {}
         index = _read_json(folder / "model.safetensors.index.json")
         if index is not None:
             file_names = sorted(set(_weight_map(index, folder).values()))
         else:
             names = sorted(path.name for path in folder.glob("*.safetensors"))
-            # Mistral's own format lies beside the transformers one in some repositories: the same weights again
-            file_names = [name for name in names if not name.startswith("consolidated")] or names
+            # other files beside it (Mistral's own format, adapters, copies) are no part of the model
+            file_names = ["model.safetensors"] if "model.safetensors" in names else names
         if not file_names:
             raise ModelNotFound(f"{folder} has no safetensors files; other weight formats are not read.")
         for file_name in file_names:
             self._open(folder / file_name)
         if index is not None:
-            absent = [name for name in _weight_map(index, folder) if name not in self.shapes]
-            if absent:
-                raise CorruptCheckpoint(f"{folder}: the index names tensors that no file has: {shorten(absent)}.")
+            misplaced = [n for n, file_name in _weight_map(index, folder).items() if self._home_of.get(n) != file_name]
+            if misplaced:
+                raise CorruptCheckpoint(
+                    f"{folder}: the index names tensors that are not in the files it gives: {shorten(misplaced)}."
+                )
 
     def _open(self, path: Path) -> None:
         try:
@@ -115,8 +118,11 @@ class Checkpoint:
                 if header.get_dtype() not in _FLOAT_TYPES:
                     known = ", ".join(_FLOAT_TYPES)
                     raise UnsupportedModel(f"{path.name}: {name} has type {header.get_dtype()}; known: {known}.")
+                if name in self._home_of:
+                    both = f"{self._home_of[name]} and {path.name}"
+                    raise CorruptCheckpoint(f"{path.parent}: {name} is in {both}. Remove the file that is no part.")
                 self.shapes[name] = tuple(header.get_shape())
-                self._file_of[name] = file
+                self._file_of[name], self._home_of[name] = file, path.name
         except (SafetensorError, OSError) as error:
             raise CorruptCheckpoint(f"{path} cannot be read ({error}). Download it again.") from error
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -490,3 +491,11 @@ def test_tokenizers_by_name(folder: str) -> None:
     text_engine("embedded", tokenizer="embedded").close()
     with pytest.raises(ModelNotFound, match="no hub id"):
         text_engine(folder, tokenizer="/no/such/folder")
+
+
+def test_calls_from_several_threads_wait_for_each_other(folder: str) -> None:
+    with LLM(folder, kv_cache_memory=1 << 24, threads=1) as llm, ThreadPoolExecutor(4) as pool:
+        params = [SamplingParams(max_tokens=8, ignore_eos=True, seed=i) for i in range(8)]
+        alone = [llm.generate(PROMPT, p)[0].outputs[0].token_ids for p in params]
+        together = list(pool.map(lambda p: llm.generate(PROMPT, p)[0].outputs[0].token_ids, params))
+    assert together == alone

@@ -153,11 +153,22 @@ def test_corrupt_header(folder: Path) -> None:
         load(folder)
 
 
+def test_a_stray_file_replaces_no_weights(folder: Path) -> None:
+    """Beside model.safetensors it is no part of the model; among shards without an index nobody could say."""
+    stray = {"model.norm.weight": torch.zeros(4)}
+    save_file(stray, folder / "zz.safetensors")
+    assert "model.norm.weight" in Checkpoint(folder).shapes
+    assert Checkpoint(folder).read("model.norm.weight").any()
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    with pytest.raises(CorruptCheckpoint, match=r"model\.norm\.weight is in .* and zz"):
+        Checkpoint(folder)
+
+
 def test_missing_shard_and_wrong_index(folder: Path) -> None:
     weight_map = shard(folder, 2)
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {**weight_map, "model.ghost": weight_map["lm_head.weight"]}}))
-    with pytest.raises(CorruptCheckpoint, match=r"no file has: model\.ghost"):
+    with pytest.raises(CorruptCheckpoint, match=r"not in the files it gives: model\.ghost"):
         load(folder)
     index.write_text("{}")
     with pytest.raises(CorruptCheckpoint, match="no weight_map"):
