@@ -16,7 +16,7 @@ from torch import Tensor
 from oracle import naive_model
 from oracle.paged_driver import PagedDriver
 from twostroke.errors import CorruptCheckpoint, ModelNotFound, UnsupportedModel
-from twostroke.model.checkpoint import find_model_folder, read_model_config
+from twostroke.model.checkpoint import Checkpoint, find_model_folder, read_model_config
 from twostroke.model.decoder import DecoderModel
 from twostroke.model.loader import load_model
 from twostroke.model.registry import ARCHITECTURES, Architecture, architecture, model_class, num_parameters
