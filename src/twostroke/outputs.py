@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from twostroke.request import FinishReason
+from twostroke.request_times import RequestTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,19 @@ class RequestMetrics:
     """Gaps between consecutive tokens."""
     e2e_s: float
     num_preemptions: int
+
+    @classmethod
+    def of(cls, times: RequestTimes) -> RequestMetrics:
+        """Of a sequence that got a token at least."""
+        return cls(
+            arrival_time_s=times.arrival_s,
+            queue_time_s=times.queue_time_s,
+            ttft_s=times.ttft_s,
+            tpot_s=times.tpot_s,
+            itl_s=times.itl_s,
+            e2e_s=times.e2e_s,
+            num_preemptions=times.num_preemptions,
+        )
 
 
 @dataclass(slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from tqdm.auto import tqdm
 
@@ -15,6 +15,7 @@ from twostroke.engine.clock import Clock, monotonic_clock
 from twostroke.engine.engine import Engine
 from twostroke.engine.generation import GenerationRequest
 from twostroke.request import FinishReason
+from twostroke.request_times import RequestTimes
 from twostroke.runner.executor import Executor
 from twostroke.sampling_params import SamplingParams
 
@@ -50,57 +51,27 @@ class StepSample:
 
 
 @dataclass(slots=True)
-class RequestTimes:
-    """When a request came, first ran, and got each token; seconds after the start of the run."""
+class ServedRequest:
+    """A request's way through an engine; times count from the start of the run."""
 
     request_id: str
-    arrival_s: float
-    scheduled_s: float | None = None
-    token_times_s: list[float] = field(default_factory=list[float])
+    times: RequestTimes
     num_cached_tokens: int = 0
-    num_preemptions: int = 0
     finish_reason: FinishReason | None = None
-
-    @property
-    def queue_time_s(self) -> float:
-        """Arrival until first scheduled."""
-        assert self.scheduled_s is not None, f"{self.request_id} never ran"
-        return self.scheduled_s - self.arrival_s
-
-    @property
-    def ttft_s(self) -> float:
-        """Arrival until the first token."""
-        return self.token_times_s[0] - self.arrival_s
-
-    @property
-    def e2e_s(self) -> float:
-        """Arrival until the last token."""
-        return self.token_times_s[-1] - self.arrival_s
-
-    @property
-    def tpot_s(self) -> float | None:
-        """(e2e - ttft) / (tokens - 1); None for a single token."""
-        count = len(self.token_times_s)
-        return (self.e2e_s - self.ttft_s) / (count - 1) if count > 1 else None
-
-    @property
-    def itl_s(self) -> Iterator[float]:
-        """Gaps between consecutive tokens."""
-        return (after - before for before, after in zip(self.token_times_s, self.token_times_s[1:], strict=False))
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """A workload's way through an engine."""
 
-    requests: tuple[RequestTimes, ...]
+    requests: tuple[ServedRequest, ...]
     steps: tuple[StepSample, ...]
     duration_s: float
 
     @property
     def num_output_tokens(self) -> int:
         """Tokens made."""
-        return sum(len(r.token_times_s) for r in self.requests)
+        return sum(len(r.times.token_times_s) for r in self.requests)
 
 
 class RecordingExecutor:
@@ -174,7 +145,7 @@ def drive(
     start_s = clock()
     executor.num_runs += 1
     pending = deque(enumerate(workload.requests))
-    times: dict[str, RequestTimes] = {}
+    served: dict[str, ServedRequest] = {}
     steps: list[StepSample] = []
     with tqdm(
         total=workload.num_output_tokens, desc=progress, unit="tok", disable=None if progress else True, leave=False
@@ -184,19 +155,19 @@ def drive(
             while pending and pending[0][1].arrival_s <= now_s:
                 index, request = pending.popleft()
                 request_id = f"{executor.num_runs}-{index}"
-                times[request_id] = RequestTimes(request_id, request.arrival_s)
+                served[request_id] = ServedRequest(request_id, RequestTimes(request.arrival_s))
                 engine.add_request(_generation_request(request_id, request, start_s))
             if not engine.has_work:
                 wait(pending[0][1].arrival_s - now_s)
                 continue
-            bar.update(_step(engine, executor, times, steps, clock, start_s))
-    return Run(tuple(times.values()), tuple(steps), clock() - start_s)
+            bar.update(_step(engine, executor, served, steps, clock, start_s))
+    return Run(tuple(served.values()), tuple(steps), clock() - start_s)
 
 
 def _step(
     engine: Engine,
     executor: RecordingExecutor,
-    times: dict[str, RequestTimes],
+    served: dict[str, ServedRequest],
     steps: list[StepSample],
     clock: Clock,
     start_s: float,
@@ -222,14 +193,15 @@ def _step(
         )
     num_tokens = 0
     for update in updates:
-        request = times[update.request_id]
-        if request.scheduled_s is None:
+        request = served[update.request_id]
+        times = request.times
+        if times.scheduled_s is None:
             assert update.scheduled_time_s is not None, f"{update.request_id} has a token and never ran"
-            request.scheduled_s = update.scheduled_time_s - start_s
+            times.scheduled_s = update.scheduled_time_s - start_s
             request.num_cached_tokens = update.num_cached_tokens
         assert update.error is None, f"request {update.request_id} failed: {update.error}"
-        request.token_times_s.extend([update.time_s - start_s] * len(update.token_ids))
-        request.num_preemptions = update.num_preemptions
+        times.token_times_s.extend([update.time_s - start_s] * len(update.token_ids))
+        times.num_preemptions = update.num_preemptions
         request.finish_reason = update.finish_reason
         num_tokens += len(update.token_ids)
     return num_tokens

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from twostroke.bench.drive import RequestTimes, Run, StepSample
+from twostroke.bench.drive import Run, ServedRequest, StepSample
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted, Event, RequestArrived, RequestFinishedByCaller, StepCommitted, StepScheduled
+from twostroke.request_times import RequestTimes
 
 
 def run_of_log(events: Iterable[Event]) -> Run:
@@ -24,13 +25,13 @@ def run_of_log(events: Iterable[Event]) -> Run:
         reader.take(event)
     if not reader.steps:
         raise InvalidParameter("event_log", "these events", "must hold at least one finished step")
-    served = tuple(times for times in reader.requests.values() if times.token_times_s)
+    served = tuple(request for request in reader.requests.values() if request.times.token_times_s)
     return Run(served, tuple(reader.steps), reader.steps[-1].end_s)
 
 
 @dataclass(slots=True)
 class _Reader:
-    requests: dict[str, RequestTimes] = field(default_factory=dict[str, RequestTimes])
+    requests: dict[str, ServedRequest] = field(default_factory=dict[str, ServedRequest])
     steps: list[StepSample] = field(default_factory=list[StepSample])
     _begin_s: float | None = None
     """Time of the first arrival; everything is counted from there."""
@@ -57,7 +58,7 @@ class _Reader:
         arrival_s = event.arrival.arrival_time_s
         if self._begin_s is None:
             self._begin_s = arrival_s
-        self.requests[event.request_id] = RequestTimes(event.request_id, arrival_s - self._begin_s)
+        self.requests[event.request_id] = ServedRequest(event.request_id, RequestTimes(arrival_s - self._begin_s))
 
     def _scheduled(self, event: StepScheduled) -> None:
         batch = event.batch
@@ -65,12 +66,12 @@ class _Reader:
             return
         self._decided[batch.step] = event
         for request_id in batch.preempted_request_ids:
-            self.requests[request_id].num_preemptions += 1
+            self.requests[request_id].times.num_preemptions += 1
         for scheduled in batch.requests:
-            times = self.requests[scheduled.request_id]
-            if times.scheduled_s is None:
-                times.scheduled_s = event.time_s - self._begin_s
-                times.num_cached_tokens = scheduled.num_computed_tokens
+            request = self.requests[scheduled.request_id]
+            if request.times.scheduled_s is None:
+                request.times.scheduled_s = event.time_s - self._begin_s
+                request.num_cached_tokens = scheduled.num_computed_tokens
 
     def _committed(self, event: StepCommitted) -> None:
         assert self._begin_s is not None, f"step {event.step} has a result and nobody ever arrived"
@@ -89,13 +90,13 @@ class _Reader:
             )
         )
         for commit in event.commits:
-            self.requests[commit.request_id].token_times_s.extend([end_s] * commit.num_tokens)
+            self.requests[commit.request_id].times.token_times_s.extend([end_s] * commit.num_tokens)
             if commit.finish_reason is not None:
                 self._finish(commit.request_id)
 
     def _finish(self, request_id: str) -> None:
         # its name may be used again; what it was stays under a name that nobody can have
-        times = self.requests.pop(request_id, None)
-        if times is not None:
+        request = self.requests.pop(request_id, None)
+        if request is not None:
             self._ended += 1
-            self.requests[f"{request_id}\0{self._ended}"] = times
+            self.requests[f"{request_id}\0{self._ended}"] = request

@@ -19,7 +19,7 @@ def summarize(run: Run) -> dict[str, Any]:
     return {
         "duration_s": run.duration_s,
         "num_requests": len(run.requests),
-        "num_preemptions": sum(r.num_preemptions for r in run.requests),
+        "num_preemptions": sum(r.times.num_preemptions for r in run.requests),
         "num_cached_tokens": sum(r.num_cached_tokens for r in run.requests),
         "throughput": throughput(run),
         "latency": latencies(run),
@@ -43,12 +43,13 @@ def throughput(run: Run) -> dict[str, float]:
 
 def latencies(run: Run) -> dict[str, dict[str, float]]:
     """Percentiles over requests; of the gaps between tokens, over all tokens."""
+    times = [request.times for request in run.requests]
     return {
-        "queue_time_s": percentiles([r.queue_time_s for r in run.requests]),
-        "ttft_s": percentiles([r.ttft_s for r in run.requests]),
-        "tpot_s": percentiles([r.tpot_s for r in run.requests if r.tpot_s is not None]),
-        "itl_s": percentiles([gap for r in run.requests for gap in r.itl_s]),
-        "e2e_s": percentiles([r.e2e_s for r in run.requests]),
+        "queue_time_s": percentiles([t.queue_time_s for t in times]),
+        "ttft_s": percentiles([t.ttft_s for t in times]),
+        "tpot_s": percentiles([t.tpot_s for t in times if t.tpot_s is not None]),
+        "itl_s": percentiles([gap for t in times for gap in t.itl_s]),
+        "e2e_s": percentiles([t.e2e_s for t in times]),
     }
 
 

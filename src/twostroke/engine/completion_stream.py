@@ -9,6 +9,7 @@ from twostroke.batch import TokenLogprobs
 from twostroke.engine.stop_checker import StopMatch, StopStrings
 from twostroke.outputs import CompletionOutput, Logprob, LogprobsAtPosition
 from twostroke.request import FinishReason
+from twostroke.request_times import RequestTimes
 from twostroke.sampling_params import SamplingParams
 from twostroke.tokenizer.detokenizer import IncrementalDetokenizer
 from twostroke.tokenizer.tokenizer import Tokenizer
@@ -36,9 +37,12 @@ class CompletionStream:
         params: of the request.
         index: among the sequences of the prompt.
         seed: its tokens are drawn with.
+        times: where to note when each token was there, and the end.
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, index: int, seed: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, params: SamplingParams, index: int, seed: int, times: RequestTimes
+    ) -> None:
         self._tokenizer = tokenizer
         self._params = params
         self._index = index
@@ -50,11 +54,9 @@ class CompletionStream:
         self._logprobs: list[LogprobsAtPosition] = []
         self._cumulative_logprob = 0.0
         self._num_tokens_sent = 0
-        self.token_times_s: list[float] = []
-        """When each token was there, on the engine's clock."""
+        self.times = times
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
-        self.finish_time_s: float | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -93,14 +95,14 @@ class CompletionStream:
                 num_tokens = position
                 break
         self._token_ids += token_ids[:num_tokens]
-        self.token_times_s += [time_s] * num_tokens
+        self.times.token_times_s += [time_s] * num_tokens
         for entry in logprobs[:num_tokens]:
             self._logprobs.append(decode_logprobs(entry, self._tokenizer))
             self._cumulative_logprob += entry.logprobs[0]
         if self.finish_reason is None and finish_reason is not None:
             self.finish(finish_reason, time_s, stop_reason)
         elif self.finish_reason is not None:
-            self.finish_time_s = time_s
+            self.times.finish_s = time_s
         return num_tokens, self.finish_reason
 
     def finish(self, reason: FinishReason, time_s: float, stop_reason: int | None = None) -> None:
@@ -110,7 +112,7 @@ class CompletionStream:
         if not self._add_text(self._detokenizer.finish(), may_stop):
             self._release(self._stops.finish())
             self.finish_reason, self.stop_reason = reason, stop_reason
-        self.finish_time_s = time_s
+        self.times.finish_s = time_s
 
     def take_delta(self) -> CompletionOutput:
         """What is new since the last delta."""

@@ -7,7 +7,6 @@ hand out. Tokens behind a stop string are cut from the output only. Nothing is c
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,6 +16,7 @@ from twostroke.engine.completion_stream import Accepted, CompletionStream, decod
 from twostroke.engine.input_processor import PromptInput
 from twostroke.outputs import LogprobsAtPosition, RequestMetrics, RequestOutput
 from twostroke.request import FinishReason
+from twostroke.request_times import RequestTimes
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 
@@ -153,14 +153,6 @@ class OutputProcessor:
 
 
 @dataclass(slots=True)
-class _Facts:
-    """What updates say beside tokens; of one sequence."""
-
-    scheduled_time_s: float | None = None
-    num_preemptions: int = 0
-
-
-@dataclass(slots=True)
 class _Answer:
     """The answer to one prompt, growing."""
 
@@ -172,7 +164,6 @@ class _Answer:
     arrival_time_s: float
     kind: OutputKind
     streams: list[CompletionStream] = field(init=False)
-    _facts: list[_Facts] = field(init=False)
     _prompt_logprobs: list[LogprobsAtPosition | None] | None = field(init=False)
     _changed: set[int] = field(default_factory=set[int])
     _num_cached_tokens: int = 0
@@ -181,8 +172,10 @@ class _Answer:
 
     def __post_init__(self) -> None:
         params = self.prompt.params
-        self.streams = [CompletionStream(self.tokenizer, params, i, seed) for i, seed in enumerate(self.seeds)]
-        self._facts = [_Facts() for _ in self.seeds]
+        self.streams = [
+            CompletionStream(self.tokenizer, params, i, seed, RequestTimes(self.arrival_time_s))
+            for i, seed in enumerate(self.seeds)
+        ]
         positions: list[LogprobsAtPosition | None] = [None] * len(self.prompt.prompt_token_ids)
         self._prompt_logprobs = None if params.prompt_logprobs is None else positions
 
@@ -191,10 +184,10 @@ class _Answer:
         return all(stream.finish_reason is not None for stream in self.streams)
 
     def push(self, index: int, update: TokenUpdate) -> Accepted:
-        stream, facts = self.streams[index], self._facts[index]
-        if facts.scheduled_time_s is None:
-            facts.scheduled_time_s = update.scheduled_time_s
-        facts.num_preemptions = max(facts.num_preemptions, update.num_preemptions)
+        stream = self.streams[index]
+        if stream.times.scheduled_s is None:
+            stream.times.scheduled_s = update.scheduled_time_s
+        stream.times.num_preemptions = max(stream.times.num_preemptions, update.num_preemptions)
         self._num_cached_tokens = max(self._num_cached_tokens, update.num_cached_tokens)
         self._error = self._error or update.error
         if self._prompt_logprobs is not None:
@@ -243,46 +236,5 @@ class _Answer:
 
     def _metrics(self) -> RequestMetrics | None:
         """Of the sequence that ended last; None when it had no token (refused or aborted in the queue)."""
-        last = max(range(len(self.streams)), key=lambda index: self.streams[index].finish_time_s or 0.0)
-        stream, facts = self.streams[last], self._facts[last]
-        if not stream.token_times_s:
-            return None
-        return request_metrics(
-            self.arrival_time_s,
-            facts.scheduled_time_s,
-            stream.token_times_s,
-            stream.finish_time_s,
-            facts.num_preemptions,
-        )
-
-
-def request_metrics(
-    arrival_time_s: float,
-    scheduled_time_s: float | None,
-    token_times_s: Sequence[float],
-    finish_time_s: float | None,
-    num_preemptions: int = 0,
-) -> RequestMetrics:
-    """The durations of one sequence, from points in time on one clock.
-
-        arrival   scheduled   token 1   token 2, 3    token 4 = end
-           |----------|----------|----------|-------------|
-            queue_time             itl[0]      itl[2]              itl[1] = 0: tokens 2 and 3 left one step together
-           |------- ttft --------|
-           |------------------------ e2e -----------------|        tpot = (e2e - ttft) / 3
-
-    A token's time is when the step that made it gave its result to the engine, before the text is made and sent.
-    """
-    first = token_times_s[0]
-    e2e_s = (token_times_s[-1] if finish_time_s is None else finish_time_s) - arrival_time_s
-    ttft_s = first - arrival_time_s
-    num_gaps = len(token_times_s) - 1
-    return RequestMetrics(
-        arrival_time_s=arrival_time_s,
-        queue_time_s=(first if scheduled_time_s is None else scheduled_time_s) - arrival_time_s,
-        ttft_s=ttft_s,
-        tpot_s=(e2e_s - ttft_s) / num_gaps if num_gaps else None,
-        itl_s=tuple(later - earlier for earlier, later in itertools.pairwise(token_times_s)),
-        e2e_s=e2e_s,
-        num_preemptions=num_preemptions,
-    )
+        last = max((stream.times for stream in self.streams), key=lambda times: times.finish_s or 0.0)
+        return RequestMetrics.of(last) if last.token_times_s else None

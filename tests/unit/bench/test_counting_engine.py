@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twostroke.bench.counting_engine import counting_engine
-from twostroke.bench.drive import RequestTimes, Run
+from twostroke.bench.drive import Run, ServedRequest
 from twostroke.bench.from_log import run_of_log
 from twostroke.bench.lengths import Lengths
 from twostroke.bench.slots import continuous_schedule, static_schedule
@@ -47,7 +47,7 @@ def test_live_rows_are_those_of_the_ideal_schedule(lengths: list[int], num_slots
 
 def test_time_is_counted_in_steps() -> None:
     run = _run([(3, 4), (3, 2)], max_num_seqs=1)
-    first, second = run.requests
+    first, second = (request.times for request in run.requests)
     assert (first.queue_time_s, first.ttft_s, first.e2e_s, first.tpot_s) == (0, 1, 4, 1)
     assert (second.queue_time_s, second.ttft_s, second.e2e_s) == (4, 5, 6)
     assert list(first.itl_s) == [1, 1, 1]
@@ -56,8 +56,8 @@ def test_time_is_counted_in_steps() -> None:
 
 def test_requests_arrive_on_time_even_when_nothing_else_happens() -> None:
     run = _run([(1, 2), (1, 2)], arrivals=[0.0, 100.0])
-    assert [r.token_times_s for r in run.requests] == [[1, 2], [101, 102]]
-    assert run.requests[1].ttft_s == 1
+    assert [r.times.token_times_s for r in run.requests] == [[1, 2], [101, 102]]
+    assert run.requests[1].times.ttft_s == 1
 
 
 def test_a_second_run_reuses_the_engine() -> None:
@@ -102,7 +102,7 @@ def test_the_event_log_of_a_run_replays_every_batch(tmp_path: Path) -> None:
     engine = counting_engine(config, cache, max_model_len=longest, event_log=path)
     run = engine.run(workload)
     engine.engine.close()
-    assert sum(r.num_preemptions for r in run.requests) > 0
+    assert sum(r.times.num_preemptions for r in run.requests) > 0
     assert sum(r.num_cached_tokens for r in run.requests) > 0
     assert replay(read_events(path)) is None
 
@@ -115,8 +115,9 @@ def test_the_event_log_of_a_run_replays_every_batch(tmp_path: Path) -> None:
     assert latencies(read) == latencies(run)
 
 
-def _account(times: RequestTimes) -> tuple[object, ...]:
-    return times.arrival_s, times.scheduled_s, times.token_times_s, times.num_cached_tokens, times.num_preemptions
+def _account(request: ServedRequest) -> tuple[object, ...]:
+    times = request.times
+    return times.arrival_s, times.scheduled_s, times.token_times_s, request.num_cached_tokens, times.num_preemptions
 
 
 def test_a_log_without_a_step_has_no_figures() -> None:
@@ -132,4 +133,4 @@ def test_names_may_be_used_again_in_one_log(tmp_path: Path) -> None:
         engine.run(of_lengths([(4, 3)]))
     engine.engine.close()
     read = run_of_log(read_events(path))
-    assert [r.token_times_s for r in read.requests] == [[1, 2, 3], [4, 5, 6]]
+    assert [r.times.token_times_s for r in read.requests] == [[1, 2, 3], [4, 5, 6]]

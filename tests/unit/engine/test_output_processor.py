@@ -18,15 +18,20 @@ from twostroke.engine.output_processor import (
     OutputKind,
     OutputProcessor,
     TokenUpdate,
-    request_metrics,
 )
-from twostroke.outputs import RequestOutput
+from twostroke.outputs import RequestMetrics, RequestOutput
 from twostroke.request import FinishReason
+from twostroke.request_times import RequestTimes
 from twostroke.sampling_params import SamplingParams
 
 TOKENIZER = text_fakes.tokenizer("byte_level")
 EOS = TOKENIZER.token_id("<|end|>")
 assert EOS is not None
+
+
+def update_of(request_id: str, time_s: float, *made: Any, **extra: Any) -> TokenUpdate:
+    """As the engine hands it over: a sequence that makes tokens was scheduled before."""
+    return TokenUpdate(request_id, time_s, *made, scheduled_time_s=10.25, **extra)
 
 
 def begin(kind: OutputKind = OutputKind.FINAL, **params: Any) -> tuple[OutputProcessor, tuple[str, ...]]:
@@ -42,7 +47,7 @@ def run(processor: OutputProcessor, request_id: str, ids: list[int], **last: Any
     outputs: list[RequestOutput] = []
     for step, token_id in enumerate(ids):
         extra = last if step == len(ids) - 1 else {}
-        done = processor.process([TokenUpdate(request_id, 11.0 + step, (token_id,), **extra)])
+        done = processor.process([update_of(request_id, 11.0 + step, (token_id,), **extra)])
         outputs += done.outputs
         if done.accepted[0].finish_reason is not None:
             break
@@ -88,7 +93,7 @@ def test_stop_string_within_a_step_of_many_tokens() -> None:
     ids = TOKENIZER.encode("one two three")
     processor, (request_id,) = begin(stop="two", logprobs=0)
     logprobs = tuple(TokenLogprobs((i,), (-1.0,), 1) for i in ids)
-    update = TokenUpdate(request_id, 11.0, tuple(ids), logprobs, finish_reason=FinishReason.LENGTH)
+    update = update_of(request_id, 11.0, tuple(ids), logprobs, finish_reason=FinishReason.LENGTH)
     done = processor.process([update])
     completing = next(n for n in range(len(ids) + 1) if "two" in TOKENIZER.decode(ids[:n]))
     (accepted,) = done.accepted
@@ -126,7 +131,7 @@ def test_deltas_add_up_to_the_final_output(ids: list[int], size: int) -> None:
             chunk = tuple(ids[start : start + size])
             logprobs = tuple(TokenLogprobs((i,), (-0.5,), 1) for i in chunk)
             finish = FinishReason.LENGTH if start + size >= len(ids) else None
-            done = processor.process([TokenUpdate(request_id, 11.0, chunk, logprobs, finish_reason=finish)])
+            done = processor.process([update_of(request_id, 11.0, chunk, logprobs, finish_reason=finish)])
             answers[kind] += done.outputs
             if done.accepted[0].finish_reason is not None:
                 break
@@ -147,15 +152,15 @@ def test_n_sequences() -> None:
     processor, ids = begin(OutputKind.DELTA, n=3)
     assert len(set(ids)) == 3
     assert all(sequence_id.startswith("r#") for sequence_id in ids), "a reader of the event log wants to know whose"
-    done = processor.process([TokenUpdate(i, 11.0, (t,)) for i, t in zip(ids, TOKENIZER.encode("abc"), strict=False)])
+    done = processor.process([update_of(i, 11.0, (t,)) for i, t in zip(ids, TOKENIZER.encode("abc"), strict=False)])
     (output,) = done.outputs
     assert [completion.index for completion in output.outputs] == list(range(len(done.accepted)))
-    done = processor.process([TokenUpdate(ids[1], 12.0, (EOS or 0,), finish_reason=FinishReason.STOP)])
+    done = processor.process([update_of(ids[1], 12.0, (EOS or 0,), finish_reason=FinishReason.STOP)])
     (output,) = done.outputs
     assert not output.finished
     assert [(c.index, c.seed, c.finish_reason) for c in output.outputs] == [(1, 101, "stop")]
     assert processor.live_sequence_ids("r") == (ids[0], ids[2])
-    updates = [TokenUpdate(i, 13.0 + n, (70, 71), finish_reason=FinishReason.LENGTH) for n, i in enumerate(ids[::2])]
+    updates = [update_of(i, 13.0 + n, (70, 71), finish_reason=FinishReason.LENGTH) for n, i in enumerate(ids[::2])]
     (output,) = processor.process(updates).outputs
     assert output.finished
     assert output.metrics is not None
@@ -196,7 +201,7 @@ def test_abort_before_the_first_token() -> None:
 def test_error_of_one_request() -> None:
     processor, (request_id,) = begin()
     done = processor.process(
-        [TokenUpdate(request_id, 11.0, finish_reason=FinishReason.ERROR, error="logits are not finite")]
+        [update_of(request_id, 11.0, finish_reason=FinishReason.ERROR, error="logits are not finite")]
     )
     assert done.outputs[0].error == "logits are not finite"
     assert done.outputs[0].outputs[0].finish_reason == "error"
@@ -204,7 +209,7 @@ def test_error_of_one_request() -> None:
 
 def test_chunks_that_do_not_sample_are_silent() -> None:
     processor, (request_id,) = begin(OutputKind.DELTA)
-    done = processor.process([TokenUpdate(request_id, 11.0)])
+    done = processor.process([update_of(request_id, 11.0)])
     assert done.outputs == ()
     assert done.accepted[0].num_tokens == 0
 
@@ -214,14 +219,12 @@ def test_prompt_logprobs_by_position() -> None:
     prompt = TOKENIZER.encode("def f")
     entries = [TokenLogprobs((token_id, 7), (-2.0, -1.0), 3) for token_id in prompt]
     for start in range(1, len(prompt)):
-        processor.process(
-            [TokenUpdate(request_id, 12.0, prompt_logprobs=(entries[start],), prompt_logprobs_start=start)]
-        )
-    (first,) = processor.process([TokenUpdate(request_id, 13.0, (70,))]).outputs
+        processor.process([update_of(request_id, 12.0, prompt_logprobs=(entries[start],), prompt_logprobs_start=start)])
+    (first,) = processor.process([update_of(request_id, 13.0, (70,))]).outputs
     assert first.prompt_logprobs is not None
     assert first.prompt_logprobs[0] is None
     assert [next(iter(position or {})) for position in first.prompt_logprobs[1:]] == prompt[1:]
-    (second,) = processor.process([TokenUpdate(request_id, 14.0, (71,))]).outputs
+    (second,) = processor.process([update_of(request_id, 14.0, (71,))]).outputs
     assert second.prompt_logprobs is None
 
 
@@ -247,20 +250,20 @@ def test_logprobs_have_the_chosen_token_first(token_ids: tuple[int, ...], rank: 
 
 def test_metrics() -> None:
     #       arrival 10, scheduled 10.5, one token at 11, two at 12, one at 14
-    metrics = request_metrics(10.0, 10.5, [11.0, 12.0, 12.0, 14.0], None, num_preemptions=1)
+    metrics = RequestMetrics.of(RequestTimes(10.0, 10.5, [11.0, 12.0, 12.0, 14.0], num_preemptions=1))
     assert metrics.queue_time_s == 0.5
     assert metrics.ttft_s == 1.0
     assert metrics.itl_s == (1.0, 0.0, 2.0)
     assert metrics.e2e_s == 4.0
     assert metrics.tpot_s == (metrics.e2e_s - metrics.ttft_s) / 3 == sum(metrics.itl_s) / 3
     assert metrics.num_preemptions == 1
-    assert request_metrics(10.0, 10.5, [11.0], None).tpot_s is None
+    assert RequestTimes(10.0, 10.5, [11.0]).tpot_s is None
 
 
 @given(gaps=st.lists(st.floats(0, 5), min_size=2, max_size=20), queue=st.floats(0, 5))
 def test_tpot_is_the_mean_gap(gaps: list[float], queue: float) -> None:
     times = [100.0 + queue + sum(gaps[: n + 1]) for n in range(len(gaps))]
-    metrics = request_metrics(100.0, 100.0 + queue, times, times[-1])
+    metrics = RequestTimes(100.0, 100.0 + queue, times, times[-1])
     assert metrics.tpot_s is not None
     assert math.isclose(metrics.tpot_s, sum(metrics.itl_s) / len(metrics.itl_s), rel_tol=1e-9, abs_tol=1e-9)
     assert math.isclose(metrics.e2e_s, metrics.ttft_s + sum(metrics.itl_s), rel_tol=1e-9, abs_tol=1e-9)
@@ -268,9 +271,9 @@ def test_tpot_is_the_mean_gap(gaps: list[float], queue: float) -> None:
 
 def test_metrics_come_with_the_end() -> None:
     processor, (request_id,) = begin(OutputKind.DELTA)
-    first = processor.process([TokenUpdate(request_id, 11.0, (70,), scheduled_time_s=10.25)])
+    first = processor.process([update_of(request_id, 11.0, (70,))])
     assert first.outputs[0].metrics is None
-    last = processor.process([TokenUpdate(request_id, 13.0, (71,), finish_reason=FinishReason.LENGTH)])
+    last = processor.process([update_of(request_id, 13.0, (71,), finish_reason=FinishReason.LENGTH)])
     metrics = last.outputs[0].metrics
     assert metrics is not None
     assert (metrics.queue_time_s, metrics.ttft_s, metrics.e2e_s, metrics.tpot_s) == (0.25, 1.0, 3.0, 2.0)

@@ -105,14 +105,14 @@ def _model(
         bytes_per_element=2 if config.dtype != "float32" else 4,
     )
     kv_bytes = num_blocks * layout.bytes_per_block
-    gaps = [gap for request in run.requests[:NUM_SHORT] for gap in request.itl_s]
+    gaps = [gap for request in run.requests[:NUM_SHORT] for gap in request.times.itl_s]
     return run, {
         "kv_bytes": kv_bytes,
         "resident_before_bytes": before,
         "peak_bytes": peak,
         "peak_is_of_this_run": resets,
         "working_mib": max(0, peak - before - kv_bytes) >> 20,
-        "ttft_long_s": run.requests[NUM_SHORT].ttft_s,
+        "ttft_long_s": run.requests[NUM_SHORT].times.ttft_s,
         "itl_s": {**percentiles(gaps), "max": max(gaps)},
         "chunk_step_s": percentiles([s.wall_s for s in run.steps[1:] if s.num_prefill_tokens]),
         "decode_step_s": percentiles([s.wall_s for s in run.steps if not s.num_prefill_tokens]),

@@ -119,7 +119,7 @@ def _ttft(workload: Workload, options: ReproduceOptions) -> dict[str, Any]:
             runs[name].append(engine.run(Workload((request,))))
     for engine in engines.values():
         engine.close()
-    ttft_s = {name: [run.requests[0].ttft_s for run in of] for name, of in runs.items()}
+    ttft_s = {name: [run.requests[0].times.ttft_s for run in of] for name, of in runs.items()}
     tokens = {name: sum(s.num_prefill_tokens for run in of for s in run.steps) for name, of in runs.items()}
     found = [run.requests[0].num_cached_tokens for run in runs["with"]]
     halves = [

@@ -85,7 +85,7 @@ def _steps_per_request(run: Run) -> float:
 
 
 def _short_p50(run: Run) -> float:
-    return median([r.e2e_s for r in run.requests if len(r.token_times_s) == SHORT])
+    return median([r.times.e2e_s for r in run.requests if len(r.times.token_times_s) == SHORT])
 
 
 def _ratio(of: dict[str, float]) -> float:
