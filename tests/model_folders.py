@@ -50,18 +50,17 @@ def write_tokenizer(folder: Path) -> None:
 def write_random_model(folder: Path, family: str, *, dtype: str = "float32", seed: int = 0, **fields: Any) -> Path:
     """Random weights, wide enough that outputs are peaked and depend on every position."""
     kind, shape = SHAPES[family]
-    config = getattr(transformers, f"{kind}Config")(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        max_position_embeddings=640,
-        initializer_range=0.15,
-        bos_token_id=None,
-        eos_token_id=256,
-        dtype=dtype,
-        **(shape | fields),
-    )
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "max_position_embeddings": 640,
+        "initializer_range": 0.15,
+        "bos_token_id": None,
+        "eos_token_id": 256,
+    }
+    config = getattr(transformers, f"{kind}Config")(dtype=dtype, **(sizes | shape | fields))
     torch.manual_seed(seed)
     model = getattr(transformers, f"{kind}ForCausalLM")(config).to(getattr(torch, dtype))
     model.save_pretrained(folder)

@@ -65,7 +65,7 @@ def generate(
 ) -> list[RequestOutput]:
     if "num_kv_blocks" not in config:
         config["kv_cache_memory"] = 1 << 26
-    with LLM(model, threads=1, **config) as llm:
+    with LLM(model, **{"threads": 1, **config}) as llm:
         return llm.generate([{"prompt_token_ids": list(p)} for p in prompts], list(params))
 
 
@@ -138,6 +138,14 @@ def test_alone_and_in_a_crowd_of_64(model: str, random_models: dict[str, Path], 
 
 
 @pytest.mark.parametrize("model", MODELS)
+def test_two_threads(model: str, random_models: dict[str, Path], expected: dict[str, list[Any]]) -> None:
+    prompts, params = (of_requests[3:8] for of_requests in requests())
+    params = [dataclasses.replace(p, max_tokens=5) for p in params]
+    one, two = (generate(folder(model, random_models), prompts, params, threads=threads) for threads in (1, 2))
+    assert essence(one) == essence(two)
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_prefix_cache_hit(model: str, random_models: dict[str, Path], expected: dict[str, list[Any]]) -> None:
     prompts, params = requests()
     with LLM(folder(model, random_models), kv_cache_memory=1 << 26, threads=1) as llm:
@@ -181,12 +189,14 @@ def test_resumed_request_goes_on_exactly(random_models: dict[str, Path], expecte
             assert (*whole[:half], *tokens) == whole
 
 
-@pytest.mark.parametrize("rope_type", ["linear", "dynamic"])
+@pytest.mark.parametrize("rope_type", ["linear", "dynamic", "yarn"])
 def test_a_stretched_context_beyond_the_original_one(rope_type: str, tmp_path: Path) -> None:
     """Four times 64 positions: the frequencies are those of the longest request, whatever is computed at once."""
     model = str(write_random_model(tmp_path, "llama"))
     config = json.loads((tmp_path / "config.json").read_text())
-    rope = {"rope_type": rope_type, "factor": 4.0, "rope_theta": 10000.0}
+    rope: dict[str, Any] = {"rope_type": rope_type, "factor": 4.0, "rope_theta": 10000.0}
+    if rope_type == "yarn":
+        rope["original_max_position_embeddings"] = 64
     (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64, "rope_parameters": rope}))
     rng = random.Random(3)
     prompts = [[rng.randrange(256) for _ in range(n)] for n in (200, 90, 30)]

@@ -14,6 +14,7 @@ from twostroke.bench.lengths import Lengths
 from twostroke.bench.offline import OfflineOptions, print_summary, run_offline
 from twostroke.bench.reproduce import (
     engine_time,
+    invariance_price,
     long_prompt,
     r1_batching,
     r10_prefix_cache,
@@ -160,3 +161,10 @@ def test_transformers_runs_beside(model: str, tmp_path: Path, monkeypatch: pytes
     assert found.config["attention"] in ("eager", "sdpa")
     assert [claim.holds for claim in found.claims] == [None] * 3  # goals are for the embedded model
     assert (tmp_path / f"vs-transformers-{Path(model).name}-small.json").exists()
+
+
+def test_the_price_of_invariance_is_reported_for_every_shape(model: str, tmp_path: Path) -> None:
+    found = _reproduce("invariance-price", model, tmp_path)
+    assert len(found.claims) == len(invariance_price.ROWS) + len(invariance_price.CONTEXTS)
+    assert all(claim.measured > 0 and claim.holds is None for claim in found.claims)
+    assert not _reproduce("invariance-price", model, tmp_path, with_model=False).claims

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from twostroke.runner.memory import free_host_bytes, own_cgroups
+from model_folders import write_random_model
+from twostroke.model.checkpoint import read_model_config
+from twostroke.runner.memory import free_host_bytes, own_cgroups, step_bytes
 
 GIB = 1 << 30
 
@@ -83,3 +87,37 @@ def test_without_proc_the_system_is_asked(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "sysconf_names", {"SC_PHYS_PAGES": 1, "SC_PAGE_SIZE": 2})
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1 << 20, "SC_PAGE_SIZE": 4096}.get)
     assert free_host_bytes(tmp_path / "none", ()) == 2 * GIB
+
+
+_LARGEST_STEP = """
+import sys
+from twostroke import LLM, SamplingParams
+from twostroke.bench.memory import peak_resident_bytes, reset_peak, resident_bytes
+
+folder, tokens, seqs = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+params = SamplingParams(max_tokens=2, prompt_logprobs=3, logprobs=3, top_p=0.9, repetition_penalty=1.1, seed=0)
+sizes = dict(max_num_batched_tokens=tokens, max_num_seqs=seqs, max_model_len=1024, kv_cache_memory=1 << 26)
+with LLM(folder, threads=1, **sizes) as llm:
+    llm.generate([{"prompt_token_ids": [1, 2, 3]}] * 2, params)  # what is allocated once, whatever the step
+    prompts = [{"prompt_token_ids": [i] * (tokens // seqs)} for i in range(seqs)]
+    before, resets = resident_bytes(), reset_peak()
+    llm.generate(prompts, params)
+    print(peak_resident_bytes() - before if resets else -1)
+"""
+
+
+@pytest.mark.parametrize(("tokens", "seqs"), [(2048, 4), (512, 2)])
+def test_the_largest_step_takes_no_more_than_was_set_aside(tokens: int, seqs: int, tmp_path: Path) -> None:
+    """A process of its own, because memory that was free before would hide what a step takes."""
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 32_000}
+    folder = write_random_model(tmp_path, "llama", max_position_embeddings=1024, **sizes)
+    config = read_model_config(folder)
+    command = [sys.executable, "-c", _LARGEST_STEP, str(folder), str(tokens), str(seqs)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    taken = int(done.stdout.split()[-1])
+    if taken < 0:
+        pytest.skip("this kernel does not let a process reset its peak")
+    kv_bytes = 3 * 2 * 2 * config.head_dim * 4 * tokens  # touched for the first time: layers x (K, V) x heads
+    reserved = step_bytes(config, max_tokens=tokens, max_num_seqs=seqs, bytes_per_element=4)
+    assert taken - kv_bytes <= reserved, "the reserve is too small"
+    assert reserved <= 2 * taken, "the reserve is so large that the KV cache pays for it"
