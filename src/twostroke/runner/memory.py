@@ -23,6 +23,7 @@ def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_
                      MLP        5 intermediate         gate and up are two of them, their product one
                    and 2 hidden in float32 (the norm)
     per logits row 5 vocab in float32                  logits, processed, probabilities, sorted, noise
+    per scored row 4 vocab in float32                  logits in tiles and joined, log-probabilities, sorted
     attention      what a pass gathers, twice; its scores in both types and its float32 results
     ```
 
@@ -37,7 +38,7 @@ def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_
     elements = 3 * model.hidden_size + max(2 * qkv + 3 * q, 5 * model.intermediate_size)
     per_token = elements * bytes_per_element + 2 * model.hidden_size * _FLOAT32
     sampled = 5 * min(max_num_seqs, max_tokens)
-    scored = 3 * min(num_slice_rows(model.vocab_size), max_tokens)
+    scored = 4 * min(num_slice_rows(model.vocab_size), max_tokens)
     gathered = 2 * MAX_GATHERED * bytes_per_element
     results = MAX_SCORES * model.head_dim // PARTITION * _FLOAT32
     attention = gathered + MAX_SCORES * (bytes_per_element + 2 * _FLOAT32) + results
