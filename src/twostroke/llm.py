@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.assembly import build_text_engine
 from twostroke.engine.input_processor import Prompt
+from twostroke.engine.interrupts import interrupts_held
 from twostroke.engine.output_processor import OutputKind
 from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import InvalidParameter
@@ -135,21 +136,28 @@ class LLM:
         params = _one_each("sampling_params", sampling_params, SamplingParams(), SamplingParams, count)
         ranks = _one_each("priority", priority, 0, int, count)
         request_ids: list[str] = []
-        try:
-            request_ids.extend(submit(index, params[index], ranks[index]) for index in range(count))
-            return self._finish(request_ids, use_tqdm)
-        except BaseException:
-            # a refused prompt, or an interrupt: nothing of this call goes on in the background
-            for request_id in request_ids:
-                self._engine.abort(request_id)
-            while self._engine.has_work:
-                self._engine.step()
-            raise
+        with interrupts_held() as let_interrupts_through:
+            try:
+                for index in range(count):
+                    request_ids.append(submit(index, params[index], ranks[index]))
+                    let_interrupts_through()
+                return self._finish(request_ids, use_tqdm, let_interrupts_through)
+            except BaseException:
+                # a refused prompt, or an interrupt: nothing of this call goes on in the background
+                if self._engine.is_whole:
+                    for request_id in request_ids:
+                        self._engine.abort(request_id)
+                    while self._engine.has_work:
+                        self._engine.step()
+                raise
 
-    def _finish(self, request_ids: list[str], use_tqdm: bool) -> list[RequestOutput]:
+    def _finish(
+        self, request_ids: list[str], use_tqdm: bool, let_interrupts_through: Callable[[], None]
+    ) -> list[RequestOutput]:
         done: dict[str, RequestOutput] = {}
         with tqdm(total=len(request_ids), unit="prompt", disable=not use_tqdm) as progress:
             while self._engine.has_work:
+                let_interrupts_through()
                 for output in self._engine.step():
                     if output.finished:
                         done[output.request_id] = output

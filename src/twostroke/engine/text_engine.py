@@ -59,6 +59,7 @@ class TextEngine:
         self._names = (f"request-{number}" for number in itertools.count())
         self._ended: dict[str, RequestOutput] = {}
         self._is_closed = False
+        self._is_whole = True
 
     @property
     def engine(self) -> Engine:
@@ -74,6 +75,11 @@ class TextEngine:
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
         return not self._is_closed and (self._engine.has_work or bool(self._ended))
+
+    @property
+    def is_whole(self) -> bool:
+        """False once a step was broken off in the middle: nothing can be relied on after that, and all calls refuse."""
+        return self._is_whole
 
     def prepare(self, prompt: Prompt, params: SamplingParams | None = None) -> PromptInput:
         """Checks and encodes a prompt for `enqueue`, in any thread; raises what `submit` raises for it."""
@@ -125,7 +131,7 @@ class TextEngine:
 
         Raises:
             ClientError: the prompt or a parameter cannot be run; nothing was queued.
-            EngineError: the engine is closed.
+            EngineError: the engine is closed, or was broken off in the middle of a step.
         """
         arrival_time_s = self._clock()
         return self.enqueue(
@@ -236,14 +242,20 @@ class TextEngine:
         return bool(sequence_ids)
 
     def step(self) -> list[RequestOutput]:
-        """One step of the engine; the outputs of requests that it, or an abort before it, has changed."""
+        """One step of the engine; the outputs of requests that it, or an abort before it, has changed.
+
+        An exception out of it is never a request's fault, and the end of this engine (`is_whole`). Callers in the main
+        thread hold Ctrl-C back while it runs (engine/interrupts.py).
+        """
         self._check_open()
+        self._is_whole = False
         ended = self.take_ended()
         processed = self._outputs.process(self._engine.step())
         for accepted in processed.accepted:
             if accepted.finish_reason is not None:
                 # a stop string is only seen here; for what the engine ended itself this does nothing
                 self._engine.finish(accepted.request_id, accepted.finish_reason)
+        self._is_whole = True
         return [*ended, *processed.outputs]
 
     def take_ended(self) -> list[RequestOutput]:
@@ -264,6 +276,11 @@ class TextEngine:
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineError("the engine is closed; it takes no more requests. Start a new one.")
+        if not self._is_whole:
+            raise EngineError(
+                "a step of this engine was broken off in the middle (by a second Ctrl-C, a signal handler that raises, "
+                "or an error of ours); its books no longer add up. Start a new one."
+            )
 
     def _check_priority(self, priority: Any) -> None:
         if not isinstance(priority, int) or isinstance(priority, bool):

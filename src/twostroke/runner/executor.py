@@ -61,10 +61,6 @@ class InProcessExecutor:
             # whatever an operator raises must not take down the requests that were not in this step
             log.exception("step %d failed", batch.step)
             self._results.append(_failed(batch, error))
-        except BaseException as error:
-            # an interrupt is the caller's; it still has to find a result for every batch it has submitted
-            self._results.append(_failed(batch, error))
-            raise
 
     def collect(self) -> StepResult:
         """See Executor."""
@@ -75,7 +71,7 @@ class InProcessExecutor:
         self._runner.close()
 
 
-def _failed(batch: ScheduledBatch, error: BaseException) -> StepResult:
+def _failed(batch: ScheduledBatch, error: Exception) -> StepResult:
     """An error for each request of a step."""
     reason = f"step {batch.step} failed: {type(error).__name__}: {error}"
     return StepResult(batch.step, tuple(RequestResult(r.request_id, (), error=reason) for r in batch.requests))

@@ -332,23 +332,6 @@ def test_names_and_priorities(folder: str) -> None:
         LLM(folder, max_num_seq=3)
 
 
-def test_after_an_interrupt_the_model_goes_on(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with LLM(folder, kv_cache_memory=1 << 24, threads=1) as llm:
-        params = SamplingParams(max_tokens=6, ignore_eos=True, seed=3)
-        expected = llm.generate([PROMPT], params)[0].outputs[0].token_ids
-        runner = llm.engine.engine._executor._runner  # type: ignore[attr-defined]
-
-        def interrupted(*_: Any) -> None:
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr(runner._model, "forward", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                llm.generate([PROMPT, PROMPT], params)
-        assert not llm.engine.has_work
-        assert llm.generate([PROMPT], params)[0].outputs[0].token_ids == expected
-
-
 def test_a_log_that_cannot_be_written_does_not_stop_the_engine(folder: str) -> None:
     engine = text_engine(folder, event_log=Path("/dev/full"))
     assert len(drain_one(engine, SamplingParams(max_tokens=4, ignore_eos=True)).outputs[0].token_ids) == 4

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from twostroke.batch import Limit, ScheduledBatch, ScheduledRequest, StepResult, Stroke
 from twostroke.runner.executor import InProcessExecutor
 
@@ -30,11 +28,3 @@ def test_an_error_is_an_answer_to_each_request() -> None:
     result = executor.collect()
     assert [r.request_id for r in result.requests] == ["a", "b"]
     assert all("out of luck" in (r.error or "") for r in result.requests)
-
-
-def test_an_interrupt_is_passed_on_and_leaves_a_result() -> None:
-    runner: Any = BrokenRunner(KeyboardInterrupt())
-    executor = InProcessExecutor(runner)
-    with pytest.raises(KeyboardInterrupt):
-        executor.submit(batch())
-    assert len(executor.collect().requests) == 2
