@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 
 
 @contextmanager
-def interrupts_held() -> Iterator[Callable[[], None]]:
+def interrupts_held() -> Generator[Callable[[], None]]:
     """Holds SIGINT back; what it yields is to be called between steps and lets the signal through if it came.
 
     The handler that was there before then runs, which raises KeyboardInterrupt unless a program has its own. A second
