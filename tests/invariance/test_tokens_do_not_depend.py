@@ -206,5 +206,8 @@ def test_a_stretched_context_beyond_the_original_one(rope_type: str, tmp_path: P
     assert [len(output[0][0]) for output in first] == [40, 40, 40]
     with LLM(model, threads=1, max_model_len=256, num_kv_blocks=32) as llm:
         assert essence(llm.generate([{"prompt_token_ids": p} for p in prompts], params)) == first
+    # a pool so small that the context is shortened to fit: less memory, not other tokens
+    small = essence(generate(model, prompts[2:], params[2:], num_kv_blocks=6))
+    assert small == first[2:]
     with pytest.raises(DoesNotFit, match="context of 256 tokens"):
         LLM(model, threads=1, max_model_len=257, num_kv_blocks=32)

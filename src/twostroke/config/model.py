@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeGuard, cast
 
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel
@@ -44,6 +44,8 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    longest_request: int | None = None
+    """Tokens that dynamic scaling is fixed for; None is the original context, where it changes nothing."""
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> RopeConfig:
@@ -83,6 +85,7 @@ class RopeConfig:
             rope_type=rope_type,
             original_max_position_embeddings=original,
             truncate=_switch(given, "truncate", default=True),
+            longest_request=None,
             **{name: float(value) for name, value in numbers.items() if value is not None},
         )
 
@@ -190,6 +193,14 @@ class ModelConfig:
     """RMS norm over each head of q and k, before the rotation."""
     dtype: str = "float32"
     """Type of the checkpoint's weights as config.json states it."""
+
+    def fixed_for(self, max_model_len: int | None) -> ModelConfig:
+        """The model with dynamic rope scaling fixed for what the user asked for, or for all of its context.
+
+        Never for a length that was shortened to fit into memory: the same request gives the same tokens on a machine
+        with less of it.
+        """
+        return replace(self, rope=replace(self.rope, longest_request=max_model_len or self.max_context))
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:

@@ -136,7 +136,7 @@ def _prepare(config: EngineConfig) -> _Loaded:
         raise SetupError("device=cuda: this PyTorch sees no CUDA device. Use --device cpu, or install a CUDA build.")
     torch.set_num_threads(load.threads or _usable_processors())
     folder = find_model_folder(load.model)
-    model_config = read_model_config(folder)
+    model_config = read_model_config(folder).fixed_for(load.max_model_len)
     dtype = getattr(torch, model_config.dtype if load.dtype == "auto" else load.dtype)
     other = load.tokenizer and find_model_folder(load.tokenizer, with_weights=False)
     tokenizer = Tokenizer.from_folder(other or folder)
@@ -224,8 +224,16 @@ def _startup_lines(
         f"kv cache {layout.bytes_per_token:,} bytes per token; {blocks}, room for {capacity:,} tokens",
         f"requests {sizing.full_length_requests:,} of {sizing.max_model_len:,} tokens fit at once",
         *_proof_lines(),
-        *(f"note     {remark}" for remark in sizing.remarks),
+        *(f"note     {remark}" for remark in (*sizing.remarks, *_rope_remarks(config))),
     )
+
+
+def _rope_remarks(config: ModelConfig) -> list[str]:
+    rope = config.rope
+    if rope.rope_type != "dynamic" or (rope.longest_request or 0) <= config.max_position_embeddings:
+        return []
+    fixed = f"dynamic rope scaling is fixed for {rope.longest_request} tokens: another --max-model-len, other outputs"
+    return [f"{fixed}; up to {config.max_position_embeddings} nothing is stretched"]
 
 
 def _proof_lines() -> list[str]:

@@ -19,10 +19,10 @@ class Rotary:
     ) -> None:
         """Fills the tables for positions 0 to max_model_len - 1.
 
-        Dynamic NTK scaling is fixed here for `max_model_len`: stretching with the length of each request would make
+        Dynamic NTK scaling is fixed for `rope.longest_request`: stretching with the length of each request would make
         the keys in the cache contradict later queries.
         """
-        frequencies, factor = inverse_frequencies(rope, head_dim, max_model_len)
+        frequencies, factor = inverse_frequencies(rope, head_dim)
         angles = torch.arange(max_model_len).float()[:, None] * frequencies  # [max_model_len, head_dim / 2]
         cos, sin = angles.cos() * factor, angles.sin() * factor
         self._cos = torch.cat([cos, cos], -1).to(device, dtype)
@@ -33,34 +33,34 @@ class Rotary:
         return self._cos[positions].unsqueeze(1), self._signed_sin[positions].unsqueeze(1)
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int, max_model_len: int) -> tuple[Tensor, float]:
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
     """Angular frequency of each pair [head_dim / 2], float32, and the factor on cos and sin."""
-    return _SCALINGS[rope.rope_type](rope, head_dim, max_model_len)
+    return _SCALINGS[rope.rope_type](rope, head_dim)
 
 
 def _plain(theta: float, head_dim: int) -> Tensor:
     return 1.0 / (theta ** (torch.arange(0, head_dim, 2).float() / head_dim))
 
 
-def _default(rope: RopeConfig, head_dim: int, max_model_len: int) -> tuple[Tensor, float]:
+def _default(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
     """Su et al. 2021, arXiv:2104.09864."""
     return _plain(rope.theta, head_dim), 1.0
 
 
-def _linear(rope: RopeConfig, head_dim: int, max_model_len: int) -> tuple[Tensor, float]:
+def _linear(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
     """Position interpolation: Chen et al. 2023, arXiv:2306.15595."""
     return _plain(rope.theta, head_dim) / rope.factor, 1.0
 
 
-def _dynamic(rope: RopeConfig, head_dim: int, max_model_len: int) -> tuple[Tensor, float]:
+def _dynamic(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
     """NTK-aware scaling for the longest context there will be; plain up to the original one."""
     assert rope.original_max_position_embeddings is not None
     original = rope.original_max_position_embeddings
-    stretch = rope.factor * max(max_model_len, original) / original - (rope.factor - 1)
+    stretch = rope.factor * max(rope.longest_request or original, original) / original - (rope.factor - 1)
     return _plain(rope.theta * stretch ** (head_dim / (head_dim - 2)), head_dim), 1.0
 
 
-def _llama3(rope: RopeConfig, head_dim: int, max_model_len: int) -> tuple[Tensor, float]:
+def _llama3(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
     """Llama 3.1: long waves are stretched by `factor`, short ones kept, those between are blended."""
     original, low, high = rope.original_max_position_embeddings, rope.low_freq_factor, rope.high_freq_factor
     assert original is not None
@@ -75,7 +75,7 @@ def _llama3(rope: RopeConfig, head_dim: int, max_model_len: int) -> tuple[Tensor
     return torch.where(is_between, blended, stretched), 1.0
 
 
-def _yarn(rope: RopeConfig, head_dim: int, max_model_len: int) -> tuple[Tensor, float]:
+def _yarn(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
     """YaRN: Peng et al. 2023, arXiv:2309.00071."""
     assert rope.original_max_position_embeddings is not None
     original, factor = rope.original_max_position_embeddings, rope.factor
@@ -107,7 +107,7 @@ def _yarn_attention_factor(rope: RopeConfig) -> float:
     return temperature(1.0)
 
 
-_SCALINGS: dict[str, Callable[[RopeConfig, int, int], tuple[Tensor, float]]] = {
+_SCALINGS: dict[str, Callable[[RopeConfig, int], tuple[Tensor, float]]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,

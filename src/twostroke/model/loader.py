@@ -30,7 +30,7 @@ def load_model(
         config: of that folder (checkpoint.read_model_config).
         dtype: of weights and activations; stored weights are converted.
         device: where it runs.
-        max_model_len: positions the rotary tables are made for; fixes dynamic rope scaling.
+        max_model_len: positions the rotary tables are made for.
 
     Raises:
         UnsupportedModel: the architecture or the type of the weights is not implemented.

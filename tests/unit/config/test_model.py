@@ -312,7 +312,7 @@ def loads_or_is_refused(config: dict[str, Any]) -> None:
         read = ModelConfig.from_hf(config)
     except SetupError:
         return
-    frequencies, factor = inverse_frequencies(read.rope, read.head_dim, min(read.max_context, 4096))
+    frequencies, factor = inverse_frequencies(read.fixed_for(None).rope, read.head_dim)
     assert torch.isfinite(frequencies).all()
     assert factor == factor
 

@@ -97,7 +97,7 @@ def test_dynamic_scaling_is_fixed_for_the_longest_context(tmp_path: Path) -> Non
     """Stretched at load to 2,048 positions: the same as transformers at that length, already for short prompts."""
     changes = {**rope("dynamic", factor=2.0), "max_position_embeddings": 256}
     theirs = naive_model.build(tmp_path, "Llama", **changes)
-    config = read_model_config(tmp_path)
+    config = read_model_config(tmp_path).fixed_for(2048)
     model = load_model(tmp_path, config, dtype=torch.float32, device=torch.device("cpu"), max_model_len=2048)
     token_ids = list(range(100))
     driver = PagedDriver(model)
