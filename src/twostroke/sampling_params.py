@@ -62,7 +62,9 @@ class SamplingParams:
     max_tokens: int | None = 16
     """Most tokens to generate; None runs to the end of the context."""
     min_tokens: int = 0
-    """No stop (end of text, stop token, stop string) before this many tokens."""
+    """The first this many tokens end nothing, as in vLLM: end-of-text and stop tokens are not drawn among them, and a
+    stop string that is complete within their text is passed over. So an end comes with the next token at the earliest,
+    or with max_tokens."""
     stop: tuple[str, ...] = ()
     """Texts that end the generation; a string or a sequence of strings."""
     stop_token_ids: tuple[int, ...] = ()
