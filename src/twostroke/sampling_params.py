@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
-from twostroke.config.checks import number, switch, whole_number
+from twostroke.config.checks import number, switch, unicode, whole_number
 from twostroke.errors import InvalidParameter, UnknownParameter
 
 MAX_N = 128
@@ -170,6 +170,8 @@ def _texts(name: str, value: object, most: int) -> tuple[str, ...]:
         raise InvalidParameter(name, value, "must be a text or several, none of them empty")
     if len(texts) > most:
         raise InvalidParameter(name, f"{len(texts)} texts", f"at most {most}")
+    for text in texts:
+        unicode(name, text)
     return texts
 
 
