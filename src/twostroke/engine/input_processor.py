@@ -160,16 +160,19 @@ class InputProcessor:
                 f"{self._max_model_len - 1}, which leaves one for the output. Shorten it, or start the engine with "
                 f"--max-model-len {len(token_ids) + 1} or more."
             )
+        bad_words = tuple(seq for word in params.bad_words for seq in self._bad_word(word))
         return PromptInput(
             prompt_text=text,
             prompt_token_ids=token_ids,
-            params=self._checked_params(params, num_left),
-            bad_words_token_ids=tuple(seq for word in params.bad_words for seq in self._bad_word(word)),
+            params=self._checked_params(params, num_left, bad_words),
+            bad_words_token_ids=bad_words,
             eos_token_ids=self._eos_token_ids,
         )
 
-    def _checked_params(self, params: SamplingParams, num_left: int) -> SamplingParams:
-        params.check_against_model(self._vocab_size, self._max_logprobs, self._eos_token_ids)
+    def _checked_params(
+        self, params: SamplingParams, num_left: int, bad_words: Sequence[tuple[int, ...]]
+    ) -> SamplingParams:
+        params.check_against_model(self._vocab_size, self._max_logprobs, self._eos_token_ids, bad_words)
         if params.min_tokens > num_left:
             raise InvalidParameter("min_tokens", params.min_tokens, f"at most {num_left}, what the context leaves")
         # Asking for more than fits is not an error: the generation ends with finish_reason "length" when it is full.
