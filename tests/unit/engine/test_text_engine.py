@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
 from model_folders import write_random_model
 from twostroke import LLM, RequestOutput, SamplingParams
@@ -148,10 +147,9 @@ def test_a_poisoned_request_fails_alone(tmp_path: Path) -> None:
         return drain(engine)
 
     expected = run(text_engine(str(folder)), poison=False)
-    weights = load_file(folder / "model.safetensors")
-    weights["model.embed_tokens.weight"][7] = float("nan")
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     engine = text_engine(str(folder), num_kv_blocks=64, kv_cache_memory=None)
+    model = engine.engine._executor._runner._model  # type: ignore[attr-defined]
+    model._weights["embedding.weight"][7] = float("nan")  # a file that holds it is not loaded
     for _ in range(3):  # blocks that held NaN are used again
         outputs = run(engine, poison=True)
         poisoned = outputs.pop("poison")
