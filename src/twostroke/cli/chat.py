@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 
-from twostroke.cli.flags import CacheFlags, ChatSampling, ChatSamplingFlags, LoadFlags, QuietFlag, SchedulerFlags
+from twostroke.cli.flags import (
+    CacheFlags,
+    ChatSampling,
+    ChatSamplingFlags,
+    LoadBesideModel,
+    LoadBesideModelFlags,
+    ModelFlag,
+    QuietFlag,
+    SchedulerFlags,
+    with_model,
+)
 from twostroke.cli.generate import run_and_print, summary
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
-from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import ClientError
 
 
-def chat(
+def chat(  # noqa: PLR0913 (each is a flag or a group of flags)
     model: str | None = None,
     /,
     *,
     system: str | None = None,
-    load: LoadFlags = LoadConfig(),
+    model_flag: ModelFlag = None,
+    load: LoadBesideModelFlags = LoadBesideModel(),
     cache: CacheFlags = CacheConfig(),
     scheduler: SchedulerFlags = SchedulerConfig(),
     sampling: ChatSamplingFlags = ChatSampling(),
@@ -31,16 +40,17 @@ def chat(
     ----------
     model
         Model folder or hub id; without it the embedded code model answers (a demonstration, not an assistant).
+    model_flag
+        The same as MODEL.
     system
         A system message to begin with.
     quiet
         No start-up lines, no figures.
     """
-    if model is not None:
-        load = dataclasses.replace(load, model=model)
+    chosen = with_model(load, by_place=model, by_flag=model_flag)
     from twostroke.engine.assembly import build_text_engine  # loads torch
 
-    engine = build_text_engine(EngineConfig(load=load, cache=cache, scheduler=scheduler))
+    engine = build_text_engine(EngineConfig(load=chosen, cache=cache, scheduler=scheduler))
     if not quiet:
         for line in engine.startup_lines:
             sys.stderr.write(line + "\n")

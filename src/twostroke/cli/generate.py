@@ -13,13 +13,15 @@ from twostroke.cli.flags import (
     CompletionSampling,
     CompletionSamplingFlags,
     JsonFlag,
-    LoadFlags,
+    LoadBesideModel,
+    LoadBesideModelFlags,
+    ModelFlag,
     QuietFlag,
     SchedulerFlags,
+    with_model,
 )
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
-from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import EngineError, InvalidParameter
 
@@ -28,10 +30,11 @@ if TYPE_CHECKING:
     from twostroke.outputs import RequestMetrics, RequestOutput
 
 
-def generate(
+def generate(  # noqa: PLR0913 (each is a flag or a group of flags)
     *words: str,
     prompt_file: Path | None = None,
-    load: LoadFlags = LoadConfig(),
+    model_flag: ModelFlag = None,
+    load: LoadBesideModelFlags = LoadBesideModel(),
     cache: CacheFlags = CacheConfig(),
     scheduler: SchedulerFlags = SchedulerConfig(),
     sampling: CompletionSamplingFlags = CompletionSampling(),
@@ -46,6 +49,8 @@ def generate(
     ----------
     words
         The model (optional: without it the embedded one runs) and the prompt.
+    model_flag
+        A model folder, a hub id, or 'embedded'; the same as MODEL.
     prompt_file
         Read the prompt from a file, or from a pipe with /dev/stdin; the only word is then the model.
     json_output
@@ -56,11 +61,10 @@ def generate(
     *models, prompt = [*words, _read(prompt_file)] if prompt_file is not None else words or [None]
     if prompt is None or len(models) > 1:
         raise InvalidParameter("PROMPT", list(words), "give [MODEL] PROMPT", "Quote a prompt that has spaces.")
-    if models:
-        load = dataclasses.replace(load, model=models[0])
+    chosen = with_model(load, by_place=models[0] if models else None, by_flag=model_flag)
     from twostroke.engine.assembly import build_text_engine  # loads torch
 
-    engine = build_text_engine(EngineConfig(load=load, cache=cache, scheduler=scheduler))
+    engine = build_text_engine(EngineConfig(load=chosen, cache=cache, scheduler=scheduler))
     if not quiet:
         for line in engine.startup_lines:
             sys.stderr.write(line + "\n")
