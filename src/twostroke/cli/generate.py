@@ -48,7 +48,8 @@ def generate(  # noqa: PLR0913 (each is a flag or a group of flags)
     Parameters
     ----------
     words
-        The model (optional: without it the embedded one runs) and the prompt.
+        The model (optional: without it the embedded one runs) and the prompt. One that begins with "-" goes behind
+        "--", after all flags.
     model_flag
         A model folder, a hub id, or 'embedded'; the same as MODEL.
     prompt_file

@@ -73,6 +73,16 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_1(arguments: list[str], w
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_a_prompt_that_looks_like_a_flag_is_told_where_to_go() -> None:
+    done = twostroke("generate", "- one thing\n- ", "--max-tokens", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "generate [FLAGS] -- PROMPT" in done.stderr
+    assert "-- PROMPT" not in twostroke("chat", "--no-such-flag").stderr
+    done = twostroke("generate", "--max-tokens", "1", *SMALL, "--", "- one thing\n- ")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("- one thing\n- ")
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = "import sys\nfrom twostroke.cli.main import app\napp(['generate', '--help'], result_action='return_value')\n"
     code += "print('torch' in sys.modules)"
