@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import json
 import sys
+from typing import TYPE_CHECKING
 
 from twostroke.cli.flags import (
     CacheFlags,
     ChatSampling,
     ChatSamplingFlags,
+    JsonFlag,
     LoadBesideModel,
     LoadBesideModelFlags,
     ModelFlag,
@@ -15,11 +19,14 @@ from twostroke.cli.flags import (
     SchedulerFlags,
     with_model,
 )
-from twostroke.cli.generate import run_and_print, summary
+from twostroke.cli.generate import print_json, run_and_print, summary
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.errors import ClientError
+from twostroke.errors import ClientError, EngineError, TwostrokeError
+
+if TYPE_CHECKING:
+    from twostroke.engine.text_engine import TextEngine
 
 
 def chat(  # noqa: PLR0913 (each is a flag or a group of flags)
@@ -32,9 +39,13 @@ def chat(  # noqa: PLR0913 (each is a flag or a group of flags)
     cache: CacheFlags = CacheConfig(),
     scheduler: SchedulerFlags = SchedulerConfig(),
     sampling: ChatSamplingFlags = ChatSampling(),
+    json_output: JsonFlag = False,
     quiet: QuietFlag = False,
 ) -> None:
     """Talk to a model; an empty line or end of input ends it, /new forgets the conversation.
+
+    A message that is refused or fails is no part of the conversation, which goes on. Unless the messages come from a
+    terminal, the exit code is 1 then.
 
     Parameters
     ----------
@@ -44,6 +55,8 @@ def chat(  # noqa: PLR0913 (each is a flag or a group of flags)
         The same as MODEL.
     system
         A system message to begin with.
+    json_output
+        Print nothing but one JSON object a message: what `generate --json` prints, or {"error": ...} for a refused one.
     quiet
         No start-up lines, no figures.
     """
@@ -56,24 +69,44 @@ def chat(  # noqa: PLR0913 (each is a flag or a group of flags)
             sys.stderr.write(line + "\n")
     opening = [{"role": "system", "content": system}] if system else []
     messages = list(opening)
+    num_failed = 0
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a line that is no text is refused, like any other
     while line := _read_line():
         if line == "/new":
             messages = list(opening)
             continue
-        messages.append({"role": "user", "content": line})
+        question = {"role": "user", "content": line}
         try:
-            engine.submit_chat(messages, sampling)
-        except ClientError as error:
-            messages.pop()
+            answer = _ask(engine, [*messages, question], sampling, json_output=json_output, quiet=quiet)
+        except TwostrokeError as error:
             sys.stderr.write(f"{error}\n")
-            continue
-        output = run_and_print(engine)
-        messages.append({"role": "assistant", "content": output.outputs[0].text})
-        if output.error is not None:
-            sys.stderr.write(f"{output.error}\n")
-        elif not quiet and output.metrics is not None:
-            sys.stderr.write(summary(output, output.metrics) + "\n")
+            num_failed += 1
+        else:
+            messages += [question, {"role": "assistant", "content": answer}]
     engine.close()
+    if num_failed and not sys.stdin.isatty():
+        sys.exit(1)  # a person has seen it; a pipe has only this
+
+
+def _ask(
+    engine: TextEngine, messages: list[dict[str, str]], sampling: ChatSampling, *, json_output: bool, quiet: bool
+) -> str:
+    """The answer to a conversation, printed as it comes; raises what was refused or failed."""
+    try:
+        engine.submit_chat(messages, sampling)
+    except ClientError as error:
+        if json_output:  # whoever sent the message waits for a line
+            print(json.dumps({"error": str(error)}), flush=True)
+        raise
+    output = run_and_print(engine, silent=json_output)
+    if json_output:
+        print_json(output)
+    elif not quiet and output.metrics is not None:
+        sys.stderr.write(summary(output, output.metrics) + "\n")
+    if output.error is not None:
+        raise EngineError(output.error)
+    return output.outputs[0].text
 
 
 def _read_line() -> str:

@@ -73,7 +73,7 @@ def generate(  # noqa: PLR0913 (each is a flag or a group of flags)
     output = run_and_print(engine, echo="" if json_output else prompt, silent=json_output)
     engine.close()
     if json_output:
-        print(json.dumps(dataclasses.asdict(output)))
+        print_json(output)
     elif not quiet and output.metrics is not None:
         sys.stderr.write(f"\n{summary(output, output.metrics)}\n")
     if output.error is not None:
@@ -105,6 +105,11 @@ def run_and_print(engine: TextEngine, *, echo: str = "", silent: bool = False) -
         for other in output.outputs[1:]:
             print(f"--- {other.index + 1} of {len(output.outputs)}\n{echo}{other.text}")
     return output
+
+
+def print_json(output: RequestOutput) -> None:
+    """One line, and at once: who reads it may wait for it before asking on."""
+    print(json.dumps(dataclasses.asdict(output)), flush=True)
 
 
 def summary(output: RequestOutput, metrics: RequestMetrics) -> str:
