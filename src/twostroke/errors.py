@@ -8,7 +8,7 @@
     ├── SetupError                  the engine cannot start with this model or these settings
     │   ├── ModelNotFound           no such folder, hub id unreachable
     │   ├── UnsupportedModel        an architecture, a rope type or a layout that we do not run
-    │   ├── CorruptCheckpoint       missing, extra, misshapen or unreadable tensors
+    │   ├── CorruptCheckpoint       missing, extra, misshapen, unreadable or not finite tensors
     │   └── DoesNotFit              an explicit size that memory cannot hold, with the arithmetic
     ├── UnreadableEvent             a line of an event log that is none, or of another version
     └── EngineError                 ours: a step failed, or the engine has stopped

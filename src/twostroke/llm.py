@@ -84,17 +84,33 @@ class LLM:
 
         return self._run(submit, len(items), sampling_params, priority, use_tqdm)
 
-    def chat(
+    def chat(  # noqa: PLR0913 (the template's arguments by their names, for checkers and readers)
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        add_generation_prompt: bool = True,
+        priority: Sequence[int] | None = None,
+        cache_salt: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
-        """Answers one conversation (a sequence of {"role", "content"}) or several, by the model's chat template."""
+        """Answers conversations, by the model's chat template; the rest is as for `generate`.
+
+        Args:
+            messages: a conversation (a sequence of {"role", "content"}), or a sequence of these.
+            sampling_params: one for all, or one each; default: SamplingParams().
+            priority: one per conversation (lower is served earlier; needs policy="priority").
+            cache_salt: separates this call's prefix cache from others'.
+            tools: JSON schemas of functions the model may call.
+            add_generation_prompt: whether to open the assistant's turn.
+            continue_final_message: whether the model goes on within the last message; needs
+                add_generation_prompt=False. The output is what it adds.
+            chat_template_kwargs: further variables for the template, for example enable_thinking.
+            use_tqdm: show a progress bar.
+        """
         conversations = _conversations(messages)
 
         def submit(index: int, params: SamplingParams, rank: int) -> str:
@@ -102,13 +118,15 @@ class LLM:
                 conversations[index],
                 params,
                 priority=rank,
+                cache_salt=cache_salt,
                 kind=OutputKind.FINAL,
-                add_generation_prompt=add_generation_prompt,
                 tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 chat_template_kwargs=chat_template_kwargs,
             )
 
-        return self._run(submit, len(conversations), sampling_params, None, use_tqdm)
+        return self._run(submit, len(conversations), sampling_params, priority, use_tqdm)
 
     def close(self) -> None:
         """Gives back the model's and the cache's memory."""

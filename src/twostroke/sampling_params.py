@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
-from twostroke.config.checks import number, switch, whole_number
+from twostroke.config.checks import number, switch, unicode, whole_number
 from twostroke.errors import InvalidParameter, UnknownParameter
 
 MAX_N = 128
@@ -62,7 +62,9 @@ class SamplingParams:
     max_tokens: int | None = 16
     """Most tokens to generate; None runs to the end of the context."""
     min_tokens: int = 0
-    """No stop (end of text, stop token, stop string) before this many tokens."""
+    """The first this many tokens end nothing, as in vLLM: end-of-text and stop tokens are not drawn among them, and a
+    stop string that is complete within their text is passed over. So an end comes with the next token at the earliest,
+    or with max_tokens."""
     stop: tuple[str, ...] = ()
     """Texts that end the generation; a string or a sequence of strings."""
     stop_token_ids: tuple[int, ...] = ()
@@ -105,17 +107,24 @@ class SamplingParams:
         """Whether the most likely token is always taken."""
         return self.temperature == 0.0
 
-    def check_against_model(self, vocab_size: int, max_logprobs: int, eos_token_ids: Iterable[int] = ()) -> None:
+    def check_against_model(
+        self,
+        vocab_size: int,
+        max_logprobs: int,
+        eos_token_ids: Iterable[int] = (),
+        bad_words_token_ids: Iterable[Sequence[int]] = (),
+    ) -> None:
         """Checks what only the model and the engine's limits can tell.
 
         Args:
             vocab_size: columns of the model's logits.
             max_logprobs: the engine's limit.
             eos_token_ids: the model's end-of-text tokens.
+            bad_words_token_ids: the bad words as the model's tokenizer spells them.
 
         Raises:
-            InvalidParameter: a token id outside the vocabulary, too many log-probabilities, or allowed tokens that
-                min_tokens forbids.
+            InvalidParameter: a token id outside the vocabulary, too many log-probabilities, or no token that may be
+                drawn first.
         """
         for name in ("allowed_token_ids", "logit_bias", "stop_token_ids"):
             outside = [i for i in getattr(self, name) or () if i >= vocab_size]
@@ -126,13 +135,8 @@ class SamplingParams:
             if value is not None and value > max_logprobs:
                 remedy = f"Ask for fewer, or start the engine with --max-logprobs {value}."
                 raise InvalidParameter(name, value, f"at most max_logprobs, which is {max_logprobs}", remedy)
-        if self.min_tokens and self.allowed_token_ids is not None:
-            ends = {*eos_token_ids, *self.stop_token_ids}
-            if ends.issuperset(self.allowed_token_ids):
-                limit = f"min_tokens={self.min_tokens} forbids these, they all end the generation"
-                raise InvalidParameter(
-                    "allowed_token_ids", list(self.allowed_token_ids), limit, "Allow one more, or set min_tokens to 0."
-                )
+        ends = {*eos_token_ids, *self.stop_token_ids} if self.min_tokens else set[int]()
+        self._check_first_choice(vocab_size, ends, {ids[0] for ids in bad_words_token_ids if len(ids) == 1})
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -149,6 +153,24 @@ class SamplingParams:
             raise InvalidParameter("allowed_token_ids", [], "at least one token id", "Leave it out to allow all.")
         if self.seed is not None:
             whole_number("seed", self.seed, 0, MAX_SEED)
+
+    def _check_first_choice(self, vocab_size: int, ends: set[int], bad: set[int]) -> None:
+        """Refuses what leaves no token to draw first.
+
+        Only bad words of several tokens can do that later, depending on what was drawn: it ends the one request then.
+        (No logit_bias bans a token: -100 is finite.)
+        """
+        allowed = self.allowed_token_ids or range(vocab_size)
+        if any(i not in ends and i not in bad for i in allowed):
+            return
+        reasons: list[str] = []
+        if not ends.isdisjoint(allowed):
+            reasons.append(f"min_tokens={self.min_tokens} holds back those that end the generation")
+        if not bad.isdisjoint(allowed):
+            reasons.append("bad_words forbids single tokens")
+        name = "allowed_token_ids" if self.allowed_token_ids else "bad_words" if bad else "stop_token_ids"
+        limit = f"leaves no token to draw: {' and '.join(reasons)}"
+        raise InvalidParameter(name, getattr(self, name), limit, "Allow one more token.")
 
     def _check_length(self) -> None:
         whole_number("n", self.n, 1, MAX_N)
@@ -168,6 +190,8 @@ def _texts(name: str, value: object, most: int) -> tuple[str, ...]:
         raise InvalidParameter(name, value, "must be a text or several, none of them empty")
     if len(texts) > most:
         raise InvalidParameter(name, f"{len(texts)} texts", f"at most {most}")
+    for text in texts:
+        unicode(name, text)
     return texts
 
 

@@ -96,7 +96,7 @@ def oracle(tokenizer: Tokenizer, ids: list[int], params: SamplingParams) -> Outc
     for count in range(1, len(ids) + 1):
         text = tokenizer.decode(ids[:count], params.skip_special_tokens)
         text = text if count == len(ids) else text.rstrip("\ufffd")
-        if (found := first_end(text, list(params.stop), seen)) and count >= params.min_tokens:
+        if (found := first_end(text, list(params.stop), seen)) and count > params.min_tokens:
             end, stop = found
             return Outcome(text[: end if params.include_stop_str_in_output else end - len(stop)], count, stop)
         seen = max(seen, len(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,67 @@ def test_wrong_arguments_of_chat(llm: LLM, given: dict[str, Any], name: str) -> 
     with pytest.raises(InvalidParameter) as error:
         llm.chat(**given)
     assert error.value.name == name
+
+
+TEMPLATE = """
+{%- for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}
+{%- if add_generation_prompt %}<assistant>{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def chatty(random_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("chatty") / "model"
+    shutil.copytree(random_models["llama"], folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    with LLM(folder, threads=1, num_kv_blocks=64, policy="priority", max_num_seqs=1) as llm:
+        yield llm
+
+
+TALK = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": "the answer is"}]
+
+
+@pytest.mark.parametrize(
+    ("switches", "prompt"),
+    [
+        ({}, "<user>a question</><assistant>the answer is</><assistant>"),
+        ({"add_generation_prompt": False}, "<user>a question</><assistant>the answer is</>"),
+        (
+            {"add_generation_prompt": False, "continue_final_message": True},
+            "<user>a question</><assistant>the answer is",
+        ),
+    ],
+    ids=str,
+)
+def test_how_a_chat_ends_its_prompt(chatty: LLM, switches: dict[str, bool], prompt: str) -> None:
+    (output,) = chatty.chat(TALK, ONE_TOKEN, **switches)
+    assert output.prompt == prompt
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"continue_final_message": "no", "add_generation_prompt": False}, "continue_final_message"),
+        ({"add_generation_prompt": "false"}, "add_generation_prompt"),
+        ({"priority": [0, 1]}, "priority"),
+        ({"cache_salt": 3}, "cache_salt"),
+    ],
+    ids=str,
+)
+def test_what_a_chat_refuses(chatty: LLM, given: dict[str, Any], name: str) -> None:
+    with pytest.raises(InvalidParameter) as error:
+        chatty.chat(TALK, ONE_TOKEN, **given)
+    assert error.value.name == name
+    assert not chatty.engine.has_work
+
+
+def test_chats_have_priorities_and_a_salt(chatty: LLM) -> None:
+    outputs = chatty.chat([TALK] * 3, ONE_TOKEN, priority=[2, 1, 0])
+    waited = [output.metrics.queue_time_s for output in outputs if output.metrics is not None]
+    assert waited == sorted(waited, reverse=True)
+    assert len(waited) == 3
+    assert [chatty.chat(TALK, ONE_TOKEN, cache_salt="mine")[0].num_cached_tokens > 0 for _ in range(2)] == [False, True]
 
 
 def test_no_prompts_give_no_outputs(llm: LLM) -> None:

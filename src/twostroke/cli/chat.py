@@ -2,68 +2,111 @@
 
 from __future__ import annotations
 
-import dataclasses
+import io
+import json
 import sys
+from typing import TYPE_CHECKING
 
-from twostroke.cli.flags import CacheFlags, ChatSampling, ChatSamplingFlags, LoadFlags, QuietFlag, SchedulerFlags
-from twostroke.cli.generate import run_and_print, summary
+from twostroke.cli.flags import (
+    CacheFlags,
+    ChatSampling,
+    ChatSamplingFlags,
+    JsonFlag,
+    LoadBesideModel,
+    LoadBesideModelFlags,
+    ModelFlag,
+    QuietFlag,
+    SchedulerFlags,
+    with_model,
+)
+from twostroke.cli.generate import print_json, run_and_print, summary
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
-from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.errors import ClientError
+from twostroke.errors import ClientError, EngineError, TwostrokeError
+
+if TYPE_CHECKING:
+    from twostroke.engine.text_engine import TextEngine
 
 
-def chat(
+def chat(  # noqa: PLR0913 (each is a flag or a group of flags)
     model: str | None = None,
     /,
     *,
     system: str | None = None,
-    load: LoadFlags = LoadConfig(),
+    model_flag: ModelFlag = None,
+    load: LoadBesideModelFlags = LoadBesideModel(),
     cache: CacheFlags = CacheConfig(),
     scheduler: SchedulerFlags = SchedulerConfig(),
     sampling: ChatSamplingFlags = ChatSampling(),
+    json_output: JsonFlag = False,
     quiet: QuietFlag = False,
 ) -> None:
     """Talk to a model; an empty line or end of input ends it, /new forgets the conversation.
+
+    A message that is refused or fails is no part of the conversation, which goes on. Unless the messages come from a
+    terminal, the exit code is 1 then.
 
     Parameters
     ----------
     model
         Model folder or hub id; without it the embedded code model answers (a demonstration, not an assistant).
+    model_flag
+        The same as MODEL.
     system
         A system message to begin with.
+    json_output
+        Print nothing but one JSON object a message: what `generate --json` prints, or {"error": ...} for a refused one.
     quiet
         No start-up lines, no figures.
     """
-    if model is not None:
-        load = dataclasses.replace(load, model=model)
+    chosen = with_model(load, by_place=model, by_flag=model_flag)
     from twostroke.engine.assembly import build_text_engine  # loads torch
 
-    engine = build_text_engine(EngineConfig(load=load, cache=cache, scheduler=scheduler))
+    engine = build_text_engine(EngineConfig(load=chosen, cache=cache, scheduler=scheduler))
     if not quiet:
         for line in engine.startup_lines:
             sys.stderr.write(line + "\n")
     opening = [{"role": "system", "content": system}] if system else []
     messages = list(opening)
+    num_failed = 0
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a line that is no text is refused, like any other
     while line := _read_line():
         if line == "/new":
             messages = list(opening)
             continue
-        messages.append({"role": "user", "content": line})
+        question = {"role": "user", "content": line}
         try:
-            engine.submit_chat(messages, sampling)
-        except ClientError as error:
-            messages.pop()
+            answer = _ask(engine, [*messages, question], sampling, json_output=json_output, quiet=quiet)
+        except TwostrokeError as error:
             sys.stderr.write(f"{error}\n")
-            continue
-        output = run_and_print(engine)
-        messages.append({"role": "assistant", "content": output.outputs[0].text})
-        if output.error is not None:
-            sys.stderr.write(f"{output.error}\n")
-        elif not quiet and output.metrics is not None:
-            sys.stderr.write(summary(output, output.metrics) + "\n")
+            num_failed += 1
+        else:
+            messages += [question, {"role": "assistant", "content": answer}]
     engine.close()
+    if num_failed and not sys.stdin.isatty():
+        sys.exit(1)  # a person has seen it; a pipe has only this
+
+
+def _ask(
+    engine: TextEngine, messages: list[dict[str, str]], sampling: ChatSampling, *, json_output: bool, quiet: bool
+) -> str:
+    """The answer to a conversation, printed as it comes; raises what was refused or failed."""
+    try:
+        engine.submit_chat(messages, sampling)
+    except ClientError as error:
+        if json_output:  # whoever sent the message waits for a line
+            print(json.dumps({"error": str(error)}), flush=True)
+        raise
+    output = run_and_print(engine, silent=json_output)
+    if json_output:
+        print_json(output)
+    elif not quiet and output.metrics is not None:
+        sys.stderr.write(summary(output, output.metrics) + "\n")
+    if output.error is not None:
+        raise EngineError(output.error)
+    return output.outputs[0].text
 
 
 def _read_line() -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter, Token
 
 from twostroke.config.cache import CacheConfig
-from twostroke.config.load import LoadConfig
+from twostroke.config.load import Device, DType, LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter
 from twostroke.sampling_params import SamplingParams
@@ -18,7 +19,10 @@ LoadFlags = Annotated[LoadConfig, Parameter(name="*", group="Model")]
 CacheFlags = Annotated[CacheConfig, Parameter(name="*", group="KV cache")]
 SchedulerFlags = Annotated[SchedulerConfig, Parameter(name="*", group="Scheduler")]
 
-__all__ = ["Mapping"]  # cyclopts evaluates the annotations that the classes below inherit, in this module
+ModelFlag = Annotated[str | None, Parameter(name="--model", group="Model")]
+
+# cyclopts evaluates the annotations that the classes below inherit, in this module
+__all__ = ["DType", "Device", "Mapping", "Path"]
 
 
 def _read_bias(_: type, tokens: Sequence[Token]) -> dict[int, float]:
@@ -59,6 +63,29 @@ class ChatSampling(SamplingParams):
     """Most tokens to generate."""
     logit_bias: LogitBias = None
     """Added to the logits of token ids; --logit-bias 42:-5,7:2 makes 42 less and 7 more likely."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadBesideModel(LoadConfig):
+    """What is loaded, for commands that also take the model by its place: whether the flag was given has to show."""
+
+    model: Annotated[str, Parameter(parse=False)] = "embedded"
+
+
+LoadBesideModelFlags = Annotated[LoadBesideModel, Parameter(name="*", group="Model")]
+
+
+def with_model(load: LoadConfig, *, by_place: str | None, by_flag: str | None) -> LoadConfig:
+    """Puts the model in, however it was given.
+
+    Raises:
+        InvalidParameter: given in both ways, differently.
+    """
+    if by_place is not None and by_flag is not None and by_place != by_flag:
+        limit = f"contradicts the word {by_place!r}, which names the model too"
+        raise InvalidParameter("--model", by_flag, limit, "Give the model once, as MODEL or with --model.")
+    given = by_flag if by_place is None else by_place
+    return load if given is None else replace(load, model=given)
 
 
 CompletionSamplingFlags = Annotated[CompletionSampling, Parameter(name="*", group="Sampling")]

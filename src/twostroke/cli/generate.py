@@ -13,13 +13,15 @@ from twostroke.cli.flags import (
     CompletionSampling,
     CompletionSamplingFlags,
     JsonFlag,
-    LoadFlags,
+    LoadBesideModel,
+    LoadBesideModelFlags,
+    ModelFlag,
     QuietFlag,
     SchedulerFlags,
+    with_model,
 )
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
-from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import EngineError, InvalidParameter
 
@@ -28,10 +30,11 @@ if TYPE_CHECKING:
     from twostroke.outputs import RequestMetrics, RequestOutput
 
 
-def generate(
+def generate(  # noqa: PLR0913 (each is a flag or a group of flags)
     *words: str,
     prompt_file: Path | None = None,
-    load: LoadFlags = LoadConfig(),
+    model_flag: ModelFlag = None,
+    load: LoadBesideModelFlags = LoadBesideModel(),
     cache: CacheFlags = CacheConfig(),
     scheduler: SchedulerFlags = SchedulerConfig(),
     sampling: CompletionSamplingFlags = CompletionSampling(),
@@ -45,7 +48,10 @@ def generate(
     Parameters
     ----------
     words
-        The model (optional: without it the embedded one runs) and the prompt.
+        The model (optional: without it the embedded one runs) and the prompt. One that begins with "-" goes behind
+        "--", after all flags.
+    model_flag
+        A model folder, a hub id, or 'embedded'; the same as MODEL.
     prompt_file
         Read the prompt from a file, or from a pipe with /dev/stdin; the only word is then the model.
     json_output
@@ -56,11 +62,10 @@ def generate(
     *models, prompt = [*words, _read(prompt_file)] if prompt_file is not None else words or [None]
     if prompt is None or len(models) > 1:
         raise InvalidParameter("PROMPT", list(words), "give [MODEL] PROMPT", "Quote a prompt that has spaces.")
-    if models:
-        load = dataclasses.replace(load, model=models[0])
+    chosen = with_model(load, by_place=models[0] if models else None, by_flag=model_flag)
     from twostroke.engine.assembly import build_text_engine  # loads torch
 
-    engine = build_text_engine(EngineConfig(load=load, cache=cache, scheduler=scheduler))
+    engine = build_text_engine(EngineConfig(load=chosen, cache=cache, scheduler=scheduler))
     if not quiet:
         for line in engine.startup_lines:
             sys.stderr.write(line + "\n")
@@ -68,7 +73,7 @@ def generate(
     output = run_and_print(engine, echo="" if json_output else prompt, silent=json_output)
     engine.close()
     if json_output:
-        print(json.dumps(dataclasses.asdict(output)))
+        print_json(output)
     elif not quiet and output.metrics is not None:
         sys.stderr.write(f"\n{summary(output, output.metrics)}\n")
     if output.error is not None:
@@ -100,6 +105,11 @@ def run_and_print(engine: TextEngine, *, echo: str = "", silent: bool = False) -
         for other in output.outputs[1:]:
             print(f"--- {other.index + 1} of {len(output.outputs)}\n{echo}{other.text}")
     return output
+
+
+def print_json(output: RequestOutput) -> None:
+    """One line, and at once: who reads it may wait for it before asking on."""
+    print(json.dumps(dataclasses.asdict(output)), flush=True)
 
 
 def summary(output: RequestOutput, metrics: RequestMetrics) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from cyclopts import App
+from cyclopts import App, CycloptsError, UnknownOptionError
 
 from twostroke.errors import TwostrokeError
 
@@ -19,9 +19,13 @@ app.command("twostroke.cli.bench:app", name="bench")
 
 
 def main() -> None:
-    """Runs the command line; an error of ours is one line on stderr and exit code 1."""
+    """Runs the command line; an error of ours is one line on stderr and exit code 1, one of usage exit code 2."""
     try:
-        app()
+        app(exit_on_error=False)
+    except CycloptsError as error:  # printed already
+        if isinstance(error, UnknownOptionError) and "generate" in (error.command_chain or ()):
+            sys.stderr.write('A prompt that begins with "-" goes behind "--": twostroke generate [FLAGS] -- PROMPT\n')
+        sys.exit(2)
     except TwostrokeError as error:
         sys.stderr.write(f"twostroke: {type(error).__name__}: {error}\n")
         sys.exit(1)

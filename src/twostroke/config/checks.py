@@ -33,6 +33,15 @@ def text(name: str, value: object) -> None:
         raise InvalidParameter(name, value, "must be a text")
 
 
+def unicode(name: str, value: str) -> None:
+    """Refuses what UTF-8 cannot write; no tokenizer reads or makes it, and no log could hold it."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        limit = f"has half a character (a lone surrogate) at position {error.start}"
+        raise InvalidParameter(name, value, limit, "Send valid Unicode.") from error
+
+
 def whole_number(name: str, value: object, low: int, high: int | None = None, *, limit: str = "") -> None:
     """Refuses what is no int (True is none), or outside low to high, both included; `limit` says it in other words."""
     if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):

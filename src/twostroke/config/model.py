@@ -113,22 +113,25 @@ _OPTIONAL_ROPE_NUMBERS = (
     "mscale",
     "mscale_all_dim",
 )
-_MAX_ROPE_NUMBER = 1e12
+_ROPE_NUMBERS = (1e-12, 1e12)
+"""Far beyond what models have; smaller ones would make frequencies infinite in float32, and every logit NaN."""
 
 
 def _check_rope_numbers(rope_type: str, numbers: Mapping[str, Any]) -> None:
     needed = ["theta", "factor"]
     if rope_type == "llama3":
         needed += ["low_freq_factor", "high_freq_factor"]
+    low, high = _ROPE_NUMBERS
     for name, value in numbers.items():
         is_absent = value is None and name not in needed
-        if not is_absent and not (_is_number(value) and 0 < value <= _MAX_ROPE_NUMBER):
+        if not is_absent and not (_is_number(value) and low <= value <= high):
+            key = "rope_theta" if name == "theta" else name
             raise CorruptCheckpoint(
-                f"config.json: rope type {rope_type!r} needs a number above 0 (at most {_MAX_ROPE_NUMBER:g}) for "
-                f"{name}, found {value!r}."
+                f"config.json: rope type {rope_type!r} needs a number above 0 (from {low:g} to {high:g}) for {key}, "
+                f"found {value!r}."
             )
     if rope_type == "yarn" and numbers["theta"] <= 1:
-        raise CorruptCheckpoint(f"config.json: rope type 'yarn' needs a theta above 1, found {numbers['theta']}.")
+        raise CorruptCheckpoint(f"config.json: rope type 'yarn' needs a rope_theta above 1, found {numbers['theta']}.")
     if rope_type == "llama3" and numbers["low_freq_factor"] == numbers["high_freq_factor"]:
         raise CorruptCheckpoint(f"config.json: low_freq_factor equals high_freq_factor ({numbers['low_freq_factor']}).")
 
@@ -328,12 +331,19 @@ def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
+_SMALLEST_EPSILON = 1e-30
+"""A normal number in float32 still: as 0 it would make NaN out of a row of zeros, which padding rows are."""
+
+
 def _epsilon(given: Mapping[str, Any]) -> float:
     value = given.get("rms_norm_eps")
     if value is None:
         return 1e-6
-    if not _is_number(value) or not 0 < value < 1:
-        raise CorruptCheckpoint(f"config.json: rms_norm_eps must be a number between 0 and 1, found {value!r}.")
+    if not _is_number(value) or not _SMALLEST_EPSILON <= value < 1:
+        raise CorruptCheckpoint(
+            f"config.json: rms_norm_eps must be a number above 0 (at least {_SMALLEST_EPSILON:g}) and below 1, found "
+            f"{value!r}."
+        )
     return float(value)
 
 

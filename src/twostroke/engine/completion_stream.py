@@ -90,7 +90,7 @@ class CompletionStream:
         # Without stop strings no token has to be looked at alone.
         chunks = [[token_id] for token_id in text_ids] if self._params.stop else [text_ids]
         for position, chunk in enumerate(chunks, start=1):
-            may_stop = len(self._token_ids) + position >= self._params.min_tokens
+            may_stop = len(self._token_ids) + position > self._params.min_tokens
             if self._add_text(self._detokenizer.push(chunk), may_stop):
                 num_tokens = position
                 break
@@ -108,7 +108,9 @@ class CompletionStream:
     def finish(self, reason: FinishReason, time_s: float, stop_reason: int | None = None) -> None:
         """Nothing more will come: what was held back of the text is released."""
         assert self.finish_reason is None, f"ended twice: {self.finish_reason}, then {reason}"
-        may_stop = reason in (FinishReason.LENGTH, FinishReason.STOP) and self.num_tokens >= self._params.min_tokens
+        # the text that was held back is that of the last token but the one that ended it
+        num_text_tokens = self.num_tokens - (reason is FinishReason.STOP)
+        may_stop = reason in (FinishReason.LENGTH, FinishReason.STOP) and num_text_tokens > self._params.min_tokens
         if not self._add_text(self._detokenizer.finish(), may_stop):
             self._release(self._stops.finish())
             self.finish_reason, self.stop_reason = reason, stop_reason

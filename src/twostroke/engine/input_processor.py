@@ -125,18 +125,15 @@ class InputProcessor:
     def _process_text(self, text: Any, params: SamplingParams, add_special_tokens: bool = True) -> PromptInput:
         if not isinstance(text, str):
             raise InvalidPrompt(f"the prompt must be a text, not {type(text).__name__}.")
-        token_ids = tuple(self._encode(text, "the prompt", add_special_tokens))
-        # Not out of range for a tokenizer that passed check_vocab, so only its length is looked at.
-        return self._checked(text, token_ids, params)
-
-    def _encode(self, text: str, where: str, add_special_tokens: bool) -> list[int]:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InvalidPrompt(
-                f"{where} has half a character (a lone surrogate) at position {error.start}; send valid Unicode."
+                f"the prompt has half a character (a lone surrogate) at position {error.start}; send valid Unicode."
             ) from error
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        token_ids = tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        # Not out of range for a tokenizer that passed check_vocab, so only its length is looked at.
+        return self._checked(text, token_ids, params)
 
     def _checked_token_ids(self, given: Any) -> tuple[int, ...]:
         if not isinstance(given, (list, tuple)):
@@ -163,16 +160,19 @@ class InputProcessor:
                 f"{self._max_model_len - 1}, which leaves one for the output. Shorten it, or start the engine with "
                 f"--max-model-len {len(token_ids) + 1} or more."
             )
+        bad_words = tuple(seq for word in params.bad_words for seq in self._bad_word(word))
         return PromptInput(
             prompt_text=text,
             prompt_token_ids=token_ids,
-            params=self._checked_params(params, num_left),
-            bad_words_token_ids=tuple(seq for word in params.bad_words for seq in self._bad_word(word)),
+            params=self._checked_params(params, num_left, bad_words),
+            bad_words_token_ids=bad_words,
             eos_token_ids=self._eos_token_ids,
         )
 
-    def _checked_params(self, params: SamplingParams, num_left: int) -> SamplingParams:
-        params.check_against_model(self._vocab_size, self._max_logprobs, self._eos_token_ids)
+    def _checked_params(
+        self, params: SamplingParams, num_left: int, bad_words: Sequence[tuple[int, ...]]
+    ) -> SamplingParams:
+        params.check_against_model(self._vocab_size, self._max_logprobs, self._eos_token_ids, bad_words)
         if params.min_tokens > num_left:
             raise InvalidParameter("min_tokens", params.min_tokens, f"at most {num_left}, what the context leaves")
         # Asking for more than fits is not an error: the generation ends with finish_reason "length" when it is full.
@@ -184,7 +184,7 @@ class InputProcessor:
         stem = word.lstrip() or word
         sequences: list[tuple[int, ...]] = []
         for spelling in (stem, f" {stem}"):
-            ids = tuple(self._encode(spelling, "a bad word", add_special_tokens=False))
+            ids = tuple(self._tokenizer.encode(spelling, add_special_tokens=False))
             # A sequence that ends like one we have is forbidden already.
             if ids and not any(ids[-len(known) :] == known for known in sequences):
                 sequences.append(ids)

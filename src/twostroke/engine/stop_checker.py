@@ -29,7 +29,7 @@ def find_token_stop(
     params: SamplingParams,
     eos_token_ids: Collection[int],
 ) -> TokenStop | None:
-    """The first of the new tokens after which a generation ends, if any.
+    """The first of the new tokens after which a generation ends, if any; the first min_tokens end nothing.
 
     Args:
         new_token_ids: what a step made.
@@ -40,7 +40,7 @@ def find_token_stop(
     eos = () if params.ignore_eos else eos_token_ids
     for num_tokens, token_id in enumerate(new_token_ids, start=1):
         total = num_output_tokens + num_tokens
-        if total >= params.min_tokens:
+        if total > params.min_tokens:
             if token_id in eos:
                 return TokenStop(num_tokens, FinishReason.STOP)
             if token_id in params.stop_token_ids:

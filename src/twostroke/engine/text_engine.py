@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from twostroke.batch import NewRequest
+from twostroke.config.checks import unicode
 from twostroke.engine.clock import Clock
 from twostroke.engine.engine import Engine
 from twostroke.engine.generation import GenerationRequest
@@ -295,12 +296,8 @@ def _check_name(parameter: str, value: Any) -> None:
     """Of callers, hashed and written to the event log: text that UTF-8 can write, and not a book."""
     if not isinstance(value, str):
         raise InvalidParameter(parameter, value, f"must be a text, not {type(value).__name__}")
-    try:
-        num_bytes = len(value.encode("utf-8"))
-    except UnicodeEncodeError as error:
-        raise InvalidParameter(
-            parameter, value, f"has half a character (a lone surrogate) at position {error.start}; send valid Unicode"
-        ) from error
+    unicode(parameter, value)
+    num_bytes = len(value.encode("utf-8"))
     if num_bytes > MAX_NAME_BYTES:
         raise InvalidParameter(
             parameter, value, f"has {num_bytes} bytes in UTF-8, at most {MAX_NAME_BYTES}", "Send a hash of it."

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from twostroke.config.model import ModelConfig
-from twostroke.errors import CorruptCheckpoint
+from twostroke.errors import CorruptCheckpoint, SetupError
 from twostroke.kernels.dispatch import operators_for
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import Checkpoint, shorten
@@ -36,6 +37,8 @@ def load_model(
         UnsupportedModel: the architecture or the type of the weights is not implemented.
         ModelNotFound: there are no safetensors files.
         CorruptCheckpoint: unreadable files, or tensors that are missing, extra or misshapen; all of them are named.
+            Also NaN or infinity in one.
+        SetupError: weights too large for `dtype`.
     """
     start_s = time.perf_counter()
     kind, names = model_class(config.architecture), architecture(config.architecture).names
@@ -43,7 +46,11 @@ def load_model(
     parameters = kind.parameters(config)
     sources = {name: checkpoint_names(names, name) for name in parameters}
     _check(checkpoint, parameters, sources, config, folder)
-    weights = {name: _join([checkpoint.read(part) for part in parts], dtype, device) for name, parts in sources.items()}
+    weights: dict[str, Tensor] = {}
+    for name, parts in sources.items():
+        weights[name] = _join([checkpoint.read(part) for part in parts], dtype, device)
+        if not _is_finite(weights[name]):
+            _refuse_not_finite(checkpoint, parts, dtype, folder)
     if config.tie_word_embeddings:
         _check_tied_head(checkpoint, weights["embedding.weight"])
     model = kind(config, weights, Placement(operators_for(device), dtype, device, max_model_len))
@@ -56,6 +63,22 @@ def _join(parts: list[Tensor], dtype: torch.dtype, device: torch.device) -> Tens
     if len(parts) > 1:
         return torch.cat([part.to(dtype) for part in parts]).to(device)
     return parts[0].to(device=device, dtype=dtype, copy=True).contiguous()
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """One cheap pass: neither NaN nor infinity goes away in a sum. One that is only too large is looked at again."""
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
+def _refuse_not_finite(checkpoint: Checkpoint, parts: tuple[str, ...], dtype: torch.dtype, folder: Path) -> NoReturn:
+    broken = [part for part in parts if not _is_finite(checkpoint.read(part))]
+    if broken:
+        raise CorruptCheckpoint(f"{folder}: NaN or infinity in {shorten(broken)}. Download the model again.")
+    wide = [part for part in parts if not _is_finite(checkpoint.read(part).to(dtype))]
+    raise SetupError(
+        f"dtype={str(dtype).removeprefix('torch.')}: {shorten(wide)} has numbers beyond its largest, "
+        f"{torch.finfo(dtype).max:g}. Use a wider one (--dtype bfloat16, --dtype float32)."
+    )
 
 
 def _check(

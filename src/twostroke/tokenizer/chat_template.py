@@ -18,6 +18,7 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from twostroke.config.checks import switch
 from twostroke.errors import InvalidParameter, InvalidPrompt
 
 MAX_TEMPLATE_CHARS = 512 * 1024
@@ -75,6 +76,8 @@ class ChatTemplate:
             InvalidPrompt: the model has no template, a message is malformed, or the template refuses or fails.
             InvalidParameter: switches that contradict each other, or a reserved name in template_kwargs.
         """
+        switch("add_generation_prompt", add_generation_prompt)
+        switch("continue_final_message", continue_final_message)
         variables = self._variables(template_kwargs or {})
         template = self._template(tools is not None)
         chat = _checked_messages(messages)

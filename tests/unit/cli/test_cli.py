@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,50 @@ def test_chat_remembers_the_conversation() -> None:
     assert "(0 cached)" in figures[0]
 
 
+CHAT = ["chat", "--max-tokens", "3", "--max-model-len", "64", *SMALL]
+TOO_LONG = "word " * 100
+HALF_A_CHARACTER = "\udcff"  # a byte that is no UTF-8, as the pipe below writes it
+
+
+def test_chat_for_machines() -> None:
+    done = twostroke(*CHAT, "--json", "--n", "2", stdin="one\ntwo\n/new\none\n")
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(len(answer["outputs"]), answer["error"]) for answer in answers] == [(2, None)] * 3
+    assert answers[0]["outputs"][0]["text"] in answers[1]["prompt"]
+    assert answers[2]["prompt"] == answers[0]["prompt"] != answers[1]["prompt"]
+
+
+@pytest.mark.parametrize("refused", [TOO_LONG, HALF_A_CHARACTER], ids=["too long", "no text"])
+def test_a_refused_message_is_no_turn_and_shows_in_the_exit_code(refused: str) -> None:
+    strict = ["env", "PYTHONIOENCODING=utf-8:strict"]  # as it is in most locales, but not in that of many tests
+    command = [*strict, sys.executable, "-m", "twostroke", *CHAT, "--json", "--quiet"]
+    given = f"{refused}\none\n".encode(errors="surrogateescape")
+    done = subprocess.run(command, input=given, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 1
+    first, second = (json.loads(line) for line in done.stdout.splitlines())
+    assert list(first) == ["error"]
+    assert first["error"] in done.stderr.decode()
+    assert second["error"] is None
+    assert "word" not in second["prompt"]
+
+
+def test_all_messages_refused() -> None:
+    done = twostroke(*CHAT, "--quiet", stdin=f"{TOO_LONG}\n{TOO_LONG}\n")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.strip().splitlines()) == 2
+
+
+def test_who_sees_the_refusal_needs_no_exit_code() -> None:
+    terminal, its_end = os.openpty()
+    with os.fdopen(terminal, "wb", buffering=0) as keyboard, os.fdopen(its_end, "rb") as stdin:
+        keyboard.write(f"{TOO_LONG}\n\n".encode())
+        command = [sys.executable, "-m", "twostroke", *CHAT]
+        done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0
+    assert "the prompt has" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -55,6 +100,10 @@ def test_chat_remembers_the_conversation() -> None:
         (["generate", "a", "b", "c"], "PROMPT"),
         (["generate", "--prompt-file", "/no/such/file"], "prompt_file"),
         (["generate", "/no/such/folder", "x"], "no folder"),
+        (["generate", "--model", "/no/such/folder", "x"], "no folder"),
+        (["generate", "--model", "embedded", "./other", "x"], "--model='embedded'"),
+        (["generate", "./other", "x", "--model", "./one"], "'./other'"),
+        (["chat", "./other", "--model", "embedded"], "--model='embedded'"),
         (["generate", "x", "--temperature", "-1"], "temperature=-1.0"),
         (["generate", "x", "--max-model-len", "100000"], "context of 4096"),
         (["generate", "x", "--device", "cuda", "--quiet"], "CUDA"),
@@ -67,6 +116,16 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_1(arguments: list[str], w
     assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_prompt_that_looks_like_a_flag_is_told_where_to_go() -> None:
+    done = twostroke("generate", "- one thing\n- ", "--max-tokens", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "generate [FLAGS] -- PROMPT" in done.stderr
+    assert "-- PROMPT" not in twostroke("chat", "--no-such-flag").stderr
+    done = twostroke("generate", "--max-tokens", "1", *SMALL, "--", "- one thing\n- ")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("- one thing\n- ")
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -219,7 +219,7 @@ def test_windows_by_layer() -> None:
         ({"rope_scaling": None, "rope_parameters": [1]}, CorruptCheckpoint, "rope_parameters must be an object"),
         ({"rms_norm_eps": "x"}, CorruptCheckpoint, "rms_norm_eps must be a number"),
         ({"rms_norm_eps": float("nan")}, CorruptCheckpoint, "rms_norm_eps must be a number"),
-        ({"rope_theta": float("inf")}, CorruptCheckpoint, "for theta, found inf"),
+        ({"rope_theta": float("inf")}, CorruptCheckpoint, "for rope_theta, found inf"),
         ({"num_hidden_layers": 10**9}, CorruptCheckpoint, "num_hidden_layers"),
         ({"attention_bias": "no"}, CorruptCheckpoint, "attention_bias must be true or false"),
         ({"quantization_config": "awq"}, CorruptCheckpoint, "quantization_config must be an object"),
@@ -304,6 +304,7 @@ ODD_VALUES = [
     10**400,
     float("nan"),
     float("inf"),
+    1e-300,
 ]
 
 
@@ -315,6 +316,15 @@ def loads_or_is_refused(config: dict[str, Any]) -> None:
     frequencies, factor = inverse_frequencies(read.fixed_for(None).rope, read.head_dim)
     assert torch.isfinite(frequencies).all()
     assert factor == factor
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0, -1, 1e-300, "1", True])
+@pytest.mark.parametrize("name", ["rms_norm_eps", "rope_theta", "factor"])
+def test_numbers_that_would_make_nan_are_refused_by_name(name: str, value: object) -> None:
+    config = tiny("Llama", "llama3", "rope_scaling")
+    (config["rope_scaling"] if name == "factor" else config)[name] = value
+    with pytest.raises(CorruptCheckpoint, match=f"{name}.*found {value!r}"):
+        ModelConfig.from_hf(config)
 
 
 @pytest.mark.parametrize("rope_type", ROPES)

@@ -106,6 +106,24 @@ def test_stop_string_within_a_step_of_many_tokens() -> None:
     assert completion.cumulative_logprob == -float(completing)
 
 
+@pytest.mark.parametrize(("min_tokens", "text"), [(3, ""), (4, "abcd"), (7, "abcd"), (8, "abcdabcd")])
+def test_a_stop_string_counts_behind_the_first_min_tokens(min_tokens: int, text: str) -> None:
+    """As in vLLM: one that the token number min_tokens completes is passed over."""
+    ids = [i for letter in "abcdabcd" for i in TOKENIZER.encode(letter)]
+    assert len(ids) == 8
+    processor, (request_id,) = begin(stop="abcd", min_tokens=min_tokens, max_tokens=8)
+    outputs = run(processor, request_id, ids, finish_reason=FinishReason.LENGTH)
+    assert outputs[-1].outputs[0].text == text
+
+
+@pytest.mark.parametrize(("min_tokens", "text"), [(1, "a"), (2, "a\ufffd")])
+def test_text_that_the_end_token_releases_is_that_of_the_token_before(min_tokens: int, text: str) -> None:
+    ids = [*TOKENIZER.encode("a👍")[:2], EOS]
+    processor, (request_id,) = begin(stop="\ufffd", min_tokens=min_tokens)
+    (output,) = run(processor, request_id, ids, finish_reason=FinishReason.STOP)
+    assert output.outputs[0].text == text
+
+
 def test_held_text_comes_at_the_end() -> None:
     processor, (request_id,) = begin(OutputKind.DELTA, stop="two")
     outputs = run(processor, request_id, TOKENIZER.encode("one tw"), finish_reason=FinishReason.LENGTH)

@@ -29,9 +29,9 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
         ([7], 0, {"stop_token_ids": [7], "ignore_eos": True}, TokenStop(1, STOP, 7)),
         ([1], 0, {"stop_token_ids": [1]}, TokenStop(1, STOP)),
         ([1], 0, {"stop_token_ids": [1], "ignore_eos": True}, TokenStop(1, STOP, 1)),
-        ([1, 7, 5, 7], 0, {"min_tokens": 3, "stop_token_ids": [7]}, TokenStop(4, STOP, 7)),
-        ([1], 2, {"min_tokens": 3}, TokenStop(1, STOP)),
-        ([1], 1, {"min_tokens": 3}, None),
+        ([1, 7, 7, 7], 0, {"min_tokens": 3, "stop_token_ids": [7]}, TokenStop(4, STOP, 7)),
+        ([1], 3, {"min_tokens": 3}, TokenStop(1, STOP)),
+        ([1], 2, {"min_tokens": 3}, None),
         ([], 4, {}, None),
     ],
 )

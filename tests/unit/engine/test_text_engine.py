@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
 from model_folders import write_random_model
 from twostroke import LLM, RequestOutput, SamplingParams
@@ -148,10 +147,9 @@ def test_a_poisoned_request_fails_alone(tmp_path: Path) -> None:
         return drain(engine)
 
     expected = run(text_engine(str(folder)), poison=False)
-    weights = load_file(folder / "model.safetensors")
-    weights["model.embed_tokens.weight"][7] = float("nan")
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     engine = text_engine(str(folder), num_kv_blocks=64, kv_cache_memory=None)
+    model = engine.engine._executor._runner._model  # type: ignore[attr-defined]
+    model._weights["embedding.weight"][7] = float("nan")  # a file that holds it is not loaded
     for _ in range(3):  # blocks that held NaN are used again
         outputs = run(engine, poison=True)
         poisoned = outputs.pop("poison")
@@ -277,6 +275,12 @@ BAD_PARAMS: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {100_000: 1.0}}, "logit_bias"),
     ({"allowed_token_ids": [5, 100_000]}, "allowed_token_ids"),
     ({"stop_token_ids": [100_000]}, "stop_token_ids"),
+    # the random models' ids are those of the bytes in rising order: 64 is "a", 256 ends the text
+    ({"allowed_token_ids": [256], "min_tokens": 1}, "allowed_token_ids.*min_tokens=1 holds back"),
+    ({"allowed_token_ids": [5, 256], "stop_token_ids": [5], "min_tokens": 2}, "allowed_token_ids.*min_tokens=2"),
+    ({"allowed_token_ids": [64], "bad_words": ["a"], "min_tokens": 1}, "to draw: bad_words forbids"),
+    ({"allowed_token_ids": [64, 256], "bad_words": ["a"], "min_tokens": 1}, "allowed_token_ids.*min_tokens.*bad_words"),
+    ({"stop_token_ids": range(320), "min_tokens": 1}, "stop_token_ids.*leaves no token"),
 ]
 
 

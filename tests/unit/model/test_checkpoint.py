@@ -15,7 +15,7 @@ from torch import Tensor
 
 from oracle import naive_model
 from oracle.paged_driver import PagedDriver
-from twostroke.errors import CorruptCheckpoint, ModelNotFound, UnsupportedModel
+from twostroke.errors import CorruptCheckpoint, ModelNotFound, SetupError, UnsupportedModel
 from twostroke.model.checkpoint import Checkpoint, find_model_folder, read_model_config
 from twostroke.model.decoder import DecoderModel
 from twostroke.model.loader import load_model
@@ -133,6 +133,27 @@ def test_every_wrong_tensor_is_named_at_once(folder: Path) -> None:
     assert "missing: model.layers.1.mlp.up_proj.weight" in message
     assert "k_proj.weight is [16, 64] instead of [32, 64]" in message
     assert "not of this architecture: model.layers.0.self_attn.q_proj.bias" in message
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", ["layers.1.mlp.up_proj.weight", "layers.0.input_layernorm.weight", "norm.weight"])
+def test_a_number_that_is_none_is_found_in_its_tensor(folder: Path, name: str, value: float) -> None:
+    """Also where two of them could cancel out, and where the tensor is laid beside another."""
+    edit(folder, lambda tensors: tensors[f"model.{name}"].view(-1)[-2:].copy_(torch.tensor([-value, value])))
+    with pytest.raises(CorruptCheckpoint, match=rf"NaN or infinity in model\.{name}\. Download"):
+        load(folder)
+
+
+def test_weights_too_large_for_the_type(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors["model.layers.1.mlp.up_proj.weight"].view(-1)[3].fill_(1e5))
+    load(folder, torch.bfloat16)
+    with pytest.raises(SetupError, match=r"dtype=float16: model\.layers\.1\.mlp\.up_proj\.weight .* 65504"):
+        load(folder, torch.float16)
+
+
+def test_a_sum_that_is_too_large_is_no_infinity(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors["lm_head.weight"].fill_(2e4))
+    load(folder, torch.float16)
 
 
 @pytest.mark.parametrize("keep", [0, 4, 200, 0.5, -1])
