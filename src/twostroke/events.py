@@ -51,6 +51,14 @@ class EngineStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasurementBegan:
+    """A benchmark begins here; what came before warmed the engine up. Nothing is decided by it."""
+
+    time_s: float
+    process: str
+
+
+@dataclass(frozen=True, slots=True)
 class RequestArrived:
     """A request entered the queue."""
 
@@ -95,9 +103,11 @@ class StepCommitted:
     commits: tuple[Commit, ...]
     operator_time_s: float = 0.0
     """Of the step, in the model's operators."""
+    accounted_time_s: float | None = None
+    """When the engine was done with it; `time_s` is when the result was there, which is its tokens' time."""
 
 
-Event = EngineStarted | RequestArrived | RequestFinishedByCaller | StepScheduled | StepCommitted
+Event = EngineStarted | MeasurementBegan | RequestArrived | RequestFinishedByCaller | StepScheduled | StepCommitted
 _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from twostroke.request import FinishReason
@@ -40,31 +41,37 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Where the time of a request went, in seconds; of the sequence that took longest when there are several."""
+    """Where the time of a request went, in seconds; with several sequences (`n`), as its caller lived through it."""
 
     arrival_time_s: float
     queue_time_s: float
-    """Arrival until first scheduled."""
+    """Arrival until the first of its sequences was scheduled."""
     ttft_s: float
-    """Arrival until the first token was there."""
+    """Arrival until the first token, of any sequence, was there."""
     tpot_s: float | None
-    """(e2e - ttft) / (tokens - 1); None for a single token."""
+    """Of the sequence that ended last: mean gap between its tokens; None for a single token."""
     itl_s: tuple[float, ...]
-    """Gaps between consecutive tokens."""
+    """Of the sequence that ended last: gaps between consecutive tokens."""
     e2e_s: float
+    """Arrival until the last sequence ended."""
     num_preemptions: int
+    """Of all sequences together."""
 
     @classmethod
-    def of(cls, times: RequestTimes) -> RequestMetrics:
-        """Of a sequence that got a token at least."""
+    def of(cls, sequences: Sequence[RequestTimes]) -> RequestMetrics | None:
+        """Of the sequences of one request; None when no token was ever made."""
+        served = [times for times in sequences if times.token_times_s]
+        if not served:
+            return None
+        last = max(served, key=lambda times: times.e2e_s)
         return cls(
-            arrival_time_s=times.arrival_s,
-            queue_time_s=times.queue_time_s,
-            ttft_s=times.ttft_s,
-            tpot_s=times.tpot_s,
-            itl_s=times.itl_s,
-            e2e_s=times.e2e_s,
-            num_preemptions=times.num_preemptions,
+            arrival_time_s=last.arrival_s,
+            queue_time_s=min(times.queue_time_s for times in served),
+            ttft_s=min(times.ttft_s for times in served),
+            tpot_s=last.tpot_s,
+            itl_s=last.itl_s,
+            e2e_s=last.e2e_s,
+            num_preemptions=sum(times.num_preemptions for times in sequences),
         )
 
 

@@ -14,6 +14,7 @@ from twostroke.events import (
     EngineStarted,
     Event,
     EventRing,
+    MeasurementBegan,
     RequestArrived,
     RequestFinishedByCaller,
     StepCommitted,
@@ -30,6 +31,7 @@ SCHEDULED = ScheduledRequest("a", Stroke.DECODE, 9, 3, 2, True, (BlockTableUpdat
 COST = StepCost(1.5, 2.0, 3.0, 4.0, 0.5, "memory", 0.25)
 EVENTS: list[Event] = [
     EngineStarted(0.0, "p", plain(SchedulerConfig()), plain(CacheConfig()), plain(LAYOUT), 64, 128, "m"),
+    MeasurementBegan(0.5, "p"),
     RequestArrived(1.0, "p", "a", Arrival("a", 0.5, 9, 4, -1, (b"\x00\xff" * 8,))),
     StepScheduled(2.0, "p", ScheduledBatch(3, (SCHEDULED,), Limit.KV, ("b",), ("c",), 2, "kv: …"), COST),
     StepCommitted(3.0, "p", 3, (Commit("a", 2, (b"\x01" * 16,), FinishReason.STOP, 1), Commit("d", 0)), 0.25),
@@ -48,7 +50,7 @@ def test_a_line_gives_the_event_back(event: Event) -> None:
 
 
 def test_states_come_back_as_their_types() -> None:
-    read = from_json(to_json(EVENTS[2]))
+    read = from_json(to_json(EVENTS[3]))
     assert isinstance(read, StepScheduled)
     assert read.batch.limited_by is Limit.KV
     assert read.batch.requests[0].stroke is Stroke.DECODE

@@ -142,6 +142,7 @@ def drive(
         wait: lets time pass when nothing is to be done before the next arrival.
         progress: title of a progress bar; None shows none.
     """
+    engine.begin_measurement()
     start_s = clock()
     executor.num_runs += 1
     pending = deque(enumerate(workload.requests))

@@ -7,14 +7,23 @@ from dataclasses import dataclass, field
 
 from twostroke.bench.drive import Run, ServedRequest, StepSample
 from twostroke.errors import InvalidParameter
-from twostroke.events import EngineStarted, Event, RequestArrived, RequestFinishedByCaller, StepCommitted, StepScheduled
+from twostroke.events import (
+    EngineStarted,
+    Event,
+    MeasurementBegan,
+    RequestArrived,
+    RequestFinishedByCaller,
+    StepCommitted,
+    StepScheduled,
+)
 from twostroke.request_times import RequestTimes
 
 
 def run_of_log(events: Iterable[Event]) -> Run:
-    """Puts a run together from the events of one engine.
+    """Puts a run together from the events of one engine; what it did before the last measurement began is left out.
 
-    A step's wall time is from its decision to its result: what is decided before and accounted after is not in the log.
+    A step's wall time is from its decision until its result was accounted for, all by the engine's clock. `drive` takes
+    the time of the whole call, which is longer by the writing of the last event.
     Requests that never got a token (aborted in the queue, or not ended when the log ends) are left out.
 
     Raises:
@@ -40,8 +49,8 @@ class _Reader:
 
     def take(self, event: Event) -> None:
         match event:
-            case EngineStarted():
-                self._forget()  # a file that was written to again: the last run counts
+            case EngineStarted() | MeasurementBegan():
+                self._forget()  # a file that was written to again, or a warm-up: the last run counts
             case RequestArrived():
                 self._arrived(event)
             case StepScheduled():
@@ -80,7 +89,7 @@ class _Reader:
         self.steps.append(
             StepSample(
                 end_s=end_s,
-                wall_s=event.time_s - decided.time_s,
+                wall_s=(event.accounted_time_s or event.time_s) - decided.time_s,
                 operator_s=event.operator_time_s,
                 num_seqs=len(batch.requests),
                 num_prefill_tokens=batch.num_prefill_tokens,

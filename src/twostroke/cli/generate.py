@@ -124,5 +124,7 @@ def summary(output: RequestOutput, metrics: RequestMetrics) -> str:
         f"prefill {computed / prefill_s:,.0f} tok/s",
     ]
     if metrics.tpot_s:
-        parts += [f"TPOT {metrics.tpot_s * 1e3:.2f} ms", f"decode {1 / metrics.tpot_s:,.0f} tok/s"]
+        # of all sequences, which one of them does not show
+        decode_tok_s = (num_output - 1) / max(metrics.e2e_s - metrics.ttft_s, 1e-9)
+        parts += [f"TPOT {metrics.tpot_s * 1e3:.2f} ms", f"decode {decode_tok_s:,.0f} tok/s"]
     return " | ".join([*parts, f"seed {output.outputs[0].seed}"])

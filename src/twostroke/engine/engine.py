@@ -69,6 +69,10 @@ class Engine:
         """The last events, oldest first."""
         return self._journal.recent
 
+    def begin_measurement(self) -> None:
+        """Notes in the event log that a benchmark begins, so that the log alone gives its figures."""
+        self._journal.measurement_began(self._clock())
+
     def add_request(self, request: GenerationRequest) -> None:
         """Queues a sequence; its id must not be in use."""
         assert request.request_id not in self._live, f"request id {request.request_id!r} is in use"
@@ -140,7 +144,7 @@ class Engine:
             if made.token_ids or made.prompt_logprobs or commit.finish_reason is not None:
                 updates.append(self._update_of(generation, made, commit, stop_token_id, now_s))
         self._scheduler.update(batch.step, commits)
-        self._journal.committed(batch.step, commits, result.operator_time_s, now_s)
+        self._journal.committed(batch.step, commits, result.operator_time_s, now_s, self._clock())
         return updates
 
     def _update_of(

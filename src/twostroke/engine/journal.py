@@ -17,6 +17,7 @@ from twostroke.events import (
     Event,
     EventLog,
     EventRing,
+    MeasurementBegan,
     RequestArrived,
     RequestFinishedByCaller,
     StepCommitted,
@@ -66,9 +67,15 @@ class Journal:
         cost = None if self._machine is None else step_cost(self._shape, shares_of(batch), self._machine)
         self._emit(StepScheduled(now_s, self._process, batch, cost))
 
-    def committed(self, step: int, commits: Sequence[Commit], operator_time_s: float, now_s: float) -> None:
-        """A step's result was taken in."""
-        self._emit(StepCommitted(now_s, self._process, step, tuple(commits), operator_time_s))
+    def committed(
+        self, step: int, commits: Sequence[Commit], operator_time_s: float, result_s: float, now_s: float
+    ) -> None:
+        """A step's result, there at `result_s`, was taken in."""
+        self._emit(StepCommitted(result_s, self._process, step, tuple(commits), operator_time_s, now_s))
+
+    def measurement_began(self, now_s: float) -> None:
+        """What follows is measured; what came before warmed the engine up."""
+        self._emit(MeasurementBegan(now_s, self._process))
 
     def close(self) -> None:
         """No more events; the file is complete."""

@@ -230,11 +230,6 @@ class _Answer:
             outputs=completions,
             finished=finished,
             num_cached_tokens=self._num_cached_tokens,
-            metrics=self._metrics() if finished else None,
+            metrics=RequestMetrics.of([stream.times for stream in self.streams]) if finished else None,
             error=self._error,
         )
-
-    def _metrics(self) -> RequestMetrics | None:
-        """Of the sequence that ended last; None when it had no token (refused or aborted in the queue)."""
-        last = max((stream.times for stream in self.streams), key=lambda times: times.finish_s or 0.0)
-        return RequestMetrics.of(last) if last.token_times_s else None

@@ -12,6 +12,7 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.events import (
     EngineStarted,
     Event,
+    MeasurementBegan,
     RequestArrived,
     RequestFinishedByCaller,
     StepCommitted,
@@ -77,6 +78,8 @@ def _feed(scheduler: Scheduler, event: Event) -> Difference | None:
             decided = scheduler.schedule(event.time_s)
             if decided != event.batch:
                 return Difference(event.batch, decided)
+        case MeasurementBegan():
+            pass
         case EngineStarted():
             raise AssertionError("one run at a time")
     return None

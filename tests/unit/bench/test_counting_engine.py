@@ -20,6 +20,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.event_sinks import read_events
 from twostroke.errors import InvalidParameter
+from twostroke.events import MeasurementBegan
 from twostroke.scheduler.replay import replay
 
 
@@ -125,6 +126,17 @@ def test_a_log_without_a_step_has_no_figures() -> None:
         run_of_log([])
 
 
+def test_a_log_gives_the_last_measurement_whatever_warmed_up_before(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    engine = counting_engine(SchedulerConfig(), CacheConfig(), max_model_len=16, event_log=path)
+    engine.run(of_lengths([(9, 5)] * 4))
+    run = engine.run(of_lengths([(4, 3), (5, 2)]))
+    engine.engine.close()
+    read = run_of_log(read_events(path))
+    assert sorted(map(_account, read.requests)) == sorted(map(_account, run.requests))
+    assert len(read.steps) == len(run.steps)
+
+
 def test_names_may_be_used_again_in_one_log(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     engine = counting_engine(SchedulerConfig(), CacheConfig(), max_model_len=16, event_log=path)
@@ -132,5 +144,5 @@ def test_names_may_be_used_again_in_one_log(tmp_path: Path) -> None:
         engine.executor.num_runs = 0
         engine.run(of_lengths([(4, 3)]))
     engine.engine.close()
-    read = run_of_log(read_events(path))
+    read = run_of_log(event for event in read_events(path) if not isinstance(event, MeasurementBegan))
     assert [r.times.token_times_s for r in read.requests] == [[1, 2, 3], [4, 5, 6]]

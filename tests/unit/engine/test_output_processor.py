@@ -268,7 +268,8 @@ def test_logprobs_have_the_chosen_token_first(token_ids: tuple[int, ...], rank: 
 
 def test_metrics() -> None:
     #       arrival 10, scheduled 10.5, one token at 11, two at 12, one at 14
-    metrics = RequestMetrics.of(RequestTimes(10.0, 10.5, [11.0, 12.0, 12.0, 14.0], num_preemptions=1))
+    metrics = RequestMetrics.of([RequestTimes(10.0, 10.5, [11.0, 12.0, 12.0, 14.0], num_preemptions=1)])
+    assert metrics is not None
     assert metrics.queue_time_s == 0.5
     assert metrics.ttft_s == 1.0
     assert metrics.itl_s == (1.0, 0.0, 2.0)
@@ -285,6 +286,17 @@ def test_tpot_is_the_mean_gap(gaps: list[float], queue: float) -> None:
     assert metrics.tpot_s is not None
     assert math.isclose(metrics.tpot_s, sum(metrics.itl_s) / len(metrics.itl_s), rel_tol=1e-9, abs_tol=1e-9)
     assert math.isclose(metrics.e2e_s, metrics.ttft_s + sum(metrics.itl_s), rel_tol=1e-9, abs_tol=1e-9)
+
+
+def test_metrics_of_several_sequences_are_what_the_caller_lived_through() -> None:
+    first = RequestTimes(10.0, 10.5, [11.0, 12.0], finish_s=12.0, num_preemptions=1)
+    second = RequestTimes(10.0, 12.5, [13.0, 16.0], finish_s=16.0, num_preemptions=1)
+    aborted = RequestTimes(10.0, finish_s=16.5, num_preemptions=2)
+    metrics = RequestMetrics.of([first, second, aborted])
+    assert metrics is not None
+    assert (metrics.queue_time_s, metrics.ttft_s, metrics.e2e_s) == (0.5, 1.0, 6.0)
+    assert (metrics.tpot_s, metrics.itl_s, metrics.num_preemptions) == (3.0, (3.0,), 4)
+    assert RequestMetrics.of([aborted]) is None
 
 
 def test_metrics_come_with_the_end() -> None:
