@@ -18,6 +18,7 @@ from model_folders import write_random_model
 from twostroke import LLM, RequestOutput, SamplingParams
 from twostroke.batch import NewRequest, ScheduledBatch, StepResult
 from twostroke.config.engine import EngineConfig
+from twostroke.engine import assembly
 from twostroke.engine.assembly import build_text_engine
 from twostroke.engine.event_sinks import read_events
 from twostroke.engine.text_engine import TextEngine
@@ -268,6 +269,21 @@ def test_the_log_alone_decides_everything_again(folder: str, tmp_path: Path) -> 
     assert all(e.cost is not None and e.cost.bound in ("compute", "memory") for e in steps)
     for line in path.read_text().splitlines():
         assert "token_ids" not in json.dumps(json.loads(line)), line
+
+
+def test_a_bad_event_log_is_refused_before_a_weight_is_read(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_nothing(*_: Any, **__: Any) -> None:
+        raise AssertionError("the weights were read")
+
+    monkeypatch.setattr(assembly, "load_model", load_nothing)
+    with pytest.raises(InvalidParameter, match="event_log="):
+        text_engine(folder, event_log=tmp_path)
+    log = tmp_path / "events.jsonl"
+    with pytest.raises(AssertionError, match="weights"):
+        text_engine(folder, event_log=log)
+    assert log.read_bytes() == b"", "opened before, closed again"
 
 
 BAD_PARAMS: list[tuple[dict[str, Any], str]] = [
