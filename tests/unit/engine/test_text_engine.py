@@ -363,6 +363,7 @@ def test_a_log_that_cannot_be_written_does_not_stop_the_engine(folder: str) -> N
     [
         ({"cache_salt": 5}, "must be a text"),
         ({"cache_salt": "\ud800"}, "surrogate"),
+        ({"cache_salt": ""}, "must not be empty"),
         ({"cache_salt": "é" * 600}, "1200 bytes"),
         ({"request_id": ""}, "empty"),
         ({"request_id": 7}, "must be a text"),
