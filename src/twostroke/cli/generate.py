@@ -82,7 +82,7 @@ def generate(  # noqa: PLR0913 (each is a flag or a group of flags)
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode("utf-8")  # read_text would make \n of \r\n, which are other tokens
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidParameter("prompt_file", str(path), f"cannot be read as UTF-8 text ({error})") from error
 

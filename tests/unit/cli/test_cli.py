@@ -41,6 +41,12 @@ def test_generate_for_machines(random_models: dict[str, Path]) -> None:
     assert answer["metrics"]["ttft_s"] > 0
 
 
+def test_a_prompt_file_is_read_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "prompt").write_bytes(b"import os\r\nimport sys\r\r\n")
+    done = twostroke("generate", "--prompt-file", str(tmp_path / "prompt"), "--json", "--max-tokens", "1", *SMALL)
+    assert json.loads(done.stdout)["prompt"] == "import os\r\nimport sys\r\r\n"
+
+
 def test_chat_remembers_the_conversation() -> None:
     done = twostroke("chat", "--max-tokens", "8", "--seed", "1", *SMALL, stdin="add two numbers\nand now three\n\n")
     assert done.returncode == 0, done.stderr
@@ -135,3 +141,4 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.strip().endswith("False"), done.stdout[-300:] + done.stderr[-300:]
     assert "--temperature" in done.stdout
     assert "--block-size" in done.stdout
+    assert "--logit-bias ID:BIAS,..." in done.stdout
