@@ -196,6 +196,7 @@ class TextEngine:
         """
         self.check_open()
         self._check_priority(priority)
+        kind = _checked_kind(kind)
         if cache_salt is not None:
             _check_name("cache_salt", cache_salt)
             if not cache_salt:
@@ -294,6 +295,13 @@ class TextEngine:
             raise InvalidParameter("priority", priority, f"must be from {-MAX_PRIORITY} to {MAX_PRIORITY}")
         if priority and not self._uses_priority:
             raise InvalidParameter("priority", priority, "needs the policy 'priority'; this engine runs 'fcfs'")
+
+
+def _checked_kind(kind: Any) -> OutputKind:
+    try:
+        return OutputKind(kind)
+    except ValueError:
+        raise InvalidParameter("kind", kind, f"must be one of {', '.join(map(repr, map(str, OutputKind)))}") from None
 
 
 def _check_name(parameter: str, value: Any) -> None:

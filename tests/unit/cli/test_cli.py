@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from twostroke.cli.flags import LoadBesideModel
+from twostroke.cli.generate import generate
+from twostroke.config.cache import CacheConfig
+from twostroke.engine.completion_stream import CompletionStream
+
 SMALL = ["--threads", "1", "--kv-cache-memory", str(1 << 24)]
 
 
@@ -142,3 +147,15 @@ def test_help_loads_nothing_heavy() -> None:
     assert "--temperature" in done.stdout
     assert "--block-size" in done.stdout
     assert "--logit-bias ID:BIAS,..." in done.stdout
+
+
+def test_a_stream_copies_no_more_than_it_prints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def copy(_: CompletionStream) -> None:
+        raise AssertionError("everything so far was copied")
+
+    monkeypatch.setattr(CompletionStream, "so_far", copy)
+    load = LoadBesideModel(threads=1)
+    generate("import os\n", load=load, cache=CacheConfig(kv_cache_memory=1 << 24), quiet=True)
+    assert len(capsys.readouterr().out) > len("import os\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections import deque
@@ -21,6 +22,7 @@ from twostroke.config.engine import EngineConfig
 from twostroke.engine import assembly
 from twostroke.engine.assembly import build_text_engine
 from twostroke.engine.event_sinks import read_events
+from twostroke.engine.output_processor import OutputKind
 from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import (
     CorruptCheckpoint,
@@ -32,6 +34,7 @@ from twostroke.errors import (
     UnknownParameter,
 )
 from twostroke.events import StepScheduled
+from twostroke.outputs import JoinedDeltas
 from twostroke.runner.executor import Executor
 from twostroke.scheduler.replay import replay
 
@@ -366,6 +369,8 @@ def test_a_log_that_cannot_be_written_does_not_stop_the_engine(folder: str) -> N
         ({"cache_salt": ""}, "must not be empty"),
         ({"cache_salt": "é" * 600}, "1200 bytes"),
         ({"request_id": ""}, "empty"),
+        ({"kind": "deltas"}, "must be one of 'delta', 'cumulative', 'final'"),
+        ({"kind": None}, "must be one of 'delta'"),
         ({"request_id": 7}, "must be a text"),
         ({"request_id": ["x"]}, "must be a text"),
         ({"request_id": "a\udfff"}, "surrogate"),
@@ -403,6 +408,23 @@ def test_a_request_that_the_engine_refuses_is_taken_back(folder: str, monkeypatc
     assert not engine.has_work
     engine.submit(PROMPT, SamplingParams(n=3, max_tokens=3, ignore_eos=True), request_id="mine")
     assert [len(c.token_ids) for c in drain(engine)["mine"].outputs] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("kind", ["delta", OutputKind.DELTA], ids=["text", "enum"])
+def test_joined_deltas_are_the_final_output(folder: str, kind: Any) -> None:
+    engine = text_engine(folder, max_num_batched_tokens=16)
+    params = SamplingParams(max_tokens=30, n=3, seed=5, logprobs=2, prompt_logprobs=1, stop="e", bad_words=["x"])
+    engine.submit(PROMPT, params, kind=OutputKind.FINAL)
+    (expected,) = drain(engine).values()
+    deltas, count = JoinedDeltas(), 0
+    engine.submit(PROMPT, params, kind=kind, request_id=expected.request_id)
+    while engine.has_work:
+        for delta in engine.step():
+            assert sum(len(part.token_ids) for part in delta.outputs) <= 3, "no delta repeats another"
+            deltas.add(delta)
+            count += 1
+    assert count > 5
+    assert dataclasses.replace(deltas.joined(), metrics=None) == dataclasses.replace(expected, metrics=None)
 
 
 def test_names_of_callers_meet_no_names_of_ours(folder: str) -> None:
