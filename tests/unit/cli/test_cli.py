@@ -118,6 +118,12 @@ def test_who_sees_the_refusal_needs_no_exit_code() -> None:
         (["generate", "x", "--temperature", "-1"], "temperature=-1.0"),
         (["generate", "x", "--max-model-len", "100000"], "context of 4096"),
         (["generate", "x", "--device", "cuda", "--quiet"], "CUDA"),
+        (["generate", "x", "--event-log", "/proc/none/log", "--quiet"], "event_log="),
+        (["bench", "summarize", "/no/such/file"], "No such file"),
+        (["bench", "offline", "--name", ".."], "name='..'"),
+        (["bench", "offline", "--seed", "-1"], "seed=-1"),
+        (["bench", "offline", "--trace", "/no/such/file", "--request-rate", "2"], "beside a trace"),
+        (["bench", "reproduce", "r2", "--seed", "-1"], "seed=-1"),
     ],
     ids=str,
 )
