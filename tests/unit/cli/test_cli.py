@@ -145,6 +145,44 @@ def test_a_prompt_that_looks_like_a_flag_is_told_where_to_go() -> None:
     assert done.stdout.startswith("- one thing\n- ")
 
 
+SHORT = ["generate", "x", "--max-tokens", "1", *SMALL]
+
+
+@pytest.mark.parametrize("arguments", [SHORT, [*SHORT, "--json"], ["generate", "--help"]], ids=["text", "json", "help"])
+def test_output_that_cannot_be_written(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "twostroke", *arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith("twostroke: OSError: the output cannot be written: No space left on device\n")
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    reader, writer = os.pipe()
+    os.close(reader)  # as `head` leaves it
+    with os.fdopen(writer, "w") as pipe:
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert done.returncode == 141
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_closed_streams_are_no_accident() -> None:
+    command = [sys.executable, "-m", "twostroke", *SHORT]
+    for closed in ("<&- >&-", "<&- >&- 2>&-"):
+        done = subprocess.run(
+            ["sh", "-c", f'"$@" {closed}', "sh", *command], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_character_without_a_code_is_spelt_out() -> None:
+    command = ["env", "PYTHONIOENCODING=ascii", sys.executable, "-m", "twostroke", "generate", "é", "--max-tokens", "1"]
+    done = subprocess.run([*command, *SMALL], capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(rb"\xe9")
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = "import sys\nfrom twostroke.cli.main import app\napp(['generate', '--help'], result_action='return_value')\n"
     code += "print('torch' in sys.modules)"
