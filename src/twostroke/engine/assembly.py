@@ -27,7 +27,7 @@ from twostroke.errors import SetupError
 from twostroke.kernels.reference.row_tiles import proofs
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
-from twostroke.kv_cache.sizing import KVSizing, size_kv_cache
+from twostroke.kv_cache.sizing import FreeMemory, KVSizing, size_kv_cache
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import find_model_folder, read_model_config
 from twostroke.model.loader import load_model
@@ -35,7 +35,7 @@ from twostroke.model.registry import num_parameters
 from twostroke.runner.executor import Executor, InProcessExecutor
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.machine_limits import measure_machine_limits
-from twostroke.runner.memory import free_host_bytes, step_bytes
+from twostroke.runner.memory import context_bytes, free_host_bytes, step_bytes
 from twostroke.runner.model_runner import ModelRunner
 from twostroke.sampling.sampler import Sampler
 from twostroke.scheduler.scheduler import Scheduler
@@ -86,8 +86,7 @@ def build_text_engine(
         max_model_len=config.load.max_model_len,
         model_context=loaded.config.max_context,
         max_tokens_per_step=_max_tokens_per_step(config, loaded.config),
-        free_bytes=_free_bytes(loaded.device) - weight_bytes,
-        step_bytes=_step_bytes(config, loaded),
+        memory=_free_memory(config, loaded, layout, weight_bytes),
     )
     with ExitStack() as if_it_fails:
         # opened before a weight is read, which may take minutes: a path that cannot be written is refused at once
@@ -212,9 +211,29 @@ def _max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:
     return model.max_context
 
 
+def _free_memory(config: EngineConfig, loaded: _Loaded, layout: KVLayout, weight_bytes: int) -> FreeMemory:
+    tables = context_bytes(
+        loaded.config,
+        layout,
+        max_model_len=_longest_request(config, loaded),
+        max_num_seqs=config.scheduler.max_num_seqs,
+        bytes_per_element=loaded.dtype.itemsize,
+    )
+    return FreeMemory(
+        free_bytes=_free_bytes(loaded.device) - weight_bytes,
+        step_bytes=_step_bytes(config, loaded),
+        context_bytes=tables,
+    )
+
+
+def _longest_request(config: EngineConfig, loaded: _Loaded) -> int:
+    """What is asked for; whether the KV memory holds it comes out later."""
+    return config.load.max_model_len or loaded.config.max_context
+
+
 def _step_bytes(config: EngineConfig, loaded: _Loaded) -> int:
     """What the largest step takes; no step has more tokens than all its requests together."""
-    longest, scheduler = config.load.max_model_len or loaded.config.max_context, config.scheduler
+    longest, scheduler = _longest_request(config, loaded), config.scheduler
     most = scheduler.max_num_batched_tokens
     if not scheduler.enable_chunked_prefill:
         most = max(most, longest + scheduler.max_num_seqs)

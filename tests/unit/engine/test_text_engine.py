@@ -289,6 +289,22 @@ def test_a_bad_event_log_is_refused_before_a_weight_is_read(
     assert log.read_bytes() == b"", "opened before, closed again"
 
 
+@pytest.mark.parametrize(("given", "counted"), [({}, 640), ({"max_model_len": 100}, 100)], ids=["model's", "user's"])
+def test_the_tables_of_the_context_are_kept_free(
+    folder: str, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], counted: int
+) -> None:
+    lengths: list[int] = []
+
+    def more_than_there_is(*_: Any, max_model_len: int, **__: Any) -> int:
+        lengths.append(max_model_len)
+        return 1 << 60
+
+    monkeypatch.setattr(assembly, "context_bytes", more_than_there_is)
+    with pytest.raises(DoesNotFit, match=r"1,152,921,504,606,846,976 for the tables .* lower --max-model-len"):
+        text_engine(folder, **given)
+    assert lengths == [counted]
+
+
 BAD_PARAMS: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": 50}, "max_logprobs"),
     ({"logit_bias": {100_000: 1.0}}, "logit_bias"),
