@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -73,6 +74,57 @@ void linear(uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t y, 
   parallel((n + PANEL - 1) / PANEL, 1, [&](int64_t begin, int64_t end) { kernels->linear_panels(args, begin, end); });
 }
 
+// Rows of a task of element-wise work: enough that handing it out costs less than doing it.
+int64_t rows_per_task(int64_t n) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(n, 1)); }
+
+void rms_norm(uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t y, int64_t y_stride, int64_t rows, int64_t n,
+              float eps, int type) {
+  const Kernels* kernels = active;
+  parallel(rows, rows_per_task(n), [&](int64_t begin, int64_t end) {
+    kernels->rms_norm((const void*)x, x_stride, (const void*)weight, (void*)y, y_stride, n, eps, (Dtype)type, begin, end);
+  });
+}
+
+void rotate(uintptr_t x, int64_t token_stride, int64_t tokens, int64_t heads, int64_t head_dim, uintptr_t cos,
+            uintptr_t sin, int type) {
+  const Kernels* kernels = active;
+  parallel(tokens, rows_per_task(heads * head_dim), [&](int64_t begin, int64_t end) {
+    kernels->rotate((void*)x, token_stride, heads, head_dim, (const void*)cos, (const void*)sin, (Dtype)type, begin, end);
+  });
+}
+
+void silu_and_mul(uintptr_t x, uintptr_t y, int64_t rows, int64_t n, int type) {
+  const Kernels* kernels = active;
+  parallel(rows, rows_per_task(n), [&](int64_t begin, int64_t end) {
+    kernels->silu_and_mul((const void*)x, (void*)y, n, (Dtype)type, begin, end);
+  });
+}
+
+void attention(uintptr_t qkv, uintptr_t storage, uintptr_t out, uintptr_t query_start, uintptr_t seq_lens,
+               uintptr_t block_table, int64_t num_seqs, int64_t max_blocks, int64_t block_bytes, int64_t heads,
+               int64_t kv_heads, int64_t head_dim, int64_t block_size, int64_t window, float scale, int type) {
+  AttentionArgs args{(const void*)qkv, (char*)storage, (void*)out, (const int32_t*)query_start, (const int32_t*)seq_lens,
+                     (const int32_t*)block_table, num_seqs, max_blocks, block_bytes, heads, kv_heads, head_dim,
+                     block_size, window, scale, (Dtype)type};
+  const Kernels* kernels = active;
+  std::vector<int32_t> seq_of_token((size_t)args.query_start[num_seqs]);
+  std::vector<AttentionItem> items;
+  int64_t group = heads / kv_heads;
+  for (int32_t seq = 0; seq < num_seqs; seq++) {
+    int64_t begin = args.query_start[seq], end = args.query_start[seq + 1], rows = (end - begin) * group;
+    for (int64_t token = begin; token < end; token++) seq_of_token[(size_t)token] = seq;
+    for (int32_t head = 0; head < kv_heads; head++)
+      for (int64_t row = 0; row < rows; row += ITEM_ROWS)
+        items.push_back({seq, head, (int32_t)row, (int32_t)std::min(ITEM_ROWS, rows - row)});
+  }
+  parallel((int64_t)seq_of_token.size(), rows_per_task(2 * kv_heads * head_dim), [&](int64_t begin, int64_t end) {
+    kernels->write_kv(args, seq_of_token.data(), begin, end);
+  });
+  parallel((int64_t)items.size(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) kernels->attend(args, items[(size_t)i]);
+  });
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -85,4 +137,8 @@ NB_MODULE(_native, m) {
   m.def("packed_bytes", &packed_bytes);
   m.def("pack_linear", &pack_linear, release);
   m.def("linear", &linear, release);
+  m.def("rms_norm", &rms_norm, release);
+  m.def("rotate", &rotate, release);
+  m.def("silu_and_mul", &silu_and_mul, release);
+  m.def("attention", &attention, release);
 }

@@ -1,4 +1,6 @@
 // Compiled once per instruction level; CMakeLists.txt sets the flags and names the level.
+#include "attention.hpp"
+#include "elementwise.hpp"
 #include "linear.hpp"
 #include "table.hpp"
 
@@ -10,7 +12,7 @@ namespace twostroke {
 #define FUNCTION_OF(level) JOIN(kernels_, level)
 
 const Kernels* FUNCTION_OF(TWOSTROKE_LEVEL)() {
-  static const Kernels table{TEXT_OF(TWOSTROKE_LEVEL), linear_panels};
+  static const Kernels table{TEXT_OF(TWOSTROKE_LEVEL), linear_panels, write_kv, attend, rms_norm, rotate, silu_and_mul};
   return &table;
 }
 

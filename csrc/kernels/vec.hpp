@@ -98,5 +98,75 @@ INLINE u16x16 to_bf16(f32x16 v) {
 
 INLINE f32x16 from_bf16(u16x16 v) { return (f32x16)(__builtin_convertvector(v, u32x16) << 16); }
 
+// Lanes of a where mask is all ones, of b where it is zero.
+INLINE f32x16 select(i32x16 mask, f32x16 a, f32x16 b) {
+  return (f32x16)(((u32x16)mask & (u32x16)a) | (~(u32x16)mask & (u32x16)b));
+}
+
+INLINE f32x16 larger(f32x16 a, f32x16 b) { return select(a > b, a, b); }
+
+// Halves folded onto each other: always the same tree.
+INLINE float sum_of(f32x16 v) {
+  float a[16];
+  std::memcpy(a, &v, 64);
+  for (int width = 8; width; width /= 2)
+    for (int i = 0; i < width; i++) a[i] += a[i + width];
+  return a[0];
+}
+
+INLINE float largest_of(f32x16 v) {
+  float a[16];
+  std::memcpy(a, &v, 64);
+  for (int width = 8; width; width /= 2)
+    for (int i = 0; i < width; i++) a[i] = a[i] > a[i + width] ? a[i] : a[i + width];
+  return a[0];
+}
+
+// e^x within 2 units in the last place; 0 below -87 (also for -inf). Lanes do not know each other.
+INLINE f32x16 exp(f32x16 x) {
+  i32x16 vanishes = x < splat(-87.0f);
+  x = select(vanishes, splat(-87.0f), x);
+  x = select(x > splat(88.0f), splat(88.0f), x);
+  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+  f32x16 shifted = fma(x, splat(1.44269504f), splat(magic));
+  f32x16 n = shifted - splat(magic);
+  f32x16 r = fma(n, splat(-0.693359375f), x);
+  r = fma(n, splat(2.12194440e-4f), r);
+  f32x16 p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, r * r, r + splat(1.0f));
+  i32x16 exponent = ((i32x16)shifted << 23) + (i32x16{} + 0x3f800000);  // the magic number has no low bits
+  return select(vanishes, f32x16{}, p * (f32x16)exponent);
+}
+
+// Some of sixteen lanes; the others are zero and untouched.
+INLINE f32x16 load_some(const float* p, int64_t count) {
+  f32x16 v{};
+  std::memcpy(&v, p, (size_t)count * 4);
+  return v;
+}
+INLINE f32x16 load_some(const uint16_t* p, int64_t count) {
+  u16x16 v{};
+  std::memcpy(&v, p, (size_t)count * 2);
+  return from_bf16(v);
+}
+INLINE void store_some(float* p, f32x16 v, int64_t count) { std::memcpy(p, &v, (size_t)count * 4); }
+INLINE void store_some(uint16_t* p, f32x16 v, int64_t count) {
+  u16x16 bits = to_bf16(v);
+  std::memcpy(p, &bits, (size_t)count * 2);
+}
+INLINE f32x16 load16(const float* p) { return load<f32x16>(p); }
+INLINE f32x16 load16(const uint16_t* p) { return from_bf16(load<u16x16>(p)); }
+INLINE void store16(float* p, f32x16 v) { store(p, v); }
+INLINE void store16(uint16_t* p, f32x16 v) { store(p, to_bf16(v)); }
+
+// Rounded to T and back.
+INLINE f32x16 rounded(f32x16 v, float) { return v; }
+INLINE f32x16 rounded(f32x16 v, uint16_t) { return from_bf16(to_bf16(v)); }
+
 }  // namespace
 }  // namespace twostroke
