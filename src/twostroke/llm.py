@@ -151,6 +151,7 @@ class LLM:
         priority: Sequence[int] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
+        self._engine.check_open()  # also without prompts
         params = _one_each("sampling_params", sampling_params, SamplingParams(), SamplingParams, count)
         ranks = _one_each("priority", priority, 0, int, count)
         request_ids: list[str] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from twostroke.request import FinishReason
 from twostroke.request_times import RequestTimes
@@ -90,3 +90,36 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     error: str | None = None
     """Why it ended with finish_reason "error"."""
+
+
+class JoinedDeltas:
+    """The deltas of one request, joined: what a single output at the end would have been."""
+
+    def __init__(self) -> None:
+        self._last: RequestOutput | None = None
+        self._prompt_logprobs: list[LogprobsAtPosition | None] | None = None
+        self._parts: dict[int, list[CompletionOutput]] = {}
+
+    def add(self, delta: RequestOutput) -> None:
+        """Takes the next one."""
+        if self._last is None:
+            self._prompt_logprobs = delta.prompt_logprobs
+        self._last = delta
+        for part in delta.outputs:
+            self._parts.setdefault(part.index, []).append(part)
+
+    def joined(self) -> RequestOutput:
+        """All of them; there must be one at least."""
+        assert self._last is not None, "nothing to join"
+        outputs = [_joined(self._parts[index]) for index in sorted(self._parts)]
+        return replace(self._last, outputs=outputs, prompt_logprobs=self._prompt_logprobs)
+
+
+def _joined(parts: Sequence[CompletionOutput]) -> CompletionOutput:
+    last = parts[-1]
+    return replace(
+        last,
+        text="".join(part.text for part in parts),
+        token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
+        logprobs=None if last.logprobs is None else [entry for part in parts for entry in part.logprobs or ()],
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 from twostroke.config.checks import number, switch, unicode, whole_number
@@ -51,7 +51,8 @@ class SamplingParams:
     """Subtracted once from tokens already in the output; in [-2, 2]."""
     frequency_penalty: float = 0.0
     """Subtracted per occurrence from tokens already in the output; in [-2, 2]."""
-    logit_bias: Mapping[int, float] | None = None
+    # not hashed, because no mapping is; equal parameters still have equal hashes
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     """Added to the logits of these token ids; each in [-100, 100]."""
     allowed_token_ids: tuple[int, ...] | None = None
     """Only these token ids may be generated."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from twostroke import LLM, SamplingParams
-from twostroke.errors import InvalidParameter
+from twostroke.errors import EngineError, InvalidParameter
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +129,14 @@ def test_chats_have_priorities_and_a_salt(chatty: LLM) -> None:
 def test_no_prompts_give_no_outputs(llm: LLM) -> None:
     assert llm.generate([]) == []
     assert llm.generate([], []) == []
+
+
+@pytest.mark.parametrize("prompts", [[], "a"], ids=str)
+def test_closed_is_closed_however_little_is_asked(random_models: dict[str, Path], prompts: Any) -> None:
+    llm = LLM(random_models["llama"], threads=1, num_kv_blocks=8)
+    llm.close()
+    with pytest.raises(EngineError, match="closed"):
+        llm.generate(prompts)
 
 
 def test_one_for_all_and_one_each(llm: LLM) -> None:

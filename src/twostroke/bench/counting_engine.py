@@ -14,6 +14,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_cost import ModelShape
 from twostroke.engine.engine import Engine
+from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.engine.journal import Journal, engine_started
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
@@ -86,7 +87,7 @@ def counting_engine(
         executor,
         block_size=cache.block_size,
         hashes_blocks=cache.enable_prefix_caching,
-        journal=Journal(started, shape, event_log),
+        journal=Journal(started, shape, None if event_log is None else JsonlEventLog(event_log)),
         clock=clock,
     )
     return CountingEngine(engine, executor, kv, clock)

@@ -13,7 +13,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from twostroke.config.checks import whole_number
 from twostroke.errors import InvalidParameter
+
+MAX_LENGTH = 2**24
+"""Tokens: longer than any context, and short enough to be drawn and thrown away."""
 
 Kind = Literal["fixed", "uniform", "exponential"]
 
@@ -36,38 +40,46 @@ class Lengths:
     @classmethod
     def fixed(cls, length: int) -> Lengths:
         """Always the same."""
-        return cls("fixed", float(_at_least_one("length", length)))
+        return cls("fixed", float(_checked("length", length)))
 
     @classmethod
     def uniform(cls, low: int, high: int) -> Lengths:
         """Every whole number from low to high, equally likely."""
-        if high < _at_least_one("low", low):
+        if _checked("high", high) < _checked("low", low):
             raise InvalidParameter("high", high, f"must be at least low, which is {low}")
         return cls("uniform", (low + high) / 2, low, high)
 
     @classmethod
     def exponential(cls, mean: float) -> Lengths:
         """Many short ones, few long ones."""
-        if not mean > 0:
-            raise InvalidParameter("mean", mean, "must be more than 0")
+        if not 0 < mean <= MAX_LENGTH / 64:  # one draw in 10^28 is longer than 64 means
+            raise InvalidParameter("mean", mean, f"must be more than 0 and at most {MAX_LENGTH // 64}")
         return cls("exponential", float(mean))
 
     @classmethod
-    def parse(cls, text: str) -> Lengths:
+    def parse(cls, text: str, name: str = "lengths") -> Lengths:
         """Reads `fixed:N`, `uniform:LOW:HIGH` or `exponential:MEAN`.
 
+        Args:
+            text: one of these.
+            name: of the parameter, for the error.
+
         Raises:
-            InvalidParameter: the text has another form.
+            InvalidParameter: the text has another form, or a length is out of range.
         """
-        match text.split(":"):
-            case ["fixed", length] if length.isdigit():
-                return cls.fixed(int(length))
-            case ["uniform", low, high] if low.isdigit() and high.isdigit():
-                return cls.uniform(int(low), int(high))
-            case ["exponential", mean] if mean.replace(".", "", 1).isdigit():
-                return cls.exponential(float(mean))
-            case _:
-                raise InvalidParameter("lengths", text, "must be fixed:N, uniform:LOW:HIGH or exponential:MEAN")
+        try:
+            match text.split(":"):
+                case ["fixed", length]:
+                    return cls.fixed(int(length))
+                case ["uniform", low, high]:
+                    return cls.uniform(int(low), int(high))
+                case ["exponential", mean]:
+                    return cls.exponential(float(mean))
+                case _:
+                    raise ValueError("none of these forms")
+        except ValueError as error:  # InvalidParameter is one: the number that is out of range, named
+            limit = "must be fixed:N, uniform:LOW:HIGH or exponential:MEAN"
+            raise InvalidParameter(name, text, f"{limit} ({error})") from error
 
     def __str__(self) -> str:
         """The form that `parse` reads."""
@@ -118,7 +130,6 @@ class Lengths:
         return sum(1 / i for i in range(1, of + 1))
 
 
-def _at_least_one(name: str, value: int) -> int:
-    if value < 1:
-        raise InvalidParameter(name, value, "must be at least 1")
+def _checked(name: str, value: int) -> int:
+    whole_number(name, value, 1, MAX_LENGTH)
     return value

@@ -3,25 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from twostroke.bench.command import command_line, settings
 from twostroke.bench.drive import Run
 from twostroke.bench.figure import MEASURED, PREDICTED, save_figure
 from twostroke.bench.lengths import Lengths
 from twostroke.bench.model_engine import model_engine
-from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, save
+from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, save
 from twostroke.bench.summary import over_time, summarize
-from twostroke.bench.workload import SyntheticSpec, TraceSpec, Workload, of_trace, read_trace, synthetic
+from twostroke.bench.workload import (
+    MAX_RATE,
+    MIN_RATE,
+    SyntheticSpec,
+    TraceSpec,
+    Workload,
+    of_trace,
+    read_trace,
+    synthetic,
+)
 from twostroke.config.cache import CacheConfig
+from twostroke.config.checks import number, switch, whole_number
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter
 from twostroke.model.checkpoint import find_model_folder, read_model_config
+
+MAX_SEED = 2**32 - 1
+MAX_NAME_BYTES = 200
+"""Of a result; file systems take 255, and the files are written under longer names first."""
+
+_OF_A_TRACE: dict[str, str] = dict.fromkeys(("trace_divisor", "time_divisor"), "give a --trace.")
+_GO_WITHOUT = "leave out --trace."
+_OF_A_DRAW = {
+    "prompt_lengths": _GO_WITHOUT,
+    "output_lengths": _GO_WITHOUT,
+    "request_rate": "scale the trace's own times with --time-divisor.",
+    "num_prefix_groups": _GO_WITHOUT,
+    "prefix_length": _GO_WITHOUT,
+    "seed": _GO_WITHOUT,
+}
+"""Options that only one of the two kinds of workload has, and what to do instead of giving them with the other."""
 
 _LIMIT_COLOURS = {"tokens": "#3b6ea5", "seqs": "#7a9e3f", "kv": "#c2410c", "none": "#d5dbe1"}
 
@@ -60,13 +87,36 @@ class OfflineOptions:
     """Draw a PNG beside the JSON (needs the extra 'bench')."""
 
     def __post_init__(self) -> None:
-        """Checks what needs no model."""
-        if self.warmup < 0:
-            raise InvalidParameter("warmup", self.warmup, "must be at least 0")
-        if self.time_divisor < 0:
-            raise InvalidParameter("time_divisor", self.time_divisor, "must be at least 0")
-        if not self.name or Path(self.name).name != self.name:
-            raise InvalidParameter("name", self.name, "must be a file name without folders")
+        """Checks what needs no model; every option changes something, or is refused."""
+        whole_number("num_requests", self.num_requests, 1)
+        whole_number("warmup", self.warmup, 0)
+        whole_number("seed", self.seed, 0, MAX_SEED)
+        if self.time_divisor != 0:
+            number("time_divisor", self.time_divisor, MIN_RATE, MAX_RATE, f"0, or {MIN_RATE:g} to {MAX_RATE:g}")
+        switch("plots", self.plots)
+        _check_name(self.name)
+        others = _OF_A_TRACE if self.trace is None else _OF_A_DRAW
+        defaults = {field.name: field.default for field in fields(self)}
+        for name in others:
+            value = getattr(self, name)
+            if value != defaults[name]:
+                limit = "changes nothing without a trace" if self.trace is None else "changes nothing beside a trace"
+                raise InvalidParameter(name, value, limit, "Leave it out, or " + others[name])
+        if self.trace is None:
+            self.spec(vocab_size=4096)  # any: this only refuses what cannot be drawn
+
+    def spec(self, vocab_size: int) -> SyntheticSpec:
+        """What is drawn when no trace is run."""
+        return SyntheticSpec(
+            num_requests=self.num_requests,
+            prompt_lengths=Lengths.parse(self.prompt_lengths, "prompt_lengths"),
+            output_lengths=Lengths.parse(self.output_lengths, "output_lengths"),
+            request_rate=self.request_rate,
+            num_prefix_groups=self.num_prefix_groups,
+            prefix_length=self.prefix_length,
+            vocab_size=vocab_size,
+            seed=self.seed,
+        )
 
 
 def run_offline(
@@ -78,18 +128,20 @@ def run_offline(
     """Loads the model, runs the workload, saves JSON and PNG.
 
     Raises:
-        InvalidParameter: a length that cannot be drawn, a trace that cannot be read, no request that fits.
+        InvalidParameter: a trace that cannot be read, no request that fits, a folder that results cannot be written to.
         SetupError: the model cannot be loaded, or matplotlib is missing while plots are wanted.
     """
     options, load = options or OfflineOptions(), load or LoadConfig()
     scheduler, cache = scheduler or SchedulerConfig(), cache or CacheConfig()
+    check_folder(options.results)
     model = read_model_config(find_model_folder(load.model))
     context = min(load.max_model_len or model.max_context, model.max_context)
     workload = offline_workload(options, model.vocab_size).fitting(context)
     if not len(workload):
-        raise InvalidParameter(
-            "prompt_lengths", options.prompt_lengths, f"no request fits a context of {context} tokens"
-        )
+        name, value = "prompt_lengths", options.prompt_lengths
+        if options.trace is not None:
+            name, value = "trace", str(options.trace)
+        raise InvalidParameter(name, value, f"no request fits a context of {context} tokens", "Make them shorter.")
     engine = model_engine(load, scheduler, cache)
     for i in range(options.warmup):
         # other tokens than the workload's: a warm-up must not fill the prefix cache with what is measured
@@ -98,8 +150,8 @@ def run_offline(
     engine.close()
     result = BenchResult.now(
         options.name,
-        "twostroke bench offline",
-        config={"load": asdict(load), "scheduler": asdict(scheduler), "cache": asdict(cache)},
+        command_line("twostroke bench offline", options, load, scheduler, cache),
+        config={"load": settings(load), "scheduler": settings(scheduler), "cache": settings(cache)},
         workload={**workload.description, "prompt_tokens": workload.num_prompt_tokens},
         results={**summarize(run), "startup": engine.startup_lines},
         warmup=options.warmup,
@@ -119,18 +171,15 @@ def offline_workload(options: OfflineOptions, vocab_size: int) -> Workload:
             time_divisor=options.time_divisor or None,
         )
         return of_trace(read_trace(options.trace)[: options.num_requests], spec, name=options.trace.name)
-    return synthetic(
-        SyntheticSpec(
-            num_requests=options.num_requests,
-            prompt_lengths=Lengths.parse(options.prompt_lengths),
-            output_lengths=Lengths.parse(options.output_lengths),
-            request_rate=options.request_rate,
-            num_prefix_groups=options.num_prefix_groups,
-            prefix_length=options.prefix_length,
-            vocab_size=vocab_size,
-            seed=options.seed,
-        )
-    )
+    return synthetic(options.spec(vocab_size))
+
+
+def _check_name(name: object) -> None:
+    limit = f"must be a file name without folders, not hidden, of at most {MAX_NAME_BYTES} bytes"
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
+        raise InvalidParameter("name", name, limit)
+    if Path(name).name != name or name.startswith("."):
+        raise InvalidParameter("name", name, limit, "The folder is --results.")
 
 
 def print_summary(found: Mapping[str, Any], console: Console | None = None) -> None:

@@ -125,6 +125,22 @@ class BenchResult:
         return json.dumps(asdict(self), indent=1, default=_plain) + "\n"
 
 
+def check_folder(folder: Path) -> None:
+    """Makes the folder of the results, and refuses it before anything is measured that could not be saved.
+
+    Raises:
+        InvalidParameter: there is none and none can be made, or it cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        limit = f"results cannot be written there ({reason})"
+        raise InvalidParameter("results", str(folder), limit, "Give a folder that you may write to.") from error
+
+
 def save(result: BenchResult, folder: Path = DEFAULT_FOLDER) -> Path:
     """Writes `folder/BENCH.json`; a reader sees the old file or the new one, never half of one."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -11,8 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.bench.lengths import Lengths
+from twostroke.bench.lengths import MAX_LENGTH, Lengths
+from twostroke.config.checks import number, whole_number
 from twostroke.errors import InvalidParameter
+
+MIN_RATE, MAX_RATE = 1e-6, 1e9
+"""Of arrivals per second, and of what a trace's times are divided by: beyond, waiting times are no times any more."""
 
 TRACE_BLOCK = 512
 """Tokens behind one hash id of a Mooncake trace."""
@@ -103,12 +107,19 @@ class SyntheticSpec:
 
     def __post_init__(self) -> None:
         """Checks what cannot be drawn."""
-        if self.num_requests < 1:
-            raise InvalidParameter("num_requests", self.num_requests, "must be at least 1")
-        if self.request_rate is not None and not self.request_rate > 0:
-            raise InvalidParameter("request_rate", self.request_rate, "must be more than 0")
+        whole_number("num_requests", self.num_requests, 1)
+        if self.request_rate is not None:
+            number("request_rate", self.request_rate, MIN_RATE, MAX_RATE, f"{MIN_RATE:g} to {MAX_RATE:g} a second")
+        whole_number("num_prefix_groups", self.num_prefix_groups, 0)
+        whole_number("prefix_length", self.prefix_length, 0, MAX_LENGTH)
         if (self.num_prefix_groups > 0) != (self.prefix_length > 0):
-            raise InvalidParameter("prefix_length", self.prefix_length, "goes together with num_prefix_groups")
+            raise InvalidParameter(
+                "prefix_length",
+                self.prefix_length,
+                f"goes together with num_prefix_groups, which is {self.num_prefix_groups}",
+                "Give both, or neither.",
+            )
+        whole_number("seed", self.seed, 0, 2**62)
         if self.vocab_size <= self.reserved_token_ids:
             raise InvalidParameter("vocab_size", self.vocab_size, f"must be more than {self.reserved_token_ids}")
 
@@ -195,13 +206,18 @@ def read_trace(path: Path) -> list[TraceEntry]:
             "trace", str(path), f"cannot be read ({error.strerror})", "See benchmarks/README.md."
         ) from error
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidParameter("trace", str(path), f"must be a Mooncake trace ({error!r})") from error
+        raise InvalidParameter(
+            "trace", str(path), f"must be a Mooncake trace ({error!r})", "See benchmarks/README.md."
+        ) from error
 
 
 def _entries(text: str) -> Iterator[TraceEntry]:
     for line in text.splitlines():
         if line.strip():
             row = json.loads(line)
+            whole_number("input_length", row["input_length"], 1, MAX_LENGTH)
+            whole_number("output_length", row["output_length"], 0, MAX_LENGTH)
+            number("timestamp", row["timestamp"], 0.0, 1e15, "milliseconds, at least 0")
             hash_ids = tuple(int(i) for i in row["hash_ids"])
             if len(hash_ids) != -(-row["input_length"] // TRACE_BLOCK):
                 raise ValueError(f"{len(hash_ids)} hash ids for {row['input_length']} tokens")

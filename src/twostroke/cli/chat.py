@@ -93,8 +93,10 @@ def _ask(
     engine: TextEngine, messages: list[dict[str, str]], sampling: ChatSampling, *, json_output: bool, quiet: bool
 ) -> str:
     """The answer to a conversation, printed as it comes; raises what was refused or failed."""
+    from twostroke.engine.output_processor import OutputKind  # loaded by now
+
     try:
-        engine.submit_chat(messages, sampling)
+        engine.submit_chat(messages, sampling, kind=OutputKind.DELTA)
     except ClientError as error:
         if json_output:  # whoever sent the message waits for a line
             print(json.dumps({"error": str(error)}), flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +35,8 @@ def _read_bias(_: type, tokens: Sequence[Token]) -> dict[int, float]:
 
 
 LogitBias = Annotated[
-    Mapping[int, float] | None, Parameter(converter=_read_bias, accepts_keys=False, n_tokens=1, consume_multiple=False)
+    Mapping[int, float] | None,
+    Parameter(converter=_read_bias, accepts_keys=False, n_tokens=1, consume_multiple=False, metavar="ID:BIAS,..."),
 ]
 
 
@@ -47,7 +48,7 @@ class CompletionSampling(SamplingParams):
     """0 is greedy; below 0 is refused."""
     max_tokens: int | None = 128
     """Most tokens to generate."""
-    logit_bias: LogitBias = None
+    logit_bias: LogitBias = field(default=None, hash=False)
     """Added to the logits of token ids; --logit-bias 42:-5,7:2 makes 42 less and 7 more likely."""
 
 
@@ -61,7 +62,7 @@ class ChatSampling(SamplingParams):
     """Keep the smallest set of most likely tokens whose probability reaches this; in (0, 1]."""
     max_tokens: int | None = 256
     """Most tokens to generate."""
-    logit_bias: LogitBias = None
+    logit_bias: LogitBias = field(default=None, hash=False)
     """Added to the logits of token ids; --logit-bias 42:-5,7:2 makes 42 less and 7 more likely."""
 
 

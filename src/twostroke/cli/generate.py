@@ -24,6 +24,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import EngineError, InvalidParameter
+from twostroke.outputs import JoinedDeltas
 
 if TYPE_CHECKING:
     from twostroke.engine.text_engine import TextEngine
@@ -64,12 +65,13 @@ def generate(  # noqa: PLR0913 (each is a flag or a group of flags)
         raise InvalidParameter("PROMPT", list(words), "give [MODEL] PROMPT", "Quote a prompt that has spaces.")
     chosen = with_model(load, by_place=models[0] if models else None, by_flag=model_flag)
     from twostroke.engine.assembly import build_text_engine  # loads torch
+    from twostroke.engine.output_processor import OutputKind
 
     engine = build_text_engine(EngineConfig(load=chosen, cache=cache, scheduler=scheduler))
     if not quiet:
         for line in engine.startup_lines:
             sys.stderr.write(line + "\n")
-    engine.submit(prompt, sampling)
+    engine.submit(prompt, sampling, kind=OutputKind.DELTA)
     output = run_and_print(engine, echo="" if json_output else prompt, silent=json_output)
     engine.close()
     if json_output:
@@ -82,24 +84,25 @@ def generate(  # noqa: PLR0913 (each is a flag or a group of flags)
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode("utf-8")  # read_text would make \n of \r\n, which are other tokens
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidParameter("prompt_file", str(path), f"cannot be read as UTF-8 text ({error})") from error
 
 
 def run_and_print(engine: TextEngine, *, echo: str = "", silent: bool = False) -> RequestOutput:
-    """Runs the one submitted request to its end; text goes to stdout as it comes (the first sequence's, live)."""
+    """Runs the one request, submitted as deltas, to its end.
+
+    Text goes to stdout as it comes (the first sequence's, live); what is returned is the whole.
+    """
     if not silent:
         print(echo, end="", flush=True)
-    shown = 0
-    output: RequestOutput | None = None
+    deltas = JoinedDeltas()
     while engine.has_work:
-        for output in engine.step():
-            text = output.outputs[0].text if output.outputs else ""
+        for delta in engine.step():
+            deltas.add(delta)
             if not silent:
-                print(text[shown:], end="", flush=True)
-            shown = len(text)
-    assert output is not None, "a submitted request always ends with an output"
+                print("".join(part.text for part in delta.outputs if part.index == 0), end="", flush=True)
+    output = deltas.joined()
     if not silent:
         print()
         for other in output.outputs[1:]:

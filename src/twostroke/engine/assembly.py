@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from twostroke.config.model import ModelConfig
 from twostroke.cost.step_cost import ModelShape
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.engine import Engine
+from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.engine.input_processor import InputProcessor
 from twostroke.engine.journal import Journal, engine_started
 from twostroke.engine.output_processor import OutputProcessor
@@ -25,7 +27,7 @@ from twostroke.errors import SetupError
 from twostroke.kernels.reference.row_tiles import proofs
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
-from twostroke.kv_cache.sizing import KVSizing, size_kv_cache
+from twostroke.kv_cache.sizing import FreeMemory, KVSizing, size_kv_cache
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import find_model_folder, read_model_config
 from twostroke.model.loader import load_model
@@ -33,7 +35,7 @@ from twostroke.model.registry import num_parameters
 from twostroke.runner.executor import Executor, InProcessExecutor
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.machine_limits import measure_machine_limits
-from twostroke.runner.memory import free_host_bytes, step_bytes
+from twostroke.runner.memory import context_bytes, free_host_bytes, step_bytes
 from twostroke.runner.model_runner import ModelRunner
 from twostroke.sampling.sampler import Sampler
 from twostroke.scheduler.scheduler import Scheduler
@@ -66,6 +68,7 @@ def build_text_engine(
 
     Raises:
         SetupError: no such model, files that contradict each other, sizes that do not fit.
+        InvalidParameter: the event log cannot be written.
     """
     begin_s = time.perf_counter()
     loaded = _prepare(config)
@@ -83,31 +86,15 @@ def build_text_engine(
         max_model_len=config.load.max_model_len,
         model_context=loaded.config.max_context,
         max_tokens_per_step=_max_tokens_per_step(config, loaded.config),
-        free_bytes=_free_bytes(loaded.device) - weight_bytes,
-        step_bytes=_step_bytes(config, loaded),
+        memory=_free_memory(config, loaded, layout, weight_bytes),
     )
-    model = load_model(
-        loaded.folder, loaded.config, dtype=loaded.dtype, device=loaded.device, max_model_len=sizing.max_model_len
-    )
-    manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
-    scheduler = Scheduler(config.scheduler, manager, max_model_len=sizing.max_model_len)
-    runner = ModelRunner(
-        model,
-        KVStorage(layout, sizing.num_blocks, loaded.dtype, loaded.device),
-        Sampler(loaded.config.vocab_size, loaded.eos_token_ids, loaded.device),
-        max_model_len=sizing.max_model_len,
-        device=loaded.device,
-    )
-    executor: Executor = InProcessExecutor(runner)
-    engine = Engine(
-        scheduler,
-        executor if around_executor is None else around_executor(executor),
-        block_size=config.cache.block_size,
-        hashes_blocks=config.cache.enable_prefix_caching,
-        journal=_journal(config, loaded, layout, sizing),
-        clock=monotonic_clock,
-    )
-    lines = _startup_lines(loaded, model.weight_bytes, layout, sizing, time.perf_counter() - begin_s)
+    with ExitStack() as if_it_fails:
+        # opened before a weight is read, which may take minutes: a path that cannot be written is refused at once
+        path = config.load.event_log
+        event_log = None if path is None else if_it_fails.enter_context(JsonlEventLog(path))
+        engine, weight_bytes = _build_engine(config, loaded, layout, sizing, event_log, around_executor)
+        if_it_fails.pop_all()  # the engine's from here on
+    lines = _startup_lines(loaded, weight_bytes, layout, sizing, time.perf_counter() - begin_s)
     for line in lines:
         # a note, such as a shorter context than the model's, is nothing to find out from a refused prompt
         log.log(logging.WARNING if line.startswith("note") else logging.INFO, line)
@@ -126,6 +113,39 @@ def build_text_engine(
         uses_priority=config.scheduler.policy == "priority",
         startup_lines=lines,
     )
+
+
+def _build_engine(
+    config: EngineConfig,
+    loaded: _Loaded,
+    layout: KVLayout,
+    sizing: KVSizing,
+    event_log: JsonlEventLog | None,
+    around_executor: Callable[[Executor], Executor] | None,
+) -> tuple[Engine, int]:
+    """Reads the weights and builds what runs them; with the bytes they take."""
+    model = load_model(
+        loaded.folder, loaded.config, dtype=loaded.dtype, device=loaded.device, max_model_len=sizing.max_model_len
+    )
+    manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
+    scheduler = Scheduler(config.scheduler, manager, max_model_len=sizing.max_model_len)
+    runner = ModelRunner(
+        model,
+        KVStorage(layout, sizing.num_blocks, loaded.dtype, loaded.device),
+        Sampler(loaded.config.vocab_size, loaded.eos_token_ids, loaded.device),
+        max_model_len=sizing.max_model_len,
+        device=loaded.device,
+    )
+    executor: Executor = InProcessExecutor(runner)
+    engine = Engine(
+        scheduler,
+        executor if around_executor is None else around_executor(executor),
+        block_size=config.cache.block_size,
+        hashes_blocks=config.cache.enable_prefix_caching,
+        journal=_journal(config, loaded, layout, sizing, event_log),
+        clock=monotonic_clock,
+    )
+    return engine, model.weight_bytes
 
 
 def _prepare(config: EngineConfig) -> _Loaded:
@@ -155,7 +175,9 @@ def _usable_processors() -> int:
     return os.cpu_count() or 1
 
 
-def _journal(config: EngineConfig, loaded: _Loaded, layout: KVLayout, sizing: KVSizing) -> Journal:
+def _journal(
+    config: EngineConfig, loaded: _Loaded, layout: KVLayout, sizing: KVSizing, event_log: JsonlEventLog | None
+) -> Journal:
     """The event log, begun with everything that a replay has to be built from."""
     model = loaded.config
     shape = ModelShape(
@@ -179,7 +201,7 @@ def _journal(config: EngineConfig, loaded: _Loaded, layout: KVLayout, sizing: KV
         now_s=monotonic_clock(),
     )
     machine = measure_machine_limits(loaded.dtype, loaded.device)
-    return Journal(replace(started, machine=machine), shape, config.load.event_log)
+    return Journal(replace(started, machine=machine), shape, event_log)
 
 
 def _max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:
@@ -189,9 +211,29 @@ def _max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:
     return model.max_context
 
 
+def _free_memory(config: EngineConfig, loaded: _Loaded, layout: KVLayout, weight_bytes: int) -> FreeMemory:
+    tables = context_bytes(
+        loaded.config,
+        layout,
+        max_model_len=_longest_request(config, loaded),
+        max_num_seqs=config.scheduler.max_num_seqs,
+        bytes_per_element=loaded.dtype.itemsize,
+    )
+    return FreeMemory(
+        free_bytes=_free_bytes(loaded.device) - weight_bytes,
+        step_bytes=_step_bytes(config, loaded),
+        context_bytes=tables,
+    )
+
+
+def _longest_request(config: EngineConfig, loaded: _Loaded) -> int:
+    """What is asked for; whether the KV memory holds it comes out later."""
+    return config.load.max_model_len or loaded.config.max_context
+
+
 def _step_bytes(config: EngineConfig, loaded: _Loaded) -> int:
     """What the largest step takes; no step has more tokens than all its requests together."""
-    longest, scheduler = config.load.max_model_len or loaded.config.max_context, config.scheduler
+    longest, scheduler = _longest_request(config, loaded), config.scheduler
     most = scheduler.max_num_batched_tokens
     if not scheduler.enable_chunked_prefill:
         most = max(most, longest + scheduler.max_num_seqs)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import weakref
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.assembly import build_text_engine
 from twostroke.engine.input_processor import Prompt, PromptInput
+from twostroke.engine.output_processor import OutputKind
 from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import EngineError, InvalidParameter
 from twostroke.log import get_logger
@@ -23,23 +26,53 @@ log = get_logger(__name__)
 _CLOSED = "the engine is closed; it takes no more requests. Start a new one."
 
 
-@dataclass(slots=True, eq=False)
 class _Stream:
-    """Where the outputs of one request go: a queue of the event loop that asked."""
+    """Where the outputs of one request go, from the engine's thread to the event loop that asked.
 
-    loop: asyncio.AbstractEventLoop
-    items: asyncio.Queue[RequestOutput | Exception] = field(default_factory=asyncio.Queue[RequestOutput | Exception])
-    request_id: str | None = None
-    """Known once it is queued; belongs to the engine's thread."""
+    A reader that is slower than the engine must not fill the memory. An output of everything so far is replaced by the
+    next one until it is taken, so one waits at most; deltas wait in line, and hold each token once.
+
+    Args:
+        loop: of the reader.
+        replaces: whether an output holds all that the one before it did.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, replaces: bool) -> None:
+        self.request_id: str | None = None
+        """Known once it is queued; belongs to the engine's thread."""
+        self._loop = loop
+        self._replaces = replaces
+        self._lock = threading.Lock()
+        self._items: deque[RequestOutput | Exception] = deque()
+        self._has_items = asyncio.Event()
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether the loop has closed and nobody will ever look."""
+        return self._loop.is_closed()
 
     def put(self, item: RequestOutput | Exception) -> bool:
-        """Hands an item over from the engine's thread; False when the loop has closed and nobody will ever look."""
+        """Hands an item over, in the engine's thread; False when nobody will ever look."""
+        with self._lock:
+            wakes = not self._items
+            if self._replaces and self._items and isinstance(item, RequestOutput):
+                self._items.pop()  # an output: nothing comes behind an error
+            self._items.append(item)
         try:
-            self.loop.call_soon_threadsafe(self.items.put_nowait, item)
+            if wakes:  # once, however many come before the loop looks: what it has to call is a queue, too
+                self._loop.call_soon_threadsafe(self._has_items.set)
         except RuntimeError:
             log.debug("the event loop of a stream has closed")
-            return False
-        return True
+        return not self.is_deaf
+
+    async def take(self) -> RequestOutput | Exception:
+        """The next item, in the reader's loop."""
+        await self._has_items.wait()
+        with self._lock:
+            item = self._items.popleft()
+            if not self._items:
+                self._has_items.clear()
+        return item
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +85,17 @@ class _Command:
     """Called instead when the engine has ended before."""
 
 
-class AsyncEngine:
-    """Streams from many coroutines at once; the engine itself runs in one thread.
+class _Worker:
+    """The engine's thread, and what it shares with those who ask.
 
-    >>> async def example():                                              # doctest: +SKIP
-    ...     async with AsyncEngine("embedded") as engine:
-    ...         async for output in engine.generate("def add(", SamplingParams(max_tokens=8)):
-    ...             print(output.outputs[0].text)
-
-    Args:
-        model: folder, hub id or "embedded".
-        config: the fields of EngineConfig's parts, by name.
+    It knows nothing of the AsyncEngine in front of it: a thread that held on to that would keep one that nobody has any
+    more, and its model, forever.
     """
 
-    def __init__(self, model: str = "embedded", **config: Any) -> None:
-        self._engine: TextEngine = build_text_engine(EngineConfig.from_keywords(model=model, **config))
-        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
-        self._streams: dict[str, _Stream] = {}
+    def __init__(self, engine: TextEngine) -> None:
+        self._engine = engine
+        self.commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self.streams: dict[str, _Stream] = {}
         # Held to look at `_end` and put a command in one: none is put behind the last one that the thread looks at.
         self._lock = threading.Lock()
         self._end: str | None = None
@@ -76,126 +103,42 @@ class AsyncEngine:
         self._thread = threading.Thread(target=self._run, name="twostroke-engine", daemon=True)
         self._thread.start()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await asyncio.to_thread(self.close)
-
-    def generate(
-        self,
-        prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Yields what is there so far, after each step that added to it; the last one is `finished`.
-
-        Leaving the loop early, or cancelling it, aborts the request.
-
-        Raises:
-            ClientError: the prompt or the parameters cannot be run.
-            EngineError: the engine has stopped or was closed.
-        """
-        return self._stream(lambda: self._engine.prepare(prompt, sampling_params), request_id, priority, cache_salt)
-
-    def chat(  # noqa: PLR0913 (the template's arguments by their names, for checkers and readers)
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        sampling_params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Like `generate`, for a conversation rendered by the model's chat template.
-
-        The template's arguments are those of InputProcessor.process_chat.
-        """
-
-        def prepare() -> PromptInput:
-            return self._engine.prepare_chat(
-                messages,
-                sampling_params,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template_kwargs=chat_template_kwargs,
-            )
-
-        return self._stream(prepare, request_id, priority, cache_salt)
-
-    async def abort(self, request_id: str) -> None:
-        """Ends a request; its stream ends with finish_reason "abort". Unknown ids are no error: it may have ended.
-
-        The id can be used again at once.
-
-        Raises:
-            InvalidParameter: the id is no text.
-            EngineError: the engine has stopped or was closed.
-        """
-        given: Any = request_id
-        if not isinstance(given, str):  # checked here: in the engine's thread it would be everybody's error
-            raise InvalidParameter("request_id", given, f"must be a text, not {type(given).__name__}")
-        self._put(_Command(lambda: self._abort(request_id)))
-
-    def close(self) -> None:
-        """Stops the thread; streams that are still open end with an EngineError. A second time does nothing."""
-        with self._lock:
-            if self._end is None:
-                self._end = _CLOSED
-                self._commands.put(_Command(lambda: None))  # wakes the thread
-        self._thread.join()
-
-    async def _stream(
-        self, prepare: Callable[[], PromptInput], request_id: str | None, priority: int, cache_salt: str | None
-    ) -> AsyncGenerator[RequestOutput, None]:
-        arrival_time_s = self._engine.clock()
-        self._check_runs()
-        # Rendering and encoding may take long, and the engine's thread has steps to do for everybody else.
-        prompt = await asyncio.to_thread(prepare)
-        stream = _Stream(asyncio.get_running_loop())
-
-        def submit() -> str:
-            return self._engine.enqueue(
-                prompt, arrival_time_s=arrival_time_s, request_id=request_id, priority=priority, cache_salt=cache_salt
-            )
-
-        self._put(_Command(lambda: self._open(stream, submit), stream.put))
-        ended = False
-        try:
-            while not ended:
-                item = await stream.items.get()
-                ended = isinstance(item, Exception) or item.finished
-                if isinstance(item, Exception):
-                    raise item
-                yield item
-        finally:
-            # Also when it was cancelled before it was queued: commands keep their order.
-            if not ended:
-                self._leave(stream)
-
-    def _check_runs(self) -> None:
+    def check_runs(self) -> None:
+        """Raises EngineError when it takes no more."""
         if self._end is not None:
             raise EngineError(self._end)
 
     def _put(self, command: _Command) -> None:
         """Has the thread do something; it will either run or fail."""
         with self._lock:
-            self._check_runs()
-            self._commands.put(command)
+            self.check_runs()
+            self.commands.put(command)
 
-    def _leave(self, stream: _Stream) -> None:
+    def open(self, stream: _Stream, submit: Callable[[], str]) -> None:
+        """Submits a request whose outputs go to the stream; what is refused goes there too."""
+        self._put(_Command(lambda: self._open(stream, submit), stream.put))
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request, if it runs."""
+        self._put(_Command(lambda: self._abort(request_id)))
+
+    def leave(self, stream: _Stream) -> None:
         """Nobody reads the stream any more; its request, if it still runs, is aborted."""
         with self._lock:
             if self._end is None:
-                self._commands.put(_Command(lambda: self._drop(stream)))
+                self.commands.put(_Command(lambda: self._drop(stream)))
+
+    def close(self) -> None:
+        """Ends the thread and waits for that; streams that are still open end with an EngineError."""
+        with self._lock:
+            if self._end is None:
+                self._end = _CLOSED
+                self.commands.put(_Command(lambda: None))  # wakes the thread
+        self._thread.join()
+
+    def abandon(self) -> None:
+        """Nobody is left to close it. Called by the garbage collector, anywhere: only a queue may be touched here."""
+        self.commands.put(_Command(self._end_abandoned))
 
     # ------------------------------------------------------------------ in the engine's thread
 
@@ -221,13 +164,18 @@ class AsyncEngine:
     def _obey(self, *, block: bool) -> None:
         """Runs the commands that are waiting; with `block` at least one."""
         if block:
-            self._commands.get().run()
+            self.commands.get().run()
         while True:
             try:
-                command = self._commands.get_nowait()
+                command = self.commands.get_nowait()
             except queue.Empty:
                 return
             command.run()
+
+    def _end_abandoned(self) -> None:
+        log.warning("an AsyncEngine was dropped without close(); its thread ends, its model is given back")
+        with self._lock:
+            self._end = _CLOSED
 
     def _open(self, stream: _Stream, submit: Callable[[], str]) -> None:
         try:
@@ -237,13 +185,13 @@ class AsyncEngine:
             stream.put(error)
             return
         stream.request_id = request_id
-        self._streams[request_id] = stream
-        if stream.loop.is_closed():
+        self.streams[request_id] = stream
+        if stream.is_deaf:
             self._drop(stream)
 
     def _drop(self, stream: _Stream) -> None:
         """Aborts the stream's request, and no other that has come by its id meanwhile."""
-        if stream.request_id is not None and self._streams.get(stream.request_id) is stream:
+        if stream.request_id is not None and self.streams.get(stream.request_id) is stream:
             self._abort(stream.request_id)
 
     def _abort(self, request_id: str) -> None:
@@ -253,11 +201,11 @@ class AsyncEngine:
             self._deliver(output)
 
     def _deliver(self, output: RequestOutput) -> None:
-        stream = self._streams.get(output.request_id)
+        stream = self.streams.get(output.request_id)
         if stream is None:
             return
         if output.finished:
-            del self._streams[output.request_id]
+            del self.streams[output.request_id]
         if not stream.put(output):
             self._drop(stream)
 
@@ -265,12 +213,155 @@ class AsyncEngine:
         """Ends whoever waits, in a stream or for one to begin; each gets an error of its own, as each raises it."""
         with self._lock:
             self._end = end
-        for stream in self._streams.values():
+        for stream in self.streams.values():
             stream.put(EngineError(end))
-        self._streams.clear()
+        self.streams.clear()
         while True:
             try:
-                command = self._commands.get_nowait()
+                command = self.commands.get_nowait()
             except queue.Empty:
                 return
             command.fail(EngineError(end))
+
+
+class AsyncEngine:
+    """Streams from many coroutines at once; the engine itself runs in one thread.
+
+    >>> async def example():                                              # doctest: +SKIP
+    ...     async with AsyncEngine("embedded") as engine:
+    ...         async for output in engine.generate("def add(", SamplingParams(max_tokens=8)):
+    ...             print(output.outputs[0].text)
+
+    Args:
+        model: folder, hub id or "embedded".
+        config: the fields of EngineConfig's parts, by name.
+
+    Close it, or use it as a context manager. One that is dropped without that, and whose streams have all ended, ends
+    its thread and gives back the model by itself, with a warning in the log.
+    """
+
+    def __init__(self, model: str = "embedded", **config: Any) -> None:
+        self._engine: TextEngine = build_text_engine(EngineConfig.from_keywords(model=model, **config))
+        self._worker = _Worker(self._engine)
+        # at the interpreter's end the thread, a daemon, ends anyhow
+        weakref.finalize(self, self._worker.abandon).atexit = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        kind: OutputKind = OutputKind.CUMULATIVE,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yields what is there so far, after steps that added to it; the last one is `finished`.
+
+        A reader that is slower than the engine sees the newest output and not those between, so at most one waits for
+        it. With kind "delta" each output holds what is new since the one before and none is left out (JoinedDeltas
+        puts them together): n tokens cost n copies, not n squared. "final" yields the last output only.
+
+        Leaving the loop early, or cancelling it, aborts the request.
+
+        Raises:
+            ClientError: the prompt or the parameters cannot be run.
+            EngineError: the engine has stopped or was closed.
+        """
+        return self._stream(
+            lambda: self._engine.prepare(prompt, sampling_params), request_id, priority, cache_salt, kind
+        )
+
+    def chat(  # noqa: PLR0913 (the template's arguments by their names, for checkers and readers)
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        kind: OutputKind = OutputKind.CUMULATIVE,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Like `generate`, for a conversation rendered by the model's chat template.
+
+        The template's arguments are those of InputProcessor.process_chat.
+        """
+
+        def prepare() -> PromptInput:
+            return self._engine.prepare_chat(
+                messages,
+                sampling_params,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+
+        return self._stream(prepare, request_id, priority, cache_salt, kind)
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request; its stream ends with finish_reason "abort". Unknown ids are no error: it may have ended.
+
+        The id can be used again at once.
+
+        Raises:
+            InvalidParameter: the id is no text.
+            EngineError: the engine has stopped or was closed.
+        """
+        given: Any = request_id
+        if not isinstance(given, str):  # checked here: in the engine's thread it would be everybody's error
+            raise InvalidParameter("request_id", given, f"must be a text, not {type(given).__name__}")
+        self._worker.abort(request_id)
+
+    def close(self) -> None:
+        """Stops the thread; streams that are still open end with an EngineError. A second time does nothing."""
+        self._worker.close()
+
+    async def _stream(
+        self,
+        prepare: Callable[[], PromptInput],
+        request_id: str | None,
+        priority: int,
+        cache_salt: str | None,
+        kind: OutputKind,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        arrival_time_s = self._engine.clock()
+        self._worker.check_runs()
+        # Rendering and encoding may take long, and the engine's thread has steps to do for everybody else.
+        prompt = await asyncio.to_thread(prepare)
+        stream = _Stream(asyncio.get_running_loop(), replaces=kind == OutputKind.CUMULATIVE)
+        engine = self._engine
+
+        def submit() -> str:
+            return engine.enqueue(
+                prompt,
+                arrival_time_s=arrival_time_s,
+                request_id=request_id,
+                priority=priority,
+                cache_salt=cache_salt,
+                kind=kind,
+            )
+
+        self._worker.open(stream, submit)
+        ended = False
+        try:
+            while not ended:
+                item = await stream.take()
+                ended = isinstance(item, Exception) or item.finished
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+        finally:
+            # Also when it was cancelled before it was queued: commands keep their order.
+            if not ended:
+                self._worker.leave(stream)

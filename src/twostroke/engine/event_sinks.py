@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
+from twostroke.errors import InvalidParameter, UnreadableEvent
 from twostroke.events import Event, from_json, to_json
 
 
@@ -13,11 +14,22 @@ class JsonlEventLog:
     """Appends events to a file, a line each.
 
     Lines are handed to the operating system as they come, so the log of a process that died ends with its last event.
+
+    Raises:
+        InvalidParameter: the file cannot be opened for writing.
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab", buffering=0)
+        except (OSError, ValueError) as error:  # ValueError: a path that no system call takes
+            raise InvalidParameter(
+                "event_log",
+                str(path),
+                f"cannot be written ({_reason(error)})",
+                "Name a file in a folder that you may write to, or leave it out.",
+            ) from error
 
     def append(self, event: Event) -> None:
         """Writes one line."""
@@ -40,9 +52,22 @@ def read_events(path: Path) -> Iterator[Event]:
     """The events of a file, in their order; a last line that was cut off is left out.
 
     Raises:
+        InvalidParameter: the file cannot be read.
         UnreadableEvent: a line is no event of this version.
     """
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            if line.endswith("\n"):
-                yield from_json(line)
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                if line.endswith("\n"):
+                    yield from_json(line)
+    except UnicodeDecodeError as error:
+        raise UnreadableEvent(f"{path} is no event log: it is no UTF-8 text ({error}).") from error
+    except OSError as error:
+        raise InvalidParameter(
+            "event_log", str(path), f"cannot be read ({_reason(error)})", "Give a file that --event-log wrote."
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Without the path, which the message has already."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

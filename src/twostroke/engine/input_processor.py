@@ -80,9 +80,9 @@ class InputProcessor:
         Raises:
             InvalidPrompt: empty, too long, not text, or token ids that the model does not have.
             UnknownParameter: a key of the prompt object that is not one of ours.
-            InvalidParameter: a sampling parameter that this model cannot serve.
+            InvalidParameter: a sampling parameter that this model cannot serve, or no SamplingParams at all.
         """
-        params = params or SamplingParams()
+        params = _checked_kind(params)
         if isinstance(prompt, str):
             return self._process_text(prompt, params)
         given = cast(Any, prompt)
@@ -112,6 +112,7 @@ class InputProcessor:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> PromptInput:
         """Renders a conversation with the model's chat template and checks it; raises what `process` raises."""
+        params = _checked_kind(params)
         text = self._chat_template.render(
             messages,
             tools=tools,
@@ -120,7 +121,7 @@ class InputProcessor:
             template_kwargs=chat_template_kwargs,
         )
         # The template has written the begin token already, where the model has one.
-        return self._process_text(text, params or SamplingParams(), add_special_tokens=False)
+        return self._process_text(text, params, add_special_tokens=False)
 
     def _process_text(self, text: Any, params: SamplingParams, add_special_tokens: bool = True) -> PromptInput:
         if not isinstance(text, str):
@@ -191,3 +192,13 @@ class InputProcessor:
         if not sequences:
             raise InvalidParameter("bad_words", word, "each must have at least one token in this model")
         return sequences
+
+
+def _checked_kind(given: object) -> SamplingParams:
+    """What every face takes: SamplingParams, or None for the defaults."""
+    if given is None:
+        return SamplingParams()
+    if not isinstance(given, SamplingParams):
+        remedy = "Write SamplingParams(max_tokens=16), or leave it out."
+        raise InvalidParameter("sampling_params", given, f"must be SamplingParams, not {type(given).__name__}", remedy)
+    return given

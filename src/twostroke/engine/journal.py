@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from twostroke.batch import Commit, ScheduledBatch
 from twostroke.config.cache import CacheConfig
@@ -40,18 +39,18 @@ class Journal:
     Args:
         started: the first event, without which no replay is possible.
         shape: of the model, for the cost of each step.
-        path: a file for all events, or None.
+        file: for all events, or None; the journal closes it.
     """
 
-    def __init__(self, started: EngineStarted, shape: ModelShape, path: Path | None) -> None:
+    def __init__(self, started: EngineStarted, shape: ModelShape, file: JsonlEventLog | None) -> None:
         self._process = started.process
         self._shape = shape
         self._machine = started.machine
         self._files = ExitStack()
         self.recent = EventRing(RING_CAPACITY)
         self._sinks: list[EventLog] = [self.recent]
-        if path is not None:
-            self._sinks.append(self._files.enter_context(JsonlEventLog(path)))
+        if file is not None:
+            self._sinks.append(self._files.enter_context(file))
         self._emit(started)
 
     def arrived(self, arrival: Arrival, seed: int, cache_salt: str | None, now_s: float) -> None:

@@ -194,10 +194,14 @@ class TextEngine:
 
         `arrival_time_s` is when the caller asked, on this engine's `clock`: preparing counts as waiting.
         """
-        self._check_open()
+        self.check_open()
         self._check_priority(priority)
+        kind = _checked_kind(kind)
         if cache_salt is not None:
             _check_name("cache_salt", cache_salt)
+            if not cache_salt:
+                remedy = "Leave it out to share with everybody who has none."
+                raise InvalidParameter("cache_salt", cache_salt, "must not be empty", remedy)
         if request_id is None:
             request_id = next(name for name in self._names if not self._is_live(name))
         else:
@@ -233,7 +237,7 @@ class TextEngine:
         Raises:
             EngineError: the engine is closed.
         """
-        self._check_open()
+        self.check_open()
         sequence_ids = self._outputs.live_sequence_ids(request_id)
         for sequence_id in sequence_ids:
             self._engine.finish(sequence_id, FinishReason.ABORT)
@@ -248,7 +252,7 @@ class TextEngine:
         An exception out of it is never a request's fault, and the end of this engine (`is_whole`). Callers in the main
         thread hold Ctrl-C back while it runs (engine/interrupts.py).
         """
-        self._check_open()
+        self.check_open()
         self._is_whole = False
         ended = self.take_ended()
         processed = self._outputs.process(self._engine.step())
@@ -270,11 +274,8 @@ class TextEngine:
             self._is_closed = True
             self._engine.close()
 
-    def _is_live(self, request_id: str) -> bool:
-        """Whether an output of this name is still to come: one that was aborted has its last before it."""
-        return self._outputs.is_live(request_id) or request_id in self._ended
-
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raises EngineError when the engine takes nothing more: closed, or broken off in the middle of a step."""
         if self._is_closed:
             raise EngineError("the engine is closed; it takes no more requests. Start a new one.")
         if not self._is_whole:
@@ -283,6 +284,10 @@ class TextEngine:
                 "or an error of ours); its books no longer add up. Start a new one."
             )
 
+    def _is_live(self, request_id: str) -> bool:
+        """Whether an output of this name is still to come: one that was aborted has its last before it."""
+        return self._outputs.is_live(request_id) or request_id in self._ended
+
     def _check_priority(self, priority: Any) -> None:
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise InvalidParameter("priority", priority, f"must be a whole number, not {type(priority).__name__}")
@@ -290,6 +295,13 @@ class TextEngine:
             raise InvalidParameter("priority", priority, f"must be from {-MAX_PRIORITY} to {MAX_PRIORITY}")
         if priority and not self._uses_priority:
             raise InvalidParameter("priority", priority, "needs the policy 'priority'; this engine runs 'fcfs'")
+
+
+def _checked_kind(kind: Any) -> OutputKind:
+    try:
+        return OutputKind(kind)
+    except ValueError:
+        raise InvalidParameter("kind", kind, f"must be one of {', '.join(map(repr, map(str, OutputKind)))}") from None
 
 
 def _check_name(parameter: str, value: Any) -> None:

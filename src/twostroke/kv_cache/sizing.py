@@ -10,6 +10,23 @@ from twostroke.errors import DoesNotFit
 from twostroke.kv_cache.layout import KVLayout
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeMemory:
+    """What is free for this process, and what of it must stay free beside the KV cache."""
+
+    free_bytes: int
+    """The weights' already taken off."""
+    step_bytes: int
+    """What the largest step takes (runner.memory.step_bytes)."""
+    context_bytes: int
+    """What grows with the longest request, counted for the one that is asked for (runner.memory.context_bytes)."""
+
+    @property
+    def usable_bytes(self) -> int:
+        """For the KV cache, at most."""
+        return max(0, self.free_bytes - self.step_bytes - self.context_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class KVSizing:
     """What the KV memory holds."""
@@ -30,8 +47,7 @@ def size_kv_cache(
     max_model_len: int | None,
     model_context: int,
     max_tokens_per_step: int,
-    free_bytes: int,
-    step_bytes: int,
+    memory: FreeMemory,
 ) -> KVSizing:
     """Decides the number of blocks and the longest request.
 
@@ -44,13 +60,12 @@ def size_kv_cache(
         max_model_len: the user's wish; None takes the model's context.
         model_context: the longest context that the model was made for.
         max_tokens_per_step: what one step can add to a request (windows hold that much on top).
-        free_bytes: memory that is free for this process, the weights' already taken off.
-        step_bytes: what the largest step takes beside the KV cache (runner.memory.step_bytes).
+        memory: what is free, and what other parts take.
 
     Raises:
         DoesNotFit: an explicit size is larger than the memory or the context allows, with the arithmetic.
     """
-    num_blocks, remarks = _num_blocks(layout, config, free_bytes, step_bytes), list[str]()
+    num_blocks, remarks = _num_blocks(layout, config, memory), list[str]()
     if max_model_len is not None and max_model_len > model_context:
         raise DoesNotFit(
             f"max_model_len={max_model_len} exceeds the model's context of {model_context} tokens. "
@@ -88,26 +103,28 @@ def size_kv_cache(
     return KVSizing(num_blocks, fits, num_blocks * layout.bytes_per_block, full, tuple(remarks))
 
 
-def _num_blocks(layout: KVLayout, config: CacheConfig, free_bytes: int, step_bytes: int) -> int:
+def _num_blocks(layout: KVLayout, config: CacheConfig, memory: FreeMemory) -> int:
     per_block = layout.bytes_per_block
-    usable = max(0, free_bytes - step_bytes)
-    default = min(free_bytes // 2, usable)
+    usable = memory.usable_bytes
+    default = min(memory.free_bytes // 2, usable)
     asked = config.kv_cache_memory
     if config.num_kv_blocks is not None:
         asked = config.num_kv_blocks * per_block
     if asked is None:
         if default < per_block:
             raise DoesNotFit(
-                f"{free_bytes:,} bytes are free, the largest step takes {step_bytes:,}: that leaves {default:,} bytes "
-                f"for KV (half of what is free, at most); one KV block takes {per_block:,}. Free some memory, lower "
+                f"{memory.free_bytes:,} bytes are free, the largest step takes {memory.step_bytes:,} and the tables of "
+                f"the longest request {memory.context_bytes:,}: that leaves {default:,} bytes for KV (half of what is "
+                f"free, at most); one KV block takes {per_block:,}. Free some memory, lower --max-model-len, "
                 f"--max-num-batched-tokens or --max-num-seqs, or lower --block-size (now {layout.block_size})."
             )
         return default // per_block
     if asked > usable:
         raise DoesNotFit(
-            f"KV memory of {asked:,} bytes was asked for; {free_bytes:,} bytes are free - {step_bytes:,} for the "
-            f"activations of the largest step = {usable:,}. Use --kv-cache-memory {default}, or leave it out; a lower "
-            "--max-num-batched-tokens makes steps smaller."
+            f"KV memory of {asked:,} bytes was asked for; {memory.free_bytes:,} bytes are free - {memory.step_bytes:,} "
+            f"for the activations of the largest step - {memory.context_bytes:,} for the tables of the longest request "
+            f"= {usable:,}. Use --kv-cache-memory {default}, or leave it out; a lower --max-num-batched-tokens makes "
+            "steps smaller, a lower --max-model-len the tables."
         )
     if asked < per_block:
         raise DoesNotFit(

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from twostroke.config.model import RopeConfig
 
+_POSITIONS_AT_ONCE = 4096
+
 
 class Rotary:
     """Cosines and sines of every position, computed once."""
@@ -23,10 +25,26 @@ class Rotary:
         the keys in the cache contradict later queries.
         """
         frequencies, factor = inverse_frequencies(rope, head_dim)
-        angles = torch.arange(max_model_len).float()[:, None] * frequencies  # [max_model_len, head_dim / 2]
-        cos, sin = angles.cos() * factor, angles.sin() * factor
-        self._cos = torch.cat([cos, cos], -1).to(device, dtype)
-        self._signed_sin = torch.cat([-sin, sin], -1).to(device, dtype)
+        half = len(frequencies)
+        self._cos, self._signed_sin = (torch.empty(max_model_len, 2 * half, dtype=dtype, device=device) for _ in "cs")
+        # a slice at a time: in float32 and with what lies between, a whole context would take several times the tables
+        for begin in range(0, max_model_len, _POSITIONS_AT_ONCE):
+            positions = torch.arange(begin, min(begin + _POSITIONS_AT_ONCE, max_model_len)).float()
+            angles = positions[:, None] * frequencies  # [num_positions, head_dim / 2]
+            cos, sin = angles.cos() * factor, angles.sin() * factor
+            rows = slice(begin, begin + len(positions))
+            self._cos[rows, :half], self._cos[rows, half:] = cos, cos
+            self._signed_sin[rows, :half], self._signed_sin[rows, half:] = -sin, sin
+
+    @staticmethod
+    def bytes_for(head_dim: int, max_model_len: int, bytes_per_element: int) -> int:
+        """What the tables take."""
+        return 2 * max_model_len * head_dim * bytes_per_element
+
+    @property
+    def nbytes(self) -> int:
+        """What they do take."""
+        return self._cos.nbytes + self._signed_sin.nbytes
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and signed sin [num_tokens, 1, head_dim] for positions [num_tokens]; see kernels' rotate_heads_."""

@@ -7,6 +7,9 @@ from pathlib import Path, PurePosixPath
 
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.reference.attention_plan import MAX_GATHERED, MAX_SCORES, PARTITION
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.layers.rotary import Rotary
+from twostroke.runner.request_table import RequestTable
 from twostroke.sampling.logprobs import num_slice_rows
 
 _CGROUP_V2 = Path("/sys/fs/cgroup")
@@ -43,6 +46,19 @@ def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_
     results = MAX_SCORES * model.head_dim // PARTITION * _FLOAT32
     attention = gathered + MAX_SCORES * (bytes_per_element + 2 * _FLOAT32) + results
     return max_tokens * per_token + max(sampled, scored) * model.vocab_size * _FLOAT32 + attention
+
+
+def context_bytes(
+    model: ModelConfig, layout: KVLayout, *, max_model_len: int, max_num_seqs: int, bytes_per_element: int
+) -> int:
+    """What grows with the longest request, whatever a step does: the rotary tables and the table of live requests.
+
+    How long that is, the KV memory decides, and this has to be known before: it is counted for what the user or else
+    the model asks for. A context that is shortened to fit takes less. (Preempted requests keep their rows: while many
+    wait to go on, there are more than `max_num_seqs`.)
+    """
+    rotary = Rotary.bytes_for(model.head_dim, max_model_len, bytes_per_element)
+    return rotary + RequestTable.bytes_for(layout, max_model_len, max_num_seqs)
 
 
 def free_host_bytes(meminfo: Path = Path("/proc/meminfo"), cgroups: tuple[Path, ...] | None = None) -> int:

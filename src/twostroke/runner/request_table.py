@@ -48,6 +48,21 @@ class RequestTable:
         self.num_tokens = np.zeros(_FIRST_ROWS, np.int32)
         self.block_tables = [np.zeros((_FIRST_ROWS, max_blocks), np.int32) for _ in layout.groups]
 
+    @staticmethod
+    def bytes_for(layout: KVLayout, max_model_len: int, num_requests: int) -> int:
+        """Most that it takes until it has had so many requests at once: at its last doubling, half of it twice."""
+        num_rows = _FIRST_ROWS
+        while num_rows < num_requests:
+            num_rows *= 2
+        per_row = max_model_len + 1 + len(layout.groups) * layout.num_blocks_of_prefix(max_model_len)
+        num_old_rows = num_rows // 2 if num_rows > _FIRST_ROWS else 0
+        return (num_rows + num_old_rows) * per_row * np.dtype(np.int32).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """What its arrays span."""
+        return self.token_ids.nbytes + self.num_tokens.nbytes + sum(table.nbytes for table in self.block_tables)
+
     def __len__(self) -> int:
         return len(self._rows)
 
@@ -92,6 +107,10 @@ class RequestTable:
     def _grow(self) -> None:
         old = len(self.num_tokens)
         self._free_indexes.extend(range(2 * old - 1, old - 1, -1))
-        self.token_ids = np.concatenate((self.token_ids, np.zeros_like(self.token_ids)))
+        # known tokens only: a row is as long as the longest request may be, and pages that nobody writes take no memory
+        token_ids = np.zeros((2 * old, self.token_ids.shape[1]), np.int32)
+        for row, num_tokens in enumerate(self.num_tokens):
+            token_ids[row, :num_tokens] = self.token_ids[row, :num_tokens]
+        self.token_ids = token_ids
         self.num_tokens = np.concatenate((self.num_tokens, np.zeros_like(self.num_tokens)))
         self.block_tables = [np.concatenate((table, np.zeros_like(table))) for table in self.block_tables]

@@ -15,11 +15,15 @@ from typing import Any, cast
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from twostroke.config.checks import switch
 from twostroke.errors import InvalidParameter, InvalidPrompt
+from twostroke.log import get_logger
+
+log = get_logger(__name__)
 
 MAX_TEMPLATE_CHARS = 512 * 1024
 """The longest published templates have some 30,000."""
@@ -30,6 +34,8 @@ MAX_REPEATED_CHARS = 1_000_000
 MAX_DEPTH = 64
 """Of lists and objects within messages and tools."""
 
+_USED = frozenset({"default", "tool_use"})
+"""Of the templates that a model may bring, those that a conversation is rendered with."""
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names under which clients send a message's reasoning; templates read the first, some older ones the second."""
@@ -40,7 +46,9 @@ JSON = dict[str, Any]
 
 
 class ChatTemplate:
-    """The chat template of one model, compiled when it is first used.
+    """The chat template of one model.
+
+    One that cannot be compiled is a warning here and an InvalidPrompt for each chat: the model completes texts as well.
 
     Args:
         templates: name to Jinja source; a model with one template calls it default.
@@ -48,9 +56,17 @@ class ChatTemplate:
     """
 
     def __init__(self, templates: Mapping[str, str], named_tokens: Mapping[str, str]) -> None:
-        self._templates = dict(templates)
+        self._names = tuple(sorted(templates))
         self._named_tokens = dict(named_tokens)
         self._compiled: dict[str, _Template] = {}
+        self._broken: dict[str, str] = {}
+        """Why a template cannot be compiled."""
+        for name in _USED.intersection(templates):
+            try:
+                self._compiled[name] = _Template(templates[name])
+            except InvalidPrompt as error:
+                self._broken[name] = str(error)
+                log.warning("chats will be refused: %s", error)
 
     def render(
         self,
@@ -101,15 +117,15 @@ class ChatTemplate:
         return rendered if final_text is None else _cut_at_mark(rendered, final_text)
 
     def _template(self, with_tools: bool) -> _Template:
-        name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
-        if name not in self._templates:
-            known = f" (its templates: {', '.join(sorted(self._templates))})" if self._templates else ""
+        name = "tool_use" if with_tools and "tool_use" in self._names else "default"
+        if name in self._broken:
+            raise InvalidPrompt(self._broken[name])
+        if name not in self._compiled:
+            known = f" (its templates: {', '.join(self._names)})" if self._names else ""
             raise InvalidPrompt(
                 f"this model has no default chat template{known}. Send a completion prompt instead of messages, or add "
                 "a chat_template.jinja to the model's folder."
             )
-        if name not in self._compiled:
-            self._compiled[name] = _Template(self._templates[name])
         return self._compiled[name]
 
     @staticmethod
@@ -133,8 +149,8 @@ class _Template:
             self.reads_content_parts = _reads_content_parts(tree)
             _count_steps(tree)
             self._template = environment.from_string(tree)
-        except (jinja2.TemplateError, RecursionError) as error:
-            raise InvalidPrompt(f"the model's chat template cannot be compiled: {error}") from error
+        except Exception as error:  # jinja2 checks little itself: Python's own compiler may refuse what it makes of it
+            raise InvalidPrompt(f"the model's chat template cannot be compiled: {_reason(error)}") from error
 
     def render(self, variables: JSON) -> str:
         steps = _Steps()
@@ -149,10 +165,13 @@ class _Template:
         except RecursionError as error:
             raise InvalidPrompt("the chat template failed: it calls itself without end.") from error
         except Exception as error:  # the template is a foreign program: any operation in it may fail in any way
-            raise InvalidPrompt(
-                f"the chat template refused the conversation: {error or type(error).__name__}"
-            ) from error
+            raise InvalidPrompt(f"the chat template refused the conversation: {_reason(error)}") from error
         return "".join(pieces)
+
+
+def _reason(error: Exception) -> str:
+    """What it says, or what it is when it says nothing, as a MemoryError does."""
+    return str(error) or type(error).__name__
 
 
 _STEP = "__twostroke_step__"
@@ -200,13 +219,28 @@ def _is_content(node: nodes.Node, aliases: set[str]) -> bool:
             return False
 
 
+class _CodeGenerator(CodeGenerator):
+    """Leaves constant expressions to the rendering: a template is compiled when a model is loaded, chat or not."""
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     """The sandbox of transformers' chat templates; multiplying may not be used to fill the memory."""
 
     intercepted_binops = frozenset({"*", "**"})
+    code_generator_class = _CodeGenerator
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_GenerationTag, jinja2.ext.loopcontrols],
+            optimized=False,  # see _CodeGenerator
+        )
         self.filters["tojson"] = _to_json
         offered: dict[str, Any] = {"dict": _Dict(), "namespace": _Namespace}
         offered |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}

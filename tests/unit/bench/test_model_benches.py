@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from twostroke.bench.reproduce import (
 from twostroke.bench.reproduce.claim import ReproduceOptions, Reproduction
 from twostroke.bench.reproduce.run import reproduce
 from twostroke.bench.step_time import StepTimes, measure_step_times
+from twostroke.cli.bench import app as bench_app
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
@@ -83,10 +85,83 @@ def test_offline_runs_a_trace_in_open_loop(model: str, tmp_path: Path) -> None:
     assert report.load(tmp_path / "traced.json").workload["divisor"] == 64
 
 
-@pytest.mark.parametrize("bad", [{"warmup": -1}, {"time_divisor": -1.0}, {"name": "../x"}, {"name": ""}], ids=str)
-def test_offline_options_are_checked(bad: dict[str, Any]) -> None:
-    with pytest.raises(InvalidParameter):
+TRACE = {"trace": Path("trace.jsonl")}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"warmup": -1},
+        {"num_requests": -5},
+        {"num_requests": -5} | TRACE,
+        {"seed": -1},
+        {"seed": 2**32},
+        {"request_rate": 1e-300},
+        {"request_rate": 0.0},
+        {"request_rate": float("inf")},
+        {"num_prefix_groups": -1},
+        {"num_prefix_groups": -1, "prefix_length": 5},
+        {"prefix_length": -3},
+        {"prefix_length": 3},
+        {"prompt_lengths": "fixed:99999999999999999999"},
+        {"prompt_lengths": "fixed:²"},
+        {"output_lengths": "uniform:1:99999999999999999999"},
+        {"output_lengths": "exponential:" + "9" * 400},
+        {"output_lengths": "exponential:nan"},
+        {"name": "../x"},
+        {"name": ""},
+        {"name": ".."},
+        {"name": ".hidden"},
+        {"name": "a\0b"},
+        {"name": "x" * 201},
+        {"time_divisor": -1.0} | TRACE,
+        {"time_divisor": float("nan")} | TRACE,
+        {"time_divisor": 1e-300} | TRACE,
+        {"time_divisor": 2.0},
+        {"trace_divisor": 32},
+        {"request_rate": 2.0} | TRACE,
+        {"prompt_lengths": "fixed:3"} | TRACE,
+        {"output_lengths": "fixed:3"} | TRACE,
+        {"num_prefix_groups": 2} | TRACE,
+        {"prefix_length": 2} | TRACE,
+        {"seed": 1} | TRACE,
+    ],
+    ids=ascii,
+)
+def test_offline_options_that_crash_or_change_nothing_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameter) as refusal:
         OfflineOptions(**bad)
+    assert refusal.value.name in {*bad, "prefix_length"}
+    assert refusal.value.limit
+
+
+def test_a_result_says_how_to_get_it_again(model: str, tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").write_text('{"timestamp": 0, "input_length": 9, "output_length": 9, "hash_ids": [1]}')
+    options = OfflineOptions(trace=tmp_path / "trace.jsonl", time_divisor=2.5, results=tmp_path, plots=False, warmup=0)
+    load = LoadConfig(model=model, threads=1, event_log=tmp_path / "log.jsonl")
+    run_offline(options, load, SchedulerConfig(enable_chunked_prefill=False), CacheConfig(num_kv_blocks=90))
+    text = (tmp_path / "offline.json").read_text()
+    saved = json.loads(text)
+    name = Path(model).name
+    flags = f"--trace trace.jsonl --time-divisor 2.5 --warmup 0 --no-plots --model {name} --threads 1"
+    flags += " --event-log log.jsonl --no-enable-chunked-prefill --num-kv-blocks 90"
+    assert saved["command"] == f"twostroke bench offline {flags}"
+    assert saved["config"]["load"]["model"] == name
+    assert str(tmp_path) not in text
+    assert str(Path(model).parent) not in text
+    _, bound, _ = bench_app.parse_args(saved["command"].split()[2:])
+    assert bound.arguments["options"] == replace(options, trace=Path("trace.jsonl"), results=report.DEFAULT_FOLDER)
+    assert bound.arguments["load"] == replace(load, model=name, event_log=Path("log.jsonl"))
+    assert bound.arguments["scheduler"] == SchedulerConfig(enable_chunked_prefill=False)
+    assert bound.arguments["cache"] == CacheConfig(num_kv_blocks=90)
+
+
+@pytest.mark.parametrize("folder", ["/proc/none", "/dev/null"])
+def test_results_that_could_not_be_saved_are_not_measured(folder: str, model: str) -> None:
+    with pytest.raises(InvalidParameter, match="results="):
+        run_offline(OfflineOptions(results=Path(folder)), LoadConfig(model="/no/such/model"))
+    with pytest.raises(InvalidParameter, match="results="):
+        reproduce(["r2"], ReproduceOptions(results=Path(folder)), Console(quiet=True))
 
 
 def test_offline_refuses_a_workload_that_cannot_fit(model: str, tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_r10_reproduces_a_trace_file_and_misses_an_absent_one(tmp_path: Path) ->
     (tmp_path / "mooncake_synthetic.jsonl").write_text("\n".join(lines))
     found = _reproduce("r10", _options(tmp_path))
     assert found.details["synthetic-infinite"]["measured_hits"] > 100
-    assert any("mooncake_conversation.jsonl is not there" in remark for remark in found.remarks)
+    assert any("mooncake_conversation.jsonl is not in" in remark for remark in found.remarks)
 
 
 def test_results_are_saved_with_claims_and_plot(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_results_are_saved_with_claims_and_plot(tmp_path: Path) -> None:
     saved = report.load(tmp_path / "r14-small.json")
     assert saved.results["holds"] is True
     assert saved.results["claims"][0]["predicted"] == found.claims[0].predicted
-    assert saved.command == "twostroke bench reproduce r14"
+    assert saved.command == f"twostroke bench reproduce r14 --traces {tmp_path.name} --no-with-model"
     assert (tmp_path / "r14-small.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -189,3 +189,20 @@ def test_missing_matplotlib_says_what_to_install(tmp_path: Path, monkeypatch: py
 )
 def test_claims(claim: Claim, holds: bool | None) -> None:
     assert claim.holds is holds
+
+
+def test_a_reproduction_says_how_to_get_it_again(tmp_path: Path) -> None:
+    (tmp_path / "some model").mkdir()
+    options = _options(tmp_path, model=str(tmp_path / "some model"), threads=2, seed=3)
+    _reproduce("r2", options)
+    text = (tmp_path / "r2-some model-small.json").read_text()
+    flags = f"--model 'some model' --threads 2 --traces {tmp_path.name} --no-plots --no-with-model --seed 3"
+    assert json.loads(text)["command"] == f"twostroke bench reproduce r2 {flags}"
+    assert str(tmp_path) not in text
+
+
+@pytest.mark.parametrize("bad", [{"seed": -1}, {"seed": 2**32}, {"threads": 0}, {"full": "no"}], ids=str)
+def test_options_of_reproductions_are_checked(bad: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameter) as refusal:
+        ReproduceOptions(**bad)
+    assert refusal.value.name in bad

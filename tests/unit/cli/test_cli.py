@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from twostroke.cli.flags import LoadBesideModel
+from twostroke.cli.generate import generate
+from twostroke.config.cache import CacheConfig
+from twostroke.engine.completion_stream import CompletionStream
+
 SMALL = ["--threads", "1", "--kv-cache-memory", str(1 << 24)]
 
 
@@ -39,6 +44,12 @@ def test_generate_for_machines(random_models: dict[str, Path]) -> None:
     assert [len(o["token_ids"]) <= 6 for o in answer["outputs"]] == [True, True]
     assert answer["outputs"][0]["seed"] == 4
     assert answer["metrics"]["ttft_s"] > 0
+
+
+def test_a_prompt_file_is_read_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "prompt").write_bytes(b"import os\r\nimport sys\r\r\n")
+    done = twostroke("generate", "--prompt-file", str(tmp_path / "prompt"), "--json", "--max-tokens", "1", *SMALL)
+    assert json.loads(done.stdout)["prompt"] == "import os\r\nimport sys\r\r\n"
 
 
 def test_chat_remembers_the_conversation() -> None:
@@ -107,6 +118,12 @@ def test_who_sees_the_refusal_needs_no_exit_code() -> None:
         (["generate", "x", "--temperature", "-1"], "temperature=-1.0"),
         (["generate", "x", "--max-model-len", "100000"], "context of 4096"),
         (["generate", "x", "--device", "cuda", "--quiet"], "CUDA"),
+        (["generate", "x", "--event-log", "/proc/none/log", "--quiet"], "event_log="),
+        (["bench", "summarize", "/no/such/file"], "No such file"),
+        (["bench", "offline", "--name", ".."], "name='..'"),
+        (["bench", "offline", "--seed", "-1"], "seed=-1"),
+        (["bench", "offline", "--trace", "/no/such/file", "--request-rate", "2"], "beside a trace"),
+        (["bench", "reproduce", "r2", "--seed", "-1"], "seed=-1"),
     ],
     ids=str,
 )
@@ -128,6 +145,44 @@ def test_a_prompt_that_looks_like_a_flag_is_told_where_to_go() -> None:
     assert done.stdout.startswith("- one thing\n- ")
 
 
+SHORT = ["generate", "x", "--max-tokens", "1", *SMALL]
+
+
+@pytest.mark.parametrize("arguments", [SHORT, [*SHORT, "--json"], ["generate", "--help"]], ids=["text", "json", "help"])
+def test_output_that_cannot_be_written(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "twostroke", *arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith("twostroke: OSError: the output cannot be written: No space left on device\n")
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    reader, writer = os.pipe()
+    os.close(reader)  # as `head` leaves it
+    with os.fdopen(writer, "w") as pipe:
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert done.returncode == 141
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_closed_streams_are_no_accident() -> None:
+    command = [sys.executable, "-m", "twostroke", *SHORT]
+    for closed in ("<&- >&-", "<&- >&- 2>&-"):
+        done = subprocess.run(
+            ["sh", "-c", f'"$@" {closed}', "sh", *command], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_character_without_a_code_is_spelt_out() -> None:
+    command = ["env", "PYTHONIOENCODING=ascii", sys.executable, "-m", "twostroke", "generate", "é", "--max-tokens", "1"]
+    done = subprocess.run([*command, *SMALL], capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(rb"\xe9")
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = "import sys\nfrom twostroke.cli.main import app\napp(['generate', '--help'], result_action='return_value')\n"
     code += "print('torch' in sys.modules)"
@@ -135,3 +190,16 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.strip().endswith("False"), done.stdout[-300:] + done.stderr[-300:]
     assert "--temperature" in done.stdout
     assert "--block-size" in done.stdout
+    assert "--logit-bias ID:BIAS,..." in done.stdout
+
+
+def test_a_stream_copies_no_more_than_it_prints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def copy(_: CompletionStream) -> None:
+        raise AssertionError("everything so far was copied")
+
+    monkeypatch.setattr(CompletionStream, "so_far", copy)
+    load = LoadBesideModel(threads=1)
+    generate("import os\n", load=load, cache=CacheConfig(kv_cache_memory=1 << 24), quiet=True)
+    assert len(capsys.readouterr().out) > len("import os\n")

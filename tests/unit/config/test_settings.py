@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from twostroke import SamplingParams
+from twostroke.cli.flags import ChatSampling, CompletionSampling
 from twostroke.config.engine import EngineConfig
 from twostroke.errors import InvalidParameter
 
@@ -104,3 +105,9 @@ def test_wrong_sampling_params(name: str, value: Any) -> None:
     with pytest.raises(InvalidParameter) as error:
         SamplingParams(**{name: value})
     assert error.value.name == name
+
+
+@pytest.mark.parametrize("kind", [SamplingParams, CompletionSampling, ChatSampling])
+def test_sampling_parameters_are_keys(kind: type[SamplingParams]) -> None:
+    same = [kind(logit_bias={1: 2.0}, stop=["a"]) for _ in range(2)]
+    assert len({*same, kind(logit_bias={1: 3.0}, stop=["a"]), kind(stop=["a"])}) == 3

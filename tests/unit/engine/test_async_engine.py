@@ -7,6 +7,7 @@ import gc
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +15,11 @@ from typing import Any
 
 import pytest
 
-from twostroke import LLM, AsyncEngine, SamplingParams
+from twostroke import LLM, AsyncEngine, RequestOutput, SamplingParams
+from twostroke.engine.async_engine import _Stream
+from twostroke.engine.output_processor import OutputKind
 from twostroke.errors import EngineError, InvalidParameter, InvalidPrompt
+from twostroke.outputs import JoinedDeltas
 
 
 @pytest.fixture(scope="module")
@@ -145,9 +149,9 @@ async def last(engine: AsyncEngine, params: SamplingParams, request_id: str | No
 
 async def queued(engine: AsyncEngine, params: SamplingParams, request_id: str | None = None) -> asyncio.Task[str]:
     """A stream whose request waits for the engine's thread."""
-    before = engine._commands.qsize()
+    before = engine._worker.commands.qsize()
     task = asyncio.create_task(last(engine, params, request_id))
-    while engine._commands.qsize() == before:
+    while engine._worker.commands.qsize() == before:
         await asyncio.sleep(0.001)
     return task
 
@@ -247,7 +251,7 @@ def test_leaving_a_stream_aborts_no_other_of_its_name(folder: str) -> None:
 def test_cancelled_while_the_answer_is_on_its_way(folder: str) -> None:
     async def main(engine: AsyncEngine) -> int:
         task = asyncio.create_task(last(engine, LONG))
-        while not engine._streams:
+        while not engine._worker.streams:
             await asyncio.sleep(0)
         time.sleep(0.05)  # the answer comes while this loop is busy, and is taken in the next round
         await asyncio.sleep(0)
@@ -302,6 +306,83 @@ def test_a_slow_prompt_holds_nobody_up(folder: str, monkeypatch: pytest.MonkeyPa
 
     with started(folder) as engine:
         asyncio.run(main(engine))
+
+
+async def read_slowly(engine: AsyncEngine, kind: OutputKind, *, blocks: bool) -> tuple[list[RequestOutput], int]:
+    """All outputs, taken only when the engine has made them all; and how many waited at most."""
+    seen: list[RequestOutput] = []
+    num_waiting = 0
+    sampling = SamplingParams(max_tokens=60, ignore_eos=True, seed=3)
+    async for output in engine.generate({"prompt_token_ids": [5] * 9}, sampling, kind=kind):
+        seen.append(output)
+        while engine._engine.has_work:
+            for stream in list(engine._worker.streams.values()):
+                num_waiting = max(num_waiting, len(stream._items))
+            time.sleep(0.001)
+            if not blocks:
+                await asyncio.sleep(0)
+    return seen, num_waiting
+
+
+@pytest.mark.parametrize("blocks", [False, True], ids=["slow reader", "blocked loop"])
+def test_at_most_one_output_waits_for_a_slow_reader(folder: str, blocks: bool) -> None:
+    with started(folder) as engine:
+        seen, num_waiting = asyncio.run(read_slowly(engine, OutputKind.CUMULATIVE, blocks=blocks))
+    assert len(seen) <= 3, "those between were replaced"
+    assert num_waiting == 1
+    assert seen[-1].finished
+    assert len(seen[-1].outputs[0].token_ids) == 60
+
+
+@pytest.mark.parametrize("blocks", [False, True], ids=["slow reader", "blocked loop"])
+def test_no_delta_is_left_out(folder: str, blocks: bool) -> None:
+    with started(folder) as engine:
+        (whole,), _ = asyncio.run(read_slowly(engine, OutputKind.FINAL, blocks=blocks))
+        seen, num_waiting = asyncio.run(read_slowly(engine, OutputKind.DELTA, blocks=blocks))
+    deltas = JoinedDeltas()
+    for delta in seen:
+        deltas.add(delta)
+    assert deltas.joined().outputs == whole.outputs
+    assert len(seen) == 60
+    assert num_waiting > 1, "nothing waited: the test is too easy"
+
+
+def test_what_came_before_an_error_is_read_first() -> None:
+    def output(*token_ids: int) -> RequestOutput:
+        return RequestOutput("x", None, token_ids, None)
+
+    async def main() -> list[RequestOutput | Exception]:
+        stream = _Stream(asyncio.get_running_loop(), replaces=True)
+        assert all([stream.put(output(1)), stream.put(output(1, 2)), stream.put(EngineError("broken"))])
+        return [await asyncio.wait_for(stream.take(), PATIENCE_S) for _ in range(2)]
+
+    newest, error = asyncio.run(main())
+    assert newest == output(1, 2)
+    assert isinstance(error, EngineError)
+
+
+def test_an_engine_that_is_dropped_ends_its_thread(folder: str, caplog: pytest.LogCaptureFixture) -> None:
+    engine = AsyncEngine(folder, kv_cache_memory=1 << 24, threads=1)
+    asyncio.run(collect(engine, 1))
+    thread, inner = engine._worker._thread, weakref.ref(engine._engine)
+    del engine
+    gc.collect()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    gc.collect()
+    assert inner() is None, "somebody still holds the model"
+    assert "without close()" in caplog.text
+
+
+def test_an_engine_lives_as_long_as_its_streams(folder: str) -> None:
+    async def main() -> int:
+        engine = AsyncEngine(folder, kv_cache_memory=1 << 24, threads=1)
+        stream = engine.generate({"prompt_token_ids": [5]}, params(2))
+        del engine
+        gc.collect()
+        return len([output async for output in stream][-1].outputs[0].token_ids)
+
+    assert asyncio.run(main()) == 8
 
 
 def test_bad_names_are_the_callers_own_problem(folder: str) -> None:

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from twostroke.engine.event_sinks import JsonlEventLog, read_events
+from twostroke.errors import InvalidParameter, UnreadableEvent
 from twostroke.events import RequestFinishedByCaller
 from twostroke.request import FinishReason
 
@@ -27,3 +30,22 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write('{"v":1,"ev')
     assert list(read_events(path)) == EVENTS[:1]
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/proc/none/events.jsonl", "/dev/null/events.jsonl", "events\0.jsonl"], ids=ascii
+)
+def test_a_path_that_cannot_be_written_is_refused(path: str) -> None:
+    with pytest.raises(InvalidParameter, match="cannot be written") as refusal:
+        JsonlEventLog(Path(path))
+    assert refusal.value.name == "event_log"
+    assert refusal.value.remedy
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(InvalidParameter, match="cannot be read"):
+            list(read_events(path))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(UnreadableEvent, match="UTF-8"):
+        list(read_events(tmp_path / "binary"))

@@ -159,3 +159,12 @@ def test_nothing_of_it_loads_torch() -> None:
     code = "".join(f"import twostroke.engine.{name}\n" for name in modules)
     code += "import sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 3}, {}, 0, "greedy", SamplingParams], ids=str)
+def test_sampling_parameters_of_another_type(params: Any) -> None:
+    processor = make()
+    for process in (lambda: processor.process("a", params), lambda: processor.process_chat([], params)):
+        with pytest.raises(InvalidParameter, match="must be SamplingParams, not") as refusal:
+            process()
+        assert refusal.value.name == "sampling_params"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections import deque
@@ -18,8 +19,10 @@ from model_folders import write_random_model
 from twostroke import LLM, RequestOutput, SamplingParams
 from twostroke.batch import NewRequest, ScheduledBatch, StepResult
 from twostroke.config.engine import EngineConfig
+from twostroke.engine import assembly
 from twostroke.engine.assembly import build_text_engine
 from twostroke.engine.event_sinks import read_events
+from twostroke.engine.output_processor import OutputKind
 from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import (
     CorruptCheckpoint,
@@ -31,6 +34,7 @@ from twostroke.errors import (
     UnknownParameter,
 )
 from twostroke.events import StepScheduled
+from twostroke.outputs import JoinedDeltas
 from twostroke.runner.executor import Executor
 from twostroke.scheduler.replay import replay
 
@@ -270,6 +274,37 @@ def test_the_log_alone_decides_everything_again(folder: str, tmp_path: Path) -> 
         assert "token_ids" not in json.dumps(json.loads(line)), line
 
 
+def test_a_bad_event_log_is_refused_before_a_weight_is_read(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_nothing(*_: Any, **__: Any) -> None:
+        raise AssertionError("the weights were read")
+
+    monkeypatch.setattr(assembly, "load_model", load_nothing)
+    with pytest.raises(InvalidParameter, match="event_log="):
+        text_engine(folder, event_log=tmp_path)
+    log = tmp_path / "events.jsonl"
+    with pytest.raises(AssertionError, match="weights"):
+        text_engine(folder, event_log=log)
+    assert log.read_bytes() == b"", "opened before, closed again"
+
+
+@pytest.mark.parametrize(("given", "counted"), [({}, 640), ({"max_model_len": 100}, 100)], ids=["model's", "user's"])
+def test_the_tables_of_the_context_are_kept_free(
+    folder: str, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], counted: int
+) -> None:
+    lengths: list[int] = []
+
+    def more_than_there_is(*_: Any, max_model_len: int, **__: Any) -> int:
+        lengths.append(max_model_len)
+        return 1 << 60
+
+    monkeypatch.setattr(assembly, "context_bytes", more_than_there_is)
+    with pytest.raises(DoesNotFit, match=r"1,152,921,504,606,846,976 for the tables .* lower --max-model-len"):
+        text_engine(folder, **given)
+    assert lengths == [counted]
+
+
 BAD_PARAMS: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": 50}, "max_logprobs"),
     ({"logit_bias": {100_000: 1.0}}, "logit_bias"),
@@ -347,8 +382,11 @@ def test_a_log_that_cannot_be_written_does_not_stop_the_engine(folder: str) -> N
     [
         ({"cache_salt": 5}, "must be a text"),
         ({"cache_salt": "\ud800"}, "surrogate"),
+        ({"cache_salt": ""}, "must not be empty"),
         ({"cache_salt": "é" * 600}, "1200 bytes"),
         ({"request_id": ""}, "empty"),
+        ({"kind": "deltas"}, "must be one of 'delta', 'cumulative', 'final'"),
+        ({"kind": None}, "must be one of 'delta'"),
         ({"request_id": 7}, "must be a text"),
         ({"request_id": ["x"]}, "must be a text"),
         ({"request_id": "a\udfff"}, "surrogate"),
@@ -386,6 +424,23 @@ def test_a_request_that_the_engine_refuses_is_taken_back(folder: str, monkeypatc
     assert not engine.has_work
     engine.submit(PROMPT, SamplingParams(n=3, max_tokens=3, ignore_eos=True), request_id="mine")
     assert [len(c.token_ids) for c in drain(engine)["mine"].outputs] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("kind", ["delta", OutputKind.DELTA], ids=["text", "enum"])
+def test_joined_deltas_are_the_final_output(folder: str, kind: Any) -> None:
+    engine = text_engine(folder, max_num_batched_tokens=16)
+    params = SamplingParams(max_tokens=30, n=3, seed=5, logprobs=2, prompt_logprobs=1, stop="e", bad_words=["x"])
+    engine.submit(PROMPT, params, kind=OutputKind.FINAL)
+    (expected,) = drain(engine).values()
+    deltas, count = JoinedDeltas(), 0
+    engine.submit(PROMPT, params, kind=kind, request_id=expected.request_id)
+    while engine.has_work:
+        for delta in engine.step():
+            assert sum(len(part.token_ids) for part in delta.outputs) <= 3, "no delta repeats another"
+            deltas.add(delta)
+            count += 1
+    assert count > 5
+    assert dataclasses.replace(deltas.joined(), metrics=None) == dataclasses.replace(expected, metrics=None)
 
 
 def test_names_of_callers_meet_no_names_of_ours(folder: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import DoesNotFit
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
-from twostroke.kv_cache.sizing import KVSizing, size_kv_cache
+from twostroke.kv_cache.sizing import FreeMemory, KVSizing, size_kv_cache
 from twostroke.model.checkpoint import read_model_config
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.scheduler.scheduler import Scheduler
@@ -26,14 +27,14 @@ PER_BLOCK = 4 * 16 * 2 * 2 * 8 * 2
 
 
 def size(layout: KVLayout = LAYOUT, config: CacheConfig | None = None, **given: int | None) -> KVSizing:
-    arguments = {
+    arguments: dict[str, Any] = {
         "max_model_len": None,
         "model_context": 4096,
         "max_tokens_per_step": 512,
-        "free_bytes": 1 << 30,
-        "step_bytes": 0,
-    } | given
-    return size_kv_cache(layout, config or CacheConfig(), **arguments)  # type: ignore[arg-type]
+    } | {name: value for name, value in given.items() if not name.endswith("_bytes")}
+    memory: dict[str, Any] = {"free_bytes": 1 << 30, "step_bytes": 0, "context_bytes": 0}
+    memory |= {name: value for name, value in given.items() if name in memory}
+    return size_kv_cache(layout, config or CacheConfig(), **arguments, memory=FreeMemory(**memory))
 
 
 @pytest.mark.parametrize("family", SHAPES)
@@ -79,6 +80,8 @@ def test_default_context_is_shortened_to_fit_and_says_so() -> None:
         (CacheConfig(num_kv_blocks=1 << 20), {}, "are free"),
         (CacheConfig(), {"free_bytes": 100}, "one KV block takes"),
         (CacheConfig(kv_cache_memory=1 << 30), {"step_bytes": 1}, "- 1 for the activations of the largest step"),
+        (CacheConfig(kv_cache_memory=1 << 30), {"context_bytes": 1}, "- 1 for the tables of the longest request"),
+        (CacheConfig(), {"free_bytes": 1 << 20, "context_bytes": 1 << 20}, "--max-model-len"),
         (CacheConfig(), {"free_bytes": 1 << 20, "step_bytes": 1 << 20}, "--max-num-batched-tokens"),
     ],
 )
@@ -135,7 +138,9 @@ def test_contiguous_runs_are_sized_as_the_scheduler_will_ask_for_them() -> None:
     assert size(layout, CacheConfig(num_kv_blocks=10), max_tokens_per_step=16).max_model_len == 4096
 
 
-def test_memory_of_steps_is_kept_free() -> None:
+def test_memory_of_steps_and_tables_is_kept_free() -> None:
     free = 1000 * PER_BLOCK
     assert size(free_bytes=free, step_bytes=free // 4).num_blocks == 500
     assert size(free_bytes=free, step_bytes=free - 100 * PER_BLOCK).num_blocks == 100
+    assert size(free_bytes=free, context_bytes=free - 100 * PER_BLOCK).num_blocks == 100
+    assert size(free_bytes=free, step_bytes=free // 2, context_bytes=free // 4).num_blocks == 250

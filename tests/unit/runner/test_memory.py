@@ -6,12 +6,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from model_folders import write_random_model
+from twostroke.bench.memory import peak_resident_bytes, reset_peak, resident_bytes
+from twostroke.config.model import RopeConfig
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.layers.rotary import Rotary, inverse_frequencies
 from twostroke.model.checkpoint import read_model_config
-from twostroke.runner.memory import free_host_bytes, own_cgroups, step_bytes
+from twostroke.runner.memory import context_bytes, free_host_bytes, own_cgroups, step_bytes
+from twostroke.runner.request_table import RequestTable
+from twostroke.sampling_params import SamplingParams
 
 GIB = 1 << 30
 
@@ -120,3 +129,59 @@ def test_the_largest_step_takes_no_more_than_was_set_aside(tokens: int, seqs: in
     kv_bytes = 3 * 2 * 2 * config.head_dim * 4 * tokens  # touched for the first time: layers x (K, V) x heads
     reserved = step_bytes(config, max_tokens=tokens, max_num_seqs=seqs, bytes_per_element=4)
     assert taken - kv_bytes <= reserved, "the reserve is too small"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rotary_tables_take_what_is_counted_and_little_to_make(dtype: torch.dtype) -> None:
+    head_dim, num_positions = 128, 50_001
+    rope = RopeConfig(rope_type="default", theta=10_000.0)
+    before, resets = resident_bytes(), reset_peak()
+    rotary = Rotary(rope, head_dim, max_model_len=num_positions, dtype=dtype, device=torch.device("cpu"))
+    taken = peak_resident_bytes() - before
+    counted = Rotary.bytes_for(head_dim, num_positions, dtype.itemsize)
+    assert rotary.nbytes == counted
+    if resets:
+        assert taken <= counted + (16 << 20), "a whole context in float32 is 25 MB, and there were several"
+    frequencies, _ = inverse_frequencies(rope, head_dim)
+    angles = torch.arange(num_positions).float()[:, None] * frequencies
+    cos, sin = rotary(torch.arange(num_positions))
+    assert torch.equal(cos.squeeze(1), torch.cat([angles.cos()] * 2, -1).to(dtype))
+    assert torch.equal(sin.squeeze(1), torch.cat([-angles.sin(), angles.sin()], -1).to(dtype))
+
+
+LAYOUT = KVLayout.of([None, 64], block_size=16, num_kv_heads=1, head_dim=4, bytes_per_element=2)
+
+
+def _add(table: RequestTable, count: int, token_ids: list[int]) -> None:
+    rules: Any = SimpleNamespace(rules=SimpleNamespace(params=SamplingParams()))
+    for _ in range(count):
+        table.add(f"r{len(table)}", [len(table), *token_ids], rules, len(token_ids) + 1)
+
+
+@pytest.mark.parametrize("num_requests", [1, 8, 9, 33])
+def test_the_table_of_requests_takes_what_is_counted(num_requests: int) -> None:
+    table = RequestTable(LAYOUT, 1000)
+    _add(table, num_requests, [1])
+    grown = 1.5 if num_requests > 8 else 1  # while it was copied the last time
+    assert table.nbytes * grown == RequestTable.bytes_for(LAYOUT, 1000, num_requests)
+
+
+def test_a_table_that_grows_copies_what_is_known_and_no_more() -> None:
+    """A row is as long as the longest request may be; copying all of it would write into memory that nobody needs."""
+    table = RequestTable(LAYOUT, 1000)
+    _add(table, 8, [7, 8, 9])
+    table.token_ids[:, 4:] = -1
+    _add(table, 1, [7, 8, 9])
+    assert [table.token_ids[i, :4].tolist() for i in range(9)] == [[i, 7, 8, 9] for i in range(9)]
+    assert not table.token_ids[:, 4:].any()
+    assert table.num_tokens.tolist() == [4] * 9 + [0] * 7
+
+
+def test_what_grows_with_the_context_is_kept_free(tmp_path: Path) -> None:
+    folder = write_random_model(tmp_path, "llama")
+    config = read_model_config(folder)
+    sizes: dict[str, Any] = {"layout": LAYOUT, "max_num_seqs": 64, "bytes_per_element": 4}
+    short, long = (context_bytes(config, max_model_len=n, **sizes) for n in (640, 6400))
+    assert long == 10 * short - 9 * 4 * 96, "all of it, but a count of tokens per row"
+    rotary, ids = 2 * 640 * config.head_dim * 4, 96 * 640 * 4
+    assert rotary + ids < short < rotary + ids * 1.2

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.filters import FILTERS
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 import text_fakes
@@ -203,6 +204,12 @@ def test_no_template() -> None:
         ("{{ raise_exception('only with a system message') }}", "only with a system message"),
         ("{% if %}", "cannot be compiled"),
         ("{{ unclosed", "cannot be compiled"),
+        ("{% for a in [1] %}" * 30 + "{% endfor %}" * 30, "cannot be compiled: too many statically nested blocks"),
+        ("{% break %}", "cannot be compiled: 'break' outside loop"),
+        ("{{ " + "9" * 5000 + " }}", "cannot be compiled: .*4300 digits"),
+        ("{{ " + "-" * 5000 + "1 }}", "cannot be compiled: maximum recursion depth"),
+        ("{{ 'a' | center(10**30) }}", "too large to convert"),
+        ("{{ strftime_now('%Y') }}", "refused the conversation: MemoryError"),
         ("{{ 1 + 'a' }}", "unsupported operand"),
         ("{{ messages.nothing.at_all }}", "no attribute"),
         ("{{ 1 // 0 }}", "division"),
@@ -227,8 +234,36 @@ def test_no_template() -> None:
 )
 def test_bad_templates_are_refused(source: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "MAX_STEPS", 50_000)
+
+    def runs_out_of_memory(_: str) -> str:
+        raise MemoryError  # says nothing by itself
+
+    monkeypatch.setattr(chat_template, "_strftime_now", runs_out_of_memory)
     with pytest.raises(InvalidPrompt, match=message):
         ours(source).render(CHATS["user"])
+
+
+def test_a_broken_template_is_said_at_load_and_to_each_chat(caplog: pytest.LogCaptureFixture) -> None:
+    template = ChatTemplate({"default": "{% if %}", "tool_use": "{{ tools[0].name }}", "rag": "{{"}, {})
+    (warning,) = caplog.records
+    assert warning.levelname == "WARNING"
+    assert "chats will be refused: the model's chat template cannot be compiled" in warning.getMessage()
+    errors: list[InvalidPrompt] = []
+    for _ in range(2):
+        with pytest.raises(InvalidPrompt, match="cannot be compiled") as refusal:
+            template.render(CHATS["user"])
+        errors.append(refusal.value)
+    assert errors[0] is not errors[1]
+    assert template.render(CHATS["user"], tools=[{"name": "f"}]) == "f"
+
+
+def test_nothing_of_a_template_is_computed_before_there_is_a_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    padded: list[int] = []
+    monkeypatch.setitem(FILTERS, "center", lambda value, width: padded.append(width) or value)
+    template = ours("{{ 'a' | center(3000000000) }}")
+    assert padded == []
+    assert template.render(CHATS["user"]) == "a"
+    assert padded == [3000000000]
 
 
 @pytest.mark.parametrize(

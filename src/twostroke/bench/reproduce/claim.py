@@ -9,8 +9,10 @@ from typing import Any
 
 from rich.table import Table
 
+from twostroke.bench.command import last_part, model_name
 from twostroke.bench.figure import Draw
-from twostroke.config.load import LoadConfig
+from twostroke.config.checks import switch, whole_number
+from twostroke.config.load import MAX_THREADS, LoadConfig
 from twostroke.model.checkpoint import find_model_folder, read_model_config
 
 DEFAULT_TRACES = Path("traces")
@@ -36,6 +38,24 @@ class ReproduceOptions:
     """False leaves out what needs a model, and keeps the counters, which are exact."""
     seed: int = 0
     """Of every workload."""
+
+    def __post_init__(self) -> None:
+        """Checks what needs no model."""
+        for name in ("full", "plots", "with_model"):
+            switch(name, getattr(self, name))
+        if self.threads is not None:
+            whole_number("threads", self.threads, 1, MAX_THREADS)
+        whole_number("seed", self.seed, 0, 2**32 - 1)
+
+    @property
+    def model_name(self) -> str:
+        """For results, which say what was measured and not where it lay."""
+        return model_name(self.model)
+
+    @property
+    def traces_name(self) -> str:
+        """The same of the folder with the traces."""
+        return last_part(self.traces)
 
     def load(self, max_model_len: int) -> LoadConfig:
         """The model, with a context of that many tokens."""

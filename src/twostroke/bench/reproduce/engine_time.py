@@ -45,7 +45,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         name="engine-time",
         title="The engine's own time per step",
         claims=tuple(claims),
-        config={"model": options.model if options.with_model else None},
+        config={"model": options.model_name if options.with_model else None},
         workload={"prompt_tokens": PROMPT, "output_tokens": output, "num_requests": SIZES},
         details={
             "own_ms": {str(n): of for n, of in own.items()},

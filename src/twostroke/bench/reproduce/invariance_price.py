@@ -68,7 +68,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         name="invariance-price",
         title="The price of batch invariance",
         claims=tuple(claims),
-        config={"model": options.model, "dtype": str(dtype), "threads": torch.get_num_threads()},
+        config={"model": options.model_name, "dtype": str(dtype), "threads": torch.get_num_threads()},
         workload={"rows": ROWS, "attention (requests, queries, context)": CONTEXTS, "block_size": BLOCK_SIZE},
         details={
             "linear": {str(rows): case for rows, case in linear.items()},

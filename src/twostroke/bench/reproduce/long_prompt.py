@@ -61,7 +61,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         name="long-prompt",
         title=f"A prompt of {long_prompt:,} tokens beside {NUM_SHORT} short requests",
         claims=tuple(claims),
-        config={"max_num_batched_tokens": BUDGET, "model": options.model if options.with_model else None},
+        config={"max_num_batched_tokens": BUDGET, "model": options.model_name if options.with_model else None},
         workload={"long_prompt": long_prompt, "num_short": NUM_SHORT, "short_prompt": SHORT_PROMPT},
         details=details,
         remarks=() if options.with_model else ("time and memory were left out: they need a model",),

@@ -46,7 +46,8 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         path = options.traces / f"mooncake_{trace}.jsonl"
         if not path.exists():
             remarks.append(
-                f"{path} is not there: this trace was left out. It is published with the Mooncake FAST'25 paper "
+                f"{path.name} is not in {options.traces_name}: this trace was left out. "
+                "It is published with the Mooncake FAST'25 paper "
                 f"(kvcache-ai/Mooncake, FAST25-release/traces); --traces says where to look."
             )
             continue
@@ -73,7 +74,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         name="r10",
         title="R10: prefix-cache hits on request traces",
         claims=tuple(claims),
-        config={"block_size": SPEC.block_size, "model": options.model if options.with_model else None},
+        config={"block_size": SPEC.block_size, "model": options.model_name if options.with_model else None},
         workload={"traces": tuple(PUBLISHED), "divisor": SPEC.divisor, "requests": None if options.full else SMALL},
         details=details,
         remarks=tuple(remarks),

@@ -46,7 +46,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             Claim.equal("tokens found in the cache", 0, found),
             Claim.at_most("time lost to caching, share", MOST, overhead, 0.0).judged(options.full),
         ),
-        config={"max_num_seqs": NUM_SEQS, "model": options.model},
+        config={"max_num_seqs": NUM_SEQS, "model": options.model_name},
         workload=specs[0].description,
         details={"duration_s": seconds, "medians_s": {name: median(of) for name, of in seconds.items()}},
         draw=lambda figure: _draw(figure, seconds),

@@ -43,7 +43,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         name="r14",
         title="R14: what the KV cache saves",
         claims=tuple(claims),
-        config={"model": options.model if options.with_model else None},
+        config={"model": options.model_name if options.with_model else None},
         workload={"prompt_tokens": PROMPT, "output_tokens": OUTPUT, "seed": options.seed},
         details=details,
         remarks=() if options.with_model else ("wall time was left out: it needs a model",),

@@ -69,7 +69,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         name="r1",
         title="R1: continuous against static batching",
         claims=tuple(claims),
-        config={"slots": SLOTS, "prompt_tokens": 1, "model": options.model if options.with_model else None},
+        config={"slots": SLOTS, "prompt_tokens": 1, "model": options.model_name if options.with_model else None},
         workload={"lengths": {kind: str(lengths) for kind, lengths in LENGTHS.items()}, "seed": options.seed},
         details=details,
         remarks=remarks,

@@ -62,7 +62,9 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         config={"block_size": BLOCK_SIZE, "max_num_seqs": NUM_SEQS},
         workload={name: workload.description for name, workload in workloads.items()},
         details=details,
-        remarks=() if "trace" in workloads else (f"no traces in {options.traces}: only the imitated workload was run",),
+        remarks=()
+        if "trace" in workloads
+        else (f"no trace in {options.traces_name}: only the imitated workload was run",),
         draw=lambda figure: _draw(figure, claims),
         figure_size=(9.0, 4.0),
     )

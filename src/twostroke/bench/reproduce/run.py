@@ -9,8 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from twostroke.bench.command import command_line
 from twostroke.bench.figure import save_figure
-from twostroke.bench.report import BenchResult, save
+from twostroke.bench.report import BenchResult, check_folder, save
 from twostroke.bench.reproduce.claim import ReproduceOptions, Reproduction, table
 from twostroke.errors import InvalidParameter
 
@@ -42,11 +43,13 @@ def reproduce(names: Sequence[str], options: ReproduceOptions, console: Console 
         What was found, in the order of RESULTS.
 
     Raises:
-        InvalidParameter: an unknown name.
+        InvalidParameter: an unknown name, or a folder that results cannot be written to.
     """
     console = console or Console()
+    chosen = _chosen(names)
+    check_folder(options.results)
     found: list[Reproduction] = []
-    for name in _chosen(names):
+    for name in chosen:
         module = import_module(RESULTS[name][0])
         reproduction: Reproduction = module.reproduce(options)
         found.append(reproduction)
@@ -68,12 +71,11 @@ def _chosen(names: Sequence[str]) -> list[str]:
 
 def _save(name: str, reproduction: Reproduction, options: ReproduceOptions, console: Console) -> None:
     # small runs are a look, not a result: they never overwrite one
-    model = "" if options.model == "embedded" else f"-{Path(options.model).name}"
+    model = "" if options.model == "embedded" else f"-{Path(options.model_name).name}"
     file_name = f"{name}{model}{'' if options.full else '-small'}"
-    command = f"twostroke bench reproduce {name}" + (" --full" if options.full else "")
     result = BenchResult.now(
         file_name,
-        command,
+        command_line(f"twostroke bench reproduce {name}", options),
         config=reproduction.config,
         workload=reproduction.workload,
         results={

@@ -80,7 +80,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         title=title,
         claims=tuple(claims),
         config={
-            "model": options.model,
+            "model": options.model_name,
             "dtype": config.dtype,
             "threads": torch.get_num_threads(),
             "static_batch": BATCH,
