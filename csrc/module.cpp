@@ -27,86 +27,77 @@ const Kernels* table_of(const std::string& level) {
   return kernels_portable();
 }
 
-const Kernels* active = table_of(usable_levels().back());
-
-void use_level(const std::string& level) {
+const Kernels& kernels_of(const std::string& level) {
   for (const auto& usable : usable_levels())
-    if (usable == level) {
-      active = table_of(level);
-      return;
-    }
+    if (usable == level) return *table_of(level);
   throw std::invalid_argument("level " + level + " is not usable on this processor");
 }
 
-int64_t packed_bytes(int64_t n, int64_t k, int type) {
+int64_t num_panels(int64_t channels) { return (channels + PANEL - 1) / PANEL; }
+
+// Bytes of a weight [n, k] in panels; of a gated one n counts the channels of one factor.
+int64_t packed_bytes(int64_t n, int64_t k, bool gated, int type) {
   int64_t step = type == (int)Dtype::bf16 ? 2 : 1;
-  return (n + PANEL - 1) / PANEL * PANEL * ((k + step - 1) / step) * 4;
+  return num_panels(gated ? 2 * ((n + LANES - 1) / LANES * LANES) : n) * PANEL * ((k + step - 1) / step) * 4;
 }
 
-// weight [n, k] row-major to panels.
-void pack_linear(uintptr_t weight, uintptr_t packed, int64_t n, int64_t k, int type) {
+// The row of the weight that stands in a lane of a panel, or -1: [n, k], or [2 n, k] with G above U.
+int64_t row_of_channel(int64_t channel, int64_t n, bool gated) {
+  if (!gated) return channel < n ? channel : -1;
+  int64_t vector = channel / LANES, row = vector / 2 * LANES + channel % LANES;
+  return row < n ? row + vector % 2 * n : -1;
+}
+
+void pack_linear(uintptr_t weight, uintptr_t packed, int64_t n, int64_t k, bool gated, int type) {
   int64_t step = type == (int)Dtype::bf16 ? 2 : 1, element = 4 / step, steps = (k + step - 1) / step;
   const char* from = (const char*)weight;
   char* to = (char*)packed;
-  parallel((n + PANEL - 1) / PANEL, 1, [&](int64_t begin, int64_t end) {
+  int64_t panels = packed_bytes(n, k, gated, type) / (steps * PANEL * 4);
+  parallel(panels, 1, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; p++)
       for (int64_t c = 0; c < PANEL; c++) {
-        int64_t channel = p * PANEL + c;
+        int64_t row = row_of_channel(p * PANEL + c, n, gated);
         char* column = to + (p * steps * PANEL + c) * 4;
         for (int64_t s = 0; s < steps; s++, column += PANEL * 4) {
-          if (channel >= n) {
-            std::memset(column, 0, 4);
-            continue;
-          }
-          int64_t count = k - s * step < step ? k - s * step : step;
+          int64_t count = row < 0 ? 0 : std::min(step, k - s * step);
           if (count < step) std::memset(column, 0, 4);
-          std::memcpy(column, from + (channel * k + s * step) * element, (size_t)(count * element));
+          std::memcpy(column, from + (row * k + s * step) * element, (size_t)(count * element));
         }
       }
   });
 }
 
-void linear(uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t y, int64_t ldy, int64_t m, int64_t n,
-            int64_t k, int x_type, int y_type) {
-  LinearArgs args{(const void*)x, ldx, (const void*)w, (const float*)bias, (void*)y, ldy, m, n, k, (Dtype)x_type,
-                  (Dtype)y_type};
-  const Kernels* kernels = active;
-  parallel((n + PANEL - 1) / PANEL, 1, [&](int64_t begin, int64_t end) { kernels->linear_panels(args, begin, end); });
+void linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual, uintptr_t y, int64_t m, int64_t n,
+            int64_t k, bool gated, int type) {
+  LinearArgs args{(const void*)x, ldx, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, n, m, n, k,
+                  gated, (Dtype)type};
+  int64_t panels = num_panels(gated ? 2 * ((n + LANES - 1) / LANES * LANES) : n);
+  parallel(panels, 1, [&](int64_t begin, int64_t end) { kernels.linear_panels(args, begin, end); });
 }
 
 // Rows of a task of element-wise work: enough that handing it out costs less than doing it.
 int64_t rows_per_task(int64_t n) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(n, 1)); }
 
-void rms_norm(uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t y, int64_t y_stride, int64_t rows, int64_t n,
-              float eps, int type) {
-  const Kernels* kernels = active;
-  parallel(rows, rows_per_task(n), [&](int64_t begin, int64_t end) {
-    kernels->rms_norm((const void*)x, x_stride, (const void*)weight, (void*)y, y_stride, n, eps, (Dtype)type, begin, end);
+void rms_norm(const Kernels& kernels, uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t y, int64_t y_stride, int64_t rows,
+              int64_t parts, int64_t n, float eps, int type) {
+  parallel(rows, rows_per_task(parts * n), [&](int64_t begin, int64_t end) {
+    kernels.rms_norm((const void*)x, x_stride, (const void*)weight, (void*)y, y_stride, parts, n, eps, (Dtype)type, begin, end);
   });
 }
 
-void rotate(uintptr_t x, int64_t token_stride, int64_t tokens, int64_t heads, int64_t head_dim, uintptr_t cos,
+void rotate(const Kernels& kernels, uintptr_t x, int64_t token_stride, int64_t tokens, int64_t heads, int64_t head_dim, uintptr_t cos,
             uintptr_t sin, int type) {
-  const Kernels* kernels = active;
   parallel(tokens, rows_per_task(heads * head_dim), [&](int64_t begin, int64_t end) {
-    kernels->rotate((void*)x, token_stride, heads, head_dim, (const void*)cos, (const void*)sin, (Dtype)type, begin, end);
+    kernels.rotate((void*)x, token_stride, heads, head_dim, (const void*)cos, (const void*)sin, (Dtype)type, begin, end);
   });
 }
 
-void silu_and_mul(uintptr_t x, uintptr_t y, int64_t rows, int64_t n, int type) {
-  const Kernels* kernels = active;
-  parallel(rows, rows_per_task(n), [&](int64_t begin, int64_t end) {
-    kernels->silu_and_mul((const void*)x, (void*)y, n, (Dtype)type, begin, end);
-  });
-}
-
-void attention(uintptr_t qkv, uintptr_t storage, uintptr_t out, uintptr_t query_start, uintptr_t seq_lens,
+void attention(const Kernels& kernels, uintptr_t qkv, uintptr_t storage, uintptr_t out, uintptr_t query_start, uintptr_t seq_lens,
                uintptr_t block_table, int64_t num_seqs, int64_t max_blocks, int64_t block_bytes, int64_t heads,
                int64_t kv_heads, int64_t head_dim, int64_t block_size, int64_t window, float scale, int type) {
   AttentionArgs args{(const void*)qkv, (char*)storage, (void*)out, (const int32_t*)query_start, (const int32_t*)seq_lens,
                      (const int32_t*)block_table, num_seqs, max_blocks, block_bytes, heads, kv_heads, head_dim,
                      block_size, window, scale, (Dtype)type};
-  const Kernels* kernels = active;
   std::vector<int32_t> seq_of_token((size_t)args.query_start[num_seqs]);
   std::vector<AttentionItem> items;
   int64_t group = heads / kv_heads;
@@ -118,10 +109,10 @@ void attention(uintptr_t qkv, uintptr_t storage, uintptr_t out, uintptr_t query_
         items.push_back({seq, head, (int32_t)row, (int32_t)std::min(ITEM_ROWS, rows - row)});
   }
   parallel((int64_t)seq_of_token.size(), rows_per_task(2 * kv_heads * head_dim), [&](int64_t begin, int64_t end) {
-    kernels->write_kv(args, seq_of_token.data(), begin, end);
+    kernels.write_kv(args, seq_of_token.data(), begin, end);
   });
   parallel((int64_t)items.size(), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i++) kernels->attend(args, items[(size_t)i]);
+    for (int64_t i = begin; i < end; i++) kernels.attend(args, items[(size_t)i]);
   });
 }
 
@@ -129,16 +120,18 @@ void attention(uintptr_t qkv, uintptr_t storage, uintptr_t out, uintptr_t query_
 
 NB_MODULE(_native, m) {
   auto release = nb::call_guard<nb::gil_scoped_release>();
+  m.attr("MAX_HEAD_DIM") = MAX_HEAD_DIM;
   m.def("levels", [] { return usable_levels(); });
-  m.def("level", [] { return std::string(active->level); });
-  m.def("use_level", &use_level);
   m.def("set_num_threads", &set_num_threads, release);
   m.def("num_threads", &num_threads);
   m.def("packed_bytes", &packed_bytes);
+  m.def("row_of_channel", &row_of_channel);
   m.def("pack_linear", &pack_linear, release);
-  m.def("linear", &linear, release);
-  m.def("rms_norm", &rms_norm, release);
-  m.def("rotate", &rotate, release);
-  m.def("silu_and_mul", &silu_and_mul, release);
-  m.def("attention", &attention, release);
+  m.def("kernels", &kernels_of, nb::rv_policy::reference);
+  nb::class_<Kernels>(m, "Kernels")
+      .def_prop_ro("level", [](const Kernels& kernels) { return std::string(kernels.level); })
+      .def("linear", &linear, release)
+      .def("rms_norm", &rms_norm, release)
+      .def("rotate", &rotate, release)
+      .def("attention", &attention, release);
 }

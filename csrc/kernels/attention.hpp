@@ -114,7 +114,7 @@ INLINE ChunkView view_chunk(const AttentionArgs& args, const HeadOrder<S>& order
   ChunkView view;
   const int32_t* table = args.block_table + seq * args.max_blocks;
   int64_t head_at = kv_head * order.head_bytes(), values_at = args.kv_heads * order.head_bytes();
-  // Tiles outside of what is seen are never multiplied; they stand for one that is.
+  // Tiles outside of what is seen have no weight; another tile stands in their place.
   int64_t last_key = num_keys - 1;
   if (args.block_size >= LANES) {
     for (int64_t tile = 0; tile < CHUNK_TILES; tile++) {
@@ -178,15 +178,15 @@ INLINE void score(f32x16 (&s)[ROWS][CHUNK_TILES], const char* const* q, const Ch
     }
 }
 
-// acc[ROWS][VECTORS] = acc * correction + weights times values, over the first `pairs` units of the chunk.
+// acc[ROWS][VECTORS] = acc * correction + weights times values, over some units of the chunk.
 template <typename S, int ROWS, int VECTORS>
 INLINE void weigh(float (*acc)[MAX_HEAD_DIM], const float* correction, const uint32_t (*weights)[CHUNK],
-                  const ChunkView& view, int64_t units, int64_t head_dim, int64_t d) {
+                  const ChunkView& view, int64_t first_unit, int64_t units, int64_t head_dim, int64_t d) {
   f32x16 sums[ROWS][VECTORS];
   for (int r = 0; r < ROWS; r++)
     for (int v = 0; v < VECTORS; v++) sums[r][v] = load16(acc[r] + d + v * LANES) * splat(correction[r]);
   constexpr int64_t UNITS_PER_TILE = LANES / S::E;
-  for (int64_t u = 0; u < units; u++) {
+  for (int64_t u = first_unit; u < units; u++) {
     const char* at = view.v[u / UNITS_PER_TILE] + (u % UNITS_PER_TILE * head_dim + d) * 4;
     for (int r = 0; r < ROWS; r++)
       for (int v = 0; v < VECTORS; v++) sums[r][v] = S::Dot::dot(sums[r][v], weights[r][u], at + v * LANES * 4);
@@ -198,13 +198,13 @@ INLINE void weigh(float (*acc)[MAX_HEAD_DIM], const float* correction, const uin
 // The last, partly filled vector of a head: values are read one by one, so that nothing behind them is.
 template <typename S, int ROWS>
 INLINE void weigh_rest(float (*acc)[MAX_HEAD_DIM], const float* correction, const uint32_t (*weights)[CHUNK],
-                       const ChunkView& view, int64_t units, int64_t head_dim, int64_t d) {
+                       const ChunkView& view, int64_t first_unit, int64_t units, int64_t head_dim, int64_t d) {
   constexpr int64_t UNITS_PER_TILE = LANES / S::E;
   alignas(64) char padded[64] = {};
   size_t count = (size_t)(head_dim - d) * 4;
   f32x16 sums[ROWS];
   for (int r = 0; r < ROWS; r++) sums[r] = load16(acc[r] + d) * splat(correction[r]);
-  for (int64_t u = 0; u < units; u++) {
+  for (int64_t u = first_unit; u < units; u++) {
     std::memcpy(padded, view.v[u / UNITS_PER_TILE] + (u % UNITS_PER_TILE * head_dim + d) * 4, count);
     for (int r = 0; r < ROWS; r++) sums[r] = S::Dot::dot(sums[r], weights[r][u], padded);
   }
@@ -214,8 +214,7 @@ INLINE void weigh_rest(float (*acc)[MAX_HEAD_DIM], const float* correction, cons
 // One chunk of keys for ROWS rows.
 template <typename S, int ROWS>
 void chunk(const AttentionArgs& args, const ChunkView& view, const char* const* q, const int64_t* position,
-           int64_t first_key, float* m, float* l, float (*acc)[MAX_HEAD_DIM]) {
-  using Element = typename S::Element;
+           int64_t first_key, int64_t first_needed, float* m, float* l, float (*acc)[MAX_HEAD_DIM]) {
   f32x16 s[ROWS][CHUNK_TILES];
   score<S, ROWS>(s, q, view, args.head_dim / S::E);
   alignas(64) uint32_t weights[ROWS][CHUNK];
@@ -253,14 +252,15 @@ void chunk(const AttentionArgs& args, const ChunkView& view, const char* const* 
     m[r] = highest;
   }
   int64_t keys = last - first_key + 1 < CHUNK ? last - first_key + 1 : CHUNK;
+  // Only keys that somebody here sees: what is left and right of them may be anything, and zero times a NaN is one.
+  int64_t first_unit = first_needed > first_key ? (first_needed - first_key) / S::E : 0;
   int64_t units = (keys + S::E - 1) / S::E;
   constexpr int VECTORS = PANEL_VECTORS;
   int64_t d = 0;
   for (; d + VECTORS * LANES <= args.head_dim; d += VECTORS * LANES)
-    weigh<S, ROWS, VECTORS>(acc, correction, weights, view, units, args.head_dim, d);
-  for (; d + LANES <= args.head_dim; d += LANES) weigh<S, ROWS, 1>(acc, correction, weights, view, units, args.head_dim, d);
-  if (d < args.head_dim) weigh_rest<S, ROWS>(acc, correction, weights, view, units, args.head_dim, d);
-  (void)sizeof(Element);
+    weigh<S, ROWS, VECTORS>(acc, correction, weights, view, first_unit, units, args.head_dim, d);
+  for (; d + LANES <= args.head_dim; d += LANES) weigh<S, ROWS, 1>(acc, correction, weights, view, first_unit, units, args.head_dim, d);
+  if (d < args.head_dim) weigh_rest<S, ROWS>(acc, correction, weights, view, first_unit, units, args.head_dim, d);
 }
 
 // Folds a partition, the next one after those in `into`, into the running state.
@@ -308,12 +308,12 @@ void attend_item(const AttentionArgs& args, const AttentionItem& item) {
           continue;
         }
         switch (count) {
-          case 6: chunk<S, 6>(args, view, q + r, position + r, key, part.m + r, part.l + r, part.acc + r); break;
-          case 5: chunk<S, 5>(args, view, q + r, position + r, key, part.m + r, part.l + r, part.acc + r); break;
-          case 4: chunk<S, 4>(args, view, q + r, position + r, key, part.m + r, part.l + r, part.acc + r); break;
-          case 3: chunk<S, 3>(args, view, q + r, position + r, key, part.m + r, part.l + r, part.acc + r); break;
-          case 2: chunk<S, 2>(args, view, q + r, position + r, key, part.m + r, part.l + r, part.acc + r); break;
-          default: chunk<S, 1>(args, view, q + r, position + r, key, part.m + r, part.l + r, part.acc + r); break;
+          case 6: chunk<S, 6>(args, view, q + r, position + r, key, first_needed, part.m + r, part.l + r, part.acc + r); break;
+          case 5: chunk<S, 5>(args, view, q + r, position + r, key, first_needed, part.m + r, part.l + r, part.acc + r); break;
+          case 4: chunk<S, 4>(args, view, q + r, position + r, key, first_needed, part.m + r, part.l + r, part.acc + r); break;
+          case 3: chunk<S, 3>(args, view, q + r, position + r, key, first_needed, part.m + r, part.l + r, part.acc + r); break;
+          case 2: chunk<S, 2>(args, view, q + r, position + r, key, first_needed, part.m + r, part.l + r, part.acc + r); break;
+          default: chunk<S, 1>(args, view, q + r, position + r, key, first_needed, part.m + r, part.l + r, part.acc + r); break;
         }
         r += count;
       }

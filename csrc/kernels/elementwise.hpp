@@ -1,4 +1,4 @@
-// Norm, rotation and activation, a row at a time. Sums go over sixteen lanes and one tree, whatever else is computed.
+// Norm and rotation, a row at a time. Sums go over sixteen lanes and one tree, whatever else is computed.
 #pragma once
 
 #include <cmath>
@@ -27,30 +27,33 @@ INLINE void set(T* p, f32x16 v, int64_t count) {
 }
 
 template <typename T>
-void rms_norm_rows(const T* x, int64_t x_stride, const T* weight, T* y, int64_t y_stride, int64_t n, float eps,
+void rms_norm_rows(const T* x, int64_t x_stride, const T* weight, T* y, int64_t y_stride, int64_t parts, int64_t n, float eps,
                    int64_t begin, int64_t end) {
-  for (int64_t row = begin; row < end; row++) {
-    const T* from = x + row * x_stride;
-    T* to = y + row * y_stride;
-    f32x16 squares{};
-    in_lanes(n, [&](int64_t i, int64_t count) {
-      f32x16 v = get(from + i, count);
-      squares = fma(v, v, squares);
-    });
-    f32x16 scale = splat(1.0f / std::sqrt(sum_of(squares) / (float)n + eps));
-    in_lanes(n, [&](int64_t i, int64_t count) {
-      // rounded before the weight is applied, as the models were trained
-      set(to + i, rounded(get(from + i, count) * scale, T{}) * get(weight + i, count), count);
-    });
-  }
+  for (int64_t row = begin; row < end; row++)
+    for (int64_t part = 0; part < parts; part++) {
+      const T *from = x + row * x_stride + part * n, *factor = weight + part * n;
+      T* to = y + row * y_stride + part * n;
+      f32x16 squares{};
+      in_lanes(n, [&](int64_t i, int64_t count) {
+        f32x16 v = get(from + i, count);
+        squares = fma(v, v, squares);
+      });
+      f32x16 scale = splat(1.0f / std::sqrt(sum_of(squares) / (float)n + eps));
+      in_lanes(n, [&](int64_t i, int64_t count) {
+        // rounded before the weight is applied, as the models were trained
+        set(to + i, rounded(get(from + i, count) * scale, T{}) * get(factor + i, count), count);
+      });
+    }
 }
 
-void rms_norm(const void* x, int64_t x_stride, const void* weight, void* y, int64_t y_stride, int64_t n, float eps,
-              Dtype type, int64_t begin, int64_t end) {
-  if (type == Dtype::f32)
-    rms_norm_rows((const float*)x, x_stride, (const float*)weight, (float*)y, y_stride, n, eps, begin, end);
-  else
-    rms_norm_rows((const uint16_t*)x, x_stride, (const uint16_t*)weight, (uint16_t*)y, y_stride, n, eps, begin, end);
+void rms_norm(const void* x, int64_t x_stride, const void* weight, void* y, int64_t y_stride, int64_t parts, int64_t n,
+              float eps, Dtype type, int64_t begin, int64_t end) {
+  auto run = [&](auto element) {
+    using T = decltype(element);
+    rms_norm_rows((const T*)x, x_stride, (const T*)weight, (T*)y, y_stride, parts, n, eps, begin, end);
+  };
+  if (type == Dtype::f32) run(float{});
+  else run(uint16_t{});
 }
 
 template <typename T>
@@ -76,20 +79,6 @@ void rotate(void* x, int64_t token_stride, int64_t heads, int64_t head_dim, cons
     rotate_rows((float*)x, token_stride, heads, head_dim, (const float*)cos, (const float*)sin, begin, end);
   else
     rotate_rows((uint16_t*)x, token_stride, heads, head_dim, (const uint16_t*)cos, (const uint16_t*)sin, begin, end);
-}
-
-template <typename T>
-void silu_and_mul_rows(const T* x, T* y, int64_t n, int64_t begin, int64_t end) {
-  for (int64_t row = begin; row < end; row++)
-    in_lanes(n, [&](int64_t i, int64_t count) {
-      f32x16 gate = get(x + row * 2 * n + i, count), up = get(x + row * 2 * n + n + i, count);
-      set(y + row * n + i, gate / (splat(1.0f) + exp(-gate)) * up, count);
-    });
-}
-
-void silu_and_mul(const void* x, void* y, int64_t n, Dtype type, int64_t begin, int64_t end) {
-  if (type == Dtype::f32) silu_and_mul_rows((const float*)x, (float*)y, n, begin, end);
-  else silu_and_mul_rows((const uint16_t*)x, (uint16_t*)y, n, begin, end);
 }
 
 }  // namespace

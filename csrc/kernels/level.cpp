@@ -12,7 +12,7 @@ namespace twostroke {
 #define FUNCTION_OF(level) JOIN(kernels_, level)
 
 const Kernels* FUNCTION_OF(TWOSTROKE_LEVEL)() {
-  static const Kernels table{TEXT_OF(TWOSTROKE_LEVEL), linear_panels, write_kv, attend, rms_norm, rotate, silu_and_mul};
+  static const Kernels table{TEXT_OF(TWOSTROKE_LEVEL), linear_panels, write_kv, attend, rms_norm, rotate};
   return &table;
 }
 

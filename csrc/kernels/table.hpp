@@ -7,17 +7,18 @@ namespace twostroke {
 
 enum class Dtype : int32_t { f32 = 0, bf16 = 1 };
 
-// y[M, N] = x[M, K] W^T + bias, W packed by pack_linear into panels (see linear.hpp).
+// y[M, N] = x[M, K] W^T + bias (+ residual), or silu(x G^T + ..) * (x U^T + ..); weights in panels (see linear.hpp).
 struct LinearArgs {
-  const void* x;      // [M, K], rows ldx elements apart
+  const void* x;         // [M, K], rows ldx elements apart
   int64_t ldx;
-  const void* w;      // packed
-  const float* bias;  // [N] or null
-  void* y;            // [M, N], rows ldy elements apart
+  const void* w;         // packed
+  const float* bias;     // one per channel of all panels, or null
+  const void* residual;  // [M, N] like y, or null
+  void* y;               // [M, N], rows ldy elements apart
   int64_t ldy;
   int64_t m, n, k;
-  Dtype x_type;       // of x and of the packed weights
-  Dtype y_type;
+  bool gated;            // panels hold vectors of G and of U in turn
+  Dtype type;            // of x, weights, residual and y
 };
 
 // One layer's attention over a flat batch: some consecutive queries of each sequence, which are its last tokens.
@@ -53,14 +54,12 @@ struct Kernels {
   void (*write_kv)(const AttentionArgs&, const int32_t* seq_of_token, int64_t begin, int64_t end);
   // Attends for one item over all it sees.
   void (*attend)(const AttentionArgs&, const AttentionItem&);
-  // y[row] = x[row] / rms(x[row]) * weight, for rows [begin, end) of n elements, rows x_stride apart.
-  void (*rms_norm)(const void* x, int64_t x_stride, const void* weight, void* y, int64_t y_stride, int64_t n, float eps, Dtype,
-                   int64_t begin, int64_t end);
+  // y[row][part] = x[row][part] / rms(x[row][part]) * weight[part], for rows [begin, end) of `parts` parts of n elements.
+  void (*rms_norm)(const void* x, int64_t x_stride, const void* weight, void* y, int64_t y_stride, int64_t parts, int64_t n,
+                   float eps, Dtype, int64_t begin, int64_t end);
   // Rotates heads [tokens, heads, head_dim] in place by cos and signed sin [tokens, head_dim].
   void (*rotate)(void* x, int64_t token_stride, int64_t heads, int64_t head_dim, const void* cos, const void* sin, Dtype,
                  int64_t begin, int64_t end);
-  // y[row] = silu(x[row][:n]) * x[row][n:].
-  void (*silu_and_mul)(const void* x, void* y, int64_t n, Dtype, int64_t begin, int64_t end);
 };
 
 constexpr int64_t LANES = 16;        // channels per vector

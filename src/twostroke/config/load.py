@@ -11,6 +11,7 @@ from twostroke.errors import InvalidParameter
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 Device = Literal["cpu", "cuda"]
+Kernels = Literal["auto", "reference", "native", "portable", "avx2", "avx512", "avx512_bf16", "neon"]
 
 MAX_THREADS = 4096
 
@@ -27,6 +28,9 @@ class LoadConfig:
     """Type of weights, activations and KV; 'auto' keeps the checkpoint's."""
     device: Device = "cpu"
     """Where the model runs."""
+    kernels: Kernels = "auto"
+    """Who computes: 'auto' takes the native kernels at the best level of this processor, or torch's operators where
+    there are none; 'reference' torch's operators; or a level of the native kernels by its name."""
     threads: int | None = None
     """Threads of the model's operators; default: the processors this process may use."""
     max_model_len: int | None = None
@@ -42,6 +46,7 @@ class LoadConfig:
             self._convert_path(name, path_type)
         one_of("dtype", self.dtype, get_args(DType))
         one_of("device", self.device, get_args(Device))
+        one_of("kernels", self.kernels, get_args(Kernels))
         if self.threads is not None:
             whole_number("threads", self.threads, 1, MAX_THREADS)
         if self.max_model_len is not None:

@@ -125,7 +125,12 @@ def _build_engine(
 ) -> tuple[Engine, int]:
     """Reads the weights and builds what runs them; with the bytes they take."""
     model = load_model(
-        loaded.folder, loaded.config, dtype=loaded.dtype, device=loaded.device, max_model_len=sizing.max_model_len
+        loaded.folder,
+        loaded.config,
+        dtype=loaded.dtype,
+        device=loaded.device,
+        max_model_len=sizing.max_model_len,
+        kernels=config.load.kernels,
     )
     manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
     scheduler = Scheduler(config.scheduler, manager, max_model_len=sizing.max_model_len)

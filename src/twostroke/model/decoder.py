@@ -53,10 +53,10 @@ class DecoderModel(ABC):
         """Keeps the weights' account; subclasses build their layers."""
         self.config = config
         self._weights = weights
-        self.query_tiles = placement.operators.query_tiles(
+        self.attention = placement.operators.attention(
             config.num_heads, config.num_kv_heads, config.head_dim, placement.dtype, placement.device
         )
-        """Queries per tile that AttentionMetadata.build may use."""
+        """The operator that steps are planned for."""
 
     @classmethod
     @abstractmethod

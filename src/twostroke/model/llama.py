@@ -17,7 +17,7 @@ from twostroke.model.decoder import DecoderModel, Parameter, Placement
 
 
 class LlamaLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); the feed-forward is gated (Shazeer 2020, arXiv:2002.05202)."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], layer_id: int, placement: Placement) -> None:
         """Takes the layer's weights, named without their `layers.i.`."""
@@ -25,35 +25,30 @@ class LlamaLayer:
         self._num_heads, self._num_kv_heads, self._head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.attention_norm = RMSNorm(weights["attention_norm.weight"], config.rms_norm_eps, operators)
         self._qkv = operators.pack_linear(weights["qkv.weight"], weights.get("qkv.bias"))
-        self._attention = Attention(layer_id, config.head_dim, operators)
+        self._attention = Attention(layer_id, config.head_dim)
         self._output = operators.pack_linear(weights["output.weight"], weights.get("output.bias"))
         self.mlp_norm = RMSNorm(weights["mlp_norm.weight"], config.rms_norm_eps, operators)
-        self._gate_up = operators.pack_linear(weights["gate_up.weight"], weights.get("gate_up.bias"))
+        self._gated = operators.pack_gated(weights["gate_up.weight"], weights.get("gate_up.bias"))
         self._down = operators.pack_linear(weights["down.weight"], weights.get("down.bias"))
         self._rotate_heads_ = operators.rotate_heads_
-        self._silu_and_mul = operators.silu_and_mul
 
     def forward(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionMetadata, kv: KVTensors
     ) -> Tensor:
         """x: [num_tokens, hidden_size]."""
-        x = x + self.attend(self.attention_norm(x), rotation, attention, kv)
-        return x + self.mlp(self.mlp_norm(x))
+        x = self._output.add_to(x, self.attend(self.attention_norm(x), rotation, attention, kv))
+        return self._down.add_to(x, self._gated(self.mlp_norm(x)))
 
     def attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionMetadata, kv: KVTensors) -> Tensor:
-        """Self-attention of x [num_tokens, hidden_size]."""
+        """Self-attention of x [num_tokens, hidden_size], before the output projection."""
         qkv = self._qkv(x).view(len(x), self._num_heads + 2 * self._num_kv_heads, self._head_dim)
         qk = qkv[:, : self._num_heads + self._num_kv_heads]
         self.norm_heads_(qk)
         self._rotate_heads_(qk, *rotation)
-        return self._output(self._attention(qkv, attention, kv))
+        return self._attention(qkv, attention, kv)
 
     def norm_heads_(self, qk: Tensor) -> None:
         """What an architecture does to q and k [num_tokens, num_heads + num_kv_heads, head_dim] before rotation."""
-
-    def mlp(self, x: Tensor) -> Tensor:
-        """Gated feed-forward (Shazeer 2020, arXiv:2002.05202) of x [num_tokens, hidden_size]."""
-        return self._down(self._silu_and_mul(self._gate_up(x)))
 
 
 class Llama(DecoderModel):

@@ -9,6 +9,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from twostroke.config.load import Kernels
 from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint, SetupError
 from twostroke.kernels.dispatch import operators_for
@@ -22,7 +23,13 @@ log = get_logger(__name__)
 
 
 def load_model(
-    folder: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int
+    folder: Path,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+    kernels: Kernels = "auto",
 ) -> DecoderModel:
     """Loads a model folder.
 
@@ -32,6 +39,7 @@ def load_model(
         dtype: of weights and activations; stored weights are converted.
         device: where it runs.
         max_model_len: positions the rotary tables are made for.
+        kernels: the backend, see operators_for.
 
     Raises:
         UnsupportedModel: the architecture or the type of the weights is not implemented.
@@ -53,7 +61,7 @@ def load_model(
             _refuse_not_finite(checkpoint, parts, dtype, folder)
     if config.tie_word_embeddings:
         _check_tied_head(checkpoint, weights["embedding.weight"])
-    model = kind(config, weights, Placement(operators_for(device), dtype, device, max_model_len))
+    model = kind(config, weights, Placement(operators_for(device, dtype, kernels), dtype, device, max_model_len))
     log.info("%s: %d MiB of weights in %.1f s", folder.name, model.weight_bytes >> 20, time.perf_counter() - start_s)
     return model
 

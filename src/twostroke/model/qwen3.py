@@ -24,7 +24,7 @@ class Qwen3Layer(LlamaLayer):
 
     def norm_heads_(self, qk: Tensor) -> None:
         """Over head_dim, per token and head."""
-        qk.copy_(self._head_norm(qk))
+        self._head_norm.apply_(qk)
 
 
 class Qwen3(Llama):

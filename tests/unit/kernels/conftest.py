@@ -1,4 +1,4 @@
-"""Operators are tested on one thread, and on two where the order of additions could depend on it."""
+"""Operators are tested at every level of this processor; on two threads where sums could depend on it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+
+from twostroke.config.load import Kernels
+from twostroke.kernels import native
 
 
 @pytest.fixture(autouse=True)
@@ -19,4 +22,9 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
 def threads(one_thread: None, request: pytest.FixtureRequest) -> int:
     torch.set_num_threads(request.param)
+    return request.param
+
+
+@pytest.fixture(params=["reference", *native.levels()])
+def backend(request: pytest.FixtureRequest) -> Kernels:
     return request.param

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from twostroke.kernels.reference.elementwise import silu_and_mul
 from twostroke.kernels.reference.row_tiles import in_row_tiles, linear_heights
 
 
@@ -20,5 +21,21 @@ class PackedLinear:
         """Maps x [num_rows, K] to [num_rows, N], in the type of the weights."""
         return in_row_tiles(self._multiply, x, self.heights)
 
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + x W^T + b, the product rounded first."""
+        return residual + self(x)
+
     def _multiply(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
+
+
+class PackedGated:
+    """silu(x G^T) * (x U^T), G and U one under the other in weight [2 N, K]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Packs both as one product."""
+        self._linear = PackedLinear(weight, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Maps x [num_rows, K] to [num_rows, N]."""
+        return silu_and_mul(self._linear(x))
