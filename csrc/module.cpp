@@ -33,6 +33,9 @@ const Kernels& kernels_of(const std::string& level) {
   throw std::invalid_argument("level " + level + " is not usable on this processor");
 }
 
+// Rows of a task of element-wise work: enough that handing it out costs less than doing it.
+int64_t rows_per_task(int64_t n) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(n, 1)); }
+
 int64_t num_panels(int64_t channels) { return (channels + PANEL - 1) / PANEL; }
 
 // Bytes of a weight [n, k] in panels; of a gated one n counts the channels of one factor.
@@ -75,8 +78,66 @@ void linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintp
   parallel(panels, 1, [&](int64_t begin, int64_t end) { kernels.linear_panels(args, begin, end); });
 }
 
-// Rows of a task of element-wise work: enough that handing it out costs less than doing it.
-int64_t rows_per_task(int64_t n) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(n, 1)); }
+// ---------------------------------------------------------------- weights of 8 and 4 bits
+
+int64_t channels_of(int64_t n, bool gated) { return gated ? 2 * ((n + LANES - 1) / LANES * LANES) : n; }
+
+int64_t group_bytes(int bits, int64_t group, bool has_min) { return group * PANEL * bits / 8 + PANEL * 2 * (has_min ? 2 : 1); }
+
+int64_t packed_quantized_bytes(int64_t n, int64_t k, bool gated, int bits, int64_t group, bool has_min) {
+  return num_panels(channels_of(n, gated)) * ((k + group - 1) / group) * group_bytes(bits, group, has_min);
+}
+
+// codes [rows, k] of a byte each, scales and mins float16 [rows, groups] (mins may be null).
+void pack_quantized(uintptr_t codes, uintptr_t scales, uintptr_t mins, uintptr_t packed, int64_t n, int64_t k, bool gated,
+                    int bits, int64_t group) {
+  int64_t groups = (k + group - 1) / group, per_group = group_bytes(bits, group, mins != 0);
+  uint8_t zero = (uint8_t)(1 << (bits - 1));
+  parallel(num_panels(channels_of(n, gated)), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; p++)
+      for (int64_t g = 0; g < groups; g++) {
+        char* to = (char*)packed + (p * groups + g) * per_group;
+        uint16_t* scale_to = (uint16_t*)(to + group * PANEL * bits / 8);
+        std::memset(to, 0, (size_t)per_group);
+        for (int64_t c = 0; c < PANEL; c++) {
+          int64_t row = row_of_channel(p * PANEL + c, n, gated);
+          if (row < 0) continue;
+          scale_to[c] = ((const uint16_t*)scales)[row * groups + g];
+          if (mins) scale_to[PANEL + c] = ((const uint16_t*)mins)[row * groups + g];
+          for (int64_t i = 0; i < group; i++) {
+            int64_t at = g * group + i;
+            // inputs behind the last k are zero, and so would be any code's share; this one is a zero itself
+            uint8_t code = at < k ? ((const uint8_t*)codes)[row * k + at] : zero;
+            if (bits == 8) to[(i / 4 * PANEL + c) * 4 + i % 4] = (char)code;
+            else to[(i / 8 * PANEL + c) * 4 + i % 4] |= (char)(i % 8 < 4 ? code : code << 4);
+          }
+        }
+      }
+  });
+}
+
+void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual,
+                      uintptr_t y, int64_t m, int64_t n, int64_t k, bool gated, int type, int bits, int64_t group,
+                      bool has_min) {
+  int64_t groups = (k + group - 1) / group;
+  static thread_local std::vector<int8_t> q;
+  static thread_local std::vector<float> scales;
+  static thread_local std::vector<int32_t> sums;
+  q.resize((size_t)(m * groups * group));
+  scales.resize((size_t)(m * groups));
+  sums.resize((size_t)(m * groups));
+  LinearArgs linear{nullptr, 0, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, n, m, n, k, gated,
+                    (Dtype)type};
+  QuantizedArgs args{linear, bits, group, groups, has_min, q.data(), scales.data(), sums.data()};
+  int8_t* q_to = q.data();
+  float* scales_to = scales.data();
+  int32_t* sums_to = sums.data();
+  parallel(m, rows_per_task(k), [&](int64_t begin, int64_t end) {
+    kernels.quantize_rows((const void*)x, ldx, k, group, groups, q_to, scales_to, sums_to, (Dtype)type, begin, end);
+  });
+  parallel(num_panels(channels_of(n, gated)), 1,
+           [&](int64_t begin, int64_t end) { kernels.quantized_panels(args, begin, end); });
+}
 
 void rms_norm(const Kernels& kernels, uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t y, int64_t y_stride, int64_t rows,
               int64_t parts, int64_t n, float eps, int type) {
@@ -127,10 +188,13 @@ NB_MODULE(_native, m) {
   m.def("packed_bytes", &packed_bytes);
   m.def("row_of_channel", &row_of_channel);
   m.def("pack_linear", &pack_linear, release);
+  m.def("packed_quantized_bytes", &packed_quantized_bytes);
+  m.def("pack_quantized", &pack_quantized, release);
   m.def("kernels", &kernels_of, nb::rv_policy::reference);
   nb::class_<Kernels>(m, "Kernels")
       .def_prop_ro("level", [](const Kernels& kernels) { return std::string(kernels.level); })
       .def("linear", &linear, release)
+      .def("quantized_linear", &quantized_linear, release)
       .def("rms_norm", &rms_norm, release)
       .def("rotate", &rotate, release)
       .def("attention", &attention, release);

@@ -63,6 +63,38 @@ INLINE void put(const LinearArgs& args, int64_t row, int64_t channel, f32x16 val
   set((T*)args.y + row * args.ldy + channel, value, count);
 }
 
+// Adds up the runs and writes ROWS rows of the vectors [first, first + VECTORS) of panel p.
+template <typename T, int ROWS, int VECTORS>
+INLINE void finish(const LinearArgs& args, const f32x16 (&sums)[SEGMENTS][ROWS][VECTORS], int64_t row, int64_t p, int first) {
+  for (int r = 0; r < ROWS; r++) {
+    f32x16 total[VECTORS];
+    for (int v = 0; v < VECTORS; v++) {
+      total[v] = (sums[0][r][v] + sums[1][r][v]) + (sums[2][r][v] + sums[3][r][v]);
+      if (args.bias) total[v] += load16(args.bias + p * PANEL + (first + v) * LANES);
+    }
+    if (args.gated)
+      for (int v = 0; v < VECTORS; v += 2)
+        put<T>(args, row + r, (p * PANEL_VECTORS + first + v) / 2 * LANES,
+               total[v] / (splat(1.0f) + exp(-total[v])) * total[v + 1]);
+    else
+      for (int v = 0; v < VECTORS; v++) put<T>(args, row + r, (p * PANEL_VECTORS + first + v) * LANES, total[v]);
+  }
+}
+
+// Calls f<ROWS>(first row): tiles as high as the registers allow, then what is left.
+template <int MOST_ROWS, typename F>
+INLINE void in_tiles(int64_t m, const F& f) {
+  int64_t row = 0;
+  for (; row + MOST_ROWS <= m; row += MOST_ROWS) f.template operator()<MOST_ROWS>(row);
+  switch (m - row) {
+    case 5: if constexpr (MOST_ROWS > 5) f.template operator()<5>(row); break;
+    case 4: if constexpr (MOST_ROWS > 4) f.template operator()<4>(row); break;
+    case 3: if constexpr (MOST_ROWS > 3) f.template operator()<3>(row); break;
+    case 2: if constexpr (MOST_ROWS > 2) f.template operator()<2>(row); break;
+    case 1: f.template operator()<1>(row); break;
+  }
+}
+
 // ROWS rows against the vectors [first, first + VECTORS) of panel p.
 template <typename W, int ROWS, int VECTORS>
 void tile(const LinearArgs& args, const char* panel, int64_t row, int64_t p, int first) {
@@ -80,41 +112,17 @@ void tile(const LinearArgs& args, const char* panel, int64_t row, int64_t p, int
     for (int r = 0; r < ROWS; r++)
       for (int v = 0; v < VECTORS; v++) sums[s][r][v] = acc[r][v];
   }
-  for (int r = 0; r < ROWS; r++) {
-    f32x16 total[VECTORS];
-    for (int v = 0; v < VECTORS; v++) {
-      total[v] = (sums[0][r][v] + sums[1][r][v]) + (sums[2][r][v] + sums[3][r][v]);
-      if (args.bias) total[v] += load16(args.bias + p * PANEL + (first + v) * LANES);
-    }
-    if (args.gated)
-      for (int v = 0; v < VECTORS; v += 2)
-        put<T>(args, row + r, (p * PANEL_VECTORS + first + v) / 2 * LANES,
-               total[v] / (splat(1.0f) + exp(-total[v])) * total[v + 1]);
-    else
-      for (int v = 0; v < VECTORS; v++) put<T>(args, row + r, (p * PANEL_VECTORS + first + v) * LANES, total[v]);
-  }
+  finish<T, ROWS, VECTORS>(args, sums, row, p, first);
 }
 
-template <typename W, int ROWS, int VECTORS>
-INLINE void vectors(const LinearArgs& args, const char* panel, int64_t row, int64_t p) {
-  for (int first = 0; first < PANEL_VECTORS; first += VECTORS) tile<W, ROWS, VECTORS>(args, panel, row, p, first);
-}
-
-// Rows in tiles as high as the registers allow, then what is left.
 template <typename W, int MOST_ROWS, int VECTORS>
 void panels(const LinearArgs& args, int64_t begin, int64_t end) {
   int64_t steps = (args.k + W::STEP - 1) / W::STEP;
   for (int64_t p = begin; p < end; p++) {
     const char* panel = (const char*)args.w + p * steps * PANEL * 4;
-    int64_t row = 0;
-    for (; row + MOST_ROWS <= args.m; row += MOST_ROWS) vectors<W, MOST_ROWS, VECTORS>(args, panel, row, p);
-    switch (args.m - row) {
-      case 5: if constexpr (MOST_ROWS > 5) vectors<W, 5, VECTORS>(args, panel, row, p); break;
-      case 4: if constexpr (MOST_ROWS > 4) vectors<W, 4, VECTORS>(args, panel, row, p); break;
-      case 3: if constexpr (MOST_ROWS > 3) vectors<W, 3, VECTORS>(args, panel, row, p); break;
-      case 2: if constexpr (MOST_ROWS > 2) vectors<W, 2, VECTORS>(args, panel, row, p); break;
-      case 1: vectors<W, 1, VECTORS>(args, panel, row, p); break;
-    }
+    in_tiles<MOST_ROWS>(args.m, [&]<int ROWS>(int64_t row) {
+      for (int first = 0; first < PANEL_VECTORS; first += VECTORS) tile<W, ROWS, VECTORS>(args, panel, row, p, first);
+    });
   }
 }
 

@@ -21,6 +21,17 @@ struct LinearArgs {
   Dtype type;            // of x, weights, residual and y
 };
 
+// The same with weights of 8 or 4 bits and inputs of 8 (see quantized.hpp); x is not read.
+struct QuantizedArgs {
+  LinearArgs linear;
+  int bits;
+  int64_t group, groups;  // k per group; the last one is filled up with zeros
+  bool has_min;
+  const int8_t* q;        // [m, groups * group]
+  const float* scales;    // [m, groups]
+  const int32_t* sums;    // [m, groups]
+};
+
 // One layer's attention over a flat batch: some consecutive queries of each sequence, which are its last tokens.
 //
 //   qkv      [num_tokens, heads + 2 kv_heads, head_dim], rotated
@@ -50,6 +61,10 @@ struct Kernels {
   const char* level;
   // Computes panels [begin, end) of PANEL channels each.
   void (*linear_panels)(const LinearArgs&, int64_t begin, int64_t end);
+  void (*quantized_panels)(const QuantizedArgs&, int64_t begin, int64_t end);
+  // Quantizes rows [begin, end) of x [m, k] in groups.
+  void (*quantize_rows)(const void* x, int64_t ldx, int64_t k, int64_t group, int64_t groups, int8_t* q, float* scales,
+                        int32_t* sums, Dtype, int64_t begin, int64_t end);
   // Stores K and V of the tokens [begin, end) of the flat batch, which belong to the sequences seq_of_token.
   void (*write_kv)(const AttentionArgs&, const int32_t* seq_of_token, int64_t begin, int64_t end);
   // Attends for one item over all it sees.

@@ -30,8 +30,8 @@ class Olmo2Layer(LlamaLayer):
         self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionMetadata, kv: KVTensors
     ) -> Tensor:
         """x: [num_tokens, hidden_size]."""
-        x = x + self.attention_norm(self.attend(x, rotation, attention, kv))
-        return x + self.mlp_norm(self.mlp(x))
+        x = x + self.attention_norm(self.output(self.attend(x, rotation, attention, kv)))
+        return x + self.mlp_norm(self.down(self.gated(x)))
 
     def norm_heads_(self, qk: Tensor) -> None:
         """qk: [num_tokens, num_heads + num_kv_heads, head_dim]."""

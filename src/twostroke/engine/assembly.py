@@ -24,6 +24,7 @@ from twostroke.engine.journal import Journal, engine_started
 from twostroke.engine.output_processor import OutputProcessor
 from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import SetupError
+from twostroke.kernels.dispatch import Operators, operators_for
 from twostroke.kernels.reference.row_tiles import proofs
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
@@ -53,6 +54,8 @@ class _Loaded:
     config: ModelConfig
     dtype: torch.dtype
     device: torch.device
+    operators: Operators
+    num_threads: int
     tokenizer: Tokenizer
     eos_token_ids: frozenset[int]
 
@@ -130,7 +133,7 @@ def _build_engine(
         dtype=loaded.dtype,
         device=loaded.device,
         max_model_len=sizing.max_model_len,
-        kernels=config.load.kernels,
+        operators=loaded.operators,
     )
     manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
     scheduler = Scheduler(config.scheduler, manager, max_model_len=sizing.max_model_len)
@@ -159,10 +162,12 @@ def _prepare(config: EngineConfig) -> _Loaded:
     device = torch.device(load.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SetupError("device=cuda: this PyTorch sees no CUDA device. Use --device cpu, or install a CUDA build.")
-    torch.set_num_threads(load.threads or _usable_processors())
     folder = find_model_folder(load.model)
     model_config = read_model_config(folder).fixed_for(load.max_model_len)
     dtype = getattr(torch, model_config.dtype if load.dtype == "auto" else load.dtype)
+    operators = operators_for(device, dtype, load.kernels)
+    num_threads = load.threads or _usable_processors()
+    operators.set_num_threads(num_threads)
     other = load.tokenizer and find_model_folder(load.tokenizer, with_weights=False)
     tokenizer = Tokenizer.from_folder(other or folder)
     tokenizer.check_vocab(model_config.vocab_size)
@@ -170,7 +175,7 @@ def _prepare(config: EngineConfig) -> _Loaded:
     recommended = read_sampling_defaults(folder)
     if recommended:
         log.info("generation_config.json: sampling defaults %s are not applied; give them per request", recommended)
-    return _Loaded(folder, model_config, dtype, device, tokenizer, eos_token_ids)
+    return _Loaded(folder, model_config, dtype, device, operators, num_threads, tokenizer, eos_token_ids)
 
 
 def _usable_processors() -> int:
@@ -260,7 +265,8 @@ def _startup_lines(
     loaded: _Loaded, weight_bytes: int, layout: KVLayout, sizing: KVSizing, load_s: float
 ) -> tuple[str, ...]:
     config = loaded.config
-    where = f"{loaded.device.type}, {torch.get_num_threads()} threads" if loaded.device.type == "cpu" else "cuda"
+    threads = f", {loaded.num_threads} threads" if loaded.device.type == "cpu" else ""
+    where = f"{loaded.device.type}{threads}, {loaded.operators.name} kernels"
     dtype = str(loaded.dtype).removeprefix("torch.")
     model = f"{config.architecture}, {num_parameters(config) / 1e6:,.1f} M parameters, {dtype}, {where}"
     weights = f"{weight_bytes:,} bytes of weights, loaded in {load_s:.2f} s"

@@ -96,6 +96,8 @@ class Operators:
     """One backend; kernels/reference documents shapes and numerics of each, and every backend is tested against it."""
 
     name: str
+    set_num_threads: Callable[[int], None]
+    """How many threads compute, for the whole process."""
     kv_order: str
     """Names the order of the elements inside a KV head of a block: only who has the same may read it."""
     pack_linear: Callable[[Tensor, Tensor | None], Linear]

@@ -26,18 +26,18 @@ class LlamaLayer:
         self.attention_norm = RMSNorm(weights["attention_norm.weight"], config.rms_norm_eps, operators)
         self._qkv = operators.pack_linear(weights["qkv.weight"], weights.get("qkv.bias"))
         self._attention = Attention(layer_id, config.head_dim)
-        self._output = operators.pack_linear(weights["output.weight"], weights.get("output.bias"))
+        self.output = operators.pack_linear(weights["output.weight"], weights.get("output.bias"))
         self.mlp_norm = RMSNorm(weights["mlp_norm.weight"], config.rms_norm_eps, operators)
-        self._gated = operators.pack_gated(weights["gate_up.weight"], weights.get("gate_up.bias"))
-        self._down = operators.pack_linear(weights["down.weight"], weights.get("down.bias"))
+        self.gated = operators.pack_gated(weights["gate_up.weight"], weights.get("gate_up.bias"))
+        self.down = operators.pack_linear(weights["down.weight"], weights.get("down.bias"))
         self._rotate_heads_ = operators.rotate_heads_
 
     def forward(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionMetadata, kv: KVTensors
     ) -> Tensor:
         """x: [num_tokens, hidden_size]."""
-        x = self._output.add_to(x, self.attend(self.attention_norm(x), rotation, attention, kv))
-        return self._down.add_to(x, self._gated(self.mlp_norm(x)))
+        x = self.output.add_to(x, self.attend(self.attention_norm(x), rotation, attention, kv))
+        return self.down.add_to(x, self.gated(self.mlp_norm(x)))
 
     def attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionMetadata, kv: KVTensors) -> Tensor:
         """Self-attention of x [num_tokens, hidden_size], before the output projection."""

@@ -9,10 +9,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from twostroke.config.load import Kernels
 from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint, SetupError
-from twostroke.kernels.dispatch import operators_for
+from twostroke.kernels.dispatch import Operators
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import Checkpoint, shorten
 from twostroke.model.decoder import DecoderModel, Parameter, Placement
@@ -29,7 +28,7 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     max_model_len: int,
-    kernels: Kernels = "auto",
+    operators: Operators,
 ) -> DecoderModel:
     """Loads a model folder.
 
@@ -39,7 +38,7 @@ def load_model(
         dtype: of weights and activations; stored weights are converted.
         device: where it runs.
         max_model_len: positions the rotary tables are made for.
-        kernels: the backend, see operators_for.
+        operators: the backend.
 
     Raises:
         UnsupportedModel: the architecture or the type of the weights is not implemented.
@@ -61,7 +60,7 @@ def load_model(
             _refuse_not_finite(checkpoint, parts, dtype, folder)
     if config.tie_word_embeddings:
         _check_tied_head(checkpoint, weights["embedding.weight"])
-    model = kind(config, weights, Placement(operators_for(device, dtype, kernels), dtype, device, max_model_len))
+    model = kind(config, weights, Placement(operators, dtype, device, max_model_len))
     log.info("%s: %d MiB of weights in %.1f s", folder.name, model.weight_bytes >> 20, time.perf_counter() - start_s)
     return model
 

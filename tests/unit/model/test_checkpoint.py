@@ -16,18 +16,20 @@ from torch import Tensor
 from oracle import naive_model
 from oracle.paged_driver import PagedDriver
 from twostroke.errors import CorruptCheckpoint, ModelNotFound, SetupError, UnsupportedModel
+from twostroke.kernels.dispatch import operators_for
 from twostroke.model.checkpoint import Checkpoint, find_model_folder, read_model_config
 from twostroke.model.decoder import DecoderModel
 from twostroke.model.loader import load_model
 from twostroke.model.registry import ARCHITECTURES, Architecture, architecture, model_class, num_parameters
 from twostroke.model.weight_map import LLAMA, checkpoint_names
 
+CPU = torch.device("cpu")
 TOKEN_IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> DecoderModel:
     config = read_model_config(folder)
-    return load_model(folder, config, dtype=dtype, device=torch.device("cpu"), max_model_len=64)
+    return load_model(folder, config, dtype=dtype, device=CPU, max_model_len=64, operators=operators_for(CPU, dtype))
 
 
 def logits(model: DecoderModel, dtype: torch.dtype = torch.float32) -> Tensor:

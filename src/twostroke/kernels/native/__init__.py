@@ -59,11 +59,11 @@ def operators(level: str | None = None) -> Operators:
 
     if level is not None and level not in levels():
         raise SetupError(f"kernels={level}: this processor runs {', '.join(levels())}. Choose one of these, or 'auto'.")
-    extension.take_threads()
     kernels = extension.native.kernels(level or levels()[-1])
     elementwise = Elementwise(kernels)
     return Operators(
         name=f"native {kernels.level}",
+        set_num_threads=extension.set_num_threads,
         kv_order="lanes16",
         pack_linear=partial(linear.NativeLinear, kernels),
         pack_gated=partial(linear.NativeGated, kernels),

@@ -11,14 +11,13 @@ TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 """As csrc/kernels/table.hpp numbers them."""
 
 
-def take_threads() -> None:
-    """Computes on as many threads as torch had; torch itself goes down to one.
+def set_num_threads(count: int) -> None:
+    """Computes on that many threads; torch itself goes down to one.
 
     Its threads look for work for a while after each operator, on the cores that ours need.
     """
-    if torch.get_num_threads() > 1:
-        native.set_num_threads(torch.get_num_threads())
-        torch.set_num_threads(1)
+    native.set_num_threads(count)
+    torch.set_num_threads(1)
 
 
 def address(tensor: Tensor | None) -> int:

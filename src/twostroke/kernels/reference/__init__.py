@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from twostroke.kernels.dispatch import Operators
 from twostroke.kernels.reference import attention, elementwise, linear
 
@@ -10,6 +12,7 @@ def operators() -> Operators:
     """Runs wherever torch does."""
     return Operators(
         name="reference",
+        set_num_threads=torch.set_num_threads,
         kv_order="plain",
         pack_linear=linear.PackedLinear,
         pack_gated=linear.PackedGated,
