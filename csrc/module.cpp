@@ -70,6 +70,20 @@ void pack_linear(uintptr_t weight, uintptr_t packed, int64_t n, int64_t k, bool 
   });
 }
 
+// Rows of a packed weight (not a gated one), for embeddings: ids int64 [count], out [count, k].
+void unpack_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64_t count, int64_t k, int type) {
+  int64_t step = type == (int)Dtype::bf16 ? 2 : 1, element = 4 / step, steps = (k + step - 1) / step;
+  parallel(count, rows_per_task(k), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      int64_t row = ((const int64_t*)ids)[i];
+      const char* column = (const char*)packed + (row / PANEL * steps * PANEL + row % PANEL) * 4;
+      char* to = (char*)out + i * k * element;
+      for (int64_t s = 0; s < steps; s++, column += PANEL * 4)
+        std::memcpy(to + s * 4, column, (size_t)(std::min(step, k - s * step) * element));
+    }
+  });
+}
+
 void linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual, uintptr_t y, int64_t m, int64_t n,
             int64_t k, bool gated, int type) {
   LinearArgs args{(const void*)x, ldx, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, n, m, n, k,
@@ -188,6 +202,7 @@ NB_MODULE(_native, m) {
   m.def("packed_bytes", &packed_bytes);
   m.def("row_of_channel", &row_of_channel);
   m.def("pack_linear", &pack_linear, release);
+  m.def("unpack_rows", &unpack_rows, release);
   m.def("packed_quantized_bytes", &packed_quantized_bytes);
   m.def("pack_quantized", &pack_quantized, release);
   m.def("kernels", &kernels_of, nb::rv_policy::reference);

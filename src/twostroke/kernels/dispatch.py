@@ -33,6 +33,10 @@ class Linear(Protocol):
         """residual [num_rows, N] + x W^T + b, in one pass where that is cheaper."""
         ...
 
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows of W, for an embedding that is tied to it: ids int64 [n] -> [n, K]."""
+        ...
+
 
 GatedLinear = Callable[[Tensor], Tensor]
 """silu(x G^T) * (x U^T): [num_rows, K] -> [num_rows, N], for the rows of G above those of U in one weight."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -50,9 +49,10 @@ class DecoderModel(ABC):
     """A decoder over paged KV. Rows are independent: a token's result has the same bits in every batch."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], placement: Placement) -> None:
-        """Keeps the weights' account; subclasses build their layers."""
+        """Subclasses build their layers, and keep of the weights what they do not pack."""
+        del weights
         self.config = config
-        self._weights = weights
+        self._bytes_per_weight = placement.dtype.itemsize
         self.attention = placement.operators.attention(
             config.num_heads, config.num_kv_heads, config.head_dim, placement.dtype, placement.device
         )
@@ -101,12 +101,4 @@ class DecoderModel(ABC):
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights; tied ones count once."""
-        return sum({w.data_ptr(): w.nbytes for w in self._weights.values()}.values())
-
-    def weight_checksum(self) -> str:
-        """Changes when any weight does."""
-        digest = hashlib.blake2b(digest_size=16)
-        for name in sorted(self._weights):
-            digest.update(name.encode())
-            digest.update(self._weights[name].contiguous().view(torch.uint8).cpu().numpy().data)
-        return digest.hexdigest()
+        return self._bytes_per_weight * sum(parameter.size for parameter in self.parameters(self.config).values())

@@ -89,7 +89,8 @@ class Llama(DecoderModel):
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], placement: Placement) -> None:
         """Builds the layers from weights named as in `parameters`."""
         super().__init__(config, weights, placement)
-        self._embedding = weights["embedding.weight"]
+        head = "embedding.weight" if config.tie_word_embeddings else "lm_head.weight"
+        self._table = None if config.tie_word_embeddings else weights["embedding.weight"]
         self._layers = [
             self.layer_class(
                 config,
@@ -100,7 +101,7 @@ class Llama(DecoderModel):
             for i in range(config.num_layers)
         ]
         self._norm = RMSNorm(weights["norm.weight"], config.rms_norm_eps, placement.operators)
-        self._lm_head = placement.operators.pack_linear(weights.get("lm_head.weight", self._embedding), None)
+        self._lm_head = placement.operators.pack_linear(weights[head], None)
         self._rotary = Rotary(
             config.rope,
             config.head_dim,
@@ -112,7 +113,9 @@ class Llama(DecoderModel):
     @torch.inference_mode()
     def embed(self, input_ids: Tensor) -> Tensor:
         """See DecoderModel."""
-        return F.embedding(input_ids, self._embedding)
+        if self._table is None:
+            return self._lm_head.rows(input_ids)
+        return F.embedding(input_ids, self._table)
 
     @torch.inference_mode()
     def forward_layers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -53,16 +54,40 @@ def load_model(
     parameters = kind.parameters(config)
     sources = {name: checkpoint_names(names, name) for name in parameters}
     _check(checkpoint, parameters, sources, config, folder)
-    weights: dict[str, Tensor] = {}
-    for name, parts in sources.items():
-        weights[name] = _join([checkpoint.read(part) for part in parts], dtype, device)
-        if not _is_finite(weights[name]):
-            _refuse_not_finite(checkpoint, parts, dtype, folder)
+    weights = _Weights(checkpoint, sources, dtype, device, folder)
     if config.tie_word_embeddings:
-        _check_tied_head(checkpoint, weights["embedding.weight"])
+        _check_tied_head(checkpoint, sources["embedding.weight"][0])
     model = kind(config, weights, Placement(operators, dtype, device, max_model_len))
     log.info("%s: %d MiB of weights in %.1f s", folder.name, model.weight_bytes >> 20, time.perf_counter() - start_s)
     return model
+
+
+class _Weights(Mapping[str, Tensor]):
+    """A model's tensors by our names, read when asked for and not kept: who packs one needs no second copy of it."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        sources: Mapping[str, tuple[str, ...]],
+        dtype: torch.dtype,
+        device: torch.device,
+        folder: Path,
+    ) -> None:
+        self._checkpoint, self._sources, self._folder = checkpoint, sources, folder
+        self._dtype, self._device = dtype, device
+
+    def __getitem__(self, name: str) -> Tensor:
+        parts = self._sources[name]
+        found = _join([self._checkpoint.read(part) for part in parts], self._dtype, self._device)
+        if not _is_finite(found):
+            _refuse_not_finite(self._checkpoint, parts, self._dtype, self._folder)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
 
 
 def _join(parts: list[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -124,11 +149,10 @@ def _is_harmless(name: str, config: ModelConfig) -> bool:
     return name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
 
 
-def _check_tied_head(checkpoint: Checkpoint, embedding: Tensor) -> None:
-    if "lm_head.weight" not in checkpoint.shapes:
-        return
-    head = checkpoint.read("lm_head.weight").to(embedding.device, embedding.dtype)
-    if not torch.equal(head, embedding):
+def _check_tied_head(checkpoint: Checkpoint, embedding: str) -> None:
+    if "lm_head.weight" in checkpoint.shapes and not torch.equal(
+        checkpoint.read("lm_head.weight"), checkpoint.read(embedding)
+    ):
         raise CorruptCheckpoint(
             "config.json ties lm_head.weight to the embedding, but the checkpoint holds another lm_head.weight. "
             "Set tie_word_embeddings to false to use it."

@@ -43,14 +43,16 @@ OPERATORS: dict[str, Callable[[Operators, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+COMPUTED = [("reference", torch.float16)]
+COMPUTED += [(kernels, dtype) for kernels in ("reference", *native.levels()) for dtype in native.DTYPES]
+
+
+@pytest.mark.parametrize(("kernels", "dtype"), COMPUTED, ids=str)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_row_is_the_same_alone_and_among_any_others(
-    threads: int, operator: str, dtype: torch.dtype, backend: Kernels
+    threads: int, operator: str, kernels: Kernels, dtype: torch.dtype
 ) -> None:
-    if dtype is torch.float16 and backend != "reference":
-        pytest.skip("the native kernels have no float16")
-    operators, compute = operators_for(CPU, dtype, backend), OPERATORS[operator]
+    operators, compute = operators_for(CPU, dtype, kernels), OPERATORS[operator]
     x = (torch.randn(701, 96, generator=torch.Generator().manual_seed(1)) * 3).to(dtype)
     everything = compute(operators, x)
     for i in (*range(20), 350, 699, 700):

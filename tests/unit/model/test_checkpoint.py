@@ -75,15 +75,13 @@ def shard(folder: Path, num_shards: int) -> dict[str, str]:
 def test_shards_load_like_a_single_file(sound: Path, folder: Path) -> None:
     shard(folder, 3)
     assert torch.equal(logits(load(folder)), logits(load(sound)))
-    assert load(folder).weight_checksum() == load(sound).weight_checksum()
 
 
 def test_running_changes_no_weight(sound: Path) -> None:
     model = load(sound)
-    before = model.weight_checksum()
-    hidden = logits(model)
-    assert not hidden.requires_grad
-    assert model.weight_checksum() == before
+    first = logits(model)
+    assert not first.requires_grad
+    assert torch.equal(logits(model), first)
     assert model.weight_bytes == 4 * num_parameters(model.config)
 
 
@@ -99,10 +97,10 @@ def test_types_are_converted_while_loading(folder: Path, stored: torch.dtype, wa
 
 def test_the_file_may_change_once_it_is_loaded(folder: Path) -> None:
     model = load(folder)
-    before = model.weight_checksum()
+    before = logits(model)
     path = folder / "model.safetensors"
     path.write_bytes(b"\0" * path.stat().st_size)
-    assert model.weight_checksum() == before
+    assert torch.equal(logits(model), before)
 
 
 def test_tied_heads(tmp_path: Path) -> None:

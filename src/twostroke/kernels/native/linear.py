@@ -57,6 +57,13 @@ class _Panels:
         )
         return y
 
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows of the weight, taken out of the panels: there is no other copy of it. int64 [n] to [n, K]"""
+        found = torch.empty(len(ids), self._k, dtype=self.dtype)
+        ids = ids.contiguous()
+        native.unpack_rows(self._packed.data_ptr(), ids.data_ptr(), found.data_ptr(), len(ids), self._k, self._type)
+        return found
+
 
 class NativeLinear:
     """y = x W^T + b. A result is rounded once, from float32, the residual included."""
@@ -72,6 +79,10 @@ class NativeLinear:
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + x W^T + b. [num_rows, N]"""
         return self._panels.multiply(x, residual)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """W[ids]. [n, K]"""
+        return self._panels.rows(ids)
 
 
 class NativeGated:

@@ -25,6 +25,10 @@ class PackedLinear:
         """residual + x W^T + b, the product rounded first."""
         return residual + self(x)
 
+    def rows(self, ids: Tensor) -> Tensor:
+        """W[ids]. [n, K]"""
+        return F.embedding(ids, self.weight)
+
     def _multiply(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
