@@ -130,6 +130,40 @@ void pack_quantized(uintptr_t codes, uintptr_t scales, uintptr_t mins, uintptr_t
   });
 }
 
+float half_to_float(uint16_t half) {
+  uint32_t bits = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
+  float magnitude;
+  std::memcpy(&magnitude, &bits, 4);
+  magnitude *= 0x1p112f;  // what was subnormal comes right by itself
+  std::memcpy(&bits, &magnitude, 4);
+  bits |= sign;
+  std::memcpy(&magnitude, &bits, 4);
+  return magnitude;
+}
+
+// Rows of a packed weight (not a gated one) as float32, for embeddings.
+void unpack_quantized_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64_t count, int64_t k, int bits, int64_t group,
+                           bool has_min) {
+  int64_t groups = (k + group - 1) / group, per_group = group_bytes(bits, group, has_min);
+  int zero = 1 << (bits - 1);
+  parallel(count, rows_per_task(k), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      int64_t row = ((const int64_t*)ids)[i], c = row % PANEL;
+      float* to = (float*)out + i * k;
+      for (int64_t g = 0; g < groups; g++) {
+        const uint8_t* from = (const uint8_t*)packed + (row / PANEL * groups + g) * per_group;
+        const uint16_t* scales = (const uint16_t*)(from + group * PANEL * bits / 8);
+        float scale = half_to_float(scales[c]), min = has_min ? half_to_float(scales[PANEL + c]) : 0.0f;
+        for (int64_t j = 0; j < group && g * group + j < k; j++) {
+          int code = bits == 8 ? from[(j / 4 * PANEL + c) * 4 + j % 4]
+                               : from[(j / 8 * PANEL + c) * 4 + j % 4] >> (j % 8 < 4 ? 0 : 4) & 15;
+          to[g * group + j] = scale * (float)(code - zero) - min;
+        }
+      }
+    }
+  });
+}
+
 void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual,
                       uintptr_t y, int64_t m, int64_t n, int64_t k, bool gated, int type, int bits, int64_t group,
                       bool has_min) {
@@ -205,6 +239,7 @@ NB_MODULE(_native, m) {
   m.def("unpack_rows", &unpack_rows, release);
   m.def("packed_quantized_bytes", &packed_quantized_bytes);
   m.def("pack_quantized", &pack_quantized, release);
+  m.def("unpack_quantized_rows", &unpack_quantized_rows, release);
   m.def("kernels", &kernels_of, nb::rv_policy::reference);
   nb::class_<Kernels>(m, "Kernels")
       .def_prop_ro("level", [](const Kernels& kernels) { return std::string(kernels.level); })

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from twostroke.model.weight_map import LLAMA
 class Olmo2Layer(LlamaLayer):
     """x + norm(attention(x)), then x + norm(mlp(x)); q and k are normed over all their heads at once."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], layer_id: int, placement: Placement) -> None:
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
         """Llama's, and the two norms."""
         super().__init__(config, weights, layer_id, placement)
         self.num_heads = config.num_heads

@@ -17,9 +17,13 @@ from torch import Tensor
 
 from twostroke.config.load import Kernels
 from twostroke.errors import SetupError
+from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.log import get_logger
 
 log = get_logger(__name__)
+
+
+Weight = Tensor | QuantizedWeight
 
 
 class Linear(Protocol):
@@ -104,8 +108,8 @@ class Operators:
     """How many threads compute, for the whole process."""
     kv_order: str
     """Names the order of the elements inside a KV head of a block: only who has the same may read it."""
-    pack_linear: Callable[[Tensor, Tensor | None], Linear]
-    pack_gated: Callable[[Tensor, Tensor | None], GatedLinear]
+    pack_linear: Callable[[Weight, Tensor | None], Linear]
+    pack_gated: Callable[[Weight, Tensor | None], GatedLinear]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rms_norm_: Callable[[Tensor, Tensor, float], None]
     """The same in place."""

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,11 +49,13 @@ class Placement:
 class DecoderModel(ABC):
     """A decoder over paged KV. Rows are independent: a token's result has the same bits in every batch."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], placement: Placement) -> None:
-        """Subclasses build their layers, and keep of the weights what they do not pack."""
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Any], placement: Placement) -> None:
+        """Subclasses build their layers, and keep of the weights what they do not pack.
+
+        Vectors and tables are tensors; a matrix of a product is whatever `pack_linear` takes (kernels.dispatch.Weight).
+        """
         del weights
         self.config = config
-        self._bytes_per_weight = placement.dtype.itemsize
         self.attention = placement.operators.attention(
             config.num_heads, config.num_kv_heads, config.head_dim, placement.dtype, placement.device
         )
@@ -97,8 +100,3 @@ class DecoderModel(ABC):
         hidden = self.embed(input_ids)
         hidden = self.forward_layers(hidden, range(self.config.num_layers), positions, attention, kv)
         return self.final_norm(hidden)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights; tied ones count once."""
-        return self._bytes_per_weight * sum(parameter.size for parameter in self.parameters(self.config).values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,7 @@ from twostroke.model.decoder import DecoderModel, Parameter, Placement
 class LlamaLayer:
     """x + attention(norm(x)), then x + mlp(norm(x)); the feed-forward is gated (Shazeer 2020, arXiv:2002.05202)."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], layer_id: int, placement: Placement) -> None:
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
         """Takes the layer's weights, named without their `layers.i.`."""
         operators = placement.operators
         self._num_heads, self._num_kv_heads, self._head_dim = config.num_heads, config.num_kv_heads, config.head_dim
@@ -86,7 +87,7 @@ class Llama(DecoderModel):
                 found[f"{name}.bias"] = Parameter(rows)
         return found
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], placement: Placement) -> None:
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Any], placement: Placement) -> None:
         """Builds the layers from weights named as in `parameters`."""
         super().__init__(config, weights, placement)
         head = "embedding.weight" if config.tie_word_embeddings else "lm_head.weight"

@@ -9,6 +9,13 @@ def packed_bytes(n: int, k: int, gated: bool, type: int) -> int: ...
 def row_of_channel(channel: int, n: int, gated: bool) -> int: ...
 def pack_linear(weight: int, packed: int, n: int, k: int, gated: bool, type: int) -> None: ...
 def unpack_rows(packed: int, ids: int, out: int, count: int, k: int, type: int) -> None: ...
+def packed_quantized_bytes(n: int, k: int, gated: bool, bits: int, group: int, has_min: bool) -> int: ...
+def pack_quantized(
+    codes: int, scales: int, mins: int, packed: int, n: int, k: int, gated: bool, bits: int, group: int
+) -> None: ...
+def unpack_quantized_rows(
+    packed: int, ids: int, out: int, count: int, k: int, bits: int, group: int, has_min: bool
+) -> None: ...
 def kernels(level: str) -> Kernels: ...
 
 class Kernels:
@@ -16,6 +23,23 @@ class Kernels:
     def level(self) -> str: ...
     def linear(
         self, x: int, ldx: int, w: int, bias: int, residual: int, y: int, m: int, n: int, k: int, gated: bool, type: int
+    ) -> None: ...
+    def quantized_linear(
+        self,
+        x: int,
+        ldx: int,
+        w: int,
+        bias: int,
+        residual: int,
+        y: int,
+        m: int,
+        n: int,
+        k: int,
+        gated: bool,
+        type: int,
+        bits: int,
+        group: int,
+        has_min: bool,
     ) -> None: ...
     def rms_norm(
         self,

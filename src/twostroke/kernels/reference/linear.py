@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.reference.elementwise import silu_and_mul
 from twostroke.kernels.reference.row_tiles import in_row_tiles, linear_heights
 
@@ -12,8 +13,13 @@ from twostroke.kernels.reference.row_tiles import in_row_tiles, linear_heights
 class PackedLinear:
     """y = x W^T + b with bits per row that do not depend on the other rows; weights as torch keeps them."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Takes weight [N, K] and bias [N], and proves the heights they may be multiplied at (row_tiles)."""
+    def __init__(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> None:
+        """Takes weight [N, K] and bias [N], and proves the heights they may be multiplied at (row_tiles).
+
+        A quantized weight is multiplied as the numbers it stands for.
+        """
+        if isinstance(weight, QuantizedWeight):
+            weight = weight.dequantize()
         self.weight, self.bias = weight, bias
         self.heights = linear_heights(weight, bias)
 
@@ -36,7 +42,7 @@ class PackedLinear:
 class PackedGated:
     """silu(x G^T) * (x U^T), G and U one under the other in weight [2 N, K]."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> None:
         """Packs both as one product."""
         self._linear = PackedLinear(weight, bias)
 
