@@ -18,7 +18,9 @@ def large_pages(num_bytes: int) -> Tensor:
     the system offers large pages, there are 512 times fewer of both (docs/negative-results.md, "a prefix cache that
     made prompts slower").
     """
-    pages = mmap.mmap(-1, num_bytes + _LARGE_PAGE)
+    # private: memory that could be shared with a forked process gets no large pages on most systems
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    pages = mmap.mmap(-1, num_bytes + _LARGE_PAGE, **private)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel built without them
             pages.madvise(mmap.MADV_HUGEPAGE)
