@@ -189,8 +189,10 @@ void quantized_panels_of(const QuantizedArgs& args, int64_t begin, int64_t end) 
   for (int64_t p = begin; p < end; p++) {
     const char* panel = (const char*)args.linear.w + p * panel_bytes;
     in_tiles<MOST_ROWS>(args.linear.m, [&]<int ROWS>(int64_t row) {
-      for (int first = 0; first < PANEL_VECTORS; first += VECTORS)
-        quantized_tile<T, BITS, ROWS, VECTORS>(args, panel, row, p, first);
+      // few rows leave registers for more channels, and more sums that do not wait for each other
+      constexpr int WIDTH = 2 * ROWS <= MOST_ROWS ? 2 * VECTORS : VECTORS;
+      for (int first = 0; first < PANEL_VECTORS; first += WIDTH)
+        quantized_tile<T, BITS, ROWS, WIDTH>(args, panel, row, p, first);
     });
   }
 }

@@ -21,9 +21,12 @@ class StepPlan:
     """One step of one KV group: the batch as it is; the kernels find their work in it."""
 
     shape: GroupShape
-    query_start_loc: Ints
-    seq_lens: Ints
-    block_table: Ints
+    arrays: tuple[Ints, Ints, Ints]
+    """query_start_loc, seq_lens and block_table, kept alive for their addresses."""
+    addresses: tuple[int, int, int]
+    """Looked up once: asking numpy costs more than a small layer's attention."""
+    num_seqs: int
+    max_blocks: int
 
 
 class NativeAttention:
@@ -45,8 +48,11 @@ class NativeAttention:
 
     def plan(self, shape: GroupShape, query_start_loc: Ints, seq_lens: Ints, block_table: Ints) -> StepPlan:
         """Keeps the batch."""
-        of_kernels = (np.ascontiguousarray(array, np.int32) for array in (query_start_loc, seq_lens, block_table))
-        return StepPlan(shape, *of_kernels)
+        starts, lens, table = (
+            np.ascontiguousarray(array, np.int32) for array in (query_start_loc, seq_lens, block_table)
+        )
+        addresses = (starts.ctypes.data, lens.ctypes.data, table.ctypes.data)
+        return StepPlan(shape, (starts, lens, table), addresses, len(lens), table.shape[1])
 
     def __call__(
         self, qkv: Tensor, storage: Tensor, plan: StepPlan, layer_in_block: int, softmax_scale: float
@@ -60,11 +66,9 @@ class NativeAttention:
             qkv.data_ptr(),
             storage.data_ptr() + layer_in_block * storage.stride(1) * element_bytes,
             out.data_ptr(),
-            plan.query_start_loc.ctypes.data,
-            plan.seq_lens.ctypes.data,
-            plan.block_table.ctypes.data,
-            len(plan.seq_lens),
-            plan.block_table.shape[1],
+            *plan.addresses,
+            plan.num_seqs,
+            plan.max_blocks,
             storage.stride(0) * element_bytes,
             shape.num_heads,
             shape.num_kv_heads,

@@ -18,7 +18,7 @@ class Elementwise:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x: [num_rows, n] with weight [n], or [num_rows, parts, n] with [parts, n]."""
-        out = torch.empty(x.shape, dtype=x.dtype)
+        out = torch.empty_like(x)
         self._norm(x, weight, out, eps)
         return out
 
@@ -27,9 +27,8 @@ class Elementwise:
         self._norm(x, weight, x, eps)
 
     def _norm(self, x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
-        parts, n = weight.shape if weight.dim() == 2 else (1, weight.shape[0])
-        assert x.shape[1:] == weight.shape, (x.shape, weight.shape)
-        assert x[:1].is_contiguous(), x.stride()
+        parts, n = weight.shape if weight.dim() == 2 else (1, len(weight))
+        assert x.stride(-1) == 1, x.stride()
         self._kernels.rms_norm(
             x.data_ptr(),
             x.stride(0),
@@ -46,7 +45,7 @@ class Elementwise:
     def rotate_heads_(self, x: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
         """x: [num_tokens, heads, head_dim], tokens any distance apart."""
         num_tokens, heads, head_dim = x.shape
-        assert x[:1].is_contiguous(), x.stride()
+        assert x.stride(1) == head_dim, x.stride()
         self._kernels.rotate(
             x.data_ptr(),
             x.stride(0),
