@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from twostroke.kernels.dispatch import GroupShape
-from twostroke.kernels.native._native import Kernels
-from twostroke.kernels.native.extension import TYPE_CODES, native
+from twostroke.kernels.native.extension import TYPE_CODES, Kernels, native
 
 Ints = npt.NDArray[np.int32]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from twostroke.kernels.native._native import Kernels
-from twostroke.kernels.native.extension import TYPE_CODES
+from twostroke.kernels.native.extension import TYPE_CODES, Kernels
 
 
 class Elementwise:

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from twostroke.kernels.native import _native as native
 
+Kernels = native.Kernels
+
 TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 """As csrc/kernels/table.hpp numbers them."""
 

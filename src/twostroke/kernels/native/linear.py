@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twostroke.kernels.large_pages import large_pages
-from twostroke.kernels.native._native import Kernels
-from twostroke.kernels.native.extension import TYPE_CODES, address, native
+from twostroke.kernels.native.extension import TYPE_CODES, Kernels, address, native
 from twostroke.kernels.quantized_weight import QuantizedWeight
 
 
