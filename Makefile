@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run demo test check bench soak train clean
+.PHONY: run demo test check bench soak train native clean
 
 run: demo
 
@@ -30,10 +30,16 @@ soak: $(STAMP)
 train: $(STAMP)
 	$(BIN)/python -m training.train
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) $(wildcard csrc/kernels/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
+
+# The native module inside src/, for working on it without installing: PYTHONPATH=src then finds it.
+native:
+	cmake -S . -B build/native -DPython_EXECUTABLE=$(abspath $(BIN)/python) -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir)
+	cmake --build build/native --parallel
+	cmake --install build/native --prefix src
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from twostroke.model.weight_map import LLAMA
 class Olmo2Layer(LlamaLayer):
     """x + norm(attention(x)), then x + norm(mlp(x)); q and k are normed over all their heads at once."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], layer_id: int, placement: Placement) -> None:
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
         """Llama's, and the two norms."""
         super().__init__(config, weights, layer_id, placement)
         self.num_heads = config.num_heads
@@ -30,8 +31,8 @@ class Olmo2Layer(LlamaLayer):
         self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionMetadata, kv: KVTensors
     ) -> Tensor:
         """x: [num_tokens, hidden_size]."""
-        x = x + self.attention_norm(self.attend(x, rotation, attention, kv))
-        return x + self.mlp_norm(self.mlp(x))
+        x = x + self.attention_norm(self.output(self.attend(x, rotation, attention, kv)))
+        return x + self.mlp_norm(self.down(self.gated(x)))
 
     def norm_heads_(self, qk: Tensor) -> None:
         """qk: [num_tokens, num_heads + num_kv_heads, head_dim]."""

@@ -155,6 +155,24 @@ def test_prefix_cache_hit(model: str, random_models: dict[str, Path], expected: 
     assert essence(first) == essence(second) == expected[model]
 
 
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("model", ["qwen3", "embedded"])
+def test_quantized_weights(model: str, quantization: str, kernels: str, random_models: dict[str, Path]) -> None:
+    prompts, params = requests()
+    settings = {"quantization": quantization, "kernels": kernels}
+    whole = essence(generate(folder(model, random_models), prompts, params, **settings))
+    for changed in ({"max_num_batched_tokens": 7}, {"block_size": 8, "max_num_seqs": 3}, {"threads": 2}):
+        if kernels == "reference" and "threads" in changed:
+            continue  # torch on two threads waits for a busy machine; test_two_threads covers it
+        assert essence(generate(folder(model, random_models), prompts, params, **settings, **changed)) == whole
+    order = random.Random(4).sample(range(len(prompts)), len(prompts))
+    shuffled = generate(
+        folder(model, random_models), [prompts[i] for i in order], [params[i] for i in order], **settings
+    )
+    assert essence(shuffled) == [whole[i] for i in order]
+
+
 def test_without_kv_cache(random_models: dict[str, Path], expected: dict[str, list[Any]]) -> None:
     prompts, params = requests()
     outputs = generate(

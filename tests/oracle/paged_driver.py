@@ -107,6 +107,5 @@ class PagedDriver:
             seq_lens=np.array(lens, np.int32),
             block_tables=tables,
             layout=self.attention_layout,
-            query_tiles=self.model.query_tiles,
-            device=torch.device("cpu"),
+            operator=self.model.attention,
         )

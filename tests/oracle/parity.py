@@ -10,6 +10,8 @@ import torch
 
 from oracle import naive_model
 from oracle.paged_driver import DrivenRequest, PagedDriver
+from twostroke.config.load import Kernels
+from twostroke.kernels.dispatch import operators_for
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.loader import load_model
 
@@ -17,14 +19,22 @@ MAX_LOGPROB_ERROR = 1e-4
 
 
 def check_parity(
-    folder: Path, kind: str, changes: dict[str, Any], *, seed: int, prompt_lens: list[int], num_decode: int
+    folder: Path,
+    kind: str,
+    changes: dict[str, Any],
+    *,
+    seed: int,
+    prompt_lens: list[int],
+    num_decode: int,
+    kernels: Kernels = "auto",
 ) -> None:
     """Prefill in one pass and in chunks, then greedy decoding in one mixed batch, each against one pass of theirs."""
     rng = np.random.default_rng(seed)
     theirs = naive_model.build(folder, kind, seed, **changes)
-    model = load_model(
-        folder, read_model_config(folder), dtype=torch.float32, device=torch.device("cpu"), max_model_len=1024
-    )
+    cpu = torch.device("cpu")
+    operators = operators_for(cpu, torch.float32, kernels)
+    config = read_model_config(folder)
+    model = load_model(folder, config, dtype=torch.float32, device=cpu, max_model_len=1024, operators=operators)
     driver = PagedDriver(model, num_blocks=400, block_size=int(2 ** rng.integers(0, 7)) if seed else 16, seed=seed)
     requests: list[DrivenRequest] = []
     ours: list[list[torch.Tensor]] = []

@@ -11,6 +11,9 @@ from twostroke.errors import InvalidParameter
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 Device = Literal["cpu", "cuda"]
+Kernels = Literal["auto", "reference", "native", "portable", "avx2", "avx512", "avx512_bf16", "neon"]
+
+Quantization = Literal["int8", "int4"]
 
 MAX_THREADS = 4096
 
@@ -25,8 +28,13 @@ class LoadConfig:
     """Another tokenizer: a folder, a hub id or 'embedded'; default: the model's own."""
     dtype: DType = "auto"
     """Type of weights, activations and KV; 'auto' keeps the checkpoint's."""
+    quantization: Quantization | None = None
+    """Quantize the weights while loading: 'int8' (a scale per channel) or 'int4' (a scale per 32 weights)."""
     device: Device = "cpu"
     """Where the model runs."""
+    kernels: Kernels = "auto"
+    """Who computes: 'auto' takes the native kernels at the best level of this processor, or torch's operators where
+    there are none; 'reference' torch's operators; or a level of the native kernels by its name."""
     threads: int | None = None
     """Threads of the model's operators; default: the processors this process may use."""
     max_model_len: int | None = None
@@ -41,7 +49,10 @@ class LoadConfig:
         for name, path_type in (("model", str), ("tokenizer", str), ("event_log", Path)):
             self._convert_path(name, path_type)
         one_of("dtype", self.dtype, get_args(DType))
+        if self.quantization is not None:
+            one_of("quantization", self.quantization, get_args(Quantization))
         one_of("device", self.device, get_args(Device))
+        one_of("kernels", self.kernels, get_args(Kernels))
         if self.threads is not None:
             whole_number("threads", self.threads, 1, MAX_THREADS)
         if self.max_model_len is not None:

@@ -24,13 +24,14 @@ from twostroke.engine.journal import Journal, engine_started
 from twostroke.engine.output_processor import OutputProcessor
 from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import SetupError
+from twostroke.kernels.dispatch import Operators, operators_for
 from twostroke.kernels.reference.row_tiles import proofs
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_cache.sizing import FreeMemory, KVSizing, size_kv_cache
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import find_model_folder, read_model_config
-from twostroke.model.loader import load_model
+from twostroke.model.loader import load_model, weight_bytes
 from twostroke.model.registry import num_parameters
 from twostroke.runner.executor import Executor, InProcessExecutor
 from twostroke.runner.kv_storage import KVStorage
@@ -53,6 +54,8 @@ class _Loaded:
     config: ModelConfig
     dtype: torch.dtype
     device: torch.device
+    operators: Operators
+    num_threads: int
     tokenizer: Tokenizer
     eos_token_ids: frozenset[int]
 
@@ -79,22 +82,22 @@ def build_text_engine(
         head_dim=loaded.config.head_dim,
         bytes_per_element=loaded.dtype.itemsize,
     )
-    weight_bytes = num_parameters(loaded.config) * loaded.dtype.itemsize
+    num_weight_bytes = weight_bytes(loaded.config, loaded.dtype, config.load.quantization)
     sizing = size_kv_cache(
         layout,
         config.cache,
         max_model_len=config.load.max_model_len,
         model_context=loaded.config.max_context,
         max_tokens_per_step=_max_tokens_per_step(config, loaded.config),
-        memory=_free_memory(config, loaded, layout, weight_bytes),
+        memory=_free_memory(config, loaded, layout, num_weight_bytes),
     )
     with ExitStack() as if_it_fails:
         # opened before a weight is read, which may take minutes: a path that cannot be written is refused at once
         path = config.load.event_log
         event_log = None if path is None else if_it_fails.enter_context(JsonlEventLog(path))
-        engine, weight_bytes = _build_engine(config, loaded, layout, sizing, event_log, around_executor)
+        engine = _build_engine(config, loaded, layout, sizing, event_log, around_executor)
         if_it_fails.pop_all()  # the engine's from here on
-    lines = _startup_lines(loaded, weight_bytes, layout, sizing, time.perf_counter() - begin_s)
+    lines = _startup_lines(loaded, num_weight_bytes, layout, sizing, time.perf_counter() - begin_s)
     for line in lines:
         # a note, such as a shorter context than the model's, is nothing to find out from a refused prompt
         log.log(logging.WARNING if line.startswith("note") else logging.INFO, line)
@@ -122,10 +125,16 @@ def _build_engine(
     sizing: KVSizing,
     event_log: JsonlEventLog | None,
     around_executor: Callable[[Executor], Executor] | None,
-) -> tuple[Engine, int]:
-    """Reads the weights and builds what runs them; with the bytes they take."""
+) -> Engine:
+    """Reads the weights and builds what runs them."""
     model = load_model(
-        loaded.folder, loaded.config, dtype=loaded.dtype, device=loaded.device, max_model_len=sizing.max_model_len
+        loaded.folder,
+        loaded.config,
+        dtype=loaded.dtype,
+        device=loaded.device,
+        max_model_len=sizing.max_model_len,
+        operators=loaded.operators,
+        quantization=config.load.quantization,
     )
     manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
     scheduler = Scheduler(config.scheduler, manager, max_model_len=sizing.max_model_len)
@@ -145,7 +154,7 @@ def _build_engine(
         journal=_journal(config, loaded, layout, sizing, event_log),
         clock=monotonic_clock,
     )
-    return engine, model.weight_bytes
+    return engine
 
 
 def _prepare(config: EngineConfig) -> _Loaded:
@@ -154,10 +163,12 @@ def _prepare(config: EngineConfig) -> _Loaded:
     device = torch.device(load.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SetupError("device=cuda: this PyTorch sees no CUDA device. Use --device cpu, or install a CUDA build.")
-    torch.set_num_threads(load.threads or _usable_processors())
     folder = find_model_folder(load.model)
     model_config = read_model_config(folder).fixed_for(load.max_model_len)
     dtype = getattr(torch, model_config.dtype if load.dtype == "auto" else load.dtype)
+    operators = operators_for(device, dtype, load.kernels)
+    num_threads = load.threads or _usable_processors()
+    operators.set_num_threads(num_threads)
     other = load.tokenizer and find_model_folder(load.tokenizer, with_weights=False)
     tokenizer = Tokenizer.from_folder(other or folder)
     tokenizer.check_vocab(model_config.vocab_size)
@@ -165,7 +176,7 @@ def _prepare(config: EngineConfig) -> _Loaded:
     recommended = read_sampling_defaults(folder)
     if recommended:
         log.info("generation_config.json: sampling defaults %s are not applied; give them per request", recommended)
-    return _Loaded(folder, model_config, dtype, device, tokenizer, eos_token_ids)
+    return _Loaded(folder, model_config, dtype, device, operators, num_threads, tokenizer, eos_token_ids)
 
 
 def _usable_processors() -> int:
@@ -188,7 +199,7 @@ def _journal(
         head_dim=model.head_dim,
         vocab_size=model.vocab_size,
         layer_windows=model.layer_windows,
-        bytes_per_weight=loaded.dtype.itemsize,
+        bytes_per_weight=weight_bytes(model, loaded.dtype, config.load.quantization) / num_parameters(model),
         bytes_per_kv_element=layout.bytes_per_element,
     )
     started = engine_started(
@@ -211,7 +222,7 @@ def _max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:
     return model.max_context
 
 
-def _free_memory(config: EngineConfig, loaded: _Loaded, layout: KVLayout, weight_bytes: int) -> FreeMemory:
+def _free_memory(config: EngineConfig, loaded: _Loaded, layout: KVLayout, num_weight_bytes: int) -> FreeMemory:
     tables = context_bytes(
         loaded.config,
         layout,
@@ -220,7 +231,7 @@ def _free_memory(config: EngineConfig, loaded: _Loaded, layout: KVLayout, weight
         bytes_per_element=loaded.dtype.itemsize,
     )
     return FreeMemory(
-        free_bytes=_free_bytes(loaded.device) - weight_bytes,
+        free_bytes=_free_bytes(loaded.device) - num_weight_bytes,
         step_bytes=_step_bytes(config, loaded),
         context_bytes=tables,
     )
@@ -252,13 +263,14 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _startup_lines(
-    loaded: _Loaded, weight_bytes: int, layout: KVLayout, sizing: KVSizing, load_s: float
+    loaded: _Loaded, num_weight_bytes: int, layout: KVLayout, sizing: KVSizing, load_s: float
 ) -> tuple[str, ...]:
     config = loaded.config
-    where = f"{loaded.device.type}, {torch.get_num_threads()} threads" if loaded.device.type == "cpu" else "cuda"
+    threads = f", {loaded.num_threads} threads" if loaded.device.type == "cpu" else ""
+    where = f"{loaded.device.type}{threads}, {loaded.operators.name} kernels"
     dtype = str(loaded.dtype).removeprefix("torch.")
     model = f"{config.architecture}, {num_parameters(config) / 1e6:,.1f} M parameters, {dtype}, {where}"
-    weights = f"{weight_bytes:,} bytes of weights, loaded in {load_s:.2f} s"
+    weights = f"{num_weight_bytes:,} bytes of weights, loaded in {load_s:.2f} s"
     blocks = f"{sizing.num_blocks:,} blocks of {layout.block_size} tokens = {sizing.kv_bytes:,} bytes"
     capacity = sizing.num_blocks // len(layout.groups) * layout.block_size
     return (

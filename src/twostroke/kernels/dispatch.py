@@ -1,4 +1,4 @@
-"""The operators a model is made of, chosen once per device.
+"""The operators a model is made of, chosen once per model.
 
 Layers call what they were given here and never a backend by name. A backend is one value of `Operators`; its plan of
 a step's attention is its own business and opaque to the layers.
@@ -8,13 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Linear = Callable[[Tensor], Tensor]
-"""[num_rows, K] -> [num_rows, N]; each row's bits independent of the others."""
+from twostroke.config.load import Kernels
+from twostroke.errors import SetupError
+from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.log import get_logger
+
+log = get_logger(__name__)
+
+
+Weight = Tensor | QuantizedWeight
+
+
+class Linear(Protocol):
+    """y = x W^T + b; each row's bits are independent of the other rows."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[num_rows, K] -> [num_rows, N]."""
+        ...
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual [num_rows, N] + x W^T + b, in one pass where that is cheaper."""
+        ...
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows of W, for an embedding that is tied to it: ids int64 [n] -> [n, K]."""
+        ...
+
+
+GatedLinear = Callable[[Tensor], Tensor]
+"""silu(x G^T) * (x U^T): [num_rows, K] -> [num_rows, N], for the rows of G above those of U in one weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,32 +69,76 @@ class GroupShape:
         return self.layers_per_block * 2 * self.num_kv_heads
 
 
+class AttentionOperator(Protocol):
+    """Attention over the paged KV of one model."""
+
+    def plan(
+        self,
+        shape: GroupShape,
+        query_start_loc: npt.NDArray[np.int32],
+        seq_lens: npt.NDArray[np.int32],
+        block_table: npt.NDArray[np.int32],
+    ) -> Any:
+        """What one step of one KV group needs, worked out once for all of its layers; see AttentionMetadata.build."""
+        ...
+
+    def __call__(self, qkv: Tensor, storage: Tensor, plan: Any, layer_in_block: int, softmax_scale: float) -> Tensor:
+        """Writes the step's K and V into the storage, then attends over what is stored.
+
+        Args:
+            qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], rotated; q, then k, then v.
+            storage: [num_blocks, layers_per_block, 2, num_kv_heads, block_size, head_dim], contiguous; the order of the
+                last two is the backend's own (`Operators.kv_order`).
+            plan: of this step and the layer's KV group.
+            layer_in_block: which of a block's layers this is.
+            softmax_scale: factor on the scores.
+
+        Returns:
+            [num_tokens, num_heads * head_dim] in qkv's type.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Operators:
     """One backend; kernels/reference documents shapes and numerics of each, and every backend is tested against it."""
 
     name: str
-    pack_linear: Callable[[Tensor, Tensor | None], Linear]
+    set_num_threads: Callable[[int], None]
+    """How many threads compute, for the whole process."""
+    kv_order: str
+    """Names the order of the elements inside a KV head of a block: only who has the same may read it."""
+    pack_linear: Callable[[Weight, Tensor | None], Linear]
+    pack_gated: Callable[[Weight, Tensor | None], GatedLinear]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    rms_norm_: Callable[[Tensor, Tensor, float], None]
+    """The same in place."""
     rotate_heads_: Callable[[Tensor, Tensor, Tensor], None]
-    silu_and_mul: Callable[[Tensor], Tensor]
-    query_tiles: Callable[[int, int, int, torch.dtype, torch.device], tuple[int, ...]]
-    plan_attention: Callable[..., Any]
-    paged_attention: Callable[[Tensor, Tensor, Any, int, float], Tensor]
+    attention: Callable[[int, int, int, torch.dtype, torch.device], AttentionOperator]
+    """For num_heads, num_kv_heads, head_dim, the type of K and V, and the device."""
 
 
-def operators_for(device: torch.device) -> Operators:
-    """The backend of a device: torch's own operators everywhere, until a faster one is registered for it."""
-    from twostroke.kernels.reference import attention, attention_plan, elementwise, linear
+def operators_for(device: torch.device, dtype: torch.dtype, kernels: Kernels = "auto") -> Operators:
+    """The backend of a device and a type.
 
-    del device  # the reference runs wherever torch does
-    return Operators(
-        name="reference",
-        pack_linear=linear.PackedLinear,
-        rms_norm=elementwise.rms_norm,
-        rotate_heads_=elementwise.rotate_heads_,
-        silu_and_mul=elementwise.silu_and_mul,
-        query_tiles=attention.query_tiles,
-        plan_attention=attention_plan.plan_attention,
-        paged_attention=attention.paged_attention,
-    )
+    Args:
+        device: where the model runs.
+        dtype: of its weights and activations.
+        kernels: "auto" takes the fastest there is; or one by its name.
+
+    Raises:
+        SetupError: the one that was named cannot run here.
+    """
+    from twostroke.kernels import native, reference
+
+    if kernels == "reference":
+        return reference.operators()
+    if device.type == "cpu" and dtype in native.DTYPES and native.is_built():
+        return native.operators(None if kernels in ("auto", "native") else kernels)
+    if kernels != "auto":
+        raise SetupError(
+            f"kernels={kernels}: {native.why_not(device.type, str(dtype))}. Leave it out, and torch's operators serve."
+        )
+    if device.type == "cpu":
+        log.info("%s: torch's own operators serve, slower", native.why_not(device.type, str(dtype)))
+    return reference.operators()

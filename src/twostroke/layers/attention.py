@@ -6,7 +6,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from twostroke.kernels.dispatch import Operators
 from twostroke.layers.attention_metadata import AttentionMetadata
 
 
@@ -22,11 +21,10 @@ class KVTensors(Protocol):
 class Attention:
     """Writes K and V of the step's tokens, then attends over the paged context."""
 
-    def __init__(self, layer_id: int, head_dim: int, operators: Operators) -> None:
+    def __init__(self, layer_id: int, head_dim: int) -> None:
         """Scores are scaled by 1 / sqrt(head_dim)."""
         self._layer_id = layer_id
         self._softmax_scale = head_dim**-0.5
-        self._operators = operators
 
     def __call__(self, qkv: Tensor, attention: AttentionMetadata, kv: KVTensors) -> Tensor:
         """Attends.
@@ -41,4 +39,4 @@ class Attention:
             [num_tokens, num_heads * head_dim].
         """
         group, index = attention.layout.layer_slots[self._layer_id]
-        return self._operators.paged_attention(qkv, kv.tensor, attention.plans[group], index, self._softmax_scale)
+        return attention.operator(qkv, kv.tensor, attention.plans[group], index, self._softmax_scale)

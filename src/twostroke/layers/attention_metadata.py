@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from twostroke.kernels.dispatch import GroupShape, operators_for
+from twostroke.kernels.dispatch import AttentionOperator, GroupShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +63,7 @@ class AttentionMetadata:
 
     layout: AttentionLayout
     num_tokens: int
+    operator: AttentionOperator
     plans: tuple[Any, ...]
     """One per KV group; what the backend worked out for the step."""
 
@@ -75,8 +75,7 @@ class AttentionMetadata:
         seq_lens: npt.NDArray[np.int32],
         block_tables: Sequence[npt.NDArray[np.int32]],
         layout: AttentionLayout,
-        query_tiles: tuple[int, ...],
-        device: torch.device,
+        operator: AttentionOperator,
     ) -> AttentionMetadata:
         """Plans a step.
 
@@ -87,14 +86,12 @@ class AttentionMetadata:
             block_tables: per KV group [num_seqs, max_blocks] block ids. Entries before a group's window or after the
                 context are never read and may hold anything.
             layout: of the storage.
-            query_tiles: the model's `query_tiles`.
-            device: where the model runs.
+            operator: the model's.
         """
         assert len(query_start_loc) == len(seq_lens) + 1, (query_start_loc, seq_lens)
         assert len(block_tables) == len(layout.windows), (len(block_tables), layout.windows)
-        operators = operators_for(device)
         plans = tuple(
-            operators.plan_attention(
+            operator.plan(
                 GroupShape(
                     layout.num_heads,
                     layout.num_kv_heads,
@@ -106,9 +103,7 @@ class AttentionMetadata:
                 query_start_loc,
                 seq_lens,
                 table,
-                query_tiles,
-                device,
             )
             for table, window in zip(block_tables, layout.windows, strict=True)
         )
-        return cls(layout, int(query_start_loc[-1]), plans)
+        return cls(layout, int(query_start_loc[-1]), operator, plans)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,14 +49,17 @@ class Placement:
 class DecoderModel(ABC):
     """A decoder over paged KV. Rows are independent: a token's result has the same bits in every batch."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], placement: Placement) -> None:
-        """Keeps the weights' account; subclasses build their layers."""
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Any], placement: Placement) -> None:
+        """Subclasses build their layers, and keep of the weights what they do not pack.
+
+        Vectors and tables are tensors; a matrix of a product is whatever `pack_linear` takes (kernels.dispatch.Weight).
+        """
+        del weights
         self.config = config
-        self._weights = weights
-        self.query_tiles = placement.operators.query_tiles(
+        self.attention = placement.operators.attention(
             config.num_heads, config.num_kv_heads, config.head_dim, placement.dtype, placement.device
         )
-        """Queries per tile that AttentionMetadata.build may use."""
+        """The operator that steps are planned for."""
 
     @classmethod
     @abstractmethod
@@ -97,16 +100,3 @@ class DecoderModel(ABC):
         hidden = self.embed(input_ids)
         hidden = self.forward_layers(hidden, range(self.config.num_layers), positions, attention, kv)
         return self.final_norm(hidden)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights; tied ones count once."""
-        return sum({w.data_ptr(): w.nbytes for w in self._weights.values()}.values())
-
-    def weight_checksum(self) -> str:
-        """Changes when any weight does."""
-        digest = hashlib.blake2b(digest_size=16)
-        for name in sorted(self._weights):
-            digest.update(name.encode())
-            digest.update(self._weights[name].contiguous().view(torch.uint8).cpu().numpy().data)
-        return digest.hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,43 +18,38 @@ from twostroke.model.decoder import DecoderModel, Parameter, Placement
 
 
 class LlamaLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); the feed-forward is gated (Shazeer 2020, arXiv:2002.05202)."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], layer_id: int, placement: Placement) -> None:
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
         """Takes the layer's weights, named without their `layers.i.`."""
         operators = placement.operators
         self._num_heads, self._num_kv_heads, self._head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.attention_norm = RMSNorm(weights["attention_norm.weight"], config.rms_norm_eps, operators)
         self._qkv = operators.pack_linear(weights["qkv.weight"], weights.get("qkv.bias"))
-        self._attention = Attention(layer_id, config.head_dim, operators)
-        self._output = operators.pack_linear(weights["output.weight"], weights.get("output.bias"))
+        self._attention = Attention(layer_id, config.head_dim)
+        self.output = operators.pack_linear(weights["output.weight"], weights.get("output.bias"))
         self.mlp_norm = RMSNorm(weights["mlp_norm.weight"], config.rms_norm_eps, operators)
-        self._gate_up = operators.pack_linear(weights["gate_up.weight"], weights.get("gate_up.bias"))
-        self._down = operators.pack_linear(weights["down.weight"], weights.get("down.bias"))
+        self.gated = operators.pack_gated(weights["gate_up.weight"], weights.get("gate_up.bias"))
+        self.down = operators.pack_linear(weights["down.weight"], weights.get("down.bias"))
         self._rotate_heads_ = operators.rotate_heads_
-        self._silu_and_mul = operators.silu_and_mul
 
     def forward(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionMetadata, kv: KVTensors
     ) -> Tensor:
         """x: [num_tokens, hidden_size]."""
-        x = x + self.attend(self.attention_norm(x), rotation, attention, kv)
-        return x + self.mlp(self.mlp_norm(x))
+        x = self.output.add_to(x, self.attend(self.attention_norm(x), rotation, attention, kv))
+        return self.down.add_to(x, self.gated(self.mlp_norm(x)))
 
     def attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionMetadata, kv: KVTensors) -> Tensor:
-        """Self-attention of x [num_tokens, hidden_size]."""
+        """Self-attention of x [num_tokens, hidden_size], before the output projection."""
         qkv = self._qkv(x).view(len(x), self._num_heads + 2 * self._num_kv_heads, self._head_dim)
         qk = qkv[:, : self._num_heads + self._num_kv_heads]
         self.norm_heads_(qk)
         self._rotate_heads_(qk, *rotation)
-        return self._output(self._attention(qkv, attention, kv))
+        return self._attention(qkv, attention, kv)
 
     def norm_heads_(self, qk: Tensor) -> None:
         """What an architecture does to q and k [num_tokens, num_heads + num_kv_heads, head_dim] before rotation."""
-
-    def mlp(self, x: Tensor) -> Tensor:
-        """Gated feed-forward (Shazeer 2020, arXiv:2002.05202) of x [num_tokens, hidden_size]."""
-        return self._down(self._silu_and_mul(self._gate_up(x)))
 
 
 class Llama(DecoderModel):
@@ -91,10 +87,11 @@ class Llama(DecoderModel):
                 found[f"{name}.bias"] = Parameter(rows)
         return found
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], placement: Placement) -> None:
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Any], placement: Placement) -> None:
         """Builds the layers from weights named as in `parameters`."""
         super().__init__(config, weights, placement)
-        self._embedding = weights["embedding.weight"]
+        head = "embedding.weight" if config.tie_word_embeddings else "lm_head.weight"
+        self._table = None if config.tie_word_embeddings else weights["embedding.weight"]
         self._layers = [
             self.layer_class(
                 config,
@@ -105,7 +102,7 @@ class Llama(DecoderModel):
             for i in range(config.num_layers)
         ]
         self._norm = RMSNorm(weights["norm.weight"], config.rms_norm_eps, placement.operators)
-        self._lm_head = placement.operators.pack_linear(weights.get("lm_head.weight", self._embedding), None)
+        self._lm_head = placement.operators.pack_linear(weights[head], None)
         self._rotary = Rotary(
             config.rope,
             config.head_dim,
@@ -117,7 +114,9 @@ class Llama(DecoderModel):
     @torch.inference_mode()
     def embed(self, input_ids: Tensor) -> Tensor:
         """See DecoderModel."""
-        return F.embedding(input_ids, self._embedding)
+        if self._table is None:
+            return self._lm_head.rows(input_ids)
+        return F.embedding(input_ids, self._table)
 
     @torch.inference_mode()
     def forward_layers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from twostroke.model.llama import Llama, LlamaLayer
 class Qwen3Layer(LlamaLayer):
     """Norms q and k before they are rotated."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], layer_id: int, placement: Placement) -> None:
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
         """One norm for all heads of q and k, with each head's weight in its row."""
         super().__init__(config, weights, layer_id, placement)
         of_heads = [weights["q_norm.weight"]] * config.num_heads + [weights["k_norm.weight"]] * config.num_kv_heads
@@ -24,7 +25,7 @@ class Qwen3Layer(LlamaLayer):
 
     def norm_heads_(self, qk: Tensor) -> None:
         """Over head_dim, per token and head."""
-        qk.copy_(self._head_norm(qk))
+        self._head_norm.apply_(qk)
 
 
 class Qwen3(Llama):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-
 import torch
 
+from twostroke.kernels.large_pages import large_pages
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.layers.attention_metadata import AttentionLayout
 
@@ -31,7 +29,7 @@ class KVStorage:
         self.layout, self.num_blocks = layout, num_blocks
         shape = (num_blocks, layout.layers_per_block, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
         if device.type == "cpu":
-            self.tensor = _untouched_pages(num_blocks * layout.bytes_per_block).view(dtype).view(shape)
+            self.tensor = large_pages(num_blocks * layout.bytes_per_block).view(dtype).view(shape)
         else:
             self.tensor = torch.zeros(shape, dtype=dtype, device=device)
 
@@ -67,17 +65,3 @@ class KVStorage:
         start = block_id * self.layout.bytes_per_block + layer_in_block * layer_bytes + kv_heads.start * head_bytes
         length = len(kv_heads) * head_bytes
         return (start, length), (start + self.layout.num_kv_heads * head_bytes, length)
-
-
-def _untouched_pages(num_bytes: int) -> torch.Tensor:
-    """Zeroed bytes that take memory only when they are written for the first time. uint8 [num_bytes]
-
-    So half of a machine's memory is there at once, and used only as requests come. The first touch of a page costs a
-    fault; where the system offers large pages there are 512 times fewer of them, and fewer addresses to translate
-    whenever attention reads blocks from everywhere (see docs/negative-results.md, "the cache that was slower").
-    """
-    pages = mmap.mmap(-1, num_bytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel built without them
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)

@@ -106,8 +106,7 @@ class ModelRunner:
             seq_lens=inputs.seq_lens,
             block_tables=[table[inputs.row_indexes, :max_blocks] for table in self._table.block_tables],
             layout=self._attention_layout,
-            query_tiles=self._model.query_tiles,
-            device=self._device,
+            operator=self._model.attention,
         )
 
     def _sample(self, hidden: torch.Tensor, inputs: InputBatch) -> tuple[SampledTokens | None, list[int]]:

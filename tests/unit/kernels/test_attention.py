@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from oracle.naive_attention import naive_attention
+from twostroke.config.load import Kernels
+from twostroke.kernels import native
+from twostroke.kernels.dispatch import AttentionOperator, operators_for
 from twostroke.kernels.reference import attention_plan
-from twostroke.kernels.reference.attention import paged_attention, query_tiles
 from twostroke.layers.attention_metadata import AttentionLayout, AttentionMetadata
 
 CPU = torch.device("cpu")
+BACKENDS: list[Kernels] = ["reference", *native.levels()]  # type: ignore[list-item]
 LAYER = 1  # of two in a block, so that a wrong offset shows
 
 
@@ -31,6 +34,11 @@ class Shape:
     block_size: int = 16
     window: int | None = None
     dtype: torch.dtype = torch.float32
+    backend: Kernels = "reference"
+
+    def operator(self) -> AttentionOperator:
+        operators = operators_for(CPU, self.dtype, self.backend)
+        return operators.attention(self.num_heads, self.num_kv_heads, self.head_dim, self.dtype, CPU)
 
     @property
     def scale(self) -> float:
@@ -40,7 +48,7 @@ class Shape:
         """[num_tokens, num_heads + 2 * num_kv_heads, head_dim]"""
         generator = torch.Generator().manual_seed(seed)
         heads = self.num_heads + 2 * self.num_kv_heads
-        spread = 2 if self.dtype is torch.float32 else 1  # bfloat16 scores carry 8 bits; see paged_attention
+        spread = 2 if self.dtype is torch.float32 else 1  # bfloat16 scores carry 8 bits
         return (torch.randn(num_tokens, heads, self.head_dim, generator=generator) * spread).to(self.dtype)
 
     def dense(self, qkv: Tensor) -> Tensor:
@@ -53,7 +61,7 @@ class Pool:
     """A storage full of NaN, and requests with scrambled blocks in it."""
 
     def __init__(self, shape: Shape, requests: Sequence[Tensor], seed: int = 0) -> None:
-        self.shape, self.requests = shape, requests
+        self.shape, self.requests, self.operator = shape, requests, shape.operator()
         needed = [-(-len(qkv) // shape.block_size) for qkv in requests]
         num_blocks = sum(needed) + 3
         order = np.random.default_rng(seed).permutation(num_blocks)
@@ -86,11 +94,10 @@ class Pool:
                 num_kv_heads=shape.num_kv_heads,
                 head_dim=shape.head_dim,
             ),
-            query_tiles=query_tiles(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.dtype, CPU),
-            device=CPU,
+            operator=self.operator,
         )
         qkv = torch.cat([self.requests[row][self.done[row] : self.done[row] + n] for row, n in work])
-        out = paged_attention(qkv, self.storage, metadata.plans[0], LAYER, shape.scale)
+        out = self.operator(qkv, self.storage, metadata.plans[0], LAYER, shape.scale)
         for (row, n), part in zip(work, out.split([n for _, n in work]), strict=True):
             self.outputs[row].append(part)
             self.done[row] += n
@@ -118,8 +125,8 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_equals_the_dense_oracle_and_decodes_like_it_prefills(threads: int, name: str) -> None:
-    shape = SHAPES[name]
+def test_equals_the_dense_oracle_and_decodes_like_it_prefills(threads: int, name: str, backend: Kernels) -> None:
+    shape = replace(SHAPES[name], backend=backend)
     requests = [shape.qkv(n, seed=n) for n in (1, 2, 130, 300)]
     expected = [shape.dense(qkv) for qkv in requests]
     tolerance = {"rtol": 5e-2, "atol": 5e-2} if shape.dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
@@ -138,7 +145,7 @@ def test_equals_the_dense_oracle_and_decodes_like_it_prefills(threads: int, name
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_no_schedule_changes_a_bit(data: st.DataObject) -> None:
-    shape = SHAPES[data.draw(st.sampled_from(sorted(SHAPES)))]
+    shape = replace(SHAPES[data.draw(st.sampled_from(sorted(SHAPES)))], backend=data.draw(st.sampled_from(BACKENDS)))
     lens = data.draw(st.lists(st.integers(1, 280), min_size=1, max_size=4))
     requests = [shape.qkv(n, seed=i) for i, n in enumerate(lens)]
     pool = Pool(shape, requests, seed=data.draw(st.integers(0, 99)))
@@ -155,10 +162,10 @@ def test_no_schedule_changes_a_bit(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 4, 8, 16, 32, 64, 128])
-def test_block_size_does_not_change_a_bit(block_size: int) -> None:
-    reference = Shape(window=100)
+def test_block_size_does_not_change_a_bit(block_size: int, backend: Kernels) -> None:
+    reference = Shape(window=100, backend=backend)
     qkv = reference.qkv(290, seed=5)
-    assert torch.equal(alone(Shape(window=100, block_size=block_size), qkv), alone(reference, qkv))
+    assert torch.equal(alone(replace(reference, block_size=block_size), qkv), alone(reference, qkv))
 
 
 def test_memory_is_bounded_without_changing_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,8 +180,8 @@ def test_memory_is_bounded_without_changing_a_bit(monkeypatch: pytest.MonkeyPatc
         assert all(torch.equal(a, b) for a, b in zip(pool.results(), expected, strict=True))
 
 
-def test_a_request_full_of_nan_stays_alone_with_it() -> None:
-    shape = Shape()
+def test_a_request_full_of_nan_stays_alone_with_it(backend: Kernels) -> None:
+    shape = Shape(backend=backend)
     good, bad = shape.qkv(150, seed=1), torch.full_like(shape.qkv(90, seed=2), float("nan"))
     pool = Pool(shape, [good, bad])
     pool.step([(0, 77), (1, 60)])
@@ -184,16 +191,16 @@ def test_a_request_full_of_nan_stays_alone_with_it() -> None:
     assert diverged.isnan().all()
 
 
-def test_later_tokens_do_not_reach_earlier_ones() -> None:
-    shape = Shape()
+def test_later_tokens_do_not_reach_earlier_ones(backend: Kernels) -> None:
+    shape = Shape(backend=backend)
     qkv = shape.qkv(200, seed=1)
     changed = qkv.clone()
     changed[120:] = shape.qkv(80, seed=9)
     assert torch.equal(alone(shape, qkv)[:120], alone(shape, changed)[:120])
 
 
-def test_a_long_context_in_small_memory() -> None:
-    shape = Shape(num_heads=2, num_kv_heads=1, head_dim=8)
+def test_a_long_context_in_small_memory(backend: Kernels) -> None:
+    shape = Shape(backend=backend, num_heads=2, num_kv_heads=1, head_dim=8)
     qkv = shape.qkv(9_000, seed=1)
     pool = Pool(shape, [qkv])
     while pool.done[0] < 8_999:

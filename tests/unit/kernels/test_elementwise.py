@@ -9,38 +9,66 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twostroke.kernels.reference.elementwise import rms_norm, rotate_heads_, silu_and_mul
+from twostroke.config.load import Kernels
+from twostroke.kernels import native
+from twostroke.kernels.dispatch import Operators, operators_for
+from twostroke.kernels.reference.elementwise import rms_norm, silu_and_mul
+
+CPU = torch.device("cpu")
+WEIGHT = torch.linspace(0.3, 2.0, 96)
 
 
-def rotated(x: Tensor) -> Tensor:
+def rotated(operators: Operators, x: Tensor) -> Tensor:
     """Heads of 24 out of rows of 96, each row by its own angle."""
     angles = x[:, :1].float() * torch.arange(1, 13)
     cos, sin = angles.cos(), angles.sin()
     heads = x.view(len(x), 4, 24).clone()
     cos, signed_sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
-    rotate_heads_(heads, cos.to(x.dtype).unsqueeze(1), signed_sin.to(x.dtype).unsqueeze(1))
+    operators.rotate_heads_(heads, cos.to(x.dtype).unsqueeze(1), signed_sin.to(x.dtype).unsqueeze(1))
     return heads.flatten(1)
 
 
-WEIGHT = torch.linspace(0.3, 2.0, 96)
-OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
-    "norm": lambda x: rms_norm(x, WEIGHT.to(x.dtype), 1e-6),
-    "norm over heads": lambda x: rms_norm(x.view(len(x), 4, 24), WEIGHT.view(4, 24).to(x.dtype), 1e-6).flatten(1),
-    "activation": silu_and_mul,
+def normed_heads(operators: Operators, x: Tensor) -> Tensor:
+    """Two of four heads of 24, in place."""
+    heads = x.view(len(x), 4, 24).clone()
+    operators.rms_norm_(heads[:, 1:3], WEIGHT.view(4, 24)[1:3].contiguous().to(x.dtype), 1e-6)
+    return heads.flatten(1)
+
+
+OPERATORS: dict[str, Callable[[Operators, Tensor], Tensor]] = {
+    "norm": lambda operators, x: operators.rms_norm(x, WEIGHT.to(x.dtype), 1e-6),
+    "norm over heads": normed_heads,
+    "activation": lambda _, x: silu_and_mul(x),
     "rotation": rotated,
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+COMPUTED = [("reference", torch.float16)]
+COMPUTED += [(kernels, dtype) for kernels in ("reference", *native.levels()) for dtype in native.DTYPES]
+
+
+@pytest.mark.parametrize(("kernels", "dtype"), COMPUTED, ids=str)
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_a_row_is_the_same_alone_and_among_any_others(threads: int, operator: str, dtype: torch.dtype) -> None:
-    apply = OPERATORS[operator]
+def test_a_row_is_the_same_alone_and_among_any_others(
+    threads: int, operator: str, kernels: Kernels, dtype: torch.dtype
+) -> None:
+    operators, compute = operators_for(CPU, dtype, kernels), OPERATORS[operator]
     x = (torch.randn(701, 96, generator=torch.Generator().manual_seed(1)) * 3).to(dtype)
-    everything = apply(x)
+    everything = compute(operators, x)
     for i in (*range(20), 350, 699, 700):
-        assert torch.equal(everything[i], apply(x[i : i + 1])[0])
+        assert torch.equal(everything[i], compute(operators, x[i : i + 1])[0])
     for start, stop in ((0, 3), (5, 6), (1, 700), (13, 44), (350, 701)):
-        assert torch.equal(apply(x[start:stop]), everything[start:stop])
+        assert torch.equal(compute(operators, x[start:stop]), everything[start:stop])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("operator", ["norm", "norm over heads", "rotation"])
+@pytest.mark.parametrize("level", native.levels())
+def test_native_equals_the_reference(level: Kernels, operator: str, dtype: torch.dtype) -> None:
+    x = (torch.randn(50, 96, generator=torch.Generator().manual_seed(3)) * 3).to(dtype)
+    found, expected = (OPERATORS[operator](operators_for(CPU, dtype, kernels), x) for kernels in (level, "reference"))
+    bounds = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    torch.testing.assert_close(found, expected, **bounds)
 
 
 @pytest.mark.parametrize("width", [1, 7, 63, 100, 1000])

@@ -13,8 +13,12 @@ from hypothesis import settings
 from oracle import naive_model
 from oracle.paged_driver import PagedDriver
 from oracle.parity import check_parity
+from twostroke.config.load import Kernels
+from twostroke.kernels.dispatch import operators_for
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.loader import load_model
+
+CPU = torch.device("cpu")
 
 
 def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
@@ -71,10 +75,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize("kernels", ["reference", "auto"])
 @pytest.mark.parametrize("case", CASES)
-def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
+def test_logits_equal_transformers(case: str, kernels: Kernels, tmp_path: Path) -> None:
     kind, changes = CASES[case]
-    check_parity(tmp_path, kind, changes, seed=0, prompt_lens=[1, 61, 400], num_decode=200)
+    check_parity(tmp_path, kind, changes, seed=0, prompt_lens=[1, 61, 400], num_decode=200, kernels=kernels)
 
 
 def check_grid(folder: Path, seeds: range) -> None:
@@ -98,7 +103,14 @@ def test_dynamic_scaling_is_fixed_for_the_longest_context(tmp_path: Path) -> Non
     changes = {**rope("dynamic", factor=2.0), "max_position_embeddings": 256}
     theirs = naive_model.build(tmp_path, "Llama", **changes)
     config = read_model_config(tmp_path).fixed_for(2048)
-    model = load_model(tmp_path, config, dtype=torch.float32, device=torch.device("cpu"), max_model_len=2048)
+    model = load_model(
+        tmp_path,
+        config,
+        dtype=torch.float32,
+        device=CPU,
+        max_model_len=2048,
+        operators=operators_for(CPU, torch.float32),
+    )
     token_ids = list(range(100))
     driver = PagedDriver(model)
     found = driver.logits(driver.step([(driver.add(token_ids), 100)])[0])

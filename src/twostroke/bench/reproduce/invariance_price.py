@@ -23,8 +23,7 @@ from twostroke.bench.report import median
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.dispatch import GroupShape
-from twostroke.kernels.reference.attention import paged_attention, query_tiles
-from twostroke.kernels.reference.attention_plan import plan_attention
+from twostroke.kernels.reference.attention import PagedAttention
 from twostroke.kernels.reference.linear import PackedLinear
 from twostroke.model.checkpoint import find_model_folder, read_model_config
 
@@ -107,19 +106,18 @@ def _attention(
     blocks_each = -(-context // BLOCK_SIZE)
     storage = torch.randn(num_seqs * blocks_each, 1, 2, kv_heads, BLOCK_SIZE, dim, generator=generator).to(dtype)
     qkv = torch.randn(num_seqs * num_queries, heads + 2 * kv_heads, dim, generator=generator).to(dtype)
-    plan = plan_attention(
+    attention = PagedAttention(heads, kv_heads, dim, dtype, CPU)
+    plan = attention.plan(
         GroupShape(heads, kv_heads, dim, BLOCK_SIZE, 1, None),
         np.arange(num_seqs + 1, dtype=np.int32) * num_queries,
         np.full(num_seqs, context, np.int32),
         np.arange(len(storage), dtype=np.int32).reshape(num_seqs, blocks_each),
-        query_tiles(heads, kv_heads, dim, dtype, CPU),
-        CPU,
     )
     q = torch.randn(num_seqs, heads, num_queries, dim, generator=generator).to(dtype)
     k, v = torch.randn(2, num_seqs, kv_heads, context, dim, generator=generator).to(dtype)
 
     def paged() -> Tensor:
-        return paged_attention(qkv, storage, plan, 0, dim**-0.5)
+        return attention(qkv, storage, plan, 0, dim**-0.5)
 
     def contiguous() -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=num_queries > 1, enable_gqa=True)

@@ -1,0 +1,23 @@
+"""Torch's own operators, arranged so that rows do not know each other: slow, plain, and the measure of the others."""
+
+from __future__ import annotations
+
+import torch
+
+from twostroke.kernels.dispatch import Operators
+from twostroke.kernels.reference import attention, elementwise, linear
+
+
+def operators() -> Operators:
+    """Runs wherever torch does."""
+    return Operators(
+        name="reference",
+        set_num_threads=torch.set_num_threads,
+        kv_order="plain",
+        pack_linear=linear.PackedLinear,
+        pack_gated=linear.PackedGated,
+        rms_norm=elementwise.rms_norm,
+        rms_norm_=elementwise.rms_norm_,
+        rotate_heads_=elementwise.rotate_heads_,
+        attention=attention.PagedAttention,
+    )

@@ -17,11 +17,19 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from twostroke.kernels.dispatch import GroupShape
-from twostroke.kernels.reference.attention_plan import PARTITION, AttentionPlan, Pass, TileRun
+from twostroke.kernels.reference.attention_plan import (
+    PARTITION,
+    AttentionPlan,
+    Pass,
+    TileRun,
+    plan_attention,
+)
 from twostroke.kernels.reference.row_tiles import BASE_HEIGHT, ROW_BY_ROW, fingerprint, remember
 
 QUERY_TILES = (1, 2, 4, 8, 64)
@@ -79,30 +87,39 @@ def _is_sound(rows: int, num_inputs: int, num_outputs: int, like: Tensor, *, tra
     return True
 
 
-def paged_attention(
-    qkv: Tensor, storage: Tensor, plan: AttentionPlan, layer_in_block: int, softmax_scale: float
-) -> Tensor:
-    """Writes the step's K and V into the storage, then attends over what is stored.
+class PagedAttention:
+    """See AttentionOperator."""
 
-    Args:
-        qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], rotated; q, then k, then v.
-        storage: [num_blocks, layers_per_block, 2, num_kv_heads, block_size, head_dim], contiguous.
-        plan: of this step and the layer's KV group.
-        layer_in_block: which of a block's layers this is.
-        softmax_scale: factor on the scores.
+    def __init__(
+        self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Proves the tiles that queries may be put into."""
+        self._tiles = query_tiles(num_heads, num_kv_heads, head_dim, dtype, device)
+        self._device = device
 
-    Returns:
-        [num_tokens, num_heads * head_dim] in qkv's type.
-    """
-    shape = plan.shape
-    write_kv(qkv[:, shape.num_heads :], storage, plan, layer_in_block)
-    # a power of two into q, which rounds nothing, and the rest (1 for many head sizes) onto the float32 scores
-    q_scale = 2.0 ** math.floor(math.log2(softmax_scale))
-    q = qkv[:, : shape.num_heads] * q_scale
-    block_rows = storage.view(-1, shape.block_size * shape.head_dim)
-    results = [_attend(run, q, block_rows, shape, layer_in_block, softmax_scale / q_scale) for run in plan.runs]
-    joined = results[0] if len(results) == 1 else torch.cat(results)
-    return joined.index_select(0, plan.output_rows)
+    def plan(
+        self,
+        shape: GroupShape,
+        query_start_loc: npt.NDArray[np.int32],
+        seq_lens: npt.NDArray[np.int32],
+        block_table: npt.NDArray[np.int32],
+    ) -> AttentionPlan:
+        """See plan_attention."""
+        return plan_attention(shape, query_start_loc, seq_lens, block_table, self._tiles, self._device)
+
+    def __call__(
+        self, qkv: Tensor, storage: Tensor, plan: AttentionPlan, layer_in_block: int, softmax_scale: float
+    ) -> Tensor:
+        """See AttentionOperator."""
+        shape = plan.shape
+        write_kv(qkv[:, shape.num_heads :], storage, plan, layer_in_block)
+        # a power of two into q, which rounds nothing, and the rest (1 for many head sizes) onto the float32 scores
+        q_scale = 2.0 ** math.floor(math.log2(softmax_scale))
+        q = qkv[:, : shape.num_heads] * q_scale
+        block_rows = storage.view(-1, shape.block_size * shape.head_dim)
+        results = [_attend(run, q, block_rows, shape, layer_in_block, softmax_scale / q_scale) for run in plan.runs]
+        joined = results[0] if len(results) == 1 else torch.cat(results)
+        return joined.index_select(0, plan.output_rows)
 
 
 def write_kv(kv: Tensor, storage: Tensor, plan: AttentionPlan, layer_in_block: int) -> None:

@@ -26,6 +26,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * scale).to(x.dtype).mul_(weight)
 
 
+def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
+    """The same in place."""
+    x.copy_(rms_norm(x, weight, eps))
+
+
 def rotate_heads_(x: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
     """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) in place, halves paired as in Llama.
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.kernels.reference.elementwise import silu_and_mul
 from twostroke.kernels.reference.row_tiles import in_row_tiles, linear_heights
 
 
 class PackedLinear:
     """y = x W^T + b with bits per row that do not depend on the other rows; weights as torch keeps them."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Takes weight [N, K] and bias [N], and proves the heights they may be multiplied at (row_tiles)."""
+    def __init__(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> None:
+        """Takes weight [N, K] and bias [N], and proves the heights they may be multiplied at (row_tiles).
+
+        A quantized weight is multiplied as the numbers it stands for.
+        """
+        if isinstance(weight, QuantizedWeight):
+            weight = weight.dequantize()
         self.weight, self.bias = weight, bias
         self.heights = linear_heights(weight, bias)
 
@@ -20,5 +27,25 @@ class PackedLinear:
         """Maps x [num_rows, K] to [num_rows, N], in the type of the weights."""
         return in_row_tiles(self._multiply, x, self.heights)
 
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + x W^T + b, the product rounded first."""
+        return residual + self(x)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """W[ids]. [n, K]"""
+        return F.embedding(ids, self.weight)
+
     def _multiply(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
+
+
+class PackedGated:
+    """silu(x G^T) * (x U^T), G and U one under the other in weight [2 N, K]."""
+
+    def __init__(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> None:
+        """Packs both as one product."""
+        self._linear = PackedLinear(weight, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Maps x [num_rows, K] to [num_rows, N]."""
+        return silu_and_mul(self._linear(x))

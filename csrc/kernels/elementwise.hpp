@@ -1,0 +1,85 @@
+// Norm and rotation, a row at a time. Sums go over sixteen lanes and one tree, whatever else is computed.
+#pragma once
+
+#include <cmath>
+
+#include "table.hpp"
+#include "vec.hpp"
+
+namespace twostroke {
+namespace {
+
+// Calls f(index of the first element, how many) for pieces of sixteen and what is left.
+template <typename F>
+INLINE void in_lanes(int64_t n, const F& f) {
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) f(i, LANES);
+  if (i < n) f(i, n - i);
+}
+
+template <typename T>
+INLINE f32x16 get(const T* p, int64_t count) { return count == LANES ? load16(p) : load_some(p, count); }
+
+template <typename T>
+INLINE void set(T* p, f32x16 v, int64_t count) {
+  if (count == LANES) store16(p, v);
+  else store_some(p, v, count);
+}
+
+template <typename T>
+void rms_norm_rows(const T* x, int64_t x_stride, const T* weight, T* y, int64_t y_stride, int64_t parts, int64_t n, float eps,
+                   int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; row++)
+    for (int64_t part = 0; part < parts; part++) {
+      const T *from = x + row * x_stride + part * n, *factor = weight + part * n;
+      T* to = y + row * y_stride + part * n;
+      f32x16 squares{};
+      in_lanes(n, [&](int64_t i, int64_t count) {
+        f32x16 v = get(from + i, count);
+        squares = fma(v, v, squares);
+      });
+      f32x16 scale = splat(1.0f / std::sqrt(sum_of(squares) / (float)n + eps));
+      in_lanes(n, [&](int64_t i, int64_t count) {
+        // rounded before the weight is applied, as the models were trained
+        set(to + i, rounded(get(from + i, count) * scale, T{}) * get(factor + i, count), count);
+      });
+    }
+}
+
+void rms_norm(const void* x, int64_t x_stride, const void* weight, void* y, int64_t y_stride, int64_t parts, int64_t n,
+              float eps, Dtype type, int64_t begin, int64_t end) {
+  auto run = [&](auto element) {
+    using T = decltype(element);
+    rms_norm_rows((const T*)x, x_stride, (const T*)weight, (T*)y, y_stride, parts, n, eps, begin, end);
+  };
+  if (type == Dtype::f32) run(float{});
+  else run(uint16_t{});
+}
+
+template <typename T>
+void rotate_rows(T* x, int64_t token_stride, int64_t heads, int64_t head_dim, const T* cos, const T* sin, int64_t begin,
+                 int64_t end) {
+  int64_t half = head_dim / 2;
+  for (int64_t token = begin; token < end; token++) {
+    const T *c = cos + token * head_dim, *s = sin + token * head_dim;
+    for (int64_t head = 0; head < heads; head++) {
+      T* row = x + token * token_stride + head * head_dim;
+      in_lanes(half, [&](int64_t i, int64_t count) {
+        f32x16 low = get(row + i, count), high = get(row + half + i, count);
+        set(row + i, fma(low, get(c + i, count), high * get(s + i, count)), count);
+        set(row + half + i, fma(high, get(c + half + i, count), low * get(s + half + i, count)), count);
+      });
+    }
+  }
+}
+
+void rotate(void* x, int64_t token_stride, int64_t heads, int64_t head_dim, const void* cos, const void* sin, Dtype type,
+            int64_t begin, int64_t end) {
+  if (type == Dtype::f32)
+    rotate_rows((float*)x, token_stride, heads, head_dim, (const float*)cos, (const float*)sin, begin, end);
+  else
+    rotate_rows((uint16_t*)x, token_stride, heads, head_dim, (const uint16_t*)cos, (const uint16_t*)sin, begin, end);
+}
+
+}  // namespace
+}  // namespace twostroke

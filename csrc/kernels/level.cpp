@@ -1,0 +1,20 @@
+// Compiled once per instruction level; CMakeLists.txt sets the flags and names the level.
+#include "attention.hpp"
+#include "elementwise.hpp"
+#include "linear.hpp"
+#include "quantized.hpp"
+#include "table.hpp"
+
+namespace twostroke {
+
+#define NAME_OF(level) #level
+#define TEXT_OF(level) NAME_OF(level)
+#define JOIN(a, b) a##b
+#define FUNCTION_OF(level) JOIN(kernels_, level)
+
+const Kernels* FUNCTION_OF(TWOSTROKE_LEVEL)() {
+  static const Kernels table{TEXT_OF(TWOSTROKE_LEVEL), linear_panels, quantized_panels, quantize_rows, write_kv, attend, rms_norm, rotate};
+  return &table;
+}
+
+}  // namespace twostroke

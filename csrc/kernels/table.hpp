@@ -1,0 +1,91 @@
+// The kernels of one instruction level, as plain functions: what module.cpp calls and each level fills in.
+#pragma once
+
+#include <cstdint>
+
+namespace twostroke {
+
+enum class Dtype : int32_t { f32 = 0, bf16 = 1 };
+
+// y[M, N] = x[M, K] W^T + bias (+ residual), or silu(x G^T + ..) * (x U^T + ..); weights in panels (see linear.hpp).
+struct LinearArgs {
+  const void* x;         // [M, K], rows ldx elements apart
+  int64_t ldx;
+  const void* w;         // packed
+  const float* bias;     // one per channel of all panels, or null
+  const void* residual;  // [M, N] like y, or null
+  void* y;               // [M, N], rows ldy elements apart
+  int64_t ldy;
+  int64_t m, n, k;
+  bool gated;            // panels hold vectors of G and of U in turn
+  Dtype type;            // of x, weights, residual and y
+};
+
+// The same with weights of 8 or 4 bits and inputs of 8 (see quantized.hpp); x is not read.
+struct QuantizedArgs {
+  LinearArgs linear;
+  int bits;
+  int64_t group, groups;  // k per group; the last one is filled up with zeros
+  bool has_min;
+  const int8_t* q;        // [m, groups * group]
+  const float* scales;    // [m, groups]
+  const int32_t* sums;    // [m, groups]
+};
+
+// One layer's attention over a flat batch: some consecutive queries of each sequence, which are its last tokens.
+//
+//   qkv      [num_tokens, heads + 2 kv_heads, head_dim], rotated
+//   storage  blocks of [layers_per_block][K, V][kv_heads][block_size * head_dim elements in the order of attention.hpp]
+//   out      [num_tokens, heads, head_dim]
+struct AttentionArgs {
+  const void* qkv;
+  char* storage;       // at the layer inside block 0
+  void* out;
+  const int32_t* query_start;  // [num_seqs + 1]
+  const int32_t* seq_lens;     // [num_seqs], after this step
+  const int32_t* block_table;  // [num_seqs, max_blocks]
+  int64_t num_seqs, max_blocks;
+  int64_t block_bytes;  // from one block to the next
+  int64_t heads, kv_heads, head_dim, block_size;
+  int64_t window;       // keys a query sees, itself included; 0 sees all
+  float scale;
+  Dtype type;
+};
+
+// Rows of queries of one sequence that share a KV head: row r is query r / (heads per kv head).
+struct AttentionItem {
+  int32_t seq, kv_head, first_row, num_rows;
+};
+
+struct Kernels {
+  const char* level;
+  // Computes panels [begin, end) of PANEL channels each.
+  void (*linear_panels)(const LinearArgs&, int64_t begin, int64_t end);
+  void (*quantized_panels)(const QuantizedArgs&, int64_t begin, int64_t end);
+  // Quantizes rows [begin, end) of x [m, k] in groups.
+  void (*quantize_rows)(const void* x, int64_t ldx, int64_t k, int64_t group, int64_t groups, int8_t* q, float* scales,
+                        int32_t* sums, Dtype, int64_t begin, int64_t end);
+  // Stores K and V of the tokens [begin, end) of the flat batch, which belong to the sequences seq_of_token.
+  void (*write_kv)(const AttentionArgs&, const int32_t* seq_of_token, int64_t begin, int64_t end);
+  // Attends for one item over all it sees.
+  void (*attend)(const AttentionArgs&, const AttentionItem&);
+  // y[row][part] = x[row][part] / rms(x[row][part]) * weight[part], for rows [begin, end) of `parts` parts of n elements.
+  void (*rms_norm)(const void* x, int64_t x_stride, const void* weight, void* y, int64_t y_stride, int64_t parts, int64_t n,
+                   float eps, Dtype, int64_t begin, int64_t end);
+  // Rotates heads [tokens, heads, head_dim] in place by cos and signed sin [tokens, head_dim].
+  void (*rotate)(void* x, int64_t token_stride, int64_t heads, int64_t head_dim, const void* cos, const void* sin, Dtype,
+                 int64_t begin, int64_t end);
+};
+
+constexpr int64_t LANES = 16;        // channels per vector
+constexpr int64_t PANEL_VECTORS = 4;
+constexpr int64_t MAX_HEAD_DIM = 512;
+constexpr int64_t ITEM_ROWS = 48;  // most rows of an attention item
+constexpr int64_t PANEL = LANES * PANEL_VECTORS;
+
+const Kernels* kernels_portable();
+const Kernels* kernels_avx2();
+const Kernels* kernels_avx512();
+const Kernels* kernels_avx512_bf16();
+
+}  // namespace twostroke

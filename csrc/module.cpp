@@ -1,0 +1,251 @@
+// The door between Python and the kernels: raw addresses in, nothing copied, the GIL released.
+//
+// Shapes and types are checked in Python (kernels/native), where tensors are; what arrives here is taken as it is.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "cpu.hpp"
+#include "kernels/table.hpp"
+#include "threads.hpp"
+
+namespace nb = nanobind;
+using namespace twostroke;
+
+namespace {
+
+const Kernels* table_of(const std::string& level) {
+#if defined(__x86_64__)
+  if (level == "avx512_bf16") return kernels_avx512_bf16();
+  if (level == "avx512") return kernels_avx512();
+  if (level == "avx2") return kernels_avx2();
+#endif
+  return kernels_portable();
+}
+
+const Kernels& kernels_of(const std::string& level) {
+  for (const auto& usable : usable_levels())
+    if (usable == level) return *table_of(level);
+  throw std::invalid_argument("level " + level + " is not usable on this processor");
+}
+
+// Rows of a task of element-wise work: enough that handing it out costs less than doing it.
+int64_t rows_per_task(int64_t n) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(n, 1)); }
+
+int64_t num_panels(int64_t channels) { return (channels + PANEL - 1) / PANEL; }
+
+// Bytes of a weight [n, k] in panels; of a gated one n counts the channels of one factor.
+int64_t packed_bytes(int64_t n, int64_t k, bool gated, int type) {
+  int64_t step = type == (int)Dtype::bf16 ? 2 : 1;
+  return num_panels(gated ? 2 * ((n + LANES - 1) / LANES * LANES) : n) * PANEL * ((k + step - 1) / step) * 4;
+}
+
+// The row of the weight that stands in a lane of a panel, or -1: [n, k], or [2 n, k] with G above U.
+int64_t row_of_channel(int64_t channel, int64_t n, bool gated) {
+  if (!gated) return channel < n ? channel : -1;
+  int64_t vector = channel / LANES, row = vector / 2 * LANES + channel % LANES;
+  return row < n ? row + vector % 2 * n : -1;
+}
+
+void pack_linear(uintptr_t weight, uintptr_t packed, int64_t n, int64_t k, bool gated, int type) {
+  int64_t step = type == (int)Dtype::bf16 ? 2 : 1, element = 4 / step, steps = (k + step - 1) / step;
+  const char* from = (const char*)weight;
+  char* to = (char*)packed;
+  int64_t panels = packed_bytes(n, k, gated, type) / (steps * PANEL * 4);
+  parallel(panels, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; p++)
+      for (int64_t c = 0; c < PANEL; c++) {
+        int64_t row = row_of_channel(p * PANEL + c, n, gated);
+        char* column = to + (p * steps * PANEL + c) * 4;
+        for (int64_t s = 0; s < steps; s++, column += PANEL * 4) {
+          int64_t count = row < 0 ? 0 : std::min(step, k - s * step);
+          if (count < step) std::memset(column, 0, 4);
+          std::memcpy(column, from + (row * k + s * step) * element, (size_t)(count * element));
+        }
+      }
+  });
+}
+
+// Rows of a packed weight (not a gated one), for embeddings: ids int64 [count], out [count, k].
+void unpack_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64_t count, int64_t k, int type) {
+  int64_t step = type == (int)Dtype::bf16 ? 2 : 1, element = 4 / step, steps = (k + step - 1) / step;
+  parallel(count, rows_per_task(k), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      int64_t row = ((const int64_t*)ids)[i];
+      const char* column = (const char*)packed + (row / PANEL * steps * PANEL + row % PANEL) * 4;
+      char* to = (char*)out + i * k * element;
+      for (int64_t s = 0; s < steps; s++, column += PANEL * 4)
+        std::memcpy(to + s * 4, column, (size_t)(std::min(step, k - s * step) * element));
+    }
+  });
+}
+
+void linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual, uintptr_t y, int64_t m, int64_t n,
+            int64_t k, bool gated, int type) {
+  LinearArgs args{(const void*)x, ldx, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, n, m, n, k,
+                  gated, (Dtype)type};
+  int64_t panels = num_panels(gated ? 2 * ((n + LANES - 1) / LANES * LANES) : n);
+  parallel(panels, 1, [&](int64_t begin, int64_t end) { kernels.linear_panels(args, begin, end); });
+}
+
+// ---------------------------------------------------------------- weights of 8 and 4 bits
+
+int64_t channels_of(int64_t n, bool gated) { return gated ? 2 * ((n + LANES - 1) / LANES * LANES) : n; }
+
+int64_t group_bytes(int bits, int64_t group, bool has_min) { return group * PANEL * bits / 8 + PANEL * 2 * (has_min ? 2 : 1); }
+
+int64_t packed_quantized_bytes(int64_t n, int64_t k, bool gated, int bits, int64_t group, bool has_min) {
+  return num_panels(channels_of(n, gated)) * ((k + group - 1) / group) * group_bytes(bits, group, has_min);
+}
+
+// codes [rows, k] of a byte each, scales and mins float16 [rows, groups] (mins may be null).
+void pack_quantized(uintptr_t codes, uintptr_t scales, uintptr_t mins, uintptr_t packed, int64_t n, int64_t k, bool gated,
+                    int bits, int64_t group) {
+  int64_t groups = (k + group - 1) / group, per_group = group_bytes(bits, group, mins != 0);
+  uint8_t zero = (uint8_t)(1 << (bits - 1));
+  parallel(num_panels(channels_of(n, gated)), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; p++)
+      for (int64_t g = 0; g < groups; g++) {
+        char* to = (char*)packed + (p * groups + g) * per_group;
+        uint16_t* scale_to = (uint16_t*)(to + group * PANEL * bits / 8);
+        std::memset(to, 0, (size_t)per_group);
+        for (int64_t c = 0; c < PANEL; c++) {
+          int64_t row = row_of_channel(p * PANEL + c, n, gated);
+          if (row < 0) continue;
+          scale_to[c] = ((const uint16_t*)scales)[row * groups + g];
+          if (mins) scale_to[PANEL + c] = ((const uint16_t*)mins)[row * groups + g];
+          for (int64_t i = 0; i < group; i++) {
+            int64_t at = g * group + i;
+            // inputs behind the last k are zero, and so would be any code's share; this one is a zero itself
+            uint8_t code = at < k ? ((const uint8_t*)codes)[row * k + at] : zero;
+            if (bits == 8) to[(i / 4 * PANEL + c) * 4 + i % 4] = (char)code;
+            else to[(i / 8 * PANEL + c) * 4 + i % 4] |= (char)(i % 8 < 4 ? code : code << 4);
+          }
+        }
+      }
+  });
+}
+
+float half_to_float(uint16_t half) {
+  uint32_t bits = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
+  float magnitude;
+  std::memcpy(&magnitude, &bits, 4);
+  magnitude *= 0x1p112f;  // what was subnormal comes right by itself
+  std::memcpy(&bits, &magnitude, 4);
+  bits |= sign;
+  std::memcpy(&magnitude, &bits, 4);
+  return magnitude;
+}
+
+// Rows of a packed weight (not a gated one) as float32, for embeddings.
+void unpack_quantized_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64_t count, int64_t k, int bits, int64_t group,
+                           bool has_min) {
+  int64_t groups = (k + group - 1) / group, per_group = group_bytes(bits, group, has_min);
+  int zero = 1 << (bits - 1);
+  parallel(count, rows_per_task(k), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      int64_t row = ((const int64_t*)ids)[i], c = row % PANEL;
+      float* to = (float*)out + i * k;
+      for (int64_t g = 0; g < groups; g++) {
+        const uint8_t* from = (const uint8_t*)packed + (row / PANEL * groups + g) * per_group;
+        const uint16_t* scales = (const uint16_t*)(from + group * PANEL * bits / 8);
+        float scale = half_to_float(scales[c]), min = has_min ? half_to_float(scales[PANEL + c]) : 0.0f;
+        for (int64_t j = 0; j < group && g * group + j < k; j++) {
+          int code = bits == 8 ? from[(j / 4 * PANEL + c) * 4 + j % 4]
+                               : from[(j / 8 * PANEL + c) * 4 + j % 4] >> (j % 8 < 4 ? 0 : 4) & 15;
+          to[g * group + j] = scale * (float)(code - zero) - min;
+        }
+      }
+    }
+  });
+}
+
+void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual,
+                      uintptr_t y, int64_t m, int64_t n, int64_t k, bool gated, int type, int bits, int64_t group,
+                      bool has_min) {
+  int64_t groups = (k + group - 1) / group;
+  static thread_local std::vector<int8_t> q;
+  static thread_local std::vector<float> scales;
+  static thread_local std::vector<int32_t> sums;
+  q.resize((size_t)(m * groups * group));
+  scales.resize((size_t)(m * groups));
+  sums.resize((size_t)(m * groups));
+  LinearArgs linear{nullptr, 0, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, n, m, n, k, gated,
+                    (Dtype)type};
+  QuantizedArgs args{linear, bits, group, groups, has_min, q.data(), scales.data(), sums.data()};
+  int8_t* q_to = q.data();
+  float* scales_to = scales.data();
+  int32_t* sums_to = sums.data();
+  parallel(m, rows_per_task(k), [&](int64_t begin, int64_t end) {
+    kernels.quantize_rows((const void*)x, ldx, k, group, groups, q_to, scales_to, sums_to, (Dtype)type, begin, end);
+  });
+  parallel(num_panels(channels_of(n, gated)), 1,
+           [&](int64_t begin, int64_t end) { kernels.quantized_panels(args, begin, end); });
+}
+
+void rms_norm(const Kernels& kernels, uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t y, int64_t y_stride, int64_t rows,
+              int64_t parts, int64_t n, float eps, int type) {
+  parallel(rows, rows_per_task(parts * n), [&](int64_t begin, int64_t end) {
+    kernels.rms_norm((const void*)x, x_stride, (const void*)weight, (void*)y, y_stride, parts, n, eps, (Dtype)type, begin, end);
+  });
+}
+
+void rotate(const Kernels& kernels, uintptr_t x, int64_t token_stride, int64_t tokens, int64_t heads, int64_t head_dim, uintptr_t cos,
+            uintptr_t sin, int type) {
+  parallel(tokens, rows_per_task(heads * head_dim), [&](int64_t begin, int64_t end) {
+    kernels.rotate((void*)x, token_stride, heads, head_dim, (const void*)cos, (const void*)sin, (Dtype)type, begin, end);
+  });
+}
+
+void attention(const Kernels& kernels, uintptr_t qkv, uintptr_t storage, uintptr_t out, uintptr_t query_start, uintptr_t seq_lens,
+               uintptr_t block_table, int64_t num_seqs, int64_t max_blocks, int64_t block_bytes, int64_t heads,
+               int64_t kv_heads, int64_t head_dim, int64_t block_size, int64_t window, float scale, int type) {
+  AttentionArgs args{(const void*)qkv, (char*)storage, (void*)out, (const int32_t*)query_start, (const int32_t*)seq_lens,
+                     (const int32_t*)block_table, num_seqs, max_blocks, block_bytes, heads, kv_heads, head_dim,
+                     block_size, window, scale, (Dtype)type};
+  std::vector<int32_t> seq_of_token((size_t)args.query_start[num_seqs]);
+  std::vector<AttentionItem> items;
+  int64_t group = heads / kv_heads;
+  for (int32_t seq = 0; seq < num_seqs; seq++) {
+    int64_t begin = args.query_start[seq], end = args.query_start[seq + 1], rows = (end - begin) * group;
+    for (int64_t token = begin; token < end; token++) seq_of_token[(size_t)token] = seq;
+    for (int32_t head = 0; head < kv_heads; head++)
+      for (int64_t row = 0; row < rows; row += ITEM_ROWS)
+        items.push_back({seq, head, (int32_t)row, (int32_t)std::min(ITEM_ROWS, rows - row)});
+  }
+  parallel((int64_t)seq_of_token.size(), rows_per_task(2 * kv_heads * head_dim), [&](int64_t begin, int64_t end) {
+    kernels.write_kv(args, seq_of_token.data(), begin, end);
+  });
+  parallel((int64_t)items.size(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) kernels.attend(args, items[(size_t)i]);
+  });
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  auto release = nb::call_guard<nb::gil_scoped_release>();
+  m.attr("MAX_HEAD_DIM") = MAX_HEAD_DIM;
+  m.def("levels", [] { return usable_levels(); });
+  m.def("set_num_threads", &set_num_threads, release);
+  m.def("num_threads", &num_threads);
+  m.def("packed_bytes", &packed_bytes);
+  m.def("row_of_channel", &row_of_channel);
+  m.def("pack_linear", &pack_linear, release);
+  m.def("unpack_rows", &unpack_rows, release);
+  m.def("packed_quantized_bytes", &packed_quantized_bytes);
+  m.def("pack_quantized", &pack_quantized, release);
+  m.def("unpack_quantized_rows", &unpack_quantized_rows, release);
+  m.def("kernels", &kernels_of, nb::rv_policy::reference);
+  nb::class_<Kernels>(m, "Kernels")
+      .def_prop_ro("level", [](const Kernels& kernels) { return std::string(kernels.level); })
+      .def("linear", &linear, release)
+      .def("quantized_linear", &quantized_linear, release)
+      .def("rms_norm", &rms_norm, release)
+      .def("rotate", &rotate, release)
+      .def("attention", &attention, release);
+}

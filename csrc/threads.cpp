@@ -1,0 +1,134 @@
+#include "threads.hpp"
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace twostroke {
+namespace {
+
+void pause_a_little() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+// A layer is a dozen kernels of microseconds, so between two of them workers look for the next one before they sleep.
+constexpr int SPINS = 4000;
+
+class Pool {
+ public:
+  explicit Pool(int count) {
+    for (int i = 1; i < count; i++) threads_.emplace_back([this] { serve(); });
+  }
+
+  ~Pool() {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+      round_.fetch_add(1);
+    }
+    wake_.notify_all();
+    for (auto& thread : threads_) thread.join();
+  }
+
+  int size() const { return (int)threads_.size() + 1; }
+
+  void run(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& work) {
+    work_ = &work;
+    count_ = count;
+    grain_ = grain;
+    next_.store(0, std::memory_order_relaxed);
+    busy_.store((int)threads_.size(), std::memory_order_relaxed);
+    {
+      std::lock_guard lock(mutex_);
+      round_.fetch_add(1, std::memory_order_release);
+    }
+    if (sleepers_.load() > 0) wake_.notify_all();
+    take_items();
+    while (busy_.load(std::memory_order_acquire) > 0) pause_a_little();
+  }
+
+ private:
+  void take_items() {
+    for (;;) {
+      int64_t begin = next_.fetch_add(grain_, std::memory_order_relaxed);
+      if (begin >= count_) return;
+      (*work_)(begin, begin + grain_ < count_ ? begin + grain_ : count_);
+    }
+  }
+
+  void serve() {
+    uint64_t seen = 0;
+    for (;;) {
+      for (int spin = 0; spin < SPINS && round_.load(std::memory_order_acquire) == seen; spin++) pause_a_little();
+      if (round_.load(std::memory_order_acquire) == seen) {
+        std::unique_lock lock(mutex_);
+        sleepers_.fetch_add(1);
+        wake_.wait(lock, [&] { return round_.load(std::memory_order_relaxed) != seen; });
+        sleepers_.fetch_sub(1);
+      }
+      seen = round_.load(std::memory_order_acquire);
+      if (stopping_) return;
+      take_items();
+      busy_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  std::vector<std::thread> threads_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::atomic<uint64_t> round_{0};
+  std::atomic<int> sleepers_{0};
+  std::atomic<int64_t> next_{0};
+  std::atomic<int> busy_{0};
+  bool stopping_ = false;
+  const std::function<void(int64_t, int64_t)>* work_ = nullptr;
+  int64_t count_ = 0, grain_ = 1;
+};
+
+std::unique_ptr<Pool>& pool() {
+  static std::unique_ptr<Pool> instance = std::make_unique<Pool>(1);
+  return instance;
+}
+
+// Two engines in one process compute in turn.
+std::mutex& one_kernel_at_a_time() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+}  // namespace
+
+void set_num_threads(int count) {
+  std::lock_guard lock(one_kernel_at_a_time());
+  if (pool()->size() != count) {
+    pool().reset();
+    pool() = std::make_unique<Pool>(count);
+  }
+}
+
+int num_threads() {
+  std::lock_guard lock(one_kernel_at_a_time());
+  return pool()->size();
+}
+
+void parallel(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& work) {
+  std::lock_guard lock(one_kernel_at_a_time());
+  if (count <= grain || pool()->size() == 1) {
+    if (count > 0) work(0, count);
+    return;
+  }
+  pool()->run(count, grain, work);
+}
+
+}  // namespace twostroke

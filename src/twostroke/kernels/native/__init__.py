@@ -1,0 +1,74 @@
+"""Our own kernels for CPUs (csrc/): weights packed once, one order of summation whatever the batch.
+
+The module is built when the package is installed and a C++ compiler is there. Without it everything runs on torch's
+operators (kernels/reference).
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import partial
+from types import ModuleType
+
+import torch
+
+from twostroke.errors import SetupError
+from twostroke.kernels.dispatch import Operators
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def _module() -> ModuleType | None:
+    try:
+        return importlib.import_module("twostroke.kernels.native._native")
+    except ImportError:
+        return None
+
+
+def is_built() -> bool:
+    """Whether the native module was built for this Python."""
+    return _module() is not None
+
+
+def why_not(device: str, dtype: str) -> str:
+    """Why the native kernels do not serve, in words."""
+    if device != "cpu":
+        return f"the native kernels run on the CPU, not on {device}"
+    if not is_built():
+        return "the native kernels were not built (no C++20 compiler when the package was installed)"
+    return f"the native kernels compute in float32 and bfloat16, not in {dtype.removeprefix('torch.')}"
+
+
+def levels() -> tuple[str, ...]:
+    """Instruction levels that this processor can run, best last; empty when the module was not built."""
+    module = _module()
+    return () if module is None else tuple(module.levels())
+
+
+def operators(level: str | None = None) -> Operators:
+    """The native backend.
+
+    Args:
+        level: one of `levels()`; None takes the best.
+
+    Raises:
+        SetupError: this processor cannot run that level.
+    """
+    from twostroke.kernels.native import attention, extension, linear
+    from twostroke.kernels.native.elementwise import Elementwise
+
+    if level is not None and level not in levels():
+        raise SetupError(f"kernels={level}: this processor runs {', '.join(levels())}. Choose one of these, or 'auto'.")
+    kernels = extension.native.kernels(level or levels()[-1])
+    elementwise = Elementwise(kernels)
+    return Operators(
+        name=f"native {kernels.level}",
+        set_num_threads=extension.set_num_threads,
+        kv_order="lanes16",
+        pack_linear=partial(linear.NativeLinear, kernels),
+        pack_gated=partial(linear.NativeGated, kernels),
+        rms_norm=elementwise.rms_norm,
+        rms_norm_=elementwise.rms_norm_,
+        rotate_heads_=elementwise.rotate_heads_,
+        attention=partial(attention.NativeAttention, kernels),
+    )

@@ -1,0 +1,78 @@
+# Addresses are those of contiguous memory that outlives the call; types are numbered as in csrc/kernels/table.hpp.
+
+MAX_HEAD_DIM: int
+
+def levels() -> list[str]: ...
+def set_num_threads(count: int) -> None: ...
+def num_threads() -> int: ...
+def packed_bytes(n: int, k: int, gated: bool, type: int) -> int: ...
+def row_of_channel(channel: int, n: int, gated: bool) -> int: ...
+def pack_linear(weight: int, packed: int, n: int, k: int, gated: bool, type: int) -> None: ...
+def unpack_rows(packed: int, ids: int, out: int, count: int, k: int, type: int) -> None: ...
+def packed_quantized_bytes(n: int, k: int, gated: bool, bits: int, group: int, has_min: bool) -> int: ...
+def pack_quantized(
+    codes: int, scales: int, mins: int, packed: int, n: int, k: int, gated: bool, bits: int, group: int
+) -> None: ...
+def unpack_quantized_rows(
+    packed: int, ids: int, out: int, count: int, k: int, bits: int, group: int, has_min: bool
+) -> None: ...
+def kernels(level: str) -> Kernels: ...
+
+class Kernels:
+    @property
+    def level(self) -> str: ...
+    def linear(
+        self, x: int, ldx: int, w: int, bias: int, residual: int, y: int, m: int, n: int, k: int, gated: bool, type: int
+    ) -> None: ...
+    def quantized_linear(
+        self,
+        x: int,
+        ldx: int,
+        w: int,
+        bias: int,
+        residual: int,
+        y: int,
+        m: int,
+        n: int,
+        k: int,
+        gated: bool,
+        type: int,
+        bits: int,
+        group: int,
+        has_min: bool,
+    ) -> None: ...
+    def rms_norm(
+        self,
+        x: int,
+        x_stride: int,
+        weight: int,
+        y: int,
+        y_stride: int,
+        rows: int,
+        parts: int,
+        n: int,
+        eps: float,
+        type: int,
+    ) -> None: ...
+    def rotate(
+        self, x: int, token_stride: int, tokens: int, heads: int, head_dim: int, cos: int, sin: int, type: int
+    ) -> None: ...
+    def attention(
+        self,
+        qkv: int,
+        storage: int,
+        out: int,
+        query_start: int,
+        seq_lens: int,
+        block_table: int,
+        num_seqs: int,
+        max_blocks: int,
+        block_bytes: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        window: int,
+        scale: float,
+        type: int,
+    ) -> None: ...

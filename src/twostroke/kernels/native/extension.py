@@ -1,0 +1,27 @@
+"""The compiled module, with what every caller of it needs. Importing this fails where it was not built."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from twostroke.kernels.native import _native as native
+
+Kernels = native.Kernels
+
+TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+"""As csrc/kernels/table.hpp numbers them."""
+
+
+def set_num_threads(count: int) -> None:
+    """Computes on that many threads; torch itself goes down to one.
+
+    Its threads look for work for a while after each operator, on the cores that ours need.
+    """
+    native.set_num_threads(count)
+    torch.set_num_threads(1)
+
+
+def address(tensor: Tensor | None) -> int:
+    """Where a tensor begins; 0 for none."""
+    return 0 if tensor is None else tensor.data_ptr()

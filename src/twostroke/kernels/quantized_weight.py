@@ -1,0 +1,75 @@
+"""QuantizedWeight: a weight of 8 or 4 bits in plain order, the form in which every format reaches a backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedWeight:
+    """w[n, k] = scales[n, g] * (codes[n, k] - 2^(bits - 1)) - mins[n, g], g = k // group_size."""
+
+    codes: Tensor
+    """uint8 [N, K]: 0 to 2^bits - 1."""
+    scales: Tensor
+    """float16 [N, groups]"""
+    mins: Tensor | None
+    """float16 [N, groups], or None where the format has none."""
+    bits: int
+    group_size: int
+    dtype: torch.dtype
+    """Of the activations it is multiplied with."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """[N, K], as of a tensor."""
+        return self.codes.shape
+
+    def dequantize(self) -> Tensor:
+        """The numbers that the codes stand for. [N, K] in `dtype`"""
+        num_rows, k = self.codes.shape
+        groups = torch.arange(k) // self.group_size
+        values = (self.codes.float() - 2 ** (self.bits - 1)) * self.scales.float()[:, groups]
+        if self.mins is not None:
+            values -= self.mins.float()[:, groups]
+        return values.view(num_rows, k).to(self.dtype)
+
+
+def quantize_per_channel(weight: Tensor, group_size: int = 128) -> QuantizedWeight:
+    """8 bits, symmetric, one scale for each row of weight [N, K].
+
+    Args:
+        weight: any float type.
+        group_size: in which the *activations* are quantized; each group repeats the row's scale.
+    """
+    wide = weight.float()
+    scale = (wide.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-7).half()
+    codes = (wide / scale.float()).round_().clamp_(-128, 127).add_(128).to(torch.uint8)
+    groups = -(-weight.shape[1] // group_size)
+    return QuantizedWeight(codes, scale.expand(-1, groups).contiguous(), None, 8, group_size, weight.dtype)
+
+
+def quantize_in_groups(weight: Tensor, group_size: int = 32) -> QuantizedWeight:
+    """4 bits, symmetric, one scale for `group_size` weights of a row.
+
+    Of a few scales around the one that just holds the group's largest number, each group takes the one with the least
+    squared error: a little clipping buys finer steps for everything else.
+    """
+    num_rows, k = weight.shape
+    groups = -(-k // group_size)
+    wide = torch.nn.functional.pad(weight.float(), (0, groups * group_size - k)).view(num_rows, groups, group_size)
+    extreme = wide.gather(-1, wide.abs().argmax(-1, keepdim=True))  # its sign counts: codes reach -8 but only +7
+    best_error = torch.full(extreme.shape, float("inf"))
+    best_scale = torch.zeros_like(extreme)
+    for steps in (-8.0, -7.5, -7.0, -6.5, -8.5, 7.0):
+        scale = (extreme / steps).half().float()
+        safe = torch.where(scale == 0, torch.ones(()), scale)
+        error = ((wide / safe).round_().clamp_(-8, 7).mul_(scale).sub_(wide)).square_().sum(-1, keepdim=True)
+        better = error < best_error
+        best_error, best_scale = torch.where(better, error, best_error), torch.where(better, scale, best_scale)
+    safe = torch.where(best_scale == 0, torch.ones(()), best_scale)
+    codes = (wide / safe).round_().clamp_(-8, 7).add_(8).to(torch.uint8).view(num_rows, -1)[:, :k].contiguous()
+    return QuantizedWeight(codes, best_scale.squeeze(-1).half(), None, 4, group_size, weight.dtype)

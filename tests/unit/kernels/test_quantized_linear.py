@@ -1,0 +1,101 @@
+"""Weights of 8 and 4 bits: exactly what their definition says, and bit for bit the same whatever the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from twostroke.config.load import Kernels
+from twostroke.kernels import native
+from twostroke.kernels.dispatch import operators_for
+from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_in_groups, quantize_per_channel
+
+CPU = torch.device("cpu")
+SHAPES = [(1, 16), (17, 32), (64, 64), (70, 96), (130, 256), (33, 200), (5, 37)]
+FORMATS = [(bits, group, has_min) for bits in (8, 4) for group in (16, 32, 64, 128) for has_min in (False, True)]
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
+
+
+def weight_of(
+    n: int, k: int, bits: int, group: int, has_min: bool, dtype: torch.dtype, seed: int = 0
+) -> QuantizedWeight:
+    generator = torch.Generator().manual_seed(seed)
+    groups = -(-k // group)
+    codes = torch.randint(0, 2**bits, (n, k), generator=generator, dtype=torch.uint8)
+    scales = (torch.rand(n, groups, generator=generator) * 0.02 + 1e-5).half()
+    mins = (torch.randn(n, groups, generator=generator) * 0.05).half() if has_min else None
+    return QuantizedWeight(codes, scales, mins, bits, group, dtype)
+
+
+def quantized(x: Tensor, group: int) -> Tensor:
+    """Inputs as the kernels see them: 8 bits, symmetric, in groups of a row. float64"""
+    num_rows, k = x.shape
+    padded = torch.nn.functional.pad(x.float(), (0, -k % group)).view(num_rows, -1, group)
+    largest = padded.abs().amax(-1, keepdim=True)
+    codes = torch.where(largest > 0, padded * (127 / largest), 0.0).round()
+    return (codes.double() * (largest / 127).double()).view(num_rows, -1)[:, :k]
+
+
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize(("bits", "group", "has_min"), FORMATS)
+def test_equals_the_definition(bits: int, group: int, has_min: bool, level: Kernels) -> None:
+    for n, k in SHAPES:
+        weight, bias = weight_of(n, k, bits, group, has_min, torch.float32), random(n, dtype=torch.float32, seed=1)
+        x, residual = random(9, k, dtype=torch.float32, seed=2), random(9, n, dtype=torch.float32, seed=3)
+        linear = operators_for(CPU, torch.float32, level).pack_linear(weight, bias)
+        exact = quantized(x, group) @ weight.dequantize().double().T + bias.double()
+        torch.testing.assert_close(linear(x).double(), exact, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(linear.add_to(residual, x).double(), exact + residual.double(), rtol=1e-4, atol=1e-4)
+        ids = torch.tensor([n - 1, 0, n // 2])
+        assert torch.equal(linear.rows(ids), weight.dequantize()[ids])
+
+
+@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+@pytest.mark.parametrize(("bits", "group", "has_min"), [(8, 128, False), (4, 32, False), (4, 128, True)])
+@pytest.mark.parametrize("level", native.levels())
+def test_a_row_is_the_same_alone_and_among_any_others(
+    threads: int, level: Kernels, bits: int, group: int, has_min: bool, dtype: torch.dtype
+) -> None:
+    operators = operators_for(CPU, dtype, level)
+    weight, x = weight_of(140, 300, bits, group, has_min, dtype), random(61, 300, dtype=dtype, seed=2)
+    linear, gated = operators.pack_linear(weight, None), operators.pack_gated(weight, None)
+    plain, activated = linear(x), gated(x)
+    for count in (1, 2, 3, 5, 6, 7, 13, 40):
+        for begin in (0, 1, 20):
+            rows = slice(begin, begin + count)
+            assert torch.equal(linear(x[rows]), plain[rows])
+            assert torch.equal(gated(x[rows]), activated[rows])
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_levels_agree_about_the_integers(bits: int) -> None:
+    """Sums inside a group are exact; across groups they are floats, which levels with and without fma round apart."""
+    weight, x = weight_of(70, 32, bits, 32, False, torch.float32), random(7, 32, dtype=torch.float32)
+    found = [operators_for(CPU, torch.float32, level).pack_linear(weight, None)(x) for level in native.levels()]
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-6, atol=0)
+
+
+def test_quantizing_keeps_the_weight() -> None:
+    weight = random(64, 256, dtype=torch.bfloat16, scale=0.03)
+    for made, bound in ((quantize_per_channel(weight), 0.01), (quantize_in_groups(weight), 0.11)):
+        error = (made.dequantize().float() - weight.float()).norm() / weight.float().norm()
+        assert error < bound, error
+        assert made.shape == weight.shape
+
+
+def test_zeros_and_odd_widths_survive_quantizing() -> None:
+    weight = torch.zeros(5, 37)
+    weight[1, 3] = 2.0
+    for made in (quantize_per_channel(weight), quantize_in_groups(weight)):
+        torch.testing.assert_close(made.dequantize(), weight, rtol=1e-2, atol=1e-6)
+
+
+def test_without_native_kernels_the_numbers_are_multiplied_that_the_codes_stand_for() -> None:
+    weight, x = weight_of(33, 64, 4, 32, True, torch.float32), random(5, 64, dtype=torch.float32)
+    linear = operators_for(CPU, torch.float32, "reference").pack_linear(weight, None)
+    torch.testing.assert_close(linear(x), x @ weight.dequantize().T, rtol=1e-5, atol=1e-5)
