@@ -172,11 +172,12 @@ void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_
   static thread_local std::vector<float> scales;
   static thread_local std::vector<int32_t> sums;
   q.resize((size_t)(m * groups * group));
-  scales.resize((size_t)(m * groups));
+  int64_t spans = (k + SPAN - 1) / SPAN;
+  scales.resize((size_t)(m * spans));
   sums.resize((size_t)(m * groups));
   LinearArgs linear{nullptr, 0, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, n, m, n, k, gated,
                     (Dtype)type};
-  QuantizedArgs args{linear, bits, group, groups, has_min, q.data(), scales.data(), sums.data()};
+  QuantizedArgs args{linear, bits, group, groups, spans, has_min, q.data(), scales.data(), sums.data()};
   int8_t* q_to = q.data();
   float* scales_to = scales.data();
   int32_t* sums_to = sums.data();

@@ -1,12 +1,12 @@
 // Products against weights of 8 or 4 bits: integers inside a group of k, floats across groups.
 //
 //   weight  w[n][k] = scale[n][g] * (code[n][k] - zero) - min[n][g]        zero 128 or 8, min only where a format has one
-//   input   x[m][k] = scale[m][g] * q[m][k],  q from -127 to 127           made on the fly, group by group, row by row
+//   input   x[m][k] = scale[m][s] * q[m][k],  q from -127 to 127           made on the fly in spans of 128, row by row
 //
-// so over a group   sum = scale[n] scale[m] (SUM code q - zero SUM q) - min[n] scale[m] SUM q
+// so over a group   sum = scale[n] (SUM code q - zero SUM q) - min[n] SUM q,   and over a span the sum of these times scale[m]
 //
-// The sums over codes are of integers and hence exact; groups are added in float32 in the order of linear.hpp: runs of groups
-// from the first to the last, and the runs in a fixed tree. A row is quantized from its own values alone.
+// The sums over codes are of integers and hence exact; groups are added in float32 within their span, spans in the order of
+// linear.hpp: runs from the first to the last, and the runs in a fixed tree. A row is quantized from its own values alone.
 //
 // Packed weights: a panel is a sequence of groups, 64 channels each:
 //
@@ -79,16 +79,18 @@ INLINE int64_t quantized_group_bytes(int bits, int64_t group, bool has_min) {
   return group * PANEL * bits / 8 + PANEL * 2 * (has_min ? 2 : 1);
 }
 
-// Rows [begin, end) of x [m, k] to q [m, groups * group], scales and sums [m, groups].
+// Rows [begin, end) of x [m, k] to q [m, groups * group], scales [m, spans] and sums [m, groups].
 template <typename T>
 void quantize_rows_of(const T* x, int64_t ldx, int64_t k, int64_t group, int64_t groups, int8_t* q, float* scales,
                       int32_t* sums, int64_t begin, int64_t end) {
+  typedef int8_t i8x16 __attribute__((vector_size(16)));
   const float magic = 12582912.0f;
-  for (int64_t row = begin; row < end; row++)
-    for (int64_t g = 0; g < groups; g++) {
-      int64_t first = g * group, count = k - first < group ? k - first : group;
+  int64_t padded = groups * group, spans = (k + SPAN - 1) / SPAN;
+  for (int64_t row = begin; row < end; row++) {
+    int8_t* to = q + row * padded;
+    for (int64_t span = 0; span < spans; span++) {
+      int64_t first = span * SPAN, count = k - first < SPAN ? k - first : SPAN;
       const T* from = x + row * ldx + first;
-      int8_t* to = q + (row * groups + g) * group;
       f32x16 most{};
       in_lanes(count, [&](int64_t i, int64_t n) {
         f32x16 v = get(from + i, n);
@@ -97,21 +99,23 @@ void quantize_rows_of(const T* x, int64_t ldx, int64_t k, int64_t group, int64_t
       float largest = largest_of(most);
       // so small that its inverse would be infinite: nothing is left of it
       float inverse = largest > 1e-36f ? 127.0f / largest : 0.0f;
-      i32x16 total{};
-      if (count < group) std::memset(to, 0, (size_t)group);
       in_lanes(count, [&](int64_t i, int64_t n) {
         i32x16 rounded = (i32x16)(get(from + i, n) * splat(inverse) + splat(magic)) - (i32x16{} + 0x4b400000);
-        total += rounded;
-        typedef int8_t i8x16 __attribute__((vector_size(16)));
         i8x16 bytes = __builtin_convertvector(rounded, i8x16);
-        std::memcpy(to + i, &bytes, (size_t)n);
+        std::memcpy(to + first + i, &bytes, (size_t)n);
       });
+      scales[row * spans + span] = inverse > 0 ? largest / 127.0f : 0.0f;
+    }
+    std::memset(to + k, 0, (size_t)(padded - k));
+    for (int64_t g = 0; g < groups; g++) {
+      i32x16 total{};
+      for (int64_t i = 0; i < group; i += LANES) total += __builtin_convertvector(load<i8x16>(to + g * group + i), i32x16);
       int32_t lanes[16], sum = 0;
       std::memcpy(lanes, &total, 64);
       for (int i = 0; i < 16; i++) sum += lanes[i];
-      scales[row * groups + g] = inverse > 0 ? largest / 127.0f : 0.0f;
       sums[row * groups + g] = sum;
     }
+  }
 }
 
 void quantize_rows(const void* x, int64_t ldx, int64_t k, int64_t group, int64_t groups, int8_t* q, float* scales,
@@ -122,63 +126,74 @@ void quantize_rows(const void* x, int64_t ldx, int64_t k, int64_t group, int64_t
     quantize_rows_of((const uint16_t*)x, ldx, k, group, groups, q, scales, sums, begin, end);
 }
 
-// Groups [begin, end) for ROWS rows and VECTORS vectors of a panel, from zero.
+// Spans [begin, end) of inputs for ROWS rows and VECTORS vectors of a panel, from zero.
 template <int BITS, int ROWS, int VECTORS>
-INLINE void accumulate_groups(f32x16 (&sum)[ROWS][VECTORS], const QuantizedArgs& args, const char* panel, int64_t row,
-                              int first, int64_t begin, int64_t end) {
+INLINE void accumulate_spans(f32x16 (&sum)[ROWS][VECTORS], const QuantizedArgs& args, const char* panel, int64_t row,
+                             int first, int64_t begin, int64_t end) {
   constexpr int32_t ZERO = 1 << (BITS - 1);
-  int64_t group_bytes = quantized_group_bytes(BITS, args.group, args.has_min);
+  int64_t group_bytes = quantized_group_bytes(BITS, args.group, args.has_min), per_span = SPAN / args.group;
   for (int r = 0; r < ROWS; r++)
     for (int v = 0; v < VECTORS; v++) sum[r][v] = f32x16{};
-  for (int64_t g = begin; g < end; g++) {
-    const char* codes = panel + g * group_bytes + first * LANES * 4;
-    const char* scales = panel + g * group_bytes + code_bytes<BITS>(args.group) + first * LANES * 2;
-    const int8_t* q[ROWS];
-    i32x16 acc[ROWS][VECTORS];
-    for (int r = 0; r < ROWS; r++) {
-      int64_t at = (row + r) * args.groups + g;
-      q[r] = args.q + at * args.group;
-      for (int v = 0; v < VECTORS; v++) acc[r][v] = i32x16{} - ZERO * args.sums[at];
-    }
-    for (int64_t k = 0; k < args.group; k += 32 / BITS) {
-      const char* at = codes + k * PANEL * BITS / 8;
-      if constexpr (ROWS == 1) __builtin_prefetch(at + 2048);
-      for (int v = 0; v < VECTORS; v++) {
-        u32x16 w = load<u32x16>(at + v * LANES * 4);
-        for (int r = 0; r < ROWS; r++) {
-          uint32_t a;
-          std::memcpy(&a, q[r] + k, 4);
-          if constexpr (BITS == 8) {
-            acc[r][v] = dot_bytes(acc[r][v], w, a);
-          } else {
-            uint32_t b;
-            std::memcpy(&b, q[r] + k + 4, 4);
-            acc[r][v] = dot_bytes(acc[r][v], w & splat(0x0f0f0f0fu), a);
-            acc[r][v] = dot_bytes(acc[r][v], (w >> 4) & splat(0x0f0f0f0fu), b);
+  for (int64_t span = begin; span < end; span++) {
+    f32x16 part[ROWS][VECTORS];
+    for (int r = 0; r < ROWS; r++)
+      for (int v = 0; v < VECTORS; v++) part[r][v] = f32x16{};
+    int64_t last = (span + 1) * per_span < args.groups ? (span + 1) * per_span : args.groups;
+    for (int64_t g = span * per_span; g < last; g++) {
+      const char* codes = panel + g * group_bytes + first * LANES * 4;
+      const char* scales = panel + g * group_bytes + code_bytes<BITS>(args.group) + first * LANES * 2;
+      const int8_t* q[ROWS];
+      i32x16 acc[ROWS][VECTORS];
+      for (int r = 0; r < ROWS; r++) {
+        int64_t at = (row + r) * args.groups + g;
+        q[r] = args.q + at * args.group;
+        for (int v = 0; v < VECTORS; v++) acc[r][v] = i32x16{} - ZERO * args.sums[at];
+      }
+      for (int64_t k = 0; k < args.group; k += 32 / BITS) {
+        const char* at = codes + k * PANEL * BITS / 8;
+        if constexpr (ROWS == 1) __builtin_prefetch(at + 4096);
+        for (int v = 0; v < VECTORS; v++) {
+          u32x16 w = load<u32x16>(at + v * LANES * 4);
+          u32x16 low = w & splat(0x0f0f0f0fu), high = (w >> 4) & splat(0x0f0f0f0fu);
+          for (int r = 0; r < ROWS; r++) {
+            uint32_t a;
+            std::memcpy(&a, q[r] + k, 4);
+            if constexpr (BITS == 8) {
+              acc[r][v] = dot_bytes(acc[r][v], w, a);
+            } else {
+              uint32_t b;
+              std::memcpy(&b, q[r] + k + 4, 4);
+              acc[r][v] = dot_bytes(dot_bytes(acc[r][v], low, a), high, b);
+            }
           }
         }
       }
-    }
-    for (int v = 0; v < VECTORS; v++) {
-      f32x16 scale = from_half(scales + v * LANES * 2);
-      f32x16 min = args.has_min ? from_half(scales + PANEL * 2 + v * LANES * 2) : f32x16{};
-      for (int r = 0; r < ROWS; r++) {
-        int64_t at = (row + r) * args.groups + g;
-        sum[r][v] = fma(__builtin_convertvector(acc[r][v], f32x16), scale * splat(args.scales[at]), sum[r][v]);
-        if (args.has_min) sum[r][v] = fma(splat(-args.scales[at] * (float)args.sums[at]), min, sum[r][v]);
+      for (int v = 0; v < VECTORS; v++) {
+        f32x16 scale = from_half(scales + v * LANES * 2);
+        for (int r = 0; r < ROWS; r++) part[r][v] = fma(__builtin_convertvector(acc[r][v], f32x16), scale, part[r][v]);
       }
+      if (args.has_min)
+        for (int v = 0; v < VECTORS; v++) {
+          f32x16 min = from_half(scales + PANEL * 2 + v * LANES * 2);
+          for (int r = 0; r < ROWS; r++)
+            part[r][v] = fma(splat(-(float)args.sums[(row + r) * args.groups + g]), min, part[r][v]);
+        }
+    }
+    for (int r = 0; r < ROWS; r++) {
+      f32x16 scale = splat(args.scales[(row + r) * args.spans + span]);
+      for (int v = 0; v < VECTORS; v++) sum[r][v] = fma(part[r][v], scale, sum[r][v]);
     }
   }
 }
 
 template <typename T, int BITS, int ROWS, int VECTORS>
 void quantized_tile(const QuantizedArgs& args, const char* panel, int64_t row, int64_t p, int first) {
-  int64_t per_segment = (args.groups + SEGMENTS - 1) / SEGMENTS;
+  int64_t per_segment = (args.spans + SEGMENTS - 1) / SEGMENTS;
   f32x16 sums[SEGMENTS][ROWS][VECTORS];
   for (int s = 0; s < SEGMENTS; s++) {
-    int64_t begin = s * per_segment < args.groups ? s * per_segment : args.groups;
-    int64_t end = begin + per_segment < args.groups ? begin + per_segment : args.groups;
-    accumulate_groups<BITS, ROWS, VECTORS>(sums[s], args, panel, row, first, begin, end);
+    int64_t begin = s * per_segment < args.spans ? s * per_segment : args.spans;
+    int64_t end = begin + per_segment < args.spans ? begin + per_segment : args.spans;
+    accumulate_spans<BITS, ROWS, VECTORS>(sums[s], args, panel, row, first, begin, end);
   }
   finish<T, ROWS, VECTORS>(args.linear, sums, row, p, first);
 }

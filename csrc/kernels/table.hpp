@@ -26,9 +26,10 @@ struct QuantizedArgs {
   LinearArgs linear;
   int bits;
   int64_t group, groups;  // k per group; the last one is filled up with zeros
+  int64_t spans;          // of SPAN k, in which inputs have a scale of their own
   bool has_min;
   const int8_t* q;        // [m, groups * group]
-  const float* scales;    // [m, groups]
+  const float* scales;    // [m, spans]
   const int32_t* sums;    // [m, groups]
 };
 
@@ -79,6 +80,7 @@ struct Kernels {
 
 constexpr int64_t LANES = 16;        // channels per vector
 constexpr int64_t PANEL_VECTORS = 4;
+constexpr int64_t SPAN = 128;        // a multiple of every group size
 constexpr int64_t MAX_HEAD_DIM = 512;
 constexpr int64_t ITEM_ROWS = 48;  // most rows of an attention item
 constexpr int64_t PANEL = LANES * PANEL_VECTORS;

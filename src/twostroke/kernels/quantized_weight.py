@@ -43,7 +43,7 @@ def quantize_per_channel(weight: Tensor, group_size: int = 128) -> QuantizedWeig
 
     Args:
         weight: any float type.
-        group_size: in which the *activations* are quantized; each group repeats the row's scale.
+        group_size: the scale is repeated for each group of so many weights.
     """
     wide = weight.float()
     scale = (wide.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-7).half()
