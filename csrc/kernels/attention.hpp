@@ -180,7 +180,7 @@ INLINE void score(f32x16 (&s)[ROWS][CHUNK_TILES], const char* const* q, const Ch
 
 // acc[ROWS][VECTORS] = acc * correction + weights times values, over some units of the chunk.
 template <typename S, int ROWS, int VECTORS>
-INLINE void weigh(float (*acc)[MAX_HEAD_DIM], const float* correction, const uint32_t (*weights)[CHUNK],
+INLINE void weigh(float (*acc)[MAX_HEAD_DIM], f32x16 correction, const uint32_t (*weights)[CHUNK],
                   const ChunkView& view, int64_t first_unit, int64_t units, int64_t head_dim, int64_t d) {
   f32x16 sums[ROWS][VECTORS];
   for (int r = 0; r < ROWS; r++)
@@ -197,7 +197,7 @@ INLINE void weigh(float (*acc)[MAX_HEAD_DIM], const float* correction, const uin
 
 // The last, partly filled vector of a head: values are read one by one, so that nothing behind them is.
 template <typename S, int ROWS>
-INLINE void weigh_rest(float (*acc)[MAX_HEAD_DIM], const float* correction, const uint32_t (*weights)[CHUNK],
+INLINE void weigh_rest(float (*acc)[MAX_HEAD_DIM], f32x16 correction, const uint32_t (*weights)[CHUNK],
                        const ChunkView& view, int64_t first_unit, int64_t units, int64_t head_dim, int64_t d) {
   constexpr int64_t UNITS_PER_TILE = LANES / S::E;
   alignas(64) char padded[64] = {};
@@ -211,6 +211,13 @@ INLINE void weigh_rest(float (*acc)[MAX_HEAD_DIM], const float* correction, cons
   for (int r = 0; r < ROWS; r++) store16(acc[r] + d, sums[r]);
 }
 
+// Asks for the values of a chunk before its scores are computed. Blocks lie anywhere, so the processor does not guess them;
+// with few rows there is little else to do while they come.
+INLINE void ask_for_values(const ChunkView& view, int64_t tile_bytes) {
+  for (int64_t tile = 0; tile < CHUNK_TILES; tile++)
+    for (int64_t at = 0; at < tile_bytes; at += 64) __builtin_prefetch(view.v[tile] + at);
+}
+
 // One chunk of keys for ROWS rows.
 template <typename S, int ROWS>
 void chunk(const AttentionArgs& args, const ChunkView& view, const char* const* q, const int64_t* position,
@@ -218,7 +225,8 @@ void chunk(const AttentionArgs& args, const ChunkView& view, const char* const* 
   f32x16 s[ROWS][CHUNK_TILES];
   score<S, ROWS>(s, q, view, args.head_dim / S::E);
   alignas(64) uint32_t weights[ROWS][CHUNK];
-  float correction[ROWS];
+  f32x16 falls{};  // by how much each row's maximum grew, negative
+  float sums[ROWS];
   i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   int64_t last = position[ROWS - 1];  // positions rise
   for (int r = 0; r < ROWS; r++) {
@@ -237,6 +245,7 @@ void chunk(const AttentionArgs& args, const ChunkView& view, const char* const* 
     }
     float highest = largest_of(most);
     highest = highest > m[r] ? highest : m[r];
+    falls[r] = m[r] - highest;
     f32x16 total{};
     for (int v = 0; v < CHUNK_TILES; v++) {
       f32x16 weight = exp(s[r][v] - splat(highest));
@@ -244,13 +253,11 @@ void chunk(const AttentionArgs& args, const ChunkView& view, const char* const* 
       if constexpr (S::E == 2) store((uint16_t*)weights[r] + v * LANES, to_bf16(weight));
       else store(weights[r] + v * LANES, weight);
     }
-    float c[16];
-    f32x16 ratio = exp(splat(m[r] - highest));
-    std::memcpy(c, &ratio, 64);
-    correction[r] = c[0];
-    l[r] = l[r] * c[0] + sum_of(total);
+    sums[r] = sum_of(total);
     m[r] = highest;
   }
+  f32x16 correction = exp(falls);
+  for (int r = 0; r < ROWS; r++) l[r] = l[r] * correction[r] + sums[r];
   int64_t keys = last - first_key + 1 < CHUNK ? last - first_key + 1 : CHUNK;
   // Only keys that somebody here sees: what is left and right of them may be anything, and zero times a NaN is one.
   int64_t first_unit = first_needed > first_key ? (first_needed - first_key) / S::E : 0;
@@ -301,6 +308,7 @@ void attend_item(const AttentionArgs& args, const AttentionItem& item) {
     int64_t end = partition + PARTITION < num_keys ? partition + PARTITION : num_keys;
     for (int64_t key = first_chunk; key < end; key += CHUNK) {
       ChunkView view = view_chunk<S>(args, order, item.seq, item.kv_head, key, first_needed, num_keys, scratch);
+      if (rows <= 6) ask_for_values(view, LANES * args.head_dim * (int64_t)sizeof(Element));
       for (int64_t r = 0; r < rows;) {
         int64_t count = rows - r < 6 ? rows - r : 6;
         if (position[r + count - 1] < key) {  // a tile that sees nothing of this chunk

@@ -106,21 +106,20 @@ INLINE f32x16 select(i32x16 mask, f32x16 a, f32x16 b) {
 INLINE f32x16 larger(f32x16 a, f32x16 b) { return select(a > b, a, b); }
 
 // Halves folded onto each other: always the same tree.
-INLINE float sum_of(f32x16 v) {
-  float a[16];
-  std::memcpy(a, &v, 64);
-  for (int width = 8; width; width /= 2)
-    for (int i = 0; i < width; i++) a[i] += a[i + width];
-  return a[0];
+template <typename F>
+INLINE float folded(f32x16 v, const F& f) {
+  v = f(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = f(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  v = f(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+  v = f(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+  return v[0];
 }
 
-INLINE float largest_of(f32x16 v) {
-  float a[16];
-  std::memcpy(a, &v, 64);
-  for (int width = 8; width; width /= 2)
-    for (int i = 0; i < width; i++) a[i] = a[i] > a[i + width] ? a[i] : a[i + width];
-  return a[0];
+INLINE float sum_of(f32x16 v) {
+  return folded(v, [](f32x16 a, f32x16 b) { return a + b; });
 }
+
+INLINE float largest_of(f32x16 v) { return folded(v, larger); }
 
 // e^x within 2 units in the last place; 0 below -87 (also for -inf). Lanes do not know each other.
 INLINE f32x16 exp(f32x16 x) {
