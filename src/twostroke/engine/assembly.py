@@ -211,7 +211,7 @@ def _journal(
         model=f"{loaded.folder.name} ({model.architecture}, {num_parameters(model)} parameters, {loaded.dtype})",
         now_s=monotonic_clock(),
     )
-    machine = measure_machine_limits(loaded.dtype, loaded.device)
+    machine = measure_machine_limits(loaded.dtype, loaded.device, loaded.num_threads)
     return Journal(replace(started, machine=machine), shape, event_log)
 
 

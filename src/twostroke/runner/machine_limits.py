@@ -18,17 +18,23 @@ _STREAM_BYTES = 1 << 27  # well beyond any cache
 _REPEATS = 4
 
 
-def measure_machine_limits(dtype: torch.dtype, device: torch.device) -> MachineLimits:
-    """Measures with the operators and the threads that the engine will use; best of a few runs, once per process.
+def measure_machine_limits(dtype: torch.dtype, device: torch.device, num_threads: int) -> MachineLimits:
+    """Measures torch's products and sums on the threads that the engine will use; best of a few runs, once per process.
 
     Args:
         dtype: type of the weights; the matrix rate depends on it.
         device: where the model runs.
+        num_threads: the engine's; torch's own number may be lower beside native kernels, and is left as it was.
 
     Returns:
         Operations per second of a square matrix product, bytes per second of reading memory.
     """
-    return _measure(dtype, device, torch.get_num_threads())
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        return _measure(dtype, device, num_threads)
+    finally:
+        torch.set_num_threads(before)
 
 
 @cache

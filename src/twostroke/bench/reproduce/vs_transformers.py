@@ -59,7 +59,9 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     one = _workload(1, Lengths.fixed(128 if options.full else 32), config.vocab_size, options.seed)
     many = _workload(groups * BATCH, Lengths.exponential(mean), config.vocab_size, options.seed)
     longest = max(one.max_request_tokens, many.max_request_tokens)
+    threads = options.threads or torch.get_num_threads()
     engines = {num_seqs: _engine(options, num_seqs, longest) for num_seqs in (1, BATCH, 4 * BATCH)}
+    torch.set_num_threads(threads)  # native kernels leave torch one, and the peer is to have as many as we
     sample = many.first(BATCH)
     peer, tried = fastest_peer(folder, config.dtype, _prompts(sample), [16] * BATCH, BATCH)
     batched = {f"exponential, ours with {BATCH} slots": engines[BATCH], "exponential": engines[4 * BATCH]}
@@ -82,7 +84,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         config={
             "model": options.model_name,
             "dtype": config.dtype,
-            "threads": torch.get_num_threads(),
+            "threads": threads,
             "static_batch": BATCH,
             "attention": peer.attention,
         },
