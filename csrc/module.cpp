@@ -20,6 +20,7 @@ namespace {
 
 const Kernels* table_of(const std::string& level) {
 #if defined(__x86_64__)
+  if (level == "amx") return kernels_amx();
   if (level == "avx512_bf16") return kernels_avx512_bf16();
   if (level == "avx512") return kernels_avx512();
   if (level == "avx2") return kernels_avx2();

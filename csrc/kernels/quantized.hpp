@@ -219,7 +219,20 @@ constexpr int QUANTIZED_ROWS = 6, QUANTIZED_VECTORS = 2;
 constexpr int QUANTIZED_ROWS = 2, QUANTIZED_VECTORS = 2;
 #endif
 
+}  // namespace
+}  // namespace twostroke
+
+#if defined(__AMX_INT8__)
+#include "amx_quantized.hpp"
+#endif
+
+namespace twostroke {
+namespace {
+
 void quantized_panels(const QuantizedArgs& args, int64_t begin, int64_t end) {
+#if defined(__AMX_INT8__)
+  if (quantized_in_tiles(args, begin, end)) return;
+#endif
   auto run = [&]<typename T>(T) {
     if (args.bits == 8) quantized_panels_of<T, 8, QUANTIZED_ROWS, QUANTIZED_VECTORS>(args, begin, end);
     else quantized_panels_of<T, 4, QUANTIZED_ROWS, QUANTIZED_VECTORS>(args, begin, end);

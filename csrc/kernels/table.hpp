@@ -89,5 +89,6 @@ const Kernels* kernels_portable();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
 const Kernels* kernels_avx512_bf16();
+const Kernels* kernels_amx();
 
 }  // namespace twostroke
