@@ -29,6 +29,12 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
+// The instructions, named by tile. GCC 12's own intrinsics do not tell the compiler that loads read memory.
+#define TILE_LOAD(tile, from, row_bytes) \
+  __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"((int64_t)(row_bytes)) : "memory")
+#define TILE_STORE(tile, to, row_bytes) \
+  __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(to), "r"((int64_t)(row_bytes)) : "memory")
+
 // Tiles 0 to 3 are sums, 4 and 5 rows of x, 6 and 7 weights of as many k.
 INLINE void configure_tiles(int64_t rows, int64_t x_bytes) {
   TileConfig config;
@@ -36,7 +42,7 @@ INLINE void configure_tiles(int64_t rows, int64_t x_bytes) {
     config.bytes[tile] = (uint16_t)(tile == 4 || tile == 5 ? x_bytes : 64);
     config.rows[tile] = (uint8_t)(tile < 6 ? rows : x_bytes / 4);
   }
-  _tile_loadconfig(&config);
+  __asm__ volatile("ldtilecfg %0" ::"m"(config));
 }
 
 INLINE void clear_sums() {
@@ -71,14 +77,14 @@ struct OneByFour {
   float* sums;
 
   static INLINE void add(const char* a, int64_t a_bytes, const char* w) {
-    _tile_loadd(4, a, a_bytes);
-    _tile_loadd(6, w, STEP_BYTES);
+    TILE_LOAD(4, a, a_bytes);
+    TILE_LOAD(6, w, STEP_BYTES);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, w + 64, STEP_BYTES);
+    TILE_LOAD(7, w + 64, STEP_BYTES);
     _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(6, w + 128, STEP_BYTES);
+    TILE_LOAD(6, w + 128, STEP_BYTES);
     _tile_dpbf16ps(2, 4, 6);
-    _tile_loadd(7, w + 192, STEP_BYTES);
+    TILE_LOAD(7, w + 192, STEP_BYTES);
     _tile_dpbf16ps(3, 4, 7);
   }
 
@@ -93,10 +99,10 @@ struct OneByFour {
       Rest rest(x + step * 4, x_bytes, rows, w + step * STEP_BYTES, steps - step);
       add(rest.x[0], 64, rest.w);
     }
-    _tile_stored(0, sums, STEP_BYTES);
-    _tile_stored(1, sums + 16, STEP_BYTES);
-    _tile_stored(2, sums + 32, STEP_BYTES);
-    _tile_stored(3, sums + 48, STEP_BYTES);
+    TILE_STORE(0, sums, STEP_BYTES);
+    TILE_STORE(1, sums + 16, STEP_BYTES);
+    TILE_STORE(2, sums + 32, STEP_BYTES);
+    TILE_STORE(3, sums + 48, STEP_BYTES);
   }
 };
 
@@ -106,12 +112,12 @@ struct TwoByTwo {
   float *sums, *sums2;
 
   static INLINE void add(const char* a, const char* a2, int64_t a_bytes, const char* w) {
-    _tile_loadd(6, w, STEP_BYTES);
-    _tile_loadd(4, a, a_bytes);
+    TILE_LOAD(6, w, STEP_BYTES);
+    TILE_LOAD(4, a, a_bytes);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, w + 64, STEP_BYTES);
+    TILE_LOAD(7, w + 64, STEP_BYTES);
     _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, a2, a_bytes);
+    TILE_LOAD(5, a2, a_bytes);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
@@ -129,10 +135,10 @@ struct TwoByTwo {
       Rest rest2(x2 + step * 4, x_bytes, TILE_HEIGHT, w + step * STEP_BYTES, steps - step);
       add(rest.x[0], rest2.x[0], 64, rest.w);
     }
-    _tile_stored(0, sums, STEP_BYTES);
-    _tile_stored(1, sums + 16, STEP_BYTES);
-    _tile_stored(2, sums2, STEP_BYTES);
-    _tile_stored(3, sums2 + 16, STEP_BYTES);
+    TILE_STORE(0, sums, STEP_BYTES);
+    TILE_STORE(1, sums + 16, STEP_BYTES);
+    TILE_STORE(2, sums2, STEP_BYTES);
+    TILE_STORE(3, sums2 + 16, STEP_BYTES);
   }
 };
 

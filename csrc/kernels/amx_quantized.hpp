@@ -36,98 +36,112 @@ INLINE void signed_codes(const char* codes, int64_t group, char* to) {
   do {                                                      \
     _tile_zero(tile);                                       \
     for (int k = 0; k < GROUP; k += 64) {                   \
-      _tile_loadd(4, (q) + k, q_bytes);                     \
-      _tile_loadd(6, (codes) + k / 4 * STEP_BYTES, STEP_BYTES); \
+      TILE_LOAD(4, (q) + k, q_bytes);                     \
+      TILE_LOAD(6, (codes) + k / 4 * STEP_BYTES, STEP_BYTES); \
       _tile_dpbssd(tile, 4, 6);                             \
     }                                                       \
-    _tile_stored(tile, products, 64);                       \
+    TILE_STORE(tile, products, 64);                       \
   } while (0)
 
+// A span of a panel against a chunk of rows. An item is a tile of rows with a vector of channels: while the products of one
+// are on their way to memory, those of the one before are folded into the sums.
 template <int BITS, int GROUP>
 struct AmxSpan {
-  static constexpr int GROUPS = SPAN / GROUP, AT_ONCE = GROUPS < 4 ? GROUPS : 4;
+  static constexpr int GROUPS = SPAN / GROUP;
   alignas(64) char codes[SPAN * PANEL];
-  alignas(64) int32_t products[AT_ONCE][TILE_HEIGHT][LANES];
-  f32x16 parts[TILE_HEIGHT];
+  alignas(64) int32_t products[2][GROUPS][TILE_HEIGHT][LANES];
 
-  INLINE void unpack(const char* span, int64_t groups, int64_t group_bytes) {
+  const QuantizedArgs& args;
+  int64_t group_bytes = quantized_group_bytes(BITS, GROUP, args.has_min), q_bytes = args.groups * GROUP;
+  const char* span = nullptr;
+  int64_t first_group = 0, groups = 0;
+
+  explicit AmxSpan(const QuantizedArgs& args) : args(args) {}
+
+  void begin(const char* panel, int64_t number) {
+    first_group = number * GROUPS;
+    groups = args.groups - first_group < GROUPS ? args.groups - first_group : GROUPS;
+    span = panel + first_group * group_bytes;
     for (int64_t g = 0; g < groups; g++) {
-      ask_for(span + (g + 2 * GROUPS) * group_bytes, group_bytes);
-      signed_codes<BITS>(span + g * group_bytes, GROUP, codes + g * GROUP * PANEL);
+      const char* group = span + g * group_bytes;
+      for (int64_t at = 0; at < group_bytes; at += 64) __builtin_prefetch(group + 2 * GROUPS * group_bytes + at);
+      signed_codes<BITS>(group, GROUP, codes + g * GROUP * PANEL);
     }
   }
 
-  static INLINE void ask_for(const char* from, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at);
-  }
-
-  // Adds this span's share for one tile of rows and one vector of channels to sums [rows][PANEL].
-  INLINE void add_to(float* sums, const QuantizedArgs& args, const char* span, int64_t group_bytes, int64_t first_group,
-                     int64_t groups, int64_t row, int64_t rows, int v) {
-    int64_t q_bytes = args.groups * GROUP;
-    for (int64_t g = 0; g < groups; g += AT_ONCE) {
-      int64_t count = groups - g < AT_ONCE ? groups - g : AT_ONCE;
-      const int8_t* q = args.q + row * q_bytes + (first_group + g) * GROUP;
-      const char* at = codes + g * GROUP * PANEL + v * 64;
-      SUM_GROUP(0, q, at, products[0]);
-      if constexpr (AT_ONCE > 1)
-        if (count > 1) SUM_GROUP(1, q + GROUP, at + GROUP * PANEL, products[1]);
-      if constexpr (AT_ONCE > 2) {
-        if (count > 2) SUM_GROUP(2, q + 2 * GROUP, at + 2 * GROUP * PANEL, products[2]);
-        if (count > 3) SUM_GROUP(3, q + 3 * GROUP, at + 3 * GROUP * PANEL, products[3]);
-      }
-      const char* scales = span + g * group_bytes + code_bytes<BITS>(GROUP) + v * LANES * 2;
-      if (count == AT_ONCE && !args.has_min) fold<AT_ONCE, false>(sums, args, scales, group_bytes, first_group + g, count, row, rows, v, g == 0, g + count == groups);
-      else fold<0, true>(sums, args, scales, group_bytes, first_group + g, count, row, rows, v, g == 0, g + count == groups);
+  // Integer products of rows [row, row + 16) with vector v, each group's apart.
+  INLINE void multiply(int64_t row, int v, int slot) {
+    const int8_t* q = args.q + row * q_bytes + first_group * GROUP;
+    const char* at = codes + v * 64;
+    for (int64_t g = 0; g < groups; g += 4) {
+      SUM_GROUP(0, q + g * GROUP, at + g * GROUP * PANEL, products[slot][g]);
+      if (g + 1 < groups) SUM_GROUP(1, q + (g + 1) * GROUP, at + (g + 1) * GROUP * PANEL, products[slot][g + 1]);
+      if (g + 2 < groups) SUM_GROUP(2, q + (g + 2) * GROUP, at + (g + 2) * GROUP * PANEL, products[slot][g + 2]);
+      if (g + 3 < groups) SUM_GROUP(3, q + (g + 3) * GROUP, at + (g + 3) * GROUP * PANEL, products[slot][g + 3]);
     }
   }
 
-  // Integers times scales, in the order of accumulate_spans; KNOWN groups or, if it is 0, `count`.
-  template <int KNOWN, bool MAY_HAVE_MIN>
-  INLINE void fold(float* sums, const QuantizedArgs& args, const char* scales, int64_t group_bytes, int64_t first_group,
-                   int64_t count, int64_t row, int64_t rows, int v, bool begins, bool ends) {
-    int64_t groups = KNOWN ? KNOWN : count, span = first_group / GROUPS;
-    f32x16 scale[AT_ONCE], min[AT_ONCE];
-    for (int64_t g = 0; g < groups; g++) {
-      scale[g] = from_half(scales + g * group_bytes);
-      if (MAY_HAVE_MIN && args.has_min) min[g] = from_half(scales + g * group_bytes + PANEL * 2);
-    }
+  // Integers times scales, in the order of accumulate_spans, onto sums [rows][PANEL].
+  template <bool WHOLE, bool HAS_MIN>
+  INLINE void fold(float* sums, int64_t row, int64_t rows, int v, int slot) const {
+    int64_t count = WHOLE ? GROUPS : groups;
+    const char* scales = span + code_bytes<BITS>(GROUP) + v * LANES * 2;
+    f32x16 scale[GROUPS];
+    for (int64_t g = 0; g < count; g++) scale[g] = from_half(scales + g * group_bytes);
+    const float* row_scale = args.scales + row * args.spans + first_group / GROUPS;
     for (int64_t r = 0; r < rows; r++) {
-      f32x16 part = begins ? f32x16{} : parts[r];
-      for (int64_t g = 0; g < groups; g++) {
-        part = fma(__builtin_convertvector(load<i32x16>(products[g][r]), f32x16), scale[g], part);
-        if (MAY_HAVE_MIN && args.has_min)
-          part = fma(splat(-(float)args.sums[(row + r) * args.groups + first_group + g]), min[g], part);
+      f32x16 part{};
+      for (int64_t g = 0; g < count; g++) {
+        part = fma(__builtin_convertvector(load<i32x16>(products[slot][g][r]), f32x16), scale[g], part);
+        if constexpr (HAS_MIN)
+          part = fma(splat(-(float)args.sums[(row + r) * args.groups + first_group + g]),
+                     from_half(scales + g * group_bytes + PANEL * 2), part);
       }
-      float* sum = sums + r * PANEL + v * LANES;
-      if (ends) store16(sum, fma(part, splat(args.scales[(row + r) * args.spans + span]), load16(sum)));
-      else parts[r] = part;
+      float* sum = sums + r * PANEL;
+      store16(sum, fma(part, splat(row_scale[r * args.spans]), load16(sum)));
     }
+  }
+
+  INLINE void fold(float* sums, int64_t row, int64_t rows, int v, int slot) const {
+    if (args.has_min) fold<false, true>(sums, row, rows, v, slot);
+    else if (groups == GROUPS) fold<true, false>(sums, row, rows, v, slot);
+    else fold<false, false>(sums, row, rows, v, slot);
+  }
+
+  // Adds this span's share for `count` tiles of rows to sums.
+  void add_to(float (*sums)[TILE_HEIGHT][PANEL], const RowTiles& tiles, int64_t first, int64_t count) {
+    auto row_of = [&](int64_t item) { return tiles.first_row(first + item / PANEL_VECTORS); };
+    auto vector_of = [](int64_t item) { return (int)(item % PANEL_VECTORS); };
+    auto fold_item = [&](int64_t item) {
+      fold(sums[item / PANEL_VECTORS][0] + vector_of(item) * LANES, row_of(item), tiles.height, vector_of(item), item % 2);
+    };
+    int64_t items = count * PANEL_VECTORS;
+    multiply(row_of(0), 0, 0);
+    for (int64_t item = 1; item < items; item++) {
+      multiply(row_of(item), vector_of(item), item % 2);
+      fold_item(item - 1);
+    }
+    fold_item(items - 1);
   }
 };
 
 template <typename T, int BITS, int GROUP>
 void amx_quantized_panels(const QuantizedArgs& args, int64_t begin, int64_t end) {
   static thread_local ChunkSums sums;
-  static thread_local AmxSpan<BITS, GROUP> work;
+  AmxSpan<BITS, GROUP> span(args);
   RowTiles tiles{args.linear.m};
-  int64_t group_bytes = quantized_group_bytes(BITS, GROUP, args.has_min), per_span = SPAN / GROUP;
   int64_t per_segment = (args.spans + SEGMENTS - 1) / SEGMENTS;
   configure_tiles(tiles.height, GROUP < 64 ? GROUP : 64);
   for (int64_t p = begin; p < end; p++) {
-    const char* panel = (const char*)args.linear.w + p * args.groups * group_bytes;
+    const char* panel = (const char*)args.linear.w + p * args.groups * span.group_bytes;
     for (int64_t first = 0; first < tiles.count; first += CHUNK_HEIGHT) {
       int64_t count = tiles.count - first < CHUNK_HEIGHT ? tiles.count - first : CHUNK_HEIGHT;
       for (int s = 0; s < SEGMENTS; s++) {
         std::memset(sums.at[s], 0, (size_t)count * sizeof sums.at[s][0]);
         int64_t last = (s + 1) * per_segment < args.spans ? (s + 1) * per_segment : args.spans;
-        for (int64_t span = s * per_segment; span < last; span++) {
-          int64_t group = span * per_span, groups = args.groups - group < per_span ? args.groups - group : per_span;
-          const char* at = panel + group * group_bytes;
-          work.unpack(at, groups, group_bytes);
-          for (int64_t t = 0; t < count; t++)
-            for (int v = 0; v < PANEL_VECTORS; v++)
-              work.add_to(sums.at[s][t][0], args, at, group_bytes, group, groups, tiles.first_row(first + t), tiles.height, v);
+        for (int64_t number = s * per_segment; number < last; number++) {
+          span.begin(panel, number);
+          span.add_to(sums.at[s], tiles, first, count);
         }
       }
       finish_chunk<T>(args.linear, sums, tiles, first, count, p);
