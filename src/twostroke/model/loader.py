@@ -22,6 +22,7 @@ from twostroke.log import get_logger
 from twostroke.model.checkpoint import Checkpoint, shorten
 from twostroke.model.decoder import DecoderModel, Parameter, Placement
 from twostroke.model.float_weights import FloatWeights
+from twostroke.model.quantized_checkpoint import QuantizedCheckpoint
 from twostroke.model.registry import architecture, model_class
 from twostroke.model.weight_map import checkpoint_names
 from twostroke.model.weight_source import WeightSource
@@ -40,10 +41,12 @@ def open_weights(folder: Path, config: ModelConfig, quantization: Quantization |
     Raises:
         UnsupportedModel: the weights are of a type that is not implemented.
         ModelNotFound: there are no safetensors files.
-        CorruptCheckpoint: unreadable files.
+        CorruptCheckpoint: unreadable files, or packed tensors that contradict each other.
         SetupError: `quantization` is not what the folder holds, or would quantize a second time.
     """
-    source = FloatWeights(Checkpoint(folder))
+    checkpoint = Checkpoint(folder)
+    stored = config.quantization
+    source = FloatWeights(checkpoint) if stored is None else QuantizedCheckpoint(checkpoint, stored)
     _check_quantization(source, quantization)
     return source
 
@@ -223,7 +226,7 @@ def _check(
             elif found.shape != expected:
                 misshapen.append(f"{part} is {list(found.shape)} instead of {list(expected)}")
     expected_names = {part for parts in parts_of.values() for part in parts}
-    extra = [name for name in source.weights if name not in expected_names and not _is_harmless(name, config)]
+    extra = [name for name in source.weights if name not in expected_names and not _is_harmless(name, source, config)]
     problems = [
         f"{what}: {shorten(sorted(names))}"
         for what, names in (("missing", missing), ("wrong shape", misshapen), ("not of this architecture", extra))
@@ -235,9 +238,19 @@ def _check(
         )
 
 
-def _is_harmless(name: str, config: ModelConfig) -> bool:
-    """Old checkpoints store the rotary frequencies, and tied ones sometimes the head a second time."""
+def _is_harmless(name: str, source: WeightSource, config: ModelConfig) -> bool:
+    """Old checkpoints store the rotary frequencies, tied ones sometimes the head a second time, and AutoGPTQ a bias of
+    zeros for every map that it quantized.
+    """
+    if name.endswith(".bias"):
+        weight = source.weights.get(name.removesuffix("bias") + "weight")
+        return weight is not None and weight.bytes_per_weight is not None and _is_zero(source, name)
     return name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
+
+
+def _is_zero(source: WeightSource, name: str) -> bool:
+    stored = source.read(name, torch.float32)
+    return isinstance(stored, Tensor) and not stored.any()
 
 
 def _check_tied_head(source: WeightSource, embedding: str, dtype: torch.dtype) -> None:
