@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fixtures.quantized.make import FIXTURES, FOLDER, AwqFixture, quantized_model, write
-from fixtures.quantized.random_models import random_weights
 from fixtures.quantized.rounding import QuantizedLinear
+from fixtures.random_models import random_weights
 from oracles import awq, gptq
 from oracles.checkpoint import read_tensors
 

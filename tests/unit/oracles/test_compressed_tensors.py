@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fixtures.quantized.random_models import random_weights
+from fixtures.random_models import random_weights
 from oracles import compressed_tensors
 from oracles.checkpoint import Float32Array, read_tensors
 
