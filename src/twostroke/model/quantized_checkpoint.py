@@ -99,8 +99,8 @@ class QuantizedCheckpoint:
             if kind not in part.types:
                 raise UnsupportedModel(f"{self.path}: {name} has type {kind}; known: {', '.join(part.types)}.")
         size, _ = _kernel_groups(group_size, k)
-        num_floats = 1 if self._config.symmetric else 2
-        return StoredWeight((n, k), bits / 8 + num_floats * 2 / size)
+        floats_per_row = -(-k // size) * (1 if self._config.symmetric else 2)
+        return StoredWeight((n, k), bits / 8 + 2 * floats_per_row / k)
 
     def _order(self, module: str, group_of: Tensor | None, k: int) -> Tensor | None:
         """The inputs sorted by their group. int64 [K], or None where they are already."""
