@@ -24,6 +24,7 @@ from twostroke.kernels import native
 from twostroke.kernels.dispatch import operators_for
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.model.checkpoint import read_model_config
+from twostroke.model.decoder import DecoderModel
 from twostroke.model.loader import load_model, open_weights, weight_bytes
 
 CPU = torch.device("cpu")
@@ -68,9 +69,9 @@ def expected_logits(folder: Path, *, rounds_inputs: bool = False) -> Tensor:
     return transformers_logits(model, TOKEN_IDS)
 
 
-def found_logits(folder: Path, kernels: Kernels, dtype: torch.dtype = torch.float32) -> Tensor:
+def load(folder: Path, kernels: Kernels, dtype: torch.dtype = torch.float32) -> DecoderModel:
     config = read_model_config(folder)
-    model = load_model(
+    return load_model(
         open_weights(folder, config),
         config,
         dtype=dtype,
@@ -78,7 +79,10 @@ def found_logits(folder: Path, kernels: Kernels, dtype: torch.dtype = torch.floa
         max_model_len=64,
         operators=operators_for(CPU, dtype, kernels),
     )
-    driver = PagedDriver(model, num_blocks=8, dtype=dtype)
+
+
+def found_logits(folder: Path, kernels: Kernels) -> Tensor:
+    driver = PagedDriver(load(folder, kernels), num_blocks=8)
     return driver.logits(driver.step([(driver.add(TOKEN_IDS), len(TOKEN_IDS))])[0])
 
 
@@ -192,6 +196,22 @@ def test_maps_that_cannot_be_one_stay_apart(kernels: Kernels, copy: Callable[[st
     for folder in (ordered, mixed):
         error = relative_error(found_logits(folder, kernels), expected_logits(folder))
         assert error < (1e-3 if kernels == "reference" else 0.04), error
+
+
+@pytest.mark.parametrize("kernels", ["reference", "auto"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_neighbours_and_chunks_change_no_bit(dtype: torch.dtype, kernels: Kernels, copy: Callable[[str], Path]) -> None:
+    """With inputs in an order of their own, and maps that stay apart."""
+    folder = copy(ACT_ORDER)
+    edit(folder, lambda tensors: unordered(tensors, "self_attn.k_proj", "mlp.up_proj"))
+    driver = PagedDriver(load(folder, kernels, dtype), num_blocks=32, dtype=dtype)
+    whole = driver.step([(driver.add(TOKEN_IDS), len(TOKEN_IDS))])[0]
+    first, second, other = (driver.add(ids) for ids in (TOKEN_IDS, TOKEN_IDS, TOKEN_IDS[::-1]))
+    begun = driver.step([(other, 5), (first, 11)])[1]
+    mixed = driver.step([(first, 1), (other, 20), (second, len(TOKEN_IDS))])
+    rest = driver.step([(first, len(TOKEN_IDS) - 12)])[0]
+    assert torch.equal(torch.cat([begun, mixed[0], rest]), whole)
+    assert torch.equal(mixed[2], whole)
 
 
 def test_bias_beside_maps_that_stay_apart(copy: Callable[[str], Path]) -> None:
