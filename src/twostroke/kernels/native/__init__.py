@@ -36,7 +36,7 @@ def why_not(device: str, dtype: str) -> str:
         return f"the native kernels run on the CPU, not on {device}"
     if not is_built():
         return "the native kernels were not built (no C++20 compiler when the package was installed)"
-    return f"the native kernels compute in float32 and bfloat16, not in {dtype.removeprefix('torch.')}"
+    return f"the native kernels compute in float32 and bfloat16 (--dtype), not in {dtype.removeprefix('torch.')}"
 
 
 def levels() -> tuple[str, ...]:
