@@ -183,7 +183,13 @@ def _prepare(config: EngineConfig) -> _Loaded:
 
 
 def _weight_bytes(config: EngineConfig, loaded: _Loaded) -> int:
-    return weight_bytes(loaded.weights, loaded.config, loaded.dtype, config.load.quantization)
+    return weight_bytes(
+        loaded.weights,
+        loaded.config,
+        loaded.dtype,
+        config.load.quantization,
+        keeps_quantized=loaded.operators.keeps_quantized,
+    )
 
 
 def _usable_processors() -> int:

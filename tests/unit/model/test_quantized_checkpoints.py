@@ -259,8 +259,10 @@ def test_what_the_weights_will_take_is_known_before_they_are_read() -> None:
     config = read_model_config(FIXTURES / AWQ)
     num_quantized = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64)
     num_floats = 2 * 128 * 64 + 5 * 64
-    expected = num_quantized * (0.5 + 4 / 32) + 2 * num_floats
-    assert weight_bytes(open_weights(FIXTURES / AWQ, config), config, torch.bfloat16, None) == expected
+    source = open_weights(FIXTURES / AWQ, config)
+    for keeps, per_weight in ((True, 0.5 + 4 / 32), (False, 2)):
+        taken = weight_bytes(source, config, torch.bfloat16, None, keeps_quantized=keeps)
+        assert taken == num_quantized * per_weight + 2 * num_floats
 
 
 def test_quantization_may_be_named_and_not_be_done_twice() -> None:

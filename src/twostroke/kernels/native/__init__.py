@@ -69,6 +69,7 @@ def operators(level: str | None = None) -> Operators:
         kv_order="lanes16",
         pack_linear=partial(pack_linear, pack_part),
         pack_gated=partial(pack_gated, pack_part, partial(linear.NativeGated, kernels)),
+        keeps_quantized=True,
         rms_norm=elementwise.rms_norm,
         rms_norm_=elementwise.rms_norm_,
         rotate_heads_=elementwise.rotate_heads_,

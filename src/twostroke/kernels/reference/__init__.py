@@ -19,6 +19,7 @@ def operators() -> Operators:
         kv_order="plain",
         pack_linear=partial(pack_linear, linear.PackedLinear),
         pack_gated=partial(pack_gated, linear.PackedLinear, linear.PackedGated),
+        keeps_quantized=False,
         rms_norm=elementwise.rms_norm,
         rms_norm_=elementwise.rms_norm_,
         rotate_heads_=elementwise.rotate_heads_,
