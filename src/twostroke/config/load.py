@@ -13,7 +13,8 @@ DType = Literal["auto", "float32", "float16", "bfloat16"]
 Device = Literal["cpu", "cuda"]
 Kernels = Literal["auto", "reference", "native", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon"]
 
-Quantization = Literal["int8", "int4"]
+QuantizationOnLoad = Literal["int8", "int4"]
+Quantization = Literal["int8", "int4", "awq", "gptq", "compressed-tensors"]
 
 MAX_THREADS = 4096
 
@@ -29,7 +30,8 @@ class LoadConfig:
     dtype: DType = "auto"
     """Type of weights, activations and KV; 'auto' keeps the checkpoint's."""
     quantization: Quantization | None = None
-    """Quantize the weights while loading: 'int8' (a scale per channel) or 'int4' (a scale per 32 weights)."""
+    """Quantize the weights while loading: 'int8' (a scale per channel) or 'int4' (a scale per 32 weights). A checkpoint
+    that is quantized says so itself; the name of its method ('awq', 'gptq', 'compressed-tensors') is checked then."""
     device: Device = "cpu"
     """Where the model runs."""
     kernels: Kernels = "auto"

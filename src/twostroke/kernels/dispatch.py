@@ -18,12 +18,12 @@ from torch import Tensor
 from twostroke.config.load import Kernels
 from twostroke.errors import SetupError
 from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.kernels.stacked_weight import StackedWeight
 from twostroke.log import get_logger
 
 log = get_logger(__name__)
 
-
-Weight = Tensor | QuantizedWeight
+Weight = Tensor | QuantizedWeight | StackedWeight
 
 
 class Linear(Protocol):
@@ -110,6 +110,8 @@ class Operators:
     """Names the order of the elements inside a KV head of a block: only who has the same may read it."""
     pack_linear: Callable[[Weight, Tensor | None], Linear]
     pack_gated: Callable[[Weight, Tensor | None], GatedLinear]
+    keeps_quantized: bool
+    """Whether a quantized weight stays one when it is packed; else it takes the room of the numbers it stands for."""
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rms_norm_: Callable[[Tensor, Tensor, float], None]
     """The same in place."""

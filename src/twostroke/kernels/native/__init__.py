@@ -36,7 +36,7 @@ def why_not(device: str, dtype: str) -> str:
         return f"the native kernels run on the CPU, not on {device}"
     if not is_built():
         return "the native kernels were not built (no C++20 compiler when the package was installed)"
-    return f"the native kernels compute in float32 and bfloat16, not in {dtype.removeprefix('torch.')}"
+    return f"the native kernels compute in float32 and bfloat16 (--dtype), not in {dtype.removeprefix('torch.')}"
 
 
 def levels() -> tuple[str, ...]:
@@ -56,17 +56,20 @@ def operators(level: str | None = None) -> Operators:
     """
     from twostroke.kernels.native import attention, extension, linear
     from twostroke.kernels.native.elementwise import Elementwise
+    from twostroke.kernels.reference.split_linear import pack_gated, pack_linear
 
     if level is not None and level not in levels():
         raise SetupError(f"kernels={level}: this processor runs {', '.join(levels())}. Choose one of these, or 'auto'.")
     kernels = extension.native.kernels(level or levels()[-1])
     elementwise = Elementwise(kernels)
+    pack_part = partial(linear.NativeLinear, kernels)
     return Operators(
         name=f"native {kernels.level}",
         set_num_threads=extension.set_num_threads,
         kv_order="lanes16",
-        pack_linear=partial(linear.NativeLinear, kernels),
-        pack_gated=partial(linear.NativeGated, kernels),
+        pack_linear=partial(pack_linear, pack_part),
+        pack_gated=partial(pack_gated, pack_part, partial(linear.NativeGated, kernels)),
+        keeps_quantized=True,
         rms_norm=elementwise.rms_norm,
         rms_norm_=elementwise.rms_norm_,
         rotate_heads_=elementwise.rotate_heads_,

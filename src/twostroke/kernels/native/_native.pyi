@@ -40,6 +40,7 @@ class Kernels:
         bits: int,
         group: int,
         has_min: bool,
+        order: int,
     ) -> None: ...
     def rms_norm(
         self,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from twostroke.kernels.dispatch import Operators
 from twostroke.kernels.reference import attention, elementwise, linear
+from twostroke.kernels.reference.split_linear import pack_gated, pack_linear
 
 
 def operators() -> Operators:
@@ -14,8 +17,9 @@ def operators() -> Operators:
         name="reference",
         set_num_threads=torch.set_num_threads,
         kv_order="plain",
-        pack_linear=linear.PackedLinear,
-        pack_gated=linear.PackedGated,
+        pack_linear=partial(pack_linear, linear.PackedLinear),
+        pack_gated=partial(pack_gated, linear.PackedLinear, linear.PackedGated),
+        keeps_quantized=False,
         rms_norm=elementwise.rms_norm,
         rms_norm_=elementwise.rms_norm_,
         rotate_heads_=elementwise.rotate_heads_,
