@@ -204,10 +204,11 @@ void rotate(const Kernels& kernels, uintptr_t x, int64_t token_stride, int64_t t
 
 void attention(const Kernels& kernels, uintptr_t qkv, uintptr_t storage, uintptr_t out, uintptr_t query_start, uintptr_t seq_lens,
                uintptr_t block_table, int64_t num_seqs, int64_t max_blocks, int64_t block_bytes, int64_t heads,
-               int64_t kv_heads, int64_t head_dim, int64_t block_size, int64_t window, float scale, int type) {
+               int64_t kv_heads, int64_t head_dim, int64_t block_size, int64_t window, float scale, int type,
+               int kv_format) {
   AttentionArgs args{(const void*)qkv, (char*)storage, (void*)out, (const int32_t*)query_start, (const int32_t*)seq_lens,
                      (const int32_t*)block_table, num_seqs, max_blocks, block_bytes, heads, kv_heads, head_dim,
-                     block_size, window, scale, (Dtype)type};
+                     block_size, window, scale, (Dtype)type, (KvFormat)kv_format};
   std::vector<int32_t> seq_of_token((size_t)args.query_start[num_seqs]);
   std::vector<AttentionItem> items;
   int64_t group = heads / kv_heads;

@@ -1,6 +1,7 @@
 // Compiled once per instruction level; CMakeLists.txt sets the flags and names the level.
 #include "attention.hpp"
 #include "elementwise.hpp"
+#include "kv_write.hpp"
 #include "linear.hpp"
 #include "quantized.hpp"
 #include "table.hpp"

@@ -6,6 +6,7 @@
 namespace twostroke {
 
 enum class Dtype : int32_t { f32 = 0, bf16 = 1 };
+enum class KvFormat : int32_t { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 };  // see kv_format.hpp
 
 // y[M, N] = x[M, K] W^T + bias (+ residual), or silu(x G^T + ..) * (x U^T + ..); weights in panels (see linear.hpp).
 struct LinearArgs {
@@ -36,7 +37,7 @@ struct QuantizedArgs {
 // One layer's attention over a flat batch: some consecutive queries of each sequence, which are its last tokens.
 //
 //   qkv      [num_tokens, heads + 2 kv_heads, head_dim], rotated
-//   storage  blocks of [layers_per_block][K, V][kv_heads][block_size * head_dim elements in the order of attention.hpp]
+//   storage  blocks of [layers_per_block][K, V][kv_heads][what kv_format.hpp makes of block_size tokens]
 //   out      [num_tokens, heads, head_dim]
 struct AttentionArgs {
   const void* qkv;
@@ -50,7 +51,8 @@ struct AttentionArgs {
   int64_t heads, kv_heads, head_dim, block_size;
   int64_t window;       // keys a query sees, itself included; 0 sees all
   float scale;
-  Dtype type;
+  Dtype type;       // of qkv and out, and what products are computed in
+  KvFormat format;  // of what is stored
 };
 
 // Rows of queries of one sequence that share a KV head: row r is query r / (heads per kv head).

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from twostroke.config.kv_format import KVFormat
 from twostroke.kernels.dispatch import AttentionOperator, GroupShape
 
 
@@ -25,6 +26,7 @@ class AttentionLayout:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    kv_format: KVFormat
 
     @classmethod
     def of(
@@ -35,11 +37,12 @@ class AttentionLayout:
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
+        kv_format: KVFormat,
     ) -> AttentionLayout:
         """From (layer ids, window) per KV group.
 
-        >>> AttentionLayout.of([((0, 2), None), ((1, 3), 64)], block_size=16, num_heads=4, num_kv_heads=2, head_dim=8)
-        ... # doctest: +ELLIPSIS
+        >>> AttentionLayout.of([((0, 2), None), ((1, 3), 64)], block_size=16, num_heads=4, num_kv_heads=2, head_dim=8,
+        ...                    kv_format="int8")  # doctest: +ELLIPSIS
         AttentionLayout(layer_slots=((0, 0), (1, 0), (0, 1), (1, 1)), windows=(None, 64), layers_per_block=2, ...)
         """
         slots = {
@@ -54,6 +57,7 @@ class AttentionLayout:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
+            kv_format=kv_format,
         )
 
 
@@ -99,6 +103,7 @@ class AttentionMetadata:
                     layout.block_size,
                     layout.layers_per_block,
                     window,
+                    layout.kv_format,
                 ),
                 query_start_loc,
                 seq_lens,

@@ -64,7 +64,6 @@ def operators(level: str | None = None) -> Operators:
     return Operators(
         name=f"native {kernels.level}",
         set_num_threads=extension.set_num_threads,
-        kv_order="lanes16",
         pack_linear=partial(linear.NativeLinear, kernels),
         pack_gated=partial(linear.NativeGated, kernels),
         rms_norm=elementwise.rms_norm,

@@ -75,4 +75,5 @@ class Kernels:
         window: int,
         scale: float,
         type: int,
+        kv_format: int,
     ) -> None: ...

@@ -9,8 +9,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from twostroke.config.kv_format import KVFormat
 from twostroke.kernels.dispatch import GroupShape
-from twostroke.kernels.native.extension import TYPE_CODES, Kernels, native
+from twostroke.kernels.native.extension import KV_FORMAT_CODES, TYPE_CODES, Kernels, native
 
 Ints = npt.NDArray[np.int32]
 
@@ -45,6 +46,10 @@ class NativeAttention:
         del num_heads, num_kv_heads, device
         self._kernels, self._type = kernels, TYPE_CODES[dtype]
 
+    def kv_order(self, kv_format: KVFormat) -> str:
+        """Tokens in lanes of sixteen; see csrc/kernels/kv_format.hpp."""
+        return f"lanes16-{kv_format}"
+
     def plan(self, shape: GroupShape, query_start_loc: Ints, seq_lens: Ints, block_table: Ints) -> StepPlan:
         """Keeps the batch."""
         starts, lens, table = (
@@ -60,15 +65,14 @@ class NativeAttention:
         shape = plan.shape
         out = torch.empty(len(qkv), shape.num_heads * shape.head_dim, dtype=qkv.dtype)
         assert qkv.is_contiguous(), qkv.stride()
-        element_bytes = storage.element_size()
         self._kernels.attention(
             qkv.data_ptr(),
-            storage.data_ptr() + layer_in_block * storage.stride(1) * element_bytes,
+            storage.data_ptr() + layer_in_block * storage.stride(1),
             out.data_ptr(),
             *plan.addresses,
             plan.num_seqs,
             plan.max_blocks,
-            storage.stride(0) * element_bytes,
+            storage.stride(0),
             shape.num_heads,
             shape.num_kv_heads,
             shape.head_dim,
@@ -76,5 +80,6 @@ class NativeAttention:
             shape.window or 0,
             softmax_scale,
             self._type,
+            KV_FORMAT_CODES[shape.kv_format],
         )
         return out

@@ -13,7 +13,6 @@ def operators() -> Operators:
     return Operators(
         name="reference",
         set_num_threads=torch.set_num_threads,
-        kv_order="plain",
         pack_linear=linear.PackedLinear,
         pack_gated=linear.PackedGated,
         rms_norm=elementwise.rms_norm,
