@@ -14,6 +14,7 @@ from oracle.naive_attention import naive_attention
 from twostroke.config.kv_format import KVFormat, resolve_kv_format, slot_bytes
 from twostroke.config.load import Kernels
 from twostroke.kernels.dispatch import AttentionOperator, operators_for
+from twostroke.kernels.tree_mask import TreeMasks
 from twostroke.layers.attention_metadata import AttentionLayout, AttentionMetadata
 
 CPU = torch.device("cpu")
@@ -75,7 +76,7 @@ class Pool:
         self.done = [0] * len(requests)
         self.outputs: list[list[Tensor]] = [[] for _ in requests]
 
-    def step(self, work: Sequence[tuple[int, int]]) -> None:
+    def step(self, work: Sequence[tuple[int, int]], tree_masks: TreeMasks | None = None) -> None:
         """Runs the next n tokens of some requests."""
         shape = self.shape
         rows = [row for row, _ in work]
@@ -98,6 +99,7 @@ class Pool:
                 kv_format=shape.stored_as,
             ),
             operator=self.operator,
+            tree_masks=tree_masks,
         )
         qkv = torch.cat([self.requests[row][self.done[row] : self.done[row] + n] for row, n in work])
         out = self.operator(qkv, self.storage, metadata.plans[0], LAYER, shape.scale)

@@ -8,6 +8,7 @@
 // changes nothing of it, not one bit, so it does not matter which rows share a tile.
 #pragma once
 
+#include "attention_items.hpp"
 #include "elementwise.hpp"
 #include "kv_fetch.hpp"
 #include "table.hpp"
@@ -16,7 +17,6 @@
 namespace twostroke {
 namespace {
 
-constexpr int64_t PARTITION = 512;
 constexpr float LOWEST = -1e30f;  // the maximum of nothing; finite, so that a difference of two of them is 0
 
 // What the running softmax of some rows has come to.
@@ -86,27 +86,61 @@ INLINE void ask_for_values(const ChunkView& view, int64_t tile_bytes) {
     for (int64_t at = 0; at < tile_bytes; at += 64) __builtin_prefetch(view.v[tile] + at);
 }
 
-// One chunk of keys for ROWS rows.
+// The rows of an item: queries, and which keys they see.
+struct Rows {
+  const char* q[ITEM_ROWS];
+  int64_t oldest[ITEM_ROWS], newest[ITEM_ROWS];  // keys; the newest ones rise
+  const uint64_t* tree[ITEM_ROWS];               // and of those from first_own on only these (see tree_row)
+  int64_t first_own, tree_words;
+  KeySpan keys;  // of all rows together
+
+  Rows(const AttentionArgs& args, const AttentionItem& item, int64_t element_bytes)
+      : first_own(first_own_key(args, item.seq)), tree_words(twostroke::tree_words(args, item.seq)), keys(keys_of(args, item)) {
+    int64_t group = args.heads / args.kv_heads, stride = (args.heads + 2 * args.kv_heads) * args.head_dim;
+    for (int64_t r = 0; r < item.num_rows; r++) {
+      int64_t query = (item.first_row + r) / group, head = item.kv_head * group + (item.first_row + r) % group;
+      q[r] = (const char*)args.qkv + ((args.query_start[item.seq] + query) * stride + head * args.head_dim) * element_bytes;
+      oldest[r] = oldest_key(args, item.seq, query);
+      newest[r] = first_own + query;
+      tree[r] = tree_row(args, item.seq, query);
+    }
+  }
+
+  // The keys from first_key on that row r's tree lets it see, a bit each.
+  uint64_t tree_bits(int64_t r, int64_t first_key) const {
+    int64_t own = first_key - first_own;
+    if (own <= -CHUNK) return ~0ull;
+    if (own < 0) return tree[r][0] << -own | ((1ull << -own) - 1);
+    int64_t word = own / 64, shift = own % 64;
+    uint64_t bits = word < tree_words ? tree[r][word] >> shift : 0;
+    if (shift && word + 1 < tree_words) bits |= tree[r][word + 1] << (64 - shift);
+    return bits;
+  }
+};
+
+INLINE int32_t clamped(int64_t value) { return (int32_t)(value < -1 ? -1 : value > CHUNK ? CHUNK : value); }
+
+// One chunk of keys for ROWS rows, from row `first` on.
 template <typename P, int ROWS>
-void chunk(const AttentionArgs& args, const ChunkView& view, const char* const* q, const int64_t* position,
-           int64_t first_key, int64_t first_needed, float* m, float* l, float (*acc)[MAX_HEAD_DIM]) {
+void chunk(const AttentionArgs& args, const ChunkView& view, const Rows& rows, int64_t first, int64_t first_key, State& state) {
   f32x16 s[ROWS][CHUNK_TILES];
-  score<P, ROWS>(s, q, view, args.head_dim / P::E);
+  score<P, ROWS>(s, rows.q + first, view, args.head_dim / P::E);
   alignas(64) uint32_t weights[ROWS][CHUNK];
   f32x16 falls{};  // by how much each row's maximum grew, negative
   float sums[ROWS];
   i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  int64_t last = position[ROWS - 1];  // positions rise
+  float *m = state.m + first, *l = state.l + first;
   for (int r = 0; r < ROWS; r++) {
-    int64_t newest = position[r] - first_key;
-    int64_t oldest = args.window ? newest - args.window + 1 : -1;
-    bool all = newest >= CHUNK - 1 && oldest <= 0;
+    int64_t newest = rows.newest[first + r] - first_key, oldest = rows.oldest[first + r] - first_key;
+    uint64_t bits = rows.tree[first + r] ? rows.tree_bits(first + r, first_key) : ~0ull;
+    bool all = newest >= CHUNK - 1 && oldest <= 0 && bits == ~0ull;
     f32x16 most = splat(LOWEST);
     for (int v = 0; v < CHUNK_TILES; v++) {
       s[r][v] *= splat(args.scale);
       if (!all) {
         i32x16 key = lane + (int32_t)(v * LANES);
-        i32x16 seen = (key <= (int32_t)(newest > CHUNK ? CHUNK : newest)) & (key >= (int32_t)(oldest < -1 ? -1 : oldest > CHUNK ? CHUNK : oldest));
+        i32x16 seen = (key <= clamped(newest)) & (key >= clamped(oldest));
+        seen &= (((i32x16{} + (int32_t)(bits >> v * LANES & 0xffff)) >> lane) & 1) != 0;
         s[r][v] = select(seen, s[r][v], splat(-__builtin_inff()));
       }
       most = larger(most, s[r][v]);
@@ -126,10 +160,12 @@ void chunk(const AttentionArgs& args, const ChunkView& view, const char* const* 
   }
   f32x16 correction = exp(falls);
   for (int r = 0; r < ROWS; r++) l[r] = l[r] * correction[r] + sums[r];
+  int64_t last = rows.newest[first + ROWS - 1];
   int64_t keys = last - first_key + 1 < CHUNK ? last - first_key + 1 : CHUNK;
   // Only keys that somebody here sees: what is left and right of them may be anything, and zero times a NaN is one.
-  int64_t first_unit = first_needed > first_key ? (first_needed - first_key) / P::E : 0;
+  int64_t first_unit = rows.keys.first > first_key ? (rows.keys.first - first_key) / P::E : 0;
   int64_t units = (keys + P::E - 1) / P::E;
+  float(*acc)[MAX_HEAD_DIM] = state.acc + first;
   constexpr int VECTORS = PANEL_VECTORS;
   int64_t d = 0;
   for (; d + VECTORS * LANES <= args.head_dim; d += VECTORS * LANES)
@@ -150,63 +186,100 @@ INLINE void fold(State& into, const State& part, int64_t rows, int64_t head_dim)
   }
 }
 
+// One partition of keys for all rows of an item, from nothing.
 template <typename P>
-void attend_item(const AttentionArgs& args, const AttentionItem& item) {
-  using Element = typename P::Element;
-  static thread_local State total, part;
+void attend_keys(const AttentionArgs& args, const AttentionItem& item, const Rows& rows, int64_t partition, State& state) {
   const FetchChunk<P> fetch = fetch_of<P>(args.format);
-  int64_t group = args.heads / args.kv_heads, rows = item.num_rows;
-  int64_t first_token = args.query_start[item.seq], num_tokens = args.query_start[item.seq + 1] - first_token;
-  int64_t first_position = args.seq_lens[item.seq] - num_tokens;
-  int64_t stride = (args.heads + 2 * args.kv_heads) * args.head_dim;
-  const char* q[ITEM_ROWS];
-  int64_t position[ITEM_ROWS] = {};
-  for (int64_t r = 0; r < rows; r++) {
-    int64_t query = (item.first_row + r) / group, head = item.kv_head * group + (item.first_row + r) % group;
-    q[r] = (const char*)((const Element*)args.qkv + (first_token + query) * stride + head * args.head_dim);
-    position[r] = first_position + query;
-  }
-  int64_t num_keys = position[rows - 1] + 1;
-  int64_t first_needed = args.window && position[0] - args.window + 1 > 0 ? position[0] - args.window + 1 : 0;
-  total.clear(rows, args.head_dim);
-  for (int64_t partition = first_needed / PARTITION * PARTITION; partition < num_keys; partition += PARTITION) {
-    part.clear(rows, args.head_dim);
-    int64_t first_chunk = partition > first_needed / CHUNK * CHUNK ? partition : first_needed / CHUNK * CHUNK;
-    int64_t end = partition + PARTITION < num_keys ? partition + PARTITION : num_keys;
-    for (int64_t key = first_chunk; key < end; key += CHUNK) {
-      ChunkView view = fetch(args, item, key, {first_needed, num_keys - 1});
-      if (rows <= 6 && !view.decoded) ask_for_values(view, LANES * args.head_dim * (int64_t)sizeof(Element));
-      for (int64_t r = 0; r < rows;) {
-        int64_t count = rows - r < 6 ? rows - r : 6;
-        if (position[r + count - 1] < key) {  // a tile that sees nothing of this chunk
-          r += count;
-          continue;
-        }
+  state.clear(item.num_rows, args.head_dim);
+  int64_t begin = partition * PARTITION, end = begin + PARTITION < rows.keys.end ? begin + PARTITION : rows.keys.end;
+  if (begin < rows.keys.first) begin = rows.keys.first / CHUNK * CHUNK;
+  for (int64_t key = begin; key < end; key += CHUNK) {
+    ChunkView view = fetch(args, item, key, {rows.keys.first, rows.keys.end - 1});
+    if (item.num_rows <= 6 && !view.decoded) ask_for_values(view, LANES * args.head_dim * (int64_t)sizeof(typename P::Element));
+    for (int64_t r = 0; r < item.num_rows;) {
+      int64_t count = item.num_rows - r < 6 ? item.num_rows - r : 6;
+      if (rows.newest[r + count - 1] >= key)  // else these see nothing of the chunk
         switch (count) {
-          case 6: chunk<P, 6>(args, view, q + r, position + r, key, first_needed, part.m + r, part.l + r, part.acc + r); break;
-          case 5: chunk<P, 5>(args, view, q + r, position + r, key, first_needed, part.m + r, part.l + r, part.acc + r); break;
-          case 4: chunk<P, 4>(args, view, q + r, position + r, key, first_needed, part.m + r, part.l + r, part.acc + r); break;
-          case 3: chunk<P, 3>(args, view, q + r, position + r, key, first_needed, part.m + r, part.l + r, part.acc + r); break;
-          case 2: chunk<P, 2>(args, view, q + r, position + r, key, first_needed, part.m + r, part.l + r, part.acc + r); break;
-          default: chunk<P, 1>(args, view, q + r, position + r, key, first_needed, part.m + r, part.l + r, part.acc + r); break;
+          case 6: chunk<P, 6>(args, view, rows, r, key, state); break;
+          case 5: chunk<P, 5>(args, view, rows, r, key, state); break;
+          case 4: chunk<P, 4>(args, view, rows, r, key, state); break;
+          case 3: chunk<P, 3>(args, view, rows, r, key, state); break;
+          case 2: chunk<P, 2>(args, view, rows, r, key, state); break;
+          default: chunk<P, 1>(args, view, rows, r, key, state); break;
         }
-        r += count;
-      }
+      r += count;
     }
-    fold(total, part, rows, args.head_dim);
-  }
-  for (int64_t r = 0; r < rows; r++) {
-    int64_t query = (item.first_row + r) / group, head = item.kv_head * group + (item.first_row + r) % group;
-    Element* out = (Element*)args.out + ((first_token + query) * args.heads + head) * args.head_dim;
-    f32x16 scale = splat(1.0f / total.l[r]);
-    // adding zero makes -0 of 0: which of them it is could tell how many empty chunks there were
-    in_lanes(args.head_dim, [&](int64_t d, int64_t count) { set(out + d, load16(total.acc[r] + d) * scale + f32x16{}, count); });
   }
 }
 
+template <typename T>
+void write_out(const AttentionArgs& args, const AttentionItem& item, const State& state) {
+  int64_t group = args.heads / args.kv_heads;
+  for (int64_t r = 0; r < item.num_rows; r++) {
+    int64_t query = (item.first_row + r) / group, head = item.kv_head * group + (item.first_row + r) % group;
+    T* out = (T*)args.out + ((args.query_start[item.seq] + query) * args.heads + head) * args.head_dim;
+    f32x16 scale = splat(1.0f / state.l[r]);
+    // adding zero makes -0 of 0: which of them it is could tell how many empty chunks there were
+    in_lanes(args.head_dim, [&](int64_t d, int64_t count) { set(out + d, load16(state.acc[r] + d) * scale + f32x16{}, count); });
+  }
+}
+
+// Calls f with what the products of a type are.
+template <typename F>
+INLINE void with_products(Dtype type, const F& f) {
+  if (type == Dtype::f32) f(F32Products{});
+  else f(Bf16Products{});
+}
+
+INLINE State& partition_state() {
+  static thread_local State state;
+  return state;
+}
+INLINE State& total_state() {
+  static thread_local State state;
+  return state;
+}
+
 void attend(const AttentionArgs& args, const AttentionItem& item) {
-  if (args.type == Dtype::f32) attend_item<F32Products>(args, item);
-  else attend_item<Bf16Products>(args, item);
+  with_products(args.type, [&]<typename P>(P) {
+    Rows rows(args, item, sizeof(typename P::Element));
+    State &total = total_state(), &part = partition_state();
+    total.clear(item.num_rows, args.head_dim);
+    for (int64_t i = 0; i < rows.keys.num_partitions(); i++) {
+      attend_keys<P>(args, item, rows, rows.keys.first_partition() + i, part);
+      fold(total, part, item.num_rows, args.head_dim);
+    }
+    write_out<typename P::Element>(args, item, total);
+  });
+}
+
+void attend_partition(const AttentionArgs& args, const AttentionItem& item, int64_t partition, float* outcome) {
+  State& part = partition_state();
+  with_products(args.type, [&]<typename P>(P) {
+    Rows rows(args, item, sizeof(typename P::Element));
+    attend_keys<P>(args, item, rows, partition, part);
+  });
+  int64_t row_floats = outcome_row_floats(args.head_dim);
+  for (int64_t r = 0; r < item.num_rows; r++, outcome += row_floats) {
+    outcome[0] = part.m[r];
+    outcome[1] = part.l[r];
+    std::memcpy(outcome + LANES, part.acc[r], (size_t)(row_floats - LANES) * 4);
+  }
+}
+
+void combine(const AttentionArgs& args, const AttentionItem& item, const float* outcomes) {
+  State &total = total_state(), &part = partition_state();
+  int64_t row_floats = outcome_row_floats(args.head_dim);
+  total.clear(item.num_rows, args.head_dim);
+  for (int64_t i = 0; i < keys_of(args, item).num_partitions(); i++) {
+    for (int64_t r = 0; r < item.num_rows; r++, outcomes += row_floats) {
+      part.m[r] = outcomes[0];
+      part.l[r] = outcomes[1];
+      std::memcpy(part.acc[r], outcomes + LANES, (size_t)(row_floats - LANES) * 4);
+    }
+    fold(total, part, item.num_rows, args.head_dim);
+  }
+  with_products(args.type, [&]<typename P>(P) { write_out<typename P::Element>(args, item, total); });
 }
 
 }  // namespace

@@ -53,6 +53,10 @@ struct AttentionArgs {
   float scale;
   Dtype type;       // of qkv and out, and what products are computed in
   KvFormat format;  // of what is stored
+  // Queries of draft trees: bits [query][own token of the step] in whole words per query, from tree + tree_start[seq] on;
+  // a start of -1 is an ordinary sequence, and without any tree both are null.
+  const uint64_t* tree;
+  const int64_t* tree_start;  // [num_seqs]
 };
 
 // Rows of queries of one sequence that share a KV head: row r is query r / (heads per kv head).
@@ -72,6 +76,10 @@ struct Kernels {
   void (*write_kv)(const AttentionArgs&, const int32_t* seq_of_token, int64_t begin, int64_t end);
   // Attends for one item over all it sees.
   void (*attend)(const AttentionArgs&, const AttentionItem&);
+  // The same in two steps, to the same bits: each partition by itself, then all of them, the oldest first. An outcome has
+  // num_rows x outcome_row_floats(head_dim) floats.
+  void (*attend_partition)(const AttentionArgs&, const AttentionItem&, int64_t partition, float* outcome);
+  void (*combine)(const AttentionArgs&, const AttentionItem&, const float* outcomes);
   // y[row][part] = x[row][part] / rms(x[row][part]) * weight[part], for rows [begin, end) of `parts` parts of n elements.
   void (*rms_norm)(const void* x, int64_t x_stride, const void* weight, void* y, int64_t y_stride, int64_t parts, int64_t n,
                    float eps, Dtype, int64_t begin, int64_t end);

@@ -19,6 +19,7 @@ from twostroke.config.kv_format import KVFormat, slot_bytes
 from twostroke.config.load import Kernels
 from twostroke.errors import SetupError
 from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.kernels.tree_mask import TreeMasks
 from twostroke.log import get_logger
 
 log = get_logger(__name__)
@@ -93,6 +94,7 @@ class AttentionOperator(Protocol):
         query_start_loc: npt.NDArray[np.int32],
         seq_lens: npt.NDArray[np.int32],
         block_table: npt.NDArray[np.int32],
+        tree_masks: TreeMasks | None = None,
     ) -> Any:
         """What one step of one KV group needs, worked out once for all of its layers; see AttentionMetadata.build."""
         ...

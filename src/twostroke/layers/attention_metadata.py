@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from twostroke.config.kv_format import KVFormat
 from twostroke.kernels.dispatch import AttentionOperator, GroupShape
+from twostroke.kernels.tree_mask import TreeMasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class AttentionMetadata:
         block_tables: Sequence[npt.NDArray[np.int32]],
         layout: AttentionLayout,
         operator: AttentionOperator,
+        tree_masks: TreeMasks | None = None,
     ) -> AttentionMetadata:
         """Plans a step.
 
@@ -91,8 +93,10 @@ class AttentionMetadata:
                 context are never read and may hold anything.
             layout: of the storage.
             operator: the model's.
+            tree_masks: for steps with draft trees; None when every query sees all before it.
         """
         assert len(query_start_loc) == len(seq_lens) + 1, (query_start_loc, seq_lens)
+        assert tree_masks is None or len(tree_masks) == len(seq_lens), (tree_masks, seq_lens)
         assert len(block_tables) == len(layout.windows), (len(block_tables), layout.windows)
         plans = tuple(
             operator.plan(
@@ -108,6 +112,7 @@ class AttentionMetadata:
                 query_start_loc,
                 seq_lens,
                 table,
+                tree_masks,
             )
             for table, window in zip(block_tables, layout.windows, strict=True)
         )

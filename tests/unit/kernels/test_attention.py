@@ -105,6 +105,22 @@ def test_a_request_full_of_nan_stays_alone_with_it(kv_format: KVFormat, backend:
     assert diverged.isnan().all()
 
 
+def test_heads_too_large_for_the_native_kernels_run_on_torch(backend: Kernels) -> None:
+    shape = Shape(head_dim=520, num_heads=2, num_kv_heads=1, backend=backend, kv_format="int8")
+    qkv = shape.qkv(40, seed=1)
+    assert shape.operator().kv_order("int8") == Shape().operator().kv_order("int8")
+    assert torch.equal(alone(shape, qkv), alone(replace(shape, backend="reference"), qkv))
+    if backend != "reference":
+        largest = replace(shape, head_dim=512)
+        assert largest.operator().kv_order("int8") != Shape().operator().kv_order("int8")
+        torch.testing.assert_close(
+            alone(largest, largest.qkv(40, seed=1)).double(),
+            largest.dense(largest.qkv(40, seed=1)),
+            rtol=1e-3,
+            atol=1e-4,
+        )
+
+
 def test_later_tokens_do_not_reach_earlier_ones(backend: Kernels) -> None:
     shape = Shape(backend=backend)
     qkv = shape.qkv(200, seed=1)

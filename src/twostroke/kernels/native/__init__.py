@@ -69,5 +69,5 @@ def operators(level: str | None = None) -> Operators:
         rms_norm=elementwise.rms_norm,
         rms_norm_=elementwise.rms_norm_,
         rotate_heads_=elementwise.rotate_heads_,
-        attention=partial(attention.NativeAttention, kernels),
+        attention=partial(attention.attention_operator, kernels),
     )

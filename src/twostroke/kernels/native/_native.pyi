@@ -65,6 +65,8 @@ class Kernels:
         query_start: int,
         seq_lens: int,
         block_table: int,
+        tree: int,
+        tree_start: int,
         num_seqs: int,
         max_blocks: int,
         block_bytes: int,
@@ -76,4 +78,6 @@ class Kernels:
         scale: float,
         type: int,
         kv_format: int,
-    ) -> None: ...
+    ) -> int:
+        """Returns into how many tasks the work was cut."""
+        ...

@@ -28,11 +28,13 @@ from twostroke.kernels.reference.attention_plan import (
     PARTITION,
     AttentionPlan,
     Pass,
+    PlannedBatch,
     TileRun,
     plan_attention,
 )
 from twostroke.kernels.reference.kv_codec import decode, encode
 from twostroke.kernels.reference.row_tiles import BASE_HEIGHT, ROW_BY_ROW, fingerprint, remember
+from twostroke.kernels.tree_mask import TreeMasks
 
 QUERY_TILES = (1, 2, 4, 8, 64)
 """Heights tried, in queries; a tile has a row for each query and each query head of a KV head."""
@@ -109,9 +111,11 @@ class PagedAttention:
         query_start_loc: npt.NDArray[np.int32],
         seq_lens: npt.NDArray[np.int32],
         block_table: npt.NDArray[np.int32],
+        tree_masks: TreeMasks | None = None,
     ) -> AttentionPlan:
         """See plan_attention."""
-        return plan_attention(shape, query_start_loc, seq_lens, block_table, self._tiles, self._device)
+        batch = PlannedBatch.of(shape.window, query_start_loc, seq_lens, block_table, tree_masks)
+        return plan_attention(shape, batch, self._tiles, self._device)
 
     def __call__(
         self, qkv: Tensor, storage: Tensor, plan: AttentionPlan, layer_in_block: int, softmax_scale: float
