@@ -100,6 +100,28 @@ struct Pair {
 
 INLINE f32x16 codes_of(u32x16 codes) { return __builtin_convertvector((i32x16)codes, f32x16); }
 
+// Sixteen small integers, one to a lane; by name, since GCC 12 takes a conversion apart.
+INLINE u32x16 widened(u16x16 v) {
+#if defined(__AVX512F__)
+  return (u32x16)_mm512_maskz_cvtepu16_epi32((__mmask16)-1, (__m256i)v);
+#else
+  return __builtin_convertvector(v, u32x16);
+#endif
+}
+INLINE u32x16 widened(u8x16 v) {
+#if defined(__AVX512F__)
+  return (u32x16)_mm512_maskz_cvtepu8_epi32((__mmask16)-1, (__m128i)v);
+#elif defined(__AVX2__)
+  u32x16 out;
+  __m256i low = _mm256_cvtepu8_epi32((__m128i)v), high = _mm256_cvtepu8_epi32(_mm_unpackhi_epi64((__m128i)v, (__m128i)v));
+  std::memcpy(&out, &low, 32);
+  std::memcpy((char*)&out + 32, &high, 32);
+  return out;
+#else
+  return __builtin_convertvector(v, u32x16);
+#endif
+}
+
 // Dimensions 2 u and 2 u + 1 of sixteen tokens. The product with a scale is exact, so fma rounds as the reference does.
 template <typename F>
 INLINE Pair k_pair(const char* tile, int64_t u, f32x16 scale, f32x16 zero) {
@@ -109,10 +131,10 @@ INLINE Pair k_pair(const char* tile, int64_t u, f32x16 scale, f32x16 zero) {
     u32x16 units = load<u32x16>(tile + u * 64);
     return {(f32x16)(units << 16), (f32x16)(units & splat(0xffff0000u))};
   } else if constexpr (std::is_same_v<F, Int8Format>) {
-    u32x16 units = __builtin_convertvector(load<u16x16>(tile + u * 32), u32x16);
+    u32x16 units = widened(load<u16x16>(tile + u * 32));
     return {fma(codes_of(units & splat(0xffu)), scale, zero), fma(codes_of(units >> 8), scale, zero)};
   } else {
-    u32x16 units = __builtin_convertvector(load<u8x16>(tile + u * 16), u32x16);
+    u32x16 units = widened(load<u8x16>(tile + u * 16));
     return {fma(codes_of(units & splat(0xfu)), scale, zero), fma(codes_of(units >> 4), scale, zero)};
   }
 }
@@ -122,7 +144,7 @@ INLINE f32x16 v_codes(Int8Format, const char* row, int64_t d, int64_t count) {
   u8x16 bytes{};
   if (count == LANES) bytes = load<u8x16>(row + d);
   else std::memcpy(&bytes, row + d, (size_t)count);
-  return codes_of(__builtin_convertvector(bytes, u32x16));
+  return codes_of(widened(bytes));
 }
 INLINE f32x16 v_codes(Int4Format, const char* row, int64_t d, int64_t count) {
   const char* group = row + d / 2;
@@ -130,7 +152,7 @@ INLINE f32x16 v_codes(Int4Format, const char* row, int64_t d, int64_t count) {
     uint64_t nibbles;
     std::memcpy(&nibbles, group, 8);
     u64x2 halves = {nibbles & 0x0f0f0f0f0f0f0f0fu, nibbles >> 4 & 0x0f0f0f0f0f0f0f0fu};
-    return codes_of(__builtin_convertvector((u8x16)halves, u32x16));
+    return codes_of(widened((u8x16)halves));
   }
   uint8_t codes[LANES] = {};
   int64_t half = count / 2 & (LANES / 2 - 1);  // below 8 in any case; this tells the compiler
@@ -138,7 +160,7 @@ INLINE f32x16 v_codes(Int4Format, const char* row, int64_t d, int64_t count) {
     codes[j] = (uint8_t)group[j] & 15;
     codes[half + j] = (uint8_t)group[j] >> 4;
   }
-  return codes_of(__builtin_convertvector(load<u8x16>(codes), u32x16));
+  return codes_of(widened(load<u8x16>(codes)));
 }
 
 // The same dimensions of tokens t and t + 1, t even.
