@@ -56,7 +56,7 @@ INLINE i32x16 dot_bytes(i32x16 acc, u32x16 w, uint32_t a) {
 
 INLINE f32x16 from_half(const char* p) {
 #if defined(__AVX512F__)
-  return (f32x16)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+  return (f32x16)_mm512_maskz_cvtph_ps((__mmask16)-1, _mm256_loadu_si256((const __m256i*)p));
 #elif defined(__F16C__)
   f32x16 out;
   for (int half = 0; half < 2; half++) {

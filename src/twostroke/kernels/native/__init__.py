@@ -66,12 +66,11 @@ def operators(level: str | None = None) -> Operators:
     return Operators(
         name=f"native {kernels.level}",
         set_num_threads=extension.set_num_threads,
-        kv_order="lanes16",
         pack_linear=partial(pack_linear, pack_part),
         pack_gated=partial(pack_gated, pack_part, partial(linear.NativeGated, kernels)),
         keeps_quantized=True,
         rms_norm=elementwise.rms_norm,
         rms_norm_=elementwise.rms_norm_,
         rotate_heads_=elementwise.rotate_heads_,
-        attention=partial(attention.NativeAttention, kernels),
+        attention=partial(attention.attention_operator, kernels),
     )

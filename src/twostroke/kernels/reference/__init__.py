@@ -16,7 +16,6 @@ def operators() -> Operators:
     return Operators(
         name="reference",
         set_num_threads=torch.set_num_threads,
-        kv_order="plain",
         pack_linear=partial(pack_linear, linear.PackedLinear),
         pack_gated=partial(pack_gated, linear.PackedLinear, linear.PackedGated),
         keeps_quantized=False,
