@@ -35,6 +35,8 @@ struct alignas(64) TileConfig {
 #define TILE_STORE(tile, to, row_bytes) \
   __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(to), "r"((int64_t)(row_bytes)) : "memory")
 
+INLINE void load_config(const TileConfig& config) { __asm__ volatile("ldtilecfg %0" ::"m"(config)); }
+
 // Tiles 0 to 3 are sums, 4 and 5 rows of x, 6 and 7 weights of as many k.
 INLINE void configure_tiles(int64_t rows, int64_t x_bytes) {
   TileConfig config;
@@ -42,7 +44,7 @@ INLINE void configure_tiles(int64_t rows, int64_t x_bytes) {
     config.bytes[tile] = (uint16_t)(tile == 4 || tile == 5 ? x_bytes : 64);
     config.rows[tile] = (uint8_t)(tile < 6 ? rows : x_bytes / 4);
   }
-  __asm__ volatile("ldtilecfg %0" ::"m"(config));
+  load_config(config);
 }
 
 INLINE void clear_sums() {

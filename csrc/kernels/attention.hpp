@@ -120,6 +120,38 @@ struct Rows {
 
 INLINE int32_t clamped(int64_t value) { return (int32_t)(value < -1 ? -1 : value > CHUNK ? CHUNK : value); }
 
+// Turns a row's scores into the weights of its keys [first_key, first_key + CHUNK), in the products' type, and raises the row's
+// maximum m. Returns their sum.
+template <typename P>
+INLINE float weights_of(const AttentionArgs& args, const Rows& rows, int64_t row, int64_t first_key, f32x16 (&s)[CHUNK_TILES],
+                        float& m, uint32_t* weights) {
+  i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  int64_t newest = rows.newest[row] - first_key, oldest = rows.oldest[row] - first_key;
+  uint64_t bits = rows.tree[row] ? rows.tree_bits(row, first_key) : ~0ull;
+  bool all = newest >= CHUNK - 1 && oldest <= 0 && bits == ~0ull;
+  f32x16 most = splat(LOWEST);
+  for (int v = 0; v < CHUNK_TILES; v++) {
+    s[v] *= splat(args.scale);
+    if (!all) {
+      i32x16 key = lane + (int32_t)(v * LANES);
+      i32x16 seen = (key <= clamped(newest)) & (key >= clamped(oldest));
+      seen &= (((i32x16{} + (int32_t)(bits >> v * LANES & 0xffff)) >> lane) & 1) != 0;
+      s[v] = select(seen, s[v], splat(-__builtin_inff()));
+    }
+    most = larger(most, s[v]);
+  }
+  float highest = largest_of(most);
+  m = highest > m ? highest : m;
+  f32x16 total{};
+  for (int v = 0; v < CHUNK_TILES; v++) {
+    f32x16 weight = exp(s[v] - splat(m));
+    total += weight;
+    if constexpr (P::E == 2) store((uint16_t*)weights + v * LANES, to_bf16(weight));
+    else store(weights + v * LANES, weight);
+  }
+  return sum_of(total);
+}
+
 // One chunk of keys for ROWS rows, from row `first` on.
 template <typename P, int ROWS>
 void chunk(const AttentionArgs& args, const ChunkView& view, const Rows& rows, int64_t first, int64_t first_key, State& state) {
@@ -128,35 +160,11 @@ void chunk(const AttentionArgs& args, const ChunkView& view, const Rows& rows, i
   alignas(64) uint32_t weights[ROWS][CHUNK];
   f32x16 falls{};  // by how much each row's maximum grew, negative
   float sums[ROWS];
-  i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   float *m = state.m + first, *l = state.l + first;
   for (int r = 0; r < ROWS; r++) {
-    int64_t newest = rows.newest[first + r] - first_key, oldest = rows.oldest[first + r] - first_key;
-    uint64_t bits = rows.tree[first + r] ? rows.tree_bits(first + r, first_key) : ~0ull;
-    bool all = newest >= CHUNK - 1 && oldest <= 0 && bits == ~0ull;
-    f32x16 most = splat(LOWEST);
-    for (int v = 0; v < CHUNK_TILES; v++) {
-      s[r][v] *= splat(args.scale);
-      if (!all) {
-        i32x16 key = lane + (int32_t)(v * LANES);
-        i32x16 seen = (key <= clamped(newest)) & (key >= clamped(oldest));
-        seen &= (((i32x16{} + (int32_t)(bits >> v * LANES & 0xffff)) >> lane) & 1) != 0;
-        s[r][v] = select(seen, s[r][v], splat(-__builtin_inff()));
-      }
-      most = larger(most, s[r][v]);
-    }
-    float highest = largest_of(most);
-    highest = highest > m[r] ? highest : m[r];
-    falls[r] = m[r] - highest;
-    f32x16 total{};
-    for (int v = 0; v < CHUNK_TILES; v++) {
-      f32x16 weight = exp(s[r][v] - splat(highest));
-      total += weight;
-      if constexpr (P::E == 2) store((uint16_t*)weights[r] + v * LANES, to_bf16(weight));
-      else store(weights[r] + v * LANES, weight);
-    }
-    sums[r] = sum_of(total);
-    m[r] = highest;
+    float before = m[r];
+    sums[r] = weights_of<P>(args, rows, first + r, first_key, s[r], m[r], weights[r]);
+    falls[r] = before - m[r];
   }
   f32x16 correction = exp(falls);
   for (int r = 0; r < ROWS; r++) l[r] = l[r] * correction[r] + sums[r];
@@ -186,6 +194,46 @@ INLINE void fold(State& into, const State& part, int64_t rows, int64_t head_dim)
   }
 }
 
+// The products of an item's rows with one chunk after the other, in vectors.
+template <typename P>
+struct InVectors {
+  const AttentionArgs& args;
+  const Rows& rows;
+  int64_t num_rows;
+  State& state;
+
+  INLINE void operator()(const ChunkView& view, int64_t first_key) const {
+    for (int64_t r = 0; r < num_rows;) {
+      int64_t count = num_rows - r < 6 ? num_rows - r : 6;
+      if (rows.newest[r + count - 1] >= first_key)  // else these see nothing of the chunk
+        switch (count) {
+          case 6: chunk<P, 6>(args, view, rows, r, first_key, state); break;
+          case 5: chunk<P, 5>(args, view, rows, r, first_key, state); break;
+          case 4: chunk<P, 4>(args, view, rows, r, first_key, state); break;
+          case 3: chunk<P, 3>(args, view, rows, r, first_key, state); break;
+          case 2: chunk<P, 2>(args, view, rows, r, first_key, state); break;
+          default: chunk<P, 1>(args, view, rows, r, first_key, state); break;
+        }
+      r += count;
+    }
+  }
+};
+
+template <typename P>
+struct ProductsOf {
+  using Type = InVectors<P>;
+};
+
+}  // namespace
+}  // namespace twostroke
+
+#if defined(__AMX_BF16__)
+#include "amx_attention.hpp"
+#endif
+
+namespace twostroke {
+namespace {
+
 // One partition of keys for all rows of an item, from nothing.
 template <typename P>
 void attend_keys(const AttentionArgs& args, const AttentionItem& item, const Rows& rows, int64_t partition, State& state) {
@@ -193,22 +241,11 @@ void attend_keys(const AttentionArgs& args, const AttentionItem& item, const Row
   state.clear(item.num_rows, args.head_dim);
   int64_t begin = partition * PARTITION, end = begin + PARTITION < rows.keys.end ? begin + PARTITION : rows.keys.end;
   if (begin < rows.keys.first) begin = rows.keys.first / CHUNK * CHUNK;
+  typename ProductsOf<P>::Type products{args, rows, item.num_rows, state};
   for (int64_t key = begin; key < end; key += CHUNK) {
     ChunkView view = fetch(args, item, key, {rows.keys.first, rows.keys.end - 1});
     if (item.num_rows <= 6 && !view.decoded) ask_for_values(view, LANES * args.head_dim * (int64_t)sizeof(typename P::Element));
-    for (int64_t r = 0; r < item.num_rows;) {
-      int64_t count = item.num_rows - r < 6 ? item.num_rows - r : 6;
-      if (rows.newest[r + count - 1] >= key)  // else these see nothing of the chunk
-        switch (count) {
-          case 6: chunk<P, 6>(args, view, rows, r, key, state); break;
-          case 5: chunk<P, 5>(args, view, rows, r, key, state); break;
-          case 4: chunk<P, 4>(args, view, rows, r, key, state); break;
-          case 3: chunk<P, 3>(args, view, rows, r, key, state); break;
-          case 2: chunk<P, 2>(args, view, rows, r, key, state); break;
-          default: chunk<P, 1>(args, view, rows, r, key, state); break;
-        }
-      r += count;
-    }
+    products(view, key);
   }
 }
 
