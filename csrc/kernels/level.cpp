@@ -2,6 +2,7 @@
 #include "attention.hpp"
 #include "elementwise.hpp"
 #include "linear.hpp"
+#include "quantize.hpp"
 #include "quantized.hpp"
 #include "table.hpp"
 
@@ -13,7 +14,7 @@ namespace twostroke {
 #define FUNCTION_OF(level) JOIN(kernels_, level)
 
 const Kernels* FUNCTION_OF(TWOSTROKE_LEVEL)() {
-  static const Kernels table{TEXT_OF(TWOSTROKE_LEVEL), linear_panels, quantized_panels, quantize_rows, write_kv, attend, rms_norm, rotate};
+  static const Kernels table{TEXT_OF(TWOSTROKE_LEVEL), linear_panels, quantized_panels, quantize_rows, quantize_weight, write_kv, attend, rms_norm, rotate};
   return &table;
 }
 

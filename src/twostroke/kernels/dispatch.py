@@ -110,6 +110,10 @@ class Operators:
     """Names the order of the elements inside a KV head of a block: only who has the same may read it."""
     pack_linear: Callable[[Weight, Tensor | None], Linear]
     pack_gated: Callable[[Weight, Tensor | None], GatedLinear]
+    quantize_per_channel: Callable[[Tensor], QuantizedWeight]
+    """Floats [N, K] to 8 bits; every backend gives the bits of kernels/quantized_weight.py, in both."""
+    quantize_in_groups: Callable[[Tensor, int], QuantizedWeight]
+    """Floats [N, K] and a group size to 4 bits."""
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rms_norm_: Callable[[Tensor, Tensor, float], None]
     """The same in place."""

@@ -56,17 +56,20 @@ def operators(level: str | None = None) -> Operators:
     """
     from twostroke.kernels.native import attention, extension, linear
     from twostroke.kernels.native.elementwise import Elementwise
+    from twostroke.kernels.native.quantize import Quantizer
 
     if level is not None and level not in levels():
         raise SetupError(f"kernels={level}: this processor runs {', '.join(levels())}. Choose one of these, or 'auto'.")
     kernels = extension.native.kernels(level or levels()[-1])
-    elementwise = Elementwise(kernels)
+    elementwise, quantizer = Elementwise(kernels), Quantizer(kernels)
     return Operators(
         name=f"native {kernels.level}",
         set_num_threads=extension.set_num_threads,
         kv_order="lanes16",
         pack_linear=partial(linear.NativeLinear, kernels),
         pack_gated=partial(linear.NativeGated, kernels),
+        quantize_per_channel=quantizer.per_channel,
+        quantize_in_groups=quantizer.in_groups,
         rms_norm=elementwise.rms_norm,
         rms_norm_=elementwise.rms_norm_,
         rotate_heads_=elementwise.rotate_heads_,

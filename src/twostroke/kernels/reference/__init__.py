@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from twostroke.kernels import quantized_weight
 from twostroke.kernels.dispatch import Operators
 from twostroke.kernels.reference import attention, elementwise, linear
 
@@ -16,6 +17,8 @@ def operators() -> Operators:
         kv_order="plain",
         pack_linear=linear.PackedLinear,
         pack_gated=linear.PackedGated,
+        quantize_per_channel=quantized_weight.quantize_per_channel,
+        quantize_in_groups=quantized_weight.quantize_in_groups,
         rms_norm=elementwise.rms_norm,
         rms_norm_=elementwise.rms_norm_,
         rotate_heads_=elementwise.rotate_heads_,
