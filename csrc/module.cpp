@@ -174,7 +174,7 @@ void unpack_quantized_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64
 
 void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual,
                       uintptr_t y, int64_t m, int64_t n, int64_t k, bool gated, int type, int bits, int64_t group,
-                      bool has_min) {
+                      bool has_min, uintptr_t order) {
   int64_t groups = (k + group - 1) / group;
   static thread_local std::vector<int8_t> q;
   static thread_local std::vector<float> scales;
@@ -190,7 +190,8 @@ void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_
   float* scales_to = scales.data();
   int32_t* sums_to = sums.data();
   parallel(m, rows_per_task(k), [&](int64_t begin, int64_t end) {
-    kernels.quantize_rows((const void*)x, ldx, k, group, groups, q_to, scales_to, sums_to, (Dtype)type, begin, end);
+    kernels.quantize_rows((const void*)x, ldx, (const int32_t*)order, k, group, groups, q_to, scales_to, sums_to, (Dtype)type,
+                          begin, end);
   });
   parallel(num_panels(channels_of(n, gated)), 1,
            [&](int64_t begin, int64_t end) { kernels.quantized_panels(args, begin, end); });

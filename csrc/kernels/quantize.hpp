@@ -12,10 +12,27 @@ namespace {
 
 constexpr float LARGEST_HALF = 65504.0f;
 
-// a < b ? a : b and a > b ? a : b, in one instruction where GCC makes three of it.
+#if defined(__AVX2__)
+template <typename F>
+INLINE f32x16 in_halves(f32x16 a, f32x16 b, const F& f) {
+  f32x16 out;
+  for (int half = 0; half < 2; half++) {
+    __m256 x, y;
+    std::memcpy(&x, (const char*)&a + 32 * half, 32);
+    std::memcpy(&y, (const char*)&b + 32 * half, 32);
+    x = f(x, y);
+    std::memcpy((char*)&out + 32 * half, &x, 32);
+  }
+  return out;
+}
+#endif
+
+// a < b ? a : b and a > b ? a : b. GCC takes comparisons of vectors that are wider than the processor's apart.
 INLINE f32x16 smaller(f32x16 a, f32x16 b) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return in_halves(a, b, [](__m256 x, __m256 y) { return _mm256_min_ps(x, y); });
 #else
   return a < b ? a : b;
 #endif
@@ -23,6 +40,8 @@ INLINE f32x16 smaller(f32x16 a, f32x16 b) {
 INLINE f32x16 greater(f32x16 a, f32x16 b) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return in_halves(a, b, [](__m256 x, __m256 y) { return _mm256_max_ps(x, y); });
 #else
   return a > b ? a : b;
 #endif

@@ -79,10 +79,11 @@ INLINE int64_t quantized_group_bytes(int bits, int64_t group, bool has_min) {
   return group * PANEL * bits / 8 + PANEL * 2 * (has_min ? 2 : 1);
 }
 
-// Rows [begin, end) of x [m, k] to q [m, groups * group], scales [m, spans] and sums [m, groups].
+// Rows [begin, end) of x [m, k] to q [m, groups * group], scales [m, spans] and sums [m, groups]; where a weight's
+// columns are in an order of their own, so are q's: input order[i] is the i-th.
 template <typename T>
-void quantize_rows_of(const T* x, int64_t ldx, int64_t k, int64_t group, int64_t groups, int8_t* q, float* scales,
-                      int32_t* sums, int64_t begin, int64_t end) {
+void quantize_rows_of(const T* x, int64_t ldx, const int32_t* order, int64_t k, int64_t group, int64_t groups, int8_t* q,
+                      float* scales, int32_t* sums, int64_t begin, int64_t end) {
   typedef int8_t i8x16 __attribute__((vector_size(16)));
   const float magic = 12582912.0f;
   int64_t padded = groups * group, spans = (k + SPAN - 1) / SPAN;
@@ -91,6 +92,11 @@ void quantize_rows_of(const T* x, int64_t ldx, int64_t k, int64_t group, int64_t
     for (int64_t span = 0; span < spans; span++) {
       int64_t first = span * SPAN, count = k - first < SPAN ? k - first : SPAN;
       const T* from = x + row * ldx + first;
+      T gathered[SPAN];
+      if (order) {
+        for (int64_t i = 0; i < count; i++) gathered[i] = x[row * ldx + order[first + i]];
+        from = gathered;
+      }
       f32x16 most{};
       in_lanes(count, [&](int64_t i, int64_t n) {
         f32x16 v = get(from + i, n);
@@ -118,12 +124,12 @@ void quantize_rows_of(const T* x, int64_t ldx, int64_t k, int64_t group, int64_t
   }
 }
 
-void quantize_rows(const void* x, int64_t ldx, int64_t k, int64_t group, int64_t groups, int8_t* q, float* scales,
-                   int32_t* sums, Dtype type, int64_t begin, int64_t end) {
+void quantize_rows(const void* x, int64_t ldx, const int32_t* order, int64_t k, int64_t group, int64_t groups, int8_t* q,
+                   float* scales, int32_t* sums, Dtype type, int64_t begin, int64_t end) {
   if (type == Dtype::f32)
-    quantize_rows_of((const float*)x, ldx, k, group, groups, q, scales, sums, begin, end);
+    quantize_rows_of((const float*)x, ldx, order, k, group, groups, q, scales, sums, begin, end);
   else
-    quantize_rows_of((const uint16_t*)x, ldx, k, group, groups, q, scales, sums, begin, end);
+    quantize_rows_of((const uint16_t*)x, ldx, order, k, group, groups, q, scales, sums, begin, end);
 }
 
 // Spans [begin, end) of inputs for ROWS rows and VECTORS vectors of a panel, from zero.

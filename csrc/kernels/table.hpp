@@ -74,9 +74,9 @@ struct Kernels {
   // Computes panels [begin, end) of PANEL channels each.
   void (*linear_panels)(const LinearArgs&, int64_t begin, int64_t end);
   void (*quantized_panels)(const QuantizedArgs&, int64_t begin, int64_t end);
-  // Quantizes rows [begin, end) of x [m, k] in groups.
-  void (*quantize_rows)(const void* x, int64_t ldx, int64_t k, int64_t group, int64_t groups, int8_t* q, float* scales,
-                        int32_t* sums, Dtype, int64_t begin, int64_t end);
+  // Quantizes rows [begin, end) of x [m, k] in groups; order [k], or null, says which input comes where.
+  void (*quantize_rows)(const void* x, int64_t ldx, const int32_t* order, int64_t k, int64_t group, int64_t groups,
+                        int8_t* q, float* scales, int32_t* sums, Dtype, int64_t begin, int64_t end);
   // Quantizes rows [begin, end) of a weight.
   void (*quantize_weight)(const QuantizeArgs&, int64_t begin, int64_t end);
   // Stores K and V of the tokens [begin, end) of the flat batch, which belong to the sequences seq_of_token.

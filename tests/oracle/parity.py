@@ -13,7 +13,7 @@ from oracle.paged_driver import DrivenRequest, PagedDriver
 from twostroke.config.load import Kernels
 from twostroke.kernels.dispatch import operators_for
 from twostroke.model.checkpoint import read_model_config
-from twostroke.model.loader import load_model
+from twostroke.model.loader import load_model, open_weights
 
 MAX_LOGPROB_ERROR = 1e-4
 
@@ -34,7 +34,9 @@ def check_parity(
     cpu = torch.device("cpu")
     operators = operators_for(cpu, torch.float32, kernels)
     config = read_model_config(folder)
-    model = load_model(folder, config, dtype=torch.float32, device=cpu, max_model_len=1024, operators=operators)
+    model = load_model(
+        open_weights(folder, config), config, dtype=torch.float32, device=cpu, max_model_len=1024, operators=operators
+    )
     driver = PagedDriver(model, num_blocks=400, block_size=int(2 ** rng.integers(0, 7)) if seed else 16, seed=seed)
     requests: list[DrivenRequest] = []
     ours: list[list[torch.Tensor]] = []

@@ -6,11 +6,12 @@ transformers 5 (`rope_parameters`). Defaults of absent keys are those of transfo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeGuard, cast
+from typing import Any, Literal
 
+from twostroke.config.fields import count, is_number, list_of, mapping, switch
+from twostroke.config.quantization import QuantizationConfig
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 
 RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3"]
@@ -19,8 +20,6 @@ WindowRule = Literal["none", "all_layers", "by_layer"]
 ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "yarn", "llama3")
 DTYPE_NAMES = ("float32", "float16", "bfloat16")
 DEFAULT_ROPE_THETA = 10_000.0
-MAX_COUNT = 2**31 - 1
-"""Of heads, rows, tokens: no honest config comes near, and products of a few stay within 64 bits."""
 MAX_LAYERS = 4096
 
 
@@ -55,7 +54,7 @@ class RopeConfig:
             UnsupportedModel: a rope type that is not implemented, or one per kind of layer.
             CorruptCheckpoint: a parameter that the rope type needs is absent or no number.
         """
-        given = {**(_mapping(config, "rope_scaling") or _mapping(config, "rope_parameters"))}
+        given = {**(mapping(config, "rope_scaling") or mapping(config, "rope_parameters"))}
         if any(isinstance(value, Mapping) for value in given.values()):
             raise UnsupportedModel("rope parameters per kind of layer are not implemented; known: one set for all.")
         rope_type = given.get("rope_type") or given.get("type") or "default"
@@ -65,12 +64,12 @@ class RopeConfig:
         if partial is not None and partial != 1:
             raise UnsupportedModel(f"partial_rotary_factor={partial}: only whole heads can be rotated (1.0).")
         theta = given.get("rope_theta", config.get("rope_theta"))
-        max_positions = _count(config, "max_position_embeddings")
+        max_positions = count(config, "max_position_embeddings")
         original: int | None = None
         if rope_type in ("yarn", "llama3"):
             # a value beside the rope parameters wins over one among them: transformers' rule
             name = "original_max_position_embeddings"
-            original = _count({name: config.get(name) or given.get(name)}, name, max_positions)
+            original = count({name: config.get(name) or given.get(name)}, name, max_positions)
         elif rope_type == "dynamic":
             original = max_positions
         factor = given.get("factor")
@@ -84,7 +83,7 @@ class RopeConfig:
         return cls(
             rope_type=rope_type,
             original_max_position_embeddings=original,
-            truncate=_switch(given, "truncate", default=True),
+            truncate=switch(given, "truncate", default=True),
             longest_request=None,
             **{name: float(value) for name, value in numbers.items() if value is not None},
         )
@@ -124,7 +123,7 @@ def _check_rope_numbers(rope_type: str, numbers: Mapping[str, Any]) -> None:
     low, high = _ROPE_NUMBERS
     for name, value in numbers.items():
         is_absent = value is None and name not in needed
-        if not is_absent and not (_is_number(value) and low <= value <= high):
+        if not is_absent and not (is_number(value) and low <= value <= high):
             key = "rope_theta" if name == "theta" else name
             raise CorruptCheckpoint(
                 f"config.json: rope type {rope_type!r} needs a number above 0 (from {low:g} to {high:g}) for {key}, "
@@ -195,7 +194,9 @@ class ModelConfig:
     qk_norm: bool = False
     """RMS norm over each head of q and k, before the rotation."""
     dtype: str = "float32"
-    """Type of the checkpoint's weights as config.json states it."""
+    """Type of the checkpoint's floats as config.json states it."""
+    quantization: QuantizationConfig | None = None
+    """How the weights are stored that are no floats."""
 
     def fixed_for(self, max_model_len: int | None) -> ModelConfig:
         """The model with dynamic rope scaling fixed for what the user asked for, or for all of its context.
@@ -220,32 +221,33 @@ class ModelConfig:
         traits = ARCHITECTURE_TRAITS[architecture]
         given = {**traits.defaults, **config}
         _refuse_unsupported(given)
-        num_heads = _count(given, "num_attention_heads")
-        hidden_size = _count(given, "hidden_size")
-        num_layers = _count(given, "num_hidden_layers", most=MAX_LAYERS)
-        max_positions = _count(given, "max_position_embeddings")
+        num_heads = count(given, "num_attention_heads")
+        hidden_size = count(given, "hidden_size")
+        num_layers = count(given, "num_hidden_layers", most=MAX_LAYERS)
+        max_positions = count(given, "max_position_embeddings")
         rope = RopeConfig.from_hf(given)
-        has_attention_bias = traits.reads_attention_bias and _switch(given, "attention_bias")
+        has_attention_bias = traits.reads_attention_bias and switch(given, "attention_bias")
         read = cls(
             architecture=architecture,
             num_layers=num_layers,
             hidden_size=hidden_size,
-            intermediate_size=_count(given, "intermediate_size"),
+            intermediate_size=count(given, "intermediate_size"),
             num_heads=num_heads,
-            num_kv_heads=_count(given, "num_key_value_heads", num_heads),
-            head_dim=_count(given, "head_dim", hidden_size // num_heads),
-            vocab_size=_count(given, "vocab_size"),
+            num_kv_heads=count(given, "num_key_value_heads", num_heads),
+            head_dim=count(given, "head_dim", hidden_size // num_heads),
+            vocab_size=count(given, "vocab_size"),
             max_position_embeddings=max_positions,
             max_context=rope.context(max_positions, is_original_given=_is_original_given(given)),
             rms_norm_eps=_epsilon(given),
             rope=rope,
             layer_windows=_layer_windows(given, traits.windows, num_layers),
-            tie_word_embeddings=_switch(given, "tie_word_embeddings"),
+            tie_word_embeddings=switch(given, "tie_word_embeddings"),
             attention_bias=traits.qkv_bias or has_attention_bias,
             output_bias=has_attention_bias,
-            mlp_bias=traits.reads_mlp_bias and _switch(given, "mlp_bias"),
+            mlp_bias=traits.reads_mlp_bias and switch(given, "mlp_bias"),
             qk_norm=traits.qk_norm,
             dtype=_dtype(given),
+            quantization=QuantizationConfig.from_hf(mapping(given, "quantization_config")),
         )
         read._check(given)
         return read
@@ -273,7 +275,7 @@ class ModelConfig:
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
-    names = _list(config, "architectures")
+    names = list_of(config, "architectures")
     for name in names:
         if isinstance(name, str) and name in ARCHITECTURE_TRAITS:
             return name
@@ -286,49 +288,6 @@ def _refuse_unsupported(given: Mapping[str, Any]) -> None:
     activation = given.get("hidden_act", "silu")
     if activation != "silu":
         raise UnsupportedModel(f"hidden_act={activation!r} is not implemented; known: silu.")
-    if given.get("quantization_config"):
-        method = _mapping(given, "quantization_config").get("quant_method")
-        raise UnsupportedModel(f"quantized weights ({method}) are not implemented; known: {', '.join(DTYPE_NAMES)}.")
-
-
-def _count(given: Mapping[str, Any], name: str, default: int | None = None, *, most: int = MAX_COUNT) -> int:
-    value = given.get(name)
-    if value is None:
-        value = default
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
-        raise CorruptCheckpoint(f"config.json: {name} must be an integer above 0 (at most {most}), found {value!r}.")
-    return value
-
-
-def _switch(given: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
-    value = given.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise CorruptCheckpoint(f"config.json: {name} must be true or false, found {value!r}.")
-    return value
-
-
-def _mapping(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = given.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise CorruptCheckpoint(f"config.json: {name} must be an object, found {value!r}.")
-    return cast(Mapping[str, Any], value)
-
-
-def _list(given: Mapping[str, Any], name: str) -> list[Any]:
-    value = given.get(name)
-    if value is None:
-        return []
-    if not isinstance(value, list | tuple):
-        raise CorruptCheckpoint(f"config.json: {name} must be a list, found {value!r}.")
-    return list(cast(list[Any], value))
-
-
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
 _SMALLEST_EPSILON = 1e-30
@@ -339,7 +298,7 @@ def _epsilon(given: Mapping[str, Any]) -> float:
     value = given.get("rms_norm_eps")
     if value is None:
         return 1e-6
-    if not _is_number(value) or not _SMALLEST_EPSILON <= value < 1:
+    if not is_number(value) or not _SMALLEST_EPSILON <= value < 1:
         raise CorruptCheckpoint(
             f"config.json: rms_norm_eps must be a number above 0 (at least {_SMALLEST_EPSILON:g}) and below 1, found "
             f"{value!r}."
@@ -348,7 +307,7 @@ def _epsilon(given: Mapping[str, Any]) -> float:
 
 
 def _is_original_given(given: Mapping[str, Any]) -> bool:
-    rope = _mapping(given, "rope_scaling") or _mapping(given, "rope_parameters")
+    rope = mapping(given, "rope_scaling") or mapping(given, "rope_parameters")
     name = "original_max_position_embeddings"
     return bool(given.get(name) or rope.get(name))
 
@@ -357,10 +316,10 @@ def _layer_windows(given: Mapping[str, Any], rule: WindowRule, num_layers: int) 
     if rule == "none":
         return (None,) * num_layers
     window = given.get("sliding_window", 4096)
-    if rule == "by_layer" and not _switch(given, "use_sliding_window"):
+    if rule == "by_layer" and not switch(given, "use_sliding_window"):
         window = None
     if window is not None:
-        window = _count({"sliding_window": window}, "sliding_window")
+        window = count({"sliding_window": window}, "sliding_window")
     if rule == "all_layers":
         return (window,) * num_layers
     if given.get("layer_types") is None:
@@ -370,7 +329,7 @@ def _layer_windows(given: Mapping[str, Any], rule: WindowRule, num_layers: int) 
                 f"config.json: max_window_layers must be an integer of at least 0, found {first_windowed!r}."
             )
         return tuple(window if layer_id >= first_windowed else None for layer_id in range(num_layers))
-    kinds = [str(kind) for kind in _list(given, "layer_types")]
+    kinds = [str(kind) for kind in list_of(given, "layer_types")]
     if len(kinds) != num_layers:
         raise CorruptCheckpoint(f"config.json: layer_types has {len(kinds)} entries for {num_layers} layers.")
     unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})

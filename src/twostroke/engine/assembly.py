@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from twostroke.config.engine import EngineConfig
+from twostroke.config.load import DEFAULT_GROUP_SIZE
 from twostroke.config.model import ModelConfig
 from twostroke.cost.step_cost import ModelShape
 from twostroke.engine.clock import monotonic_clock
@@ -31,8 +32,9 @@ from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_cache.sizing import FreeMemory, KVSizing, size_kv_cache
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import find_model_folder, read_model_config
-from twostroke.model.loader import load_model, weight_bytes
+from twostroke.model.loader import load_model, open_weights, weight_bytes
 from twostroke.model.registry import num_parameters
+from twostroke.model.weight_source import WeightSource
 from twostroke.runner.executor import Executor, InProcessExecutor
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.machine_limits import measure_machine_limits
@@ -52,6 +54,7 @@ class _Loaded:
 
     folder: Path
     config: ModelConfig
+    weights: WeightSource
     dtype: torch.dtype
     device: torch.device
     operators: Operators
@@ -82,7 +85,7 @@ def build_text_engine(
         head_dim=loaded.config.head_dim,
         bytes_per_element=loaded.dtype.itemsize,
     )
-    num_weight_bytes = weight_bytes(loaded.config, loaded.dtype, config.load.quantization)
+    num_weight_bytes = _weight_bytes(config, loaded)
     sizing = size_kv_cache(
         layout,
         config.cache,
@@ -128,13 +131,14 @@ def _build_engine(
 ) -> Engine:
     """Reads the weights and builds what runs them."""
     model = load_model(
-        loaded.folder,
+        loaded.weights,
         loaded.config,
         dtype=loaded.dtype,
         device=loaded.device,
         max_model_len=sizing.max_model_len,
         operators=loaded.operators,
         quantization=config.load.quantization,
+        group_size=config.load.group_size or DEFAULT_GROUP_SIZE,
     )
     manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
     scheduler = Scheduler(config.scheduler, manager, max_model_len=sizing.max_model_len)
@@ -176,7 +180,13 @@ def _prepare(config: EngineConfig) -> _Loaded:
     recommended = read_sampling_defaults(folder)
     if recommended:
         log.info("generation_config.json: sampling defaults %s are not applied; give them per request", recommended)
-    return _Loaded(folder, model_config, dtype, device, operators, num_threads, tokenizer, eos_token_ids)
+    weights = open_weights(folder, model_config, load.quantization)
+    return _Loaded(folder, model_config, weights, dtype, device, operators, num_threads, tokenizer, eos_token_ids)
+
+
+def _weight_bytes(config: EngineConfig, loaded: _Loaded) -> int:
+    group_size = config.load.group_size or DEFAULT_GROUP_SIZE
+    return weight_bytes(loaded.weights, loaded.config, loaded.dtype, config.load.quantization, group_size)
 
 
 def _usable_processors() -> int:
@@ -199,7 +209,7 @@ def _journal(
         head_dim=model.head_dim,
         vocab_size=model.vocab_size,
         layer_windows=model.layer_windows,
-        bytes_per_weight=weight_bytes(model, loaded.dtype, config.load.quantization) / num_parameters(model),
+        bytes_per_weight=_weight_bytes(config, loaded) / num_parameters(model),
         bytes_per_kv_element=layout.bytes_per_element,
     )
     started = engine_started(

@@ -18,12 +18,12 @@ from torch import Tensor
 from twostroke.config.load import Kernels
 from twostroke.errors import SetupError
 from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.kernels.stacked_weight import StackedWeight
 from twostroke.log import get_logger
 
 log = get_logger(__name__)
 
-
-Weight = Tensor | QuantizedWeight
+Weight = Tensor | QuantizedWeight | StackedWeight
 
 
 class Linear(Protocol):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
-    """w[n, k] = scales[n, g] * (codes[n, k] - 2^(bits - 1)) - mins[n, g], g = k // group_size."""
+    """w[n, order[k]] = scales[n, g] * (codes[n, k] - 2^(bits - 1)) - mins[n, g], g = k // group_size."""
 
     codes: Tensor
     """uint8 [N, K]: 0 to 2^bits - 1."""
@@ -23,19 +24,51 @@ class QuantizedWeight:
     dtype: torch.dtype
     """Of the activations it is multiplied with."""
 
+    order: Tensor | None = None
+    """int64 [K]: the input that each column of codes belongs to, where a format sorts its columns by group (GPTQ's
+    act-order); None is their own order. A backend reads its inputs in this order."""
+
     @property
     def shape(self) -> torch.Size:
         """[N, K], as of a tensor."""
         return self.codes.shape
 
     def dequantize(self) -> Tensor:
-        """The numbers that the codes stand for. [N, K] in `dtype`"""
-        num_rows, k = self.codes.shape
-        groups = torch.arange(k) // self.group_size
+        """The numbers that the codes stand for, columns in the order of the inputs. [N, K] in `dtype`"""
+        groups = torch.arange(self.shape[1], device=self.codes.device) // self.group_size
         values = (self.codes.float() - 2 ** (self.bits - 1)) * self.scales.float()[:, groups]
         if self.mins is not None:
             values -= self.mins.float()[:, groups]
-        return values.view(num_rows, k).to(self.dtype)
+        if self.order is not None:
+            values = torch.empty_like(values).index_copy_(1, self.order, values)
+        return values.to(self.dtype)
+
+    def to(self, device: torch.device) -> QuantizedWeight:
+        """On another device."""
+        moved = {name: None if part is None else part.to(device) for name, part in self._tensors().items()}
+        return replace(self, **moved)
+
+    def is_like(self, other: QuantizedWeight) -> bool:
+        """Whether both can be rows of one weight."""
+        if (self.bits, self.group_size, self.shape[1]) != (other.bits, other.group_size, other.shape[1]):
+            return False
+        if (self.mins is None) != (other.mins is None) or (self.order is None) != (other.order is None):
+            return False
+        return self.order is None or other.order is None or torch.equal(self.order, other.order)
+
+    @staticmethod
+    def stack(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
+        """One under the other; the parts are alike."""
+        mins = [part.mins for part in parts if part.mins is not None]
+        return replace(
+            parts[0],
+            codes=torch.cat([part.codes for part in parts]),
+            scales=torch.cat([part.scales for part in parts]),
+            mins=torch.cat(mins) if mins else None,
+        )
+
+    def _tensors(self) -> dict[str, Tensor | None]:
+        return {"codes": self.codes, "scales": self.scales, "mins": self.mins, "order": self.order}
 
 
 DIVISORS = (-8.0, -7.5, -7.0, -6.5, -8.5, 7.0)

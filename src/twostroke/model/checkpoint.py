@@ -1,4 +1,4 @@
-"""A model folder on disk: finding it, its config files, and its tensors by name."""
+"""A model folder on disk: finding it, its config files, and the tensors in its safetensors files by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from twostroke.config.model import ModelConfig
-from twostroke.errors import CorruptCheckpoint, ModelNotFound, UnsupportedModel
+from twostroke.errors import CorruptCheckpoint, ModelNotFound
 from twostroke.log import get_logger
 
 log = get_logger(__name__)
@@ -21,7 +21,6 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 _HUB_FILES_LEFT_OUT = ["consolidated*", "original/*"]
 """The same weights a second time, in the format of the model's makers."""
-_FLOAT_TYPES = ("F32", "F16", "BF16")
 
 
 def find_model_folder(model: str, *, with_weights: bool = True) -> Path:
@@ -89,7 +88,10 @@ class Checkpoint:
             ModelNotFound: there are no safetensors files.
             CorruptCheckpoint: a file is missing, truncated or no safetensors file, or the index disagrees.
         """
+        self.path = folder
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self.types: dict[str, str] = {}
+        """As safetensors spells them: F32, BF16, I32 ..."""
         self._file_of: dict[str, Any] = {}
         self._home_of: dict[str, str] = {}
         index = _read_json(folder / "model.safetensors.index.json")
@@ -115,13 +117,10 @@ class Checkpoint:
             file: Any = safe_open(path, framework="pt")
             for name in file.keys():  # noqa: SIM118  a handle, not a mapping
                 header = file.get_slice(name)
-                if header.get_dtype() not in _FLOAT_TYPES:
-                    known = ", ".join(_FLOAT_TYPES)
-                    raise UnsupportedModel(f"{path.name}: {name} has type {header.get_dtype()}; known: {known}.")
                 if name in self._home_of:
                     both = f"{self._home_of[name]} and {path.name}"
                     raise CorruptCheckpoint(f"{path.parent}: {name} is in {both}. Remove the file that is no part.")
-                self.shapes[name] = tuple(header.get_shape())
+                self.shapes[name], self.types[name] = tuple(header.get_shape()), header.get_dtype()
                 self._file_of[name], self._home_of[name] = file, path.name
         except (SafetensorError, OSError) as error:
             raise CorruptCheckpoint(f"{path} cannot be read ({error}). Download it again.") from error

@@ -1,32 +1,72 @@
-"""Safetensors to a model that runs: checks every name and shape first, then reads, converts and packs."""
+"""A source of weights to a model that runs: checks every name and shape first, then reads, converts and packs."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 import torch
 from torch import Tensor
 
-from twostroke.config.load import Quantization
+from twostroke.config.load import DEFAULT_GROUP_SIZE, Quantization, QuantizationOnLoad
 from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint, SetupError
 from twostroke.kernels.dispatch import Operators, Weight
-from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_in_groups, quantize_per_channel
+from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.kernels.stacked_weight import StackedWeight, stack
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import Checkpoint, shorten
 from twostroke.model.decoder import DecoderModel, Parameter, Placement
+from twostroke.model.float_weights import FloatWeights
+from twostroke.model.quantized_checkpoint import QuantizedCheckpoint
 from twostroke.model.registry import architecture, model_class
 from twostroke.model.weight_map import checkpoint_names
+from twostroke.model.weight_source import WeightSource
 
 log = get_logger(__name__)
 
 
+def open_weights(folder: Path, config: ModelConfig, quantization: Quantization | None = None) -> WeightSource:
+    """The weights of a model folder, not read yet.
+
+    Args:
+        folder: holds the safetensors files.
+        config: of that folder (checkpoint.read_model_config).
+        quantization: what the user asks for.
+
+    Raises:
+        UnsupportedModel: the weights are of a type that is not implemented.
+        ModelNotFound: there are no safetensors files.
+        CorruptCheckpoint: unreadable files, or packed tensors that contradict each other.
+        SetupError: `quantization` is not what the folder holds, or would quantize a second time.
+    """
+    checkpoint = Checkpoint(folder)
+    stored = config.quantization
+    source = FloatWeights(checkpoint) if stored is None else QuantizedCheckpoint(checkpoint, stored)
+    _check_quantization(source, quantization)
+    return source
+
+
+def _check_quantization(source: WeightSource, asked: Quantization | None) -> None:
+    if asked is None or asked == source.quantization:
+        return
+    if source.quantization is not None:
+        raise SetupError(
+            f"quantization={asked}: {source.path} is quantized already ({source.quantization}). Leave it out."
+        )
+    if asked not in get_args(QuantizationOnLoad):
+        raise SetupError(
+            f"quantization={asked}: {source.path} is not quantized like that. Leave it out, or quantize while loading "
+            f"({', '.join(get_args(QuantizationOnLoad))})."
+        )
+
+
 def load_model(
-    folder: Path,
+    source: WeightSource,
     config: ModelConfig,
     *,
     dtype: torch.dtype,
@@ -34,59 +74,89 @@ def load_model(
     max_model_len: int,
     operators: Operators,
     quantization: Quantization | None = None,
+    group_size: int = DEFAULT_GROUP_SIZE,
 ) -> DecoderModel:
-    """Loads a model folder.
+    """Loads a model.
 
     Args:
-        folder: holds the safetensors files.
-        config: of that folder (checkpoint.read_model_config).
-        dtype: of weights and activations; stored weights are converted.
+        source: of the weights.
+        config: of the same model.
+        dtype: of weights and activations; stored floats are converted.
         device: where it runs.
         max_model_len: positions the rotary tables are made for.
         operators: the backend.
-        quantization: of the weights that are multiplied; None keeps them in `dtype`.
+        quantization: of float weights that are multiplied; None keeps them in `dtype`.
+        group_size: weights to a scale, for int4.
 
     Raises:
-        UnsupportedModel: the architecture or the type of the weights is not implemented.
-        ModelNotFound: there are no safetensors files.
+        UnsupportedModel: the architecture or the layout of a weight is not implemented.
         CorruptCheckpoint: unreadable files, or tensors that are missing, extra or misshapen; all of them are named.
             Also NaN or infinity in one.
         SetupError: weights too large for `dtype`.
     """
     start_s = time.perf_counter()
     kind, names = model_class(config.architecture), architecture(config.architecture).names
-    checkpoint = Checkpoint(folder)
     parameters = kind.parameters(config)
-    sources = {name: checkpoint_names(names, name) for name in parameters}
-    _check(checkpoint, parameters, sources, config, folder)
-    quantize = None if quantization is None else _QUANTIZERS[quantization]
+    parts = {name: checkpoint_names(names, name) for name in parameters}
+    _check(source, parameters, parts, config)
+    on_load = _OnLoad.of(quantization, group_size)
     multiplied = {name for name, parameter in parameters.items() if _is_multiplied(name, config, parameter)}
-    weights = _Weights(checkpoint, sources, dtype, device, folder, multiplied, quantize)
+    weights = _Weights(source, parts, dtype, device, multiplied, on_load and on_load.quantizer(operators))
     if config.tie_word_embeddings:
-        _check_tied_head(checkpoint, sources["embedding.weight"][0])
+        _check_tied_head(source, parts["embedding.weight"][0], dtype)
     model = kind(config, weights, Placement(operators, dtype, device, max_model_len))
-    mib = weight_bytes(config, dtype, quantization) >> 20
-    log.info("%s: %d MiB of weights in %.1f s", folder.name, mib, time.perf_counter() - start_s)
+    mib = weight_bytes(source, config, dtype, quantization, group_size) >> 20
+    log.info("%s: %d MiB of weights in %.1f s", source.path.name, mib, time.perf_counter() - start_s)
     return model
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None) -> int:
-    """Bytes of all weights once they are loaded; tied ones count once."""
-    of_multiplied = dtype.itemsize if quantization is None else _BYTES_PER_WEIGHT[quantization]
-    parameters = model_class(config.architecture).parameters(config).items()
-    sizes = (
-        parameter.size * (of_multiplied if _is_multiplied(name, config, parameter) else dtype.itemsize)
-        for name, parameter in parameters
-    )
-    return math.ceil(sum(sizes))
+def weight_bytes(
+    source: WeightSource,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    quantization: Quantization | None,
+    group_size: int = DEFAULT_GROUP_SIZE,
+) -> int:
+    """Bytes of all weights once they are loaded; tied ones count once, and missing ones as floats."""
+    on_load = _OnLoad.of(quantization, group_size)
+    names = architecture(config.architecture).names
+    total = 0.0
+    for name, parameter in model_class(config.architecture).parameters(config).items():
+        parts = [source.weights.get(part) for part in checkpoint_names(names, name)]
+        if not _is_multiplied(name, config, parameter):
+            total += parameter.size * dtype.itemsize
+            continue
+        of_floats = dtype.itemsize if on_load is None else on_load.bytes_per_weight
+        for part in parts:
+            size = parameter.size / len(parts) if part is None else math.prod(part.shape)
+            total += size * (of_floats if part is None or part.bytes_per_weight is None else part.bytes_per_weight)
+    return math.ceil(total)
 
 
-_QUANTIZERS: dict[Quantization, Callable[[Tensor], QuantizedWeight]] = {
-    "int8": quantize_per_channel,
-    "int4": quantize_in_groups,
-}
-_BYTES_PER_WEIGHT: dict[Quantization, float] = {"int8": 1 + 2 / 128, "int4": 0.5 + 2 / 32}
-"""A code, and its share of a group's float16 scale."""
+@dataclass(frozen=True, slots=True)
+class _OnLoad:
+    """A way to quantize floats while they are loaded."""
+
+    quantization: QuantizationOnLoad
+    group_size: int
+
+    @classmethod
+    def of(cls, quantization: Quantization | None, group_size: int) -> _OnLoad | None:
+        """None where the checkpoint's own format is kept."""
+        if quantization == "int8" or quantization == "int4":
+            return cls(quantization, group_size)
+        return None
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """A code, and its share of a group's float16 scale; 8 bits repeat a channel's for every 128 weights."""
+        return 1 + 2 / 128 if self.quantization == "int8" else 0.5 + 2 / self.group_size
+
+    def quantizer(self, operators: Operators) -> Callable[[Tensor], QuantizedWeight]:
+        """The backend's."""
+        if self.quantization == "int8":
+            return operators.quantize_per_channel
+        return lambda weight: operators.quantize_in_groups(weight, self.group_size)
 
 
 def _is_multiplied(name: str, config: ModelConfig, parameter: Parameter) -> bool:
@@ -99,37 +169,44 @@ class _Weights(Mapping[str, Weight]):
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
-        sources: Mapping[str, tuple[str, ...]],
+        source: WeightSource,
+        parts: Mapping[str, tuple[str, ...]],
         dtype: torch.dtype,
         device: torch.device,
-        folder: Path,
         multiplied: Set[str],
         quantize: Callable[[Tensor], QuantizedWeight] | None,
     ) -> None:
-        self._checkpoint, self._sources, self._folder = checkpoint, sources, folder
+        self._source, self._parts = source, parts
         self._dtype, self._device = dtype, device
         self._multiplied, self._quantize = multiplied, quantize
 
     def __getitem__(self, name: str) -> Weight:
-        parts = self._sources[name]
-        found = _join([self._checkpoint.read(part) for part in parts], self._dtype, self._device)
-        if not _is_finite(found):
-            _refuse_not_finite(self._checkpoint, parts, self._dtype, self._folder)
-        return found if self._quantize is None or name not in self._multiplied else self._quantize(found)
+        parts = self._parts[name]
+        # who packs or quantizes a matrix makes memory of its own of it
+        found = stack([self._read(part, copy=name not in self._multiplied) for part in parts])
+        if name not in self._multiplied:
+            assert not isinstance(found, StackedWeight), name
+            return _plain(found)
+        return self._quantize(found) if self._quantize is not None and isinstance(found, Tensor) else found
+
+    def _read(self, name: str, *, copy: bool) -> Tensor | QuantizedWeight:
+        """On the device; a copy is memory of our own: what the source's file maps would change with the file."""
+        stored = self._source.read(name, self._dtype)
+        if isinstance(stored, QuantizedWeight):
+            found = stored.to(self._device)
+            is_finite = _is_finite(found.scales) and (found.mins is None or _is_finite(found.mins))
+        else:
+            found = stored.to(device=self._device, dtype=self._dtype, copy=copy).contiguous()
+            is_finite = _is_finite(found)
+        if not is_finite:
+            _refuse_not_finite(self._source, name, self._dtype)
+        return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._sources)
+        return iter(self._parts)
 
     def __len__(self) -> int:
-        return len(self._sources)
-
-
-def _join(parts: list[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of our own: memory that the checkpoint's file maps would change with the file."""
-    if len(parts) > 1:
-        return torch.cat([part.to(dtype) for part in parts]).to(device)
-    return parts[0].to(device=device, dtype=dtype, copy=True).contiguous()
+        return len(self._parts)
 
 
 def _is_finite(tensor: Tensor) -> bool:
@@ -137,37 +214,35 @@ def _is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
-def _refuse_not_finite(checkpoint: Checkpoint, parts: tuple[str, ...], dtype: torch.dtype, folder: Path) -> NoReturn:
-    broken = [part for part in parts if not _is_finite(checkpoint.read(part))]
-    if broken:
-        raise CorruptCheckpoint(f"{folder}: NaN or infinity in {shorten(broken)}. Download the model again.")
-    wide = [part for part in parts if not _is_finite(checkpoint.read(part).to(dtype))]
+def _refuse_not_finite(source: WeightSource, name: str, dtype: torch.dtype) -> NoReturn:
+    stored = source.read(name, dtype)
+    if isinstance(stored, QuantizedWeight) or not _is_finite(stored):
+        raise CorruptCheckpoint(f"{source.path}: NaN or infinity in {name}. Download the model again.")
     raise SetupError(
-        f"dtype={str(dtype).removeprefix('torch.')}: {shorten(wide)} has numbers beyond its largest, "
+        f"dtype={str(dtype).removeprefix('torch.')}: {name} has numbers beyond its largest, "
         f"{torch.finfo(dtype).max:g}. Use a wider one (--dtype bfloat16, --dtype float32)."
     )
 
 
 def _check(
-    checkpoint: Checkpoint,
+    source: WeightSource,
     parameters: dict[str, Parameter],
-    sources: dict[str, tuple[str, ...]],
+    parts_of: dict[str, tuple[str, ...]],
     config: ModelConfig,
-    folder: Path,
 ) -> None:
     missing: list[str] = []
     misshapen: list[str] = []
-    for name, parts in sources.items():
+    for name, parts in parts_of.items():
         parameter = parameters[name]
         rows = parameter.rows if len(parts) == len(parameter.rows) else (sum(parameter.rows),)
         for part, num_rows in zip(parts, rows, strict=True):
-            found, expected = checkpoint.shapes.get(part), parameter.shape(num_rows)
+            found, expected = source.weights.get(part), parameter.shape(num_rows)
             if found is None:
                 missing.append(part)
-            elif found != expected:
-                misshapen.append(f"{part} is {list(found)} instead of {list(expected)}")
-    expected_names = {part for parts in sources.values() for part in parts}
-    extra = [name for name in checkpoint.shapes if name not in expected_names and not _is_harmless(name, config)]
+            elif found.shape != expected:
+                misshapen.append(f"{part} is {list(found.shape)} instead of {list(expected)}")
+    expected_names = {part for parts in parts_of.values() for part in parts}
+    extra = [name for name in source.weights if name not in expected_names and not _is_harmless(name, source, config)]
     problems = [
         f"{what}: {shorten(sorted(names))}"
         for what, names in (("missing", missing), ("wrong shape", misshapen), ("not of this architecture", extra))
@@ -175,20 +250,35 @@ def _check(
     ]
     if problems:
         raise CorruptCheckpoint(
-            f"{folder}: the tensors do not fit config.json ({config.architecture}); {'; '.join(problems)}."
+            f"{source.path}: the tensors do not fit config.json ({config.architecture}); {'; '.join(problems)}."
         )
 
 
-def _is_harmless(name: str, config: ModelConfig) -> bool:
-    """Old checkpoints store the rotary frequencies, and tied ones sometimes the head a second time."""
+def _is_harmless(name: str, source: WeightSource, config: ModelConfig) -> bool:
+    """Old checkpoints store the rotary frequencies, tied ones sometimes the head a second time, and AutoGPTQ a bias of
+    zeros for every map that it quantized.
+    """
+    if name.endswith(".bias"):
+        weight = source.weights.get(name.removesuffix("bias") + "weight")
+        return weight is not None and weight.bytes_per_weight is not None and _is_zero(source, name)
     return name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
 
 
-def _check_tied_head(checkpoint: Checkpoint, embedding: str) -> None:
-    if "lm_head.weight" in checkpoint.shapes and not torch.equal(
-        checkpoint.read("lm_head.weight"), checkpoint.read(embedding)
-    ):
+def _is_zero(source: WeightSource, name: str) -> bool:
+    stored = source.read(name, torch.float32)
+    return isinstance(stored, Tensor) and not stored.any()
+
+
+def _check_tied_head(source: WeightSource, embedding: str, dtype: torch.dtype) -> None:
+    if "lm_head.weight" not in source.weights:
+        return
+    head, table = (_plain(source.read(name, dtype)) for name in ("lm_head.weight", embedding))
+    if not torch.equal(head, table):
         raise CorruptCheckpoint(
             "config.json ties lm_head.weight to the embedding, but the checkpoint holds another lm_head.weight. "
             "Set tie_word_embeddings to false to use it."
         )
+
+
+def _plain(weight: Tensor | QuantizedWeight) -> Tensor:
+    return weight if isinstance(weight, Tensor) else weight.dequantize()

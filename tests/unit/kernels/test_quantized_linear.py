@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -69,6 +71,22 @@ def test_a_row_is_the_same_alone_and_among_any_others(
             rows = slice(begin, begin + count)
             assert torch.equal(linear(x[rows]), plain[rows])
             assert torch.equal(gated(x[rows]), activated[rows])
+
+
+@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("level", native.levels())
+def test_columns_in_an_order_of_their_own(level: Kernels, bits: int, dtype: torch.dtype) -> None:
+    """Bit for bit what a weight without an order gives for inputs that come in that order."""
+    for n, k in [(33, 200), (64, 64)]:
+        plain, x = weight_of(n, k, bits, 32, True, dtype), random(9, 2 * k, dtype=dtype, seed=2)[:, :k]
+        order = torch.randperm(k, generator=torch.Generator().manual_seed(3))
+        ordered = replace(plain, order=order)
+        assert torch.equal(ordered.dequantize()[:, order], plain.dequantize())
+        pack = operators_for(CPU, dtype, level).pack_linear
+        linear, ids = pack(ordered, None), torch.tensor([n - 1, 0])
+        assert torch.equal(linear(x), pack(plain, None)(x[:, order].contiguous()))
+        assert torch.equal(linear.rows(ids), ordered.dequantize()[ids])
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -19,7 +19,7 @@ from twostroke.errors import CorruptCheckpoint, ModelNotFound, SetupError, Unsup
 from twostroke.kernels.dispatch import operators_for
 from twostroke.model.checkpoint import Checkpoint, find_model_folder, read_model_config
 from twostroke.model.decoder import DecoderModel
-from twostroke.model.loader import load_model, weight_bytes
+from twostroke.model.loader import load_model, open_weights, weight_bytes
 from twostroke.model.registry import ARCHITECTURES, Architecture, architecture, model_class, num_parameters
 from twostroke.model.weight_map import LLAMA, checkpoint_names
 
@@ -29,7 +29,8 @@ TOKEN_IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> DecoderModel:
     config = read_model_config(folder)
-    return load_model(folder, config, dtype=dtype, device=CPU, max_model_len=64, operators=operators_for(CPU, dtype))
+    weights, operators = open_weights(folder, config), operators_for(CPU, dtype)
+    return load_model(weights, config, dtype=dtype, device=CPU, max_model_len=64, operators=operators)
 
 
 def logits(model: DecoderModel, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -82,7 +83,8 @@ def test_running_changes_no_weight(sound: Path) -> None:
     first = logits(model)
     assert not first.requires_grad
     assert torch.equal(logits(model), first)
-    assert weight_bytes(model.config, torch.float32, None) == 4 * num_parameters(model.config)
+    weights = open_weights(sound, model.config)
+    assert weight_bytes(weights, model.config, torch.float32, None) == 4 * num_parameters(model.config)
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float32], ids=str)

@@ -16,7 +16,7 @@ from oracle.parity import check_parity
 from twostroke.config.load import Kernels
 from twostroke.kernels.dispatch import operators_for
 from twostroke.model.checkpoint import read_model_config
-from twostroke.model.loader import load_model
+from twostroke.model.loader import load_model, open_weights
 
 CPU = torch.device("cpu")
 
@@ -104,7 +104,7 @@ def test_dynamic_scaling_is_fixed_for_the_longest_context(tmp_path: Path) -> Non
     theirs = naive_model.build(tmp_path, "Llama", **changes)
     config = read_model_config(tmp_path).fixed_for(2048)
     model = load_model(
-        tmp_path,
+        open_weights(tmp_path, config),
         config,
         dtype=torch.float32,
         device=CPU,

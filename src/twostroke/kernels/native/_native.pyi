@@ -42,6 +42,7 @@ class Kernels:
         bits: int,
         group: int,
         has_min: bool,
+        order: int,
     ) -> None: ...
     def quantize_weight(
         self, weight: int, codes: int, scales: int, n: int, k: int, group: int, steps: Sequence[float], type: int

@@ -83,6 +83,7 @@ class _QuantizedPanels:
         self._n, self._gated = rows // 2 if gated else rows, gated
         self._dtype, self._type = weight.dtype, TYPE_CODES[weight.dtype]
         self._bits, self._group, self._has_min = weight.bits, weight.group_size, weight.mins is not None
+        self._order = None if weight.order is None else weight.order.to(torch.int32)
         num_bytes = native.packed_quantized_bytes(self._n, self._k, gated, self._bits, self._group, self._has_min)
         self._packed = large_pages(num_bytes)
         codes, scales = weight.codes.contiguous(), weight.scales.contiguous()
@@ -119,6 +120,7 @@ class _QuantizedPanels:
             self._bits,
             self._group,
             self._has_min,
+            address(self._order),
         )
         return y
 
@@ -135,6 +137,8 @@ class _QuantizedPanels:
             self._group,
             self._has_min,
         )
+        if self._order is not None:
+            found = torch.empty_like(found).index_copy_(1, self._order.long(), found)
         return found.to(self._dtype)
 
 

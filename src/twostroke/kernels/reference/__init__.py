@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from twostroke.kernels import quantized_weight
 from twostroke.kernels.dispatch import Operators
 from twostroke.kernels.reference import attention, elementwise, linear
+from twostroke.kernels.reference.split_linear import pack_gated, pack_linear
 
 
 def operators() -> Operators:
@@ -15,8 +18,8 @@ def operators() -> Operators:
         name="reference",
         set_num_threads=torch.set_num_threads,
         kv_order="plain",
-        pack_linear=linear.PackedLinear,
-        pack_gated=linear.PackedGated,
+        pack_linear=partial(pack_linear, linear.PackedLinear),
+        pack_gated=partial(pack_gated, linear.PackedLinear, linear.PackedGated),
         quantize_per_channel=quantized_weight.quantize_per_channel,
         quantize_in_groups=quantized_weight.quantize_in_groups,
         rms_norm=elementwise.rms_norm,

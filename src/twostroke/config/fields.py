@@ -1,0 +1,61 @@
+"""Values of a parsed config.json, each checked for its kind where it is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeGuard, cast
+
+from twostroke.errors import CorruptCheckpoint
+
+MAX_COUNT = 2**31 - 1
+"""Of heads, rows, tokens: no honest config comes near, and products of a few stay within 64 bits."""
+
+
+def count(given: Mapping[str, Any], name: str, default: int | None = None, *, most: int = MAX_COUNT) -> int:
+    """A whole number from 1 to `most`.
+
+    Raises:
+        CorruptCheckpoint: it is another, or absent without a default.
+    """
+    value = given.get(name)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+        raise CorruptCheckpoint(f"config.json: {name} must be an integer above 0 (at most {most}), found {value!r}.")
+    return value
+
+
+def switch(given: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    """True or false; anything else is a CorruptCheckpoint."""
+    value = given.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise CorruptCheckpoint(f"config.json: {name} must be true or false, found {value!r}.")
+    return value
+
+
+def mapping(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An object, empty where there is none; anything else is a CorruptCheckpoint."""
+    value = given.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise CorruptCheckpoint(f"config.json: {name} must be an object, found {value!r}.")
+    return cast(Mapping[str, Any], value)
+
+
+def list_of(given: Mapping[str, Any], name: str) -> list[Any]:
+    """A list, empty where there is none; anything else is a CorruptCheckpoint."""
+    value = given.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list | tuple):
+        raise CorruptCheckpoint(f"config.json: {name} must be a list, found {value!r}.")
+    return list(cast(list[Any], value))
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether it is a finite number, and no truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf

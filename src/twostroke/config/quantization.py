@@ -1,0 +1,172 @@
+"""QuantizationConfig: `quantization_config` of a config.json, read once and checked; no torch.
+
+Every field that says how numbers are stored is read or refused. Which maps are quantized is seen from the tensors
+themselves; the lists of those that are not (`modules_to_not_convert`, `ignore`, `lm_head`) only repeat it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+from twostroke.config.fields import count, list_of, mapping, switch
+from twostroke.errors import UnsupportedModel
+
+QuantMethod = Literal["awq", "gptq", "compressed-tensors"]
+PackedLayoutName = Literal["awq-gemm", "gptq", "gptq_v2", "pack-quantized", "int-quantized"]
+
+GROUP_SIZES = (16, 32, 64, 128)
+"""Weights of a row that share a scale in the kernels; multiples of the last are served as several of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizationConfig:
+    """How the weights of a checkpoint are stored."""
+
+    method: QuantMethod
+    layout: PackedLayoutName
+    bits: int
+    group_size: int | None
+    """Weights of a row that share a scale; None: all of them."""
+    symmetric: bool
+    """Zero is the middle of the codes everywhere; no zero points need to be kept."""
+    needs_order: bool = False
+    """Groups are not neighbours: every map says which of its inputs are in which group (act-order)."""
+    scale_per_tensor: bool = False
+    """One scale for all rows."""
+
+    @classmethod
+    def from_hf(cls, given: Mapping[str, Any]) -> QuantizationConfig | None:
+        """Reads `quantization_config`; an empty one is none.
+
+        Raises:
+            UnsupportedModel: a method, layout or number that is not implemented.
+            CorruptCheckpoint: a value of another kind than it must have.
+        """
+        if not given:
+            return None
+        method = given.get("quant_method")
+        if method not in get_args(QuantMethod):
+            raise _unsupported("quant_method", method, ", ".join(get_args(QuantMethod)))
+        return _READERS[cast(QuantMethod, method)](given)
+
+
+def _read_awq(given: Mapping[str, Any]) -> QuantizationConfig:
+    """AutoAWQ's fields (Lin et al. 2023, arXiv:2306.00978)."""
+    version = str(given.get("version") or given.get("format") or "gemm").lower()
+    if version != "gemm":
+        raise _unsupported("version", version, "gemm")
+    return QuantizationConfig(
+        method="awq",
+        layout="awq-gemm",
+        bits=_bits(given, "bits", (4,)),
+        group_size=_group_size(given),
+        symmetric=False,  # the layout has zero points in every case
+    )
+
+
+def _read_gptq(given: Mapping[str, Any]) -> QuantizationConfig:
+    """AutoGPTQ's and GPTQModel's fields (Frantar et al. 2022, arXiv:2210.17323)."""
+    layout = given.get("checkpoint_format") or given.get("format") or "gptq"
+    if layout not in ("gptq", "gptq_v2"):
+        raise _unsupported("checkpoint_format", layout, "gptq, gptq_v2")
+    _refuse_if_set(given, "is_marlin_format", "rotation", "adapter")
+    if str(given.get("pack_dtype") or "int32") != "int32":
+        raise _unsupported("pack_dtype", given["pack_dtype"], "int32")
+    overrides = [rule for rule in mapping(given, "dynamic") if not rule.startswith("-:")]
+    if overrides:
+        raise _unsupported("dynamic", overrides, "one precision for all maps, and rules that leave maps out (-:)")
+    return QuantizationConfig(
+        method="gptq",
+        layout=cast(PackedLayoutName, layout),
+        bits=_bits(given, "bits", (4, 8)),
+        group_size=_group_size(given),
+        symmetric=switch(given, "sym"),
+        needs_order=switch(given, "desc_act"),
+    )
+
+
+def _read_compressed_tensors(given: Mapping[str, Any]) -> QuantizationConfig:
+    """Fields of the compressed-tensors package, one group of maps."""
+    _refuse_if_set(given, "kv_cache_scheme", "transform_config")
+    sparsity = mapping(given, "sparsity_config").get("format", "dense")
+    if sparsity != "dense":
+        raise _unsupported("sparsity_config.format", sparsity, "dense")
+    groups = mapping(given, "config_groups")
+    if len(groups) != 1:
+        raise _unsupported("config_groups", list(groups), "one group: every map is stored alike")
+    group = mapping(groups, next(iter(groups)))
+    layout = group.get("format") or given.get("format")
+    if layout not in ("pack-quantized", "int-quantized"):
+        raise _unsupported("format", layout, "pack-quantized, int-quantized")
+    if list_of(group, "targets") != ["Linear"]:
+        raise _unsupported("targets", group.get("targets"), "['Linear']")
+    _refuse_if_set(group, "output_activations")
+    _check_activations(mapping(group, "input_activations"))
+    weights = mapping(group, "weights")
+    for name, value, known in (("type", "int", "int"), ("dynamic", False, "false")):
+        if weights.get(name, value) != value:
+            raise _unsupported(f"weights.{name}", weights[name], known)
+    strategy = weights.get("strategy") or ("group" if weights.get("group_size") else "channel")
+    if strategy not in ("group", "channel", "tensor"):
+        raise _unsupported("weights.strategy", strategy, "group, channel, tensor")
+    return QuantizationConfig(
+        method="compressed-tensors",
+        layout=cast(PackedLayoutName, layout),
+        bits=_bits(weights, "num_bits", (4, 8)),
+        group_size=_group_size(weights) if strategy == "group" else None,
+        symmetric=switch(weights, "symmetric", default=True),
+        needs_order=_has_act_order(weights),
+        scale_per_tensor=strategy == "tensor",
+    )
+
+
+_READERS = {"awq": _read_awq, "gptq": _read_gptq, "compressed-tensors": _read_compressed_tensors}
+
+
+def _check_activations(given: Mapping[str, Any]) -> None:
+    """8 bits of a token's own are what our kernels make of their inputs in any case; nothing else would be obeyed."""
+    if not given:
+        return
+    found = {"num_bits": 8, "type": "int", "dynamic": False, "symmetric": True, "strategy": "token", **given}
+    for name, value in {"num_bits": 8, "type": "int", "dynamic": True, "symmetric": True, "strategy": "token"}.items():
+        if found[name] != value:
+            raise _unsupported(f"input_activations.{name}", found[name], f"{value!r}, or no input_activations")
+
+
+def _has_act_order(weights: Mapping[str, Any]) -> bool:
+    """compressed-tensors: "group" keeps the order beside the weights, "weight" has undone it."""
+    order = weights.get("actorder")
+    if order in (None, False, "weight", "static"):
+        return False
+    if order in (True, "group", "dynamic"):
+        return True
+    raise _unsupported("weights.actorder", order, "group, weight, null")
+
+
+def _bits(given: Mapping[str, Any], name: str, known: tuple[int, ...]) -> int:
+    bits = count(given, name)
+    if bits not in known:
+        raise _unsupported(name, bits, ", ".join(map(str, known)))
+    return bits
+
+
+def _group_size(given: Mapping[str, Any]) -> int | None:
+    if given.get("group_size") == -1:
+        return None
+    size = count(given, "group_size")
+    if size not in GROUP_SIZES and size % GROUP_SIZES[-1]:
+        shown = ", ".join(map(str, GROUP_SIZES))
+        raise _unsupported("group_size", size, f"{shown}, multiples of {GROUP_SIZES[-1]}, and -1 for whole rows")
+    return size
+
+
+def _refuse_if_set(given: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        if given.get(name):
+            raise _unsupported(name, given[name], "none")
+
+
+def _unsupported(name: str, value: object, known: str) -> UnsupportedModel:
+    return UnsupportedModel(f"config.json: quantization_config: {name}={value!r} is not implemented; known: {known}.")

@@ -1,0 +1,57 @@
+"""Maps of stacked weights, on the operators of any backend: each part is a map of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from twostroke.kernels.dispatch import GatedLinear, Linear, Weight
+from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.kernels.reference.elementwise import silu_and_mul
+from twostroke.kernels.stacked_weight import StackedWeight
+
+PackPart = Callable[[Tensor | QuantizedWeight, Tensor | None], Linear]
+"""A backend's own way to pack one weight [N, K] and its bias [N]."""
+
+
+class SplitLinear:
+    """y = x W^T + b, a range of y from each part of W."""
+
+    def __init__(self, pack: PackPart, weight: StackedWeight, bias: Tensor | None) -> None:
+        """Packs the parts, each with its share of bias [N]."""
+        self._num_rows = [part.shape[0] for part in weight.parts]
+        biases = [None] * len(self._num_rows) if bias is None else bias.split(self._num_rows)
+        self._parts = [pack(part, share) for part, share in zip(weight.parts, biases, strict=True)]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Maps x [num_rows, K] to [num_rows, N]."""
+        return torch.cat([part(x) for part in self._parts], dim=-1)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + x W^T + b. [num_rows, N]"""
+        shares = residual.split(self._num_rows, dim=-1)
+        return torch.cat([part.add_to(share, x) for part, share in zip(self._parts, shares, strict=True)], dim=-1)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """No table that tokens are looked up in is stacked: every checkpoint keeps it as one."""
+        raise AssertionError(f"rows {ids.tolist()} of a stacked weight")
+
+
+def pack_linear(pack: PackPart, weight: Weight, bias: Tensor | None) -> Linear:
+    """A backend's map of any weight."""
+    return SplitLinear(pack, weight, bias) if isinstance(weight, StackedWeight) else pack(weight, bias)
+
+
+def pack_gated(
+    pack: PackPart,
+    pack_whole: Callable[[Tensor | QuantizedWeight, Tensor | None], GatedLinear],
+    weight: Weight,
+    bias: Tensor | None,
+) -> GatedLinear:
+    """A backend's gated map of any weight; of a stacked one, both factors are written out before they meet."""
+    if not isinstance(weight, StackedWeight):
+        return pack_whole(weight, bias)
+    factors = SplitLinear(pack, weight, bias)
+    return lambda x: silu_and_mul(factors(x))

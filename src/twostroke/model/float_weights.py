@@ -1,0 +1,53 @@
+"""FloatWeights: the source of a checkpoint whose tensors are the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from twostroke.errors import UnsupportedModel
+from twostroke.model.checkpoint import Checkpoint
+from twostroke.model.weight_source import StoredWeight
+
+FLOAT_TYPES = ("F32", "F16", "BF16")
+
+
+class FloatWeights:
+    """A safetensors checkpoint that is not quantized; a WeightSource."""
+
+    quantization = None
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Checks the types.
+
+        Raises:
+            UnsupportedModel: a tensor holds no floats.
+        """
+        self._checkpoint = checkpoint
+        check_floats(checkpoint, checkpoint.types)
+        self.weights: Mapping[str, StoredWeight] = {n: StoredWeight(shape) for n, shape in checkpoint.shapes.items()}
+
+    @property
+    def path(self) -> Path:
+        """See WeightSource."""
+        return self._checkpoint.path
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        """See WeightSource."""
+        del dtype
+        return self._checkpoint.read(name)
+
+
+def check_floats(checkpoint: Checkpoint, names: Mapping[str, object]) -> None:
+    """Refuses tensors of other types than floats.
+
+    Raises:
+        UnsupportedModel: one is; it is named.
+    """
+    for name in names:
+        if checkpoint.types[name] not in FLOAT_TYPES:
+            known = ", ".join(FLOAT_TYPES)
+            raise UnsupportedModel(f"{checkpoint.path}: {name} has type {checkpoint.types[name]}; known: {known}.")

@@ -1,0 +1,154 @@
+"""QuantizedCheckpoint: the source of a safetensors checkpoint whose maps are quantized, repacked to QuantizedWeight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from twostroke.config.quantization import GROUP_SIZES, QuantizationConfig
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel
+from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.model.checkpoint import Checkpoint
+from twostroke.model.float_weights import check_floats
+from twostroke.model.packed_layouts import LAYOUTS, PackedLayout
+from twostroke.model.weight_source import StoredWeight
+
+
+class QuantizedCheckpoint:
+    """Packed tensors appear as the weight they make up, all others as they are; a WeightSource.
+
+    The codes stay as they are stored. Scales become float16, and a zero point z the float16 number scale (z - middle):
+    it is rounded to 11 bits, which is at most 1/256 of a step of 4 bits and 1/16 of one of 8.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, config: QuantizationConfig) -> None:
+        """Finds the quantized maps and checks the shapes and types of their tensors.
+
+        Raises:
+            UnsupportedModel: a tensor of a type, or a map with a group size, that is not implemented.
+            CorruptCheckpoint: tensors that are missing, misshapen or there twice.
+        """
+        self._checkpoint, self._config = checkpoint, config
+        self._layout = LAYOUTS[config.layout](config)
+        self._parts_of = _find_parts(checkpoint, self._layout)
+        packed = {name for parts in self._parts_of.values() for name in parts.values()}
+        plain = {name: shape for name, shape in checkpoint.shapes.items() if name not in packed}
+        check_floats(checkpoint, plain)
+        self.weights: Mapping[str, StoredWeight] = {
+            **{name: StoredWeight(shape) for name, shape in plain.items()},
+            **{f"{module}.weight": self._stored(module) for module in self._parts_of},
+        }
+        twice = sorted(plain.keys() & {f"{module}.weight" for module in self._parts_of})
+        if twice:
+            raise CorruptCheckpoint(f"{checkpoint.path}: {twice[0]} is there twice, as floats and quantized.")
+
+    @property
+    def path(self) -> Path:
+        """See WeightSource."""
+        return self._checkpoint.path
+
+    @property
+    def quantization(self) -> str:
+        """See WeightSource."""
+        return self._config.method
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor | QuantizedWeight:
+        """See WeightSource."""
+        module = name.removesuffix(".weight")
+        if module not in self._parts_of:
+            return self._checkpoint.read(name)
+        found = self._layout.unpack(
+            module, {suffix: self._checkpoint.read(part) for suffix, part in self._parts_of[module].items()}
+        )
+        order = self._order(module, found.group_of, found.codes.shape[1])
+        scales = _half_scales(module, found.scales)
+        mins = None
+        if found.zeros is not None:
+            mins = (scales.float() * (found.zeros.float() - 2 ** (self._config.bits - 1))).half()
+        codes = found.codes if order is None else found.codes[:, order]
+        size, times = _kernel_groups(self._config.group_size, codes.shape[1])
+        scales, mins = (None if x is None else x.repeat_interleave(times, 1) for x in (scales, mins))
+        assert scales is not None
+        return QuantizedWeight(codes.contiguous(), scales, mins, self._config.bits, size, dtype, order)
+
+    def _stored(self, module: str) -> StoredWeight:
+        """Checks a map's tensors, and says what they make up."""
+        main = self._checkpoint.shapes[self._parts_of[module][self._layout.main]]
+        n, k = self._layout.weight_shape((main[0], main[1]))
+        group_size, bits = self._config.group_size, self._config.bits
+        if group_size is not None and k % group_size:
+            raise UnsupportedModel(
+                f"{self.path}: {module}: group_size {group_size} does not divide its {k} inputs; it must."
+            )
+        stored_as = f"{bits} bits, {'whole rows' if group_size is None else f'groups of {group_size}'}"
+        for suffix, part in self._layout.parts(n, k).items():
+            name = self._parts_of[module].get(suffix)
+            if name is None:
+                if part.is_optional:
+                    continue
+                raise CorruptCheckpoint(f"{self.path}: {module}.{suffix} is missing ({self._config.layout}).")
+            shape, kind = self._checkpoint.shapes[name], self._checkpoint.types[name]
+            if shape != part.shape:
+                raise CorruptCheckpoint(
+                    f"{self.path}: {name} is {list(shape)} instead of {list(part.shape)}; every map must be stored as "
+                    f"config.json says ({self._config.layout}, {stored_as})."
+                )
+            if kind not in part.types:
+                raise UnsupportedModel(f"{self.path}: {name} has type {kind}; known: {', '.join(part.types)}.")
+        size, _ = _kernel_groups(group_size, k)
+        floats_per_row = -(-k // size) * (1 if self._config.symmetric else 2)
+        return StoredWeight((n, k), bits / 8 + 2 * floats_per_row / k)
+
+    def _order(self, module: str, group_of: Tensor | None, k: int) -> Tensor | None:
+        """The inputs sorted by their group. int64 [K], or None where they are already."""
+        if group_of is None:
+            return None
+        size = self._config.group_size or k
+        in_order = torch.arange(k) // size
+        order = group_of.sort(stable=True).indices
+        if not torch.equal(group_of[order].long(), in_order):
+            raise UnsupportedModel(
+                f"{self.path}: {module}: its inputs are not put into {k // size} groups of {size} each (g_idx); they "
+                "must be."
+            )
+        return None if torch.equal(order, torch.arange(k)) else order
+
+
+def _find_parts(checkpoint: Checkpoint, layout: PackedLayout) -> dict[str, dict[str, str]]:
+    """Per quantized map its tensors: the last part of their names, and their names."""
+    found: dict[str, dict[str, str]] = {}
+    for name, kind in checkpoint.types.items():
+        module, _, suffix = name.rpartition(".")
+        if suffix != layout.main or kind not in layout.main_types:
+            continue
+        if len(checkpoint.shapes[name]) != 2:
+            raise CorruptCheckpoint(
+                f"{checkpoint.path}: {name} has shape {list(checkpoint.shapes[name])}; it must be a matrix."
+            )
+        found[module] = {
+            suffix: f"{module}.{suffix}" for suffix in layout.parts(0, 0) if f"{module}.{suffix}" in checkpoint.shapes
+        }
+    return found
+
+
+def _kernel_groups(group_size: int | None, k: int) -> tuple[int, int]:
+    """The size of the kernels' groups, and how many of them share a stored scale."""
+    largest = GROUP_SIZES[-1]
+    if group_size is None:
+        return largest, -(-k // largest)
+    return (group_size, 1) if group_size <= largest else (largest, group_size // largest)
+
+
+def _half_scales(module: str, scales: Tensor) -> Tensor:
+    """float16 [N, G], where that keeps them to a thousandth of the weight's largest; the loader finds what is NaN."""
+    half, wide = scales.half(), scales.float()
+    most = wide.abs().amax()
+    if bool(most.isfinite()) and not bool(((half.float() - wide).abs() <= most / 1000).all()):
+        raise UnsupportedModel(
+            f"{module}: its scales reach from {wide.abs().amin():g} to {most:g}; they are kept in float16, which does "
+            "not hold them."
+        )
+    return half

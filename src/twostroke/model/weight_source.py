@@ -1,0 +1,59 @@
+"""WeightSource: a model's weights by name, whatever file they come from and however it stores them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from twostroke.kernels.quantized_weight import QuantizedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """What is known of a weight before it is read."""
+
+    shape: tuple[int, ...]
+    bytes_per_weight: float | None = None
+    """Of a quantized one, once it is loaded; None for floats, which take the type that the model runs in."""
+
+
+class WeightSource(Protocol):
+    """Weights under the names of a Hugging Face checkpoint (`model.layers.0.self_attn.q_proj.weight`).
+
+    Packed tensors that make up one weight appear as that weight; what belongs to none appears under its own name, so
+    that the loader can refuse it.
+    """
+
+    @property
+    def path(self) -> Path:
+        """The folder or file, for messages."""
+        ...
+
+    @property
+    def quantization(self) -> str | None:
+        """How the weights are quantized, by the name that `--quantization` may repeat; None where they are floats."""
+        ...
+
+    @property
+    def weights(self) -> Mapping[str, StoredWeight]:
+        """Everything there is."""
+        ...
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor | QuantizedWeight:
+        """One weight.
+
+        Args:
+            name: one of `weights`.
+            dtype: of the activations that a quantized weight is multiplied with. Floats come as they are stored, and
+                may be memory of the file.
+
+        Raises:
+            CorruptCheckpoint: its bytes cannot be read, or contradict each other.
+            UnsupportedModel: it is stored in a way that is not implemented.
+        """
+        ...
