@@ -117,7 +117,7 @@ INLINE float quantize_group(const T* from, uint8_t* to, int64_t count, const flo
   for (int64_t s = 0; s < num_steps; s++) divisors[s] = steps[s];
   f32x16 scales = to_halves(splat(extreme) / divisors);
   f32x16 inverses = splat(1.0f) / select(scales == splat(0.0f), splat(1.0f), scales);
-  float least_error = __builtin_inff(), scale = 0, inverse = 1;
+  float least_error = __builtin_inff(), scale = scales[0], inverse = inverses[0];  // the first, where every error is infinite
   auto consider = [&](float other, float other_inverse) {
     f32x16 squares[VECTORS];
     for (int i = 0; i < VECTORS; i++) {

@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 
 from twostroke.bench.from_log import run_of_log
 from twostroke.bench.offline import OfflineOptions, print_summary, run_offline
+from twostroke.bench.quality.run import QualityOptions, print_rows, run_quality
 from twostroke.bench.report import compare as compare_results
 from twostroke.bench.report import load as load_result
 from twostroke.bench.report import print_comparison
@@ -34,6 +35,21 @@ def offline(
 ) -> None:
     """Throughput of each stroke, TTFT, TPOT and ITL percentiles, and what limited each step, for a seeded workload."""
     print_summary(run_offline(options, load, scheduler, cache).results)
+
+
+@app.command
+def quality(
+    *,
+    options: Annotated[QualityOptions, Parameter(name="*", group="Quality")] = QualityOptions(),
+) -> None:
+    """Perplexity, bits per byte and retrieval at a distance over formats of weights and KV, beside the model as it is.
+
+    The exit code is 1 when the embedded model on its held-out text rises above a limit.
+    """
+    rows = run_quality(options)
+    print_rows(rows)
+    if not all(row.holds for row in rows):
+        sys.exit(1)
 
 
 @app.command

@@ -108,19 +108,23 @@ def quantize_in_groups(weight: Tensor, group_size: int = 32) -> QuantizedWeight:
     high, low = wide.amax(-1, keepdim=True), wide.amin(-1, keepdim=True)
     extreme = torch.where(high >= -low, high, low) + 0.0  # which of two zeros a maximum is, nobody promises
     best_error = torch.full(extreme.shape, float("inf"))
-    best_scale = torch.zeros_like(extreme)
+    best_scale = _as_half(extreme / DIVISORS[0])  # stays where every error is infinite
     for divisor in (*DIVISORS, None):
         if divisor is None:
             codes = _codes(wide, _inverse(best_scale), -8, 7)
             exact = _folded(codes * wide) / _folded(codes.square_()).clamp_min_(1)
         else:
             exact = extreme / divisor
-        scale = exact.clamp_(-LARGEST_SCALE, LARGEST_SCALE).half().float()
+        scale = _as_half(exact)
         error = _folded((_codes(wide, _inverse(scale), -8, 7) * scale - wide).square_())
         better = error < best_error
         best_error, best_scale = torch.where(better, error, best_error), torch.where(better, scale, best_scale)
     codes = _codes(wide, _inverse(best_scale), -8, 7).add_(8).to(torch.uint8).view(num_rows, -1)[:, :k].contiguous()
     return QuantizedWeight(codes, best_scale.squeeze(-1).half(), None, 4, group_size, weight.dtype)
+
+
+def _as_half(exact: Tensor) -> Tensor:
+    return exact.clamp(-LARGEST_SCALE, LARGEST_SCALE).half().float()
 
 
 def _codes(wide: Tensor, inverse: Tensor, low: int, high: int) -> Tensor:
