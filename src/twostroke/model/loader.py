@@ -133,6 +133,29 @@ def weight_bytes(
     return math.ceil(total)
 
 
+def multiplied_parts(config: ModelConfig) -> set[str]:
+    """Checkpoint names of the matrices that are multiplied: what quantizing is about."""
+    names = architecture(config.architecture).names
+    parameters = model_class(config.architecture).parameters(config).items()
+    multiplied = (name for name, parameter in parameters if _is_multiplied(name, config, parameter))
+    return {part for name in multiplied for part in checkpoint_names(names, name)}
+
+
+def read_float(source: WeightSource, name: str, dtype: torch.dtype) -> Tensor:
+    """One weight of a source that is not quantized, in `dtype`; perhaps memory of the file.
+
+    Raises:
+        CorruptCheckpoint: NaN or infinity in it.
+        SetupError: too large for `dtype`.
+    """
+    stored = source.read(name, dtype)
+    assert isinstance(stored, Tensor), name
+    found = stored.to(dtype).contiguous()
+    if not _is_finite(found):
+        _refuse_not_finite(source, name, dtype)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class _OnLoad:
     """A way to quantize floats while they are loaded."""
