@@ -30,7 +30,7 @@ KV_FORMATS: dict[str, dict[str, Any]] = {}
 """Of a bfloat16 model."""
 FORMATS = {**WEIGHT_FORMATS, **{f"kv {name}": {"dtype": "bfloat16", **kv} for name, kv in KV_FORMATS.items()}}
 
-LONGEST_PROMPT, MOST_TOKENS = 90, 14
+LONGEST_PROMPT, MOST_TOKENS = 72, 32
 MAX_MODEL_LEN = LONGEST_PROMPT + MOST_TOKENS
 
 
@@ -41,13 +41,13 @@ class FuzzRequest:
 
 
 def requests() -> list[FuzzRequest]:
-    """Some begin alike, so that the prefix cache finds something; greedy and sampled, with scores of the prompt or not."""
+    """Some begin alike, so that the prefix cache finds something; greedy and sampled, some with prompt scores."""
     rng = random.Random(11)
-    stems = [tuple(rng.randrange(256) for _ in range(n)) for n in (0, 20, 64)]
+    stems = [tuple(rng.randrange(256) for _ in range(n)) for n in (0, 0, 20, 48)]
     made: list[FuzzRequest] = []
     for i in range(24):
-        stem = stems[i % 3]
-        own = tuple(rng.randrange(256) for _ in range(rng.randrange(1, LONGEST_PROMPT - len(stem))))
+        stem = stems[i % 4]
+        own = tuple(rng.randrange(256) for _ in range(rng.randrange(1, 24)))
         params = SamplingParams(
             max_tokens=rng.randrange(1, MOST_TOKENS),
             temperature=rng.choice((0.0, 0.8, 1.2)),
@@ -80,7 +80,9 @@ def engine_settings(rng: random.Random) -> dict[str, Any]:
         "max_num_seqs": rng.randrange(1, 11),
         "max_num_batched_tokens": rng.choice((1, 2, 5, 16, 17, 48, 64, 200)),
         "block_size": block_size,
-        "num_kv_blocks": rng.choice((blocks_of_longest, blocks_of_longest * 3 // 2 + 1, 12 * blocks_of_longest)),
+        "num_kv_blocks": rng.choice(
+            (blocks_of_longest, blocks_of_longest, blocks_of_longest * 3 // 2, 12 * blocks_of_longest)
+        ),
         "enable_prefix_caching": rng.random() < 0.6,
         "policy": rng.choice(("fcfs", "priority")),
         "mixing": rng.choice(("mixed", "prefill_first")),

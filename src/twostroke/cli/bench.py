@@ -15,6 +15,7 @@ from twostroke.bench.report import compare as compare_results
 from twostroke.bench.report import load as load_result
 from twostroke.bench.report import print_comparison
 from twostroke.bench.reproduce.claim import ReproduceOptions
+from twostroke.bench.start import StartOptions, print_starts, run_start
 from twostroke.bench.summary import summarize as summary_of
 from twostroke.cli.flags import CacheFlags, LoadFlags, SchedulerFlags
 from twostroke.config.cache import CacheConfig
@@ -50,6 +51,15 @@ def quality(
     print_rows(rows)
     if not all(row.holds for row in rows):
         sys.exit(1)
+
+
+@app.command
+def start(
+    *,
+    options: Annotated[StartOptions, Parameter(name="*", group="Start")] = StartOptions(),
+) -> None:
+    """Seconds from the start of a process to its first token, and the memory of its own that it takes at most."""
+    print_starts(run_start(options))
 
 
 @app.command

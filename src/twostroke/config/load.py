@@ -34,10 +34,11 @@ class LoadConfig:
     dtype: DType = "auto"
     """Type of weights, activations and KV; 'auto' keeps the checkpoint's."""
     quantization: Quantization | None = None
-    """Quantize the weights while loading: 'int8' (a scale per channel) or 'int4' (a scale per group of weights). A checkpoint
-    that is quantized says so itself; the name of its method ('awq', 'gptq', 'compressed-tensors') is checked then."""
+    """Quantize the weights while loading: 'int8' (a scale per channel) or 'int4' (a scale per group of weights). A
+    checkpoint that is quantized says so itself; the name of its method ('awq', 'gptq', 'compressed-tensors') is checked
+    then."""
     group_size: int | None = None
-    """Weights that share a scale in quantization 'int4': 32 (the default), 64 or 128; more is smaller and less exact."""
+    """Weights that share a scale in quantization 'int4': 32 (the default), 64 or 128; larger groups are less exact."""
     device: Device = "cpu"
     """Where the model runs."""
     kernels: Kernels = "auto"

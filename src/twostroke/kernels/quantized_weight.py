@@ -99,8 +99,8 @@ def quantize_in_groups(weight: Tensor, group_size: int = 32) -> QuantizedWeight:
     """4 bits, symmetric, one scale for `group_size` (32, 64 or 128) weights of a row.
 
     Of a few scales around the one that just holds the group's largest number, each group takes the one with the least
-    squared error: a little clipping buys finer steps for everything else. The last one is what fits the codes so far best
-    (least squares, as llama.cpp's quantizer does).
+    squared error: a little clipping buys finer steps for everything else. The last one is what fits the codes so far
+    best (least squares, as in llama.cpp's quantizer).
     """
     num_rows, k = weight.shape
     groups = -(-k // group_size)

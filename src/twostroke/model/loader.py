@@ -65,7 +65,7 @@ def _check_quantization(source: WeightSource, asked: Quantization | None) -> Non
         )
 
 
-def load_model(
+def load_model(  # noqa: PLR0913 (what a model is made of, each by its name)
     source: WeightSource,
     config: ModelConfig,
     *,

@@ -1,4 +1,4 @@
-"""Quantizing ahead: a model folder to another one in the layouts of compressed-tensors, with the bits of quantizing on load.
+"""Quantizing ahead: a model folder to another in compressed-tensors' layouts, with the bits of quantizing on load.
 
 int8 is `int-quantized` (a scale per channel), int4 `pack-quantized` (symmetric groups); see model/packed_layouts.py.
 """

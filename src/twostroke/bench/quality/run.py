@@ -144,11 +144,11 @@ def _documents(options: QualityOptions, tokenizer: Tokenizer) -> list[Document]:
         token_ids = tokenizer.encode(text, add_special_tokens=False)[:left]
         if left is not None:
             left -= len(token_ids)
-            text = tokenizer.decode(token_ids)
+        num_bytes = len((text if options.max_text_tokens is None else tokenizer.decode(token_ids)).encode())
         if token_ids:
             # a tokenizer without either token: the first of the text is then not scored
             opening = () if before is None else (before,)
-            documents.append(Document((*opening, *token_ids), len(text.encode())))
+            documents.append(Document((*opening, *token_ids), num_bytes))
     if sum(len(document.token_ids) for document in documents) < 2:
         raise InvalidParameter("text", str(options.text), "must have at least two tokens")
     return documents

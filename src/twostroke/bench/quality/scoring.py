@@ -1,4 +1,4 @@
-"""Two questions to a model, asked through the engine as any request is: how surprised is it, and what does it find again.
+"""Two questions to a model, asked through the engine: how surprised is it, and what does it find again.
 
 *Perplexity* by teacher forcing: every token is scored from its prompt log-probability, in windows of the context of
 which the first quarter was scored by the window before (as lm-eval's rolling log-likelihood does).
