@@ -104,6 +104,14 @@ int64_t packed_quantized_bytes(int64_t n, int64_t k, bool gated, int bits, int64
   return num_panels(channels_of(n, gated)) * ((k + group - 1) / group) * group_bytes(bits, group, has_min);
 }
 
+// weight [n, k] to codes and float16 scales; see QuantizeArgs.
+void quantize_weight(const Kernels& kernels, uintptr_t weight, uintptr_t codes, uintptr_t scales, int64_t n, int64_t k, int64_t group,
+                     const std::vector<float>& steps, int type) {
+  if (steps.size() > (size_t)LANES) throw std::invalid_argument("more steps than lanes");
+  QuantizeArgs args{(const void*)weight, (uint8_t*)codes, (uint16_t*)scales, steps.data(), (int64_t)steps.size(), k, group, (Dtype)type};
+  parallel(n, rows_per_task(k), [&](int64_t begin, int64_t end) { kernels.quantize_weight(args, begin, end); });
+}
+
 // codes [rows, k] of a byte each, scales and mins float16 [rows, groups] (mins may be null).
 void pack_quantized(uintptr_t codes, uintptr_t scales, uintptr_t mins, uintptr_t packed, int64_t n, int64_t k, bool gated,
                     int bits, int64_t group) {
@@ -235,6 +243,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("level", [](const Kernels& kernels) { return std::string(kernels.level); })
       .def("linear", &linear, release)
       .def("quantized_linear", &quantized_linear, release)
+      .def("quantize_weight", &quantize_weight, release)
       .def("rms_norm", &rms_norm, release)
       .def("rotate", &rotate, release)
       .def("attention", &attention, release);

@@ -3,6 +3,7 @@
 #include "elementwise.hpp"
 #include "kv_write.hpp"
 #include "linear.hpp"
+#include "quantize.hpp"
 #include "quantized.hpp"
 #include "table.hpp"
 
@@ -14,7 +15,7 @@ namespace twostroke {
 #define FUNCTION_OF(level) JOIN(kernels_, level)
 
 const Kernels* FUNCTION_OF(TWOSTROKE_LEVEL)() {
-  static const Kernels table{TEXT_OF(TWOSTROKE_LEVEL), linear_panels, quantized_panels, quantize_rows, write_kv, attend, attend_partition, combine, rms_norm, rotate};
+  static const Kernels table{TEXT_OF(TWOSTROKE_LEVEL), linear_panels, quantized_panels, quantize_rows, quantize_weight, write_kv, attend, attend_partition, combine, rms_norm, rotate};
   return &table;
 }
 

@@ -34,6 +34,17 @@ struct QuantizedArgs {
   const int32_t* sums;    // [m, groups]
 };
 
+// A weight [n, k] to codes of 8 bits with a scale per channel (group 0), or of 4 bits in groups of 32, 64 or 128.
+struct QuantizeArgs {
+  const void* weight;
+  uint8_t* codes;      // [n, k]
+  uint16_t* scales;    // float16 [n], or [n, groups]
+  const float* steps;  // 4 bits: what a group's extreme is divided by for the scales to choose from, at most LANES
+  int64_t num_steps;
+  int64_t k, group;
+  Dtype type;
+};
+
 // One layer's attention over a flat batch: some consecutive queries of each sequence, which are its last tokens.
 //
 //   qkv      [num_tokens, heads + 2 kv_heads, head_dim], rotated
@@ -72,6 +83,8 @@ struct Kernels {
   // Quantizes rows [begin, end) of x [m, k] in groups; order [k], or null, says which input comes where.
   void (*quantize_rows)(const void* x, int64_t ldx, const int32_t* order, int64_t k, int64_t group, int64_t groups,
                         int8_t* q, float* scales, int32_t* sums, Dtype, int64_t begin, int64_t end);
+  // Quantizes rows [begin, end) of a weight.
+  void (*quantize_weight)(const QuantizeArgs&, int64_t begin, int64_t end);
   // Stores K and V of the tokens [begin, end) of the flat batch, which belong to the sequences seq_of_token.
   void (*write_kv)(const AttentionArgs&, const int32_t* seq_of_token, int64_t begin, int64_t end);
   // Attends for one item over all it sees.

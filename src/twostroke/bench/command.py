@@ -6,7 +6,7 @@ import os
 import shlex
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 _NO_PART_OF_THE_RESULT = frozenset({"results"})
 """Where the files went is the affair of whoever ran it."""
@@ -52,6 +52,8 @@ def _flags(options: Any) -> list[str]:
             continue
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, tuple):
+            flags += [part for item in cast(tuple[object, ...], value) for part in (f"--{flag}", str(item))]
         else:
             flags += [f"--{flag}", str(value)]
     return flags

@@ -31,8 +31,16 @@ def reset_peak() -> bool:
     return True
 
 
-def _status_bytes(name: str) -> int:
-    for line in _STATUS.read_text(encoding="utf-8").splitlines():
+def anonymous_bytes(pid: int) -> int:
+    """Resident memory of a process that maps no file; 0 once it has ended."""
+    try:
+        return _status_bytes("RssAnon", Path(f"/proc/{pid}/status"))
+    except (OSError, AssertionError):  # a process that has ended and was not waited for has no such line
+        return 0
+
+
+def _status_bytes(name: str, status: Path = _STATUS) -> int:
+    for line in status.read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    raise AssertionError(f"{_STATUS} has no {name}")
+    raise AssertionError(f"{status} has no {name}")

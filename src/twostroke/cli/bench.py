@@ -10,10 +10,12 @@ from cyclopts import App, Parameter
 
 from twostroke.bench.from_log import run_of_log
 from twostroke.bench.offline import OfflineOptions, print_summary, run_offline
+from twostroke.bench.quality.run import QualityOptions, print_rows, run_quality
 from twostroke.bench.report import compare as compare_results
 from twostroke.bench.report import load as load_result
 from twostroke.bench.report import print_comparison
 from twostroke.bench.reproduce.claim import ReproduceOptions
+from twostroke.bench.start import StartOptions, print_starts, run_start
 from twostroke.bench.summary import summarize as summary_of
 from twostroke.cli.flags import CacheFlags, LoadFlags, SchedulerFlags
 from twostroke.config.cache import CacheConfig
@@ -34,6 +36,30 @@ def offline(
 ) -> None:
     """Throughput of each stroke, TTFT, TPOT and ITL percentiles, and what limited each step, for a seeded workload."""
     print_summary(run_offline(options, load, scheduler, cache).results)
+
+
+@app.command
+def quality(
+    *,
+    options: Annotated[QualityOptions, Parameter(name="*", group="Quality")] = QualityOptions(),
+) -> None:
+    """Perplexity, bits per byte and retrieval at a distance over formats of weights and KV, beside the model as it is.
+
+    The exit code is 1 when the embedded model on its held-out text rises above a limit.
+    """
+    rows = run_quality(options)
+    print_rows(rows)
+    if not all(row.holds for row in rows):
+        sys.exit(1)
+
+
+@app.command
+def start(
+    *,
+    options: Annotated[StartOptions, Parameter(name="*", group="Start")] = StartOptions(),
+) -> None:
+    """Seconds from the start of a process to its first token, and the memory of its own that it takes at most."""
+    print_starts(run_start(options))
 
 
 @app.command

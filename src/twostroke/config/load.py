@@ -16,6 +16,10 @@ Kernels = Literal["auto", "reference", "native", "portable", "avx2", "avx512", "
 QuantizationOnLoad = Literal["int8", "int4"]
 Quantization = Literal["int8", "int4", "awq", "gptq", "compressed-tensors"]
 
+GROUP_SIZES = (32, 64, 128)
+DEFAULT_GROUP_SIZE = 32
+"""Weights to a scale, in 4 bits."""
+
 MAX_THREADS = 4096
 
 
@@ -30,8 +34,11 @@ class LoadConfig:
     dtype: DType = "auto"
     """Type of weights, activations and KV; 'auto' keeps the checkpoint's."""
     quantization: Quantization | None = None
-    """Quantize the weights while loading: 'int8' (a scale per channel) or 'int4' (a scale per 32 weights). A checkpoint
-    that is quantized says so itself; the name of its method ('awq', 'gptq', 'compressed-tensors') is checked then."""
+    """Quantize the weights while loading: 'int8' (a scale per channel) or 'int4' (a scale per group of weights). A
+    checkpoint that is quantized says so itself; the name of its method ('awq', 'gptq', 'compressed-tensors') is checked
+    then."""
+    group_size: int | None = None
+    """Weights that share a scale in quantization 'int4': 32 (the default), 64 or 128; larger groups are less exact."""
     device: Device = "cpu"
     """Where the model runs."""
     kernels: Kernels = "auto"
@@ -53,6 +60,7 @@ class LoadConfig:
         one_of("dtype", self.dtype, get_args(DType))
         if self.quantization is not None:
             one_of("quantization", self.quantization, get_args(Quantization))
+        self._check_group_size()
         one_of("device", self.device, get_args(Device))
         one_of("kernels", self.kernels, get_args(Kernels))
         if self.threads is not None:
@@ -60,6 +68,15 @@ class LoadConfig:
         if self.max_model_len is not None:
             whole_number("max_model_len", self.max_model_len, 2, limit="a whole number of at least 2 (one in, one out)")
         whole_number("max_logprobs", self.max_logprobs, 0)
+
+    def _check_group_size(self) -> None:
+        if self.group_size is None:
+            return
+        whole_number("group_size", self.group_size, 1)
+        if self.group_size not in GROUP_SIZES:
+            raise InvalidParameter("group_size", self.group_size, f"must be one of {', '.join(map(str, GROUP_SIZES))}")
+        if self.quantization != "int4":
+            raise InvalidParameter("group_size", self.group_size, "changes nothing without quantization int4")
 
     def _convert_path(self, name: str, path_type: type[str] | type[Path]) -> None:
         given: Any = getattr(self, name)

@@ -15,8 +15,9 @@ import torch
 
 from twostroke.config.engine import EngineConfig
 from twostroke.config.kv_format import KVFormat, resolve_kv_format, slot_bytes
+from twostroke.config.load import DEFAULT_GROUP_SIZE
 from twostroke.config.model import ModelConfig
-from twostroke.cost.step_cost import ModelShape
+from twostroke.cost.step_cost import MachineLimits, ModelShape
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.engine import Engine
 from twostroke.engine.event_sinks import JsonlEventLog
@@ -131,6 +132,8 @@ def _build_engine(
     around_executor: Callable[[Executor], Executor] | None,
 ) -> Engine:
     """Reads the weights and builds what runs them."""
+    # measured before the weights are there: it takes memory for a moment
+    machine = measure_machine_limits(loaded.dtype, loaded.device, loaded.num_threads)
     model = load_model(
         loaded.weights,
         loaded.config,
@@ -139,6 +142,7 @@ def _build_engine(
         max_model_len=sizing.max_model_len,
         operators=loaded.operators,
         quantization=config.load.quantization,
+        group_size=config.load.group_size or DEFAULT_GROUP_SIZE,
     )
     manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
     scheduler = Scheduler(config.scheduler, manager, max_model_len=sizing.max_model_len)
@@ -155,7 +159,7 @@ def _build_engine(
         executor if around_executor is None else around_executor(executor),
         block_size=config.cache.block_size,
         hashes_blocks=config.cache.enable_prefix_caching,
-        journal=_journal(config, loaded, layout, sizing, event_log),
+        journal=_journal(config, loaded, layout, sizing, machine, event_log),
         clock=monotonic_clock,
     )
     return engine
@@ -194,6 +198,7 @@ def _weight_bytes(config: EngineConfig, loaded: _Loaded) -> int:
         loaded.config,
         loaded.dtype,
         config.load.quantization,
+        config.load.group_size or DEFAULT_GROUP_SIZE,
         keeps_quantized=loaded.operators.keeps_quantized,
     )
 
@@ -206,7 +211,12 @@ def _usable_processors() -> int:
 
 
 def _journal(
-    config: EngineConfig, loaded: _Loaded, layout: KVLayout, sizing: KVSizing, event_log: JsonlEventLog | None
+    config: EngineConfig,
+    loaded: _Loaded,
+    layout: KVLayout,
+    sizing: KVSizing,
+    machine: MachineLimits,
+    event_log: JsonlEventLog | None,
 ) -> Journal:
     """The event log, begun with everything that a replay has to be built from."""
     model = loaded.config
@@ -230,7 +240,6 @@ def _journal(
         model=f"{loaded.folder.name} ({model.architecture}, {num_parameters(model)} parameters, {loaded.dtype})",
         now_s=monotonic_clock(),
     )
-    machine = measure_machine_limits(loaded.dtype, loaded.device, loaded.num_threads)
     return Journal(replace(started, machine=machine), shape, event_log)
 
 

@@ -71,38 +71,72 @@ class QuantizedWeight:
         return {"codes": self.codes, "scales": self.scales, "mins": self.mins, "order": self.order}
 
 
-def quantize_per_channel(weight: Tensor, group_size: int = 128) -> QuantizedWeight:
-    """8 bits, symmetric, one scale for each row of weight [N, K].
+DIVISORS = (-8.0, -7.5, -7.0, -6.5, -8.5, 7.0)
+"""What a group's extreme is divided by, for the 4-bit scales to choose from. Its sign counts: codes reach -8 but +7."""
+LARGEST_SCALE = 65504.0
+"""Of float16. A weight so large that its scale would be larger saturates."""
 
-    Args:
-        weight: any float type.
-        group_size: the scale is repeated for each group of so many weights.
+
+def quantize_per_channel(weight: Tensor) -> QuantizedWeight:
+    """8 bits, symmetric, one scale for each row of weight [N, K], of any float type.
+
+    csrc/kernels/quantize.hpp does the same operations in the same order; so in quantize_in_groups.
     """
     wide = weight.float()
-    scale = (wide.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-7).half()
-    codes = (wide / scale.float()).round_().clamp_(-128, 127).add_(128).to(torch.uint8)
-    groups = -(-weight.shape[1] // group_size)
-    return QuantizedWeight(codes, scale.expand(-1, groups).contiguous(), None, 8, group_size, weight.dtype)
+    scale = (wide.abs().amax(-1, keepdim=True) / 127).clamp_(1e-7, LARGEST_SCALE).half()
+    codes = _codes(wide, 1 / scale.float(), -128, 127).add_(128).to(torch.uint8)
+    return per_channel(codes, scale, weight.dtype)
+
+
+def per_channel(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> QuantizedWeight:
+    """8 bits from codes [N, K] and one scale a row [N, 1], repeated for the groups that products are summed in."""
+    group_size = 128
+    groups = -(-codes.shape[1] // group_size)
+    return QuantizedWeight(codes, scale.expand(-1, groups).contiguous(), None, 8, group_size, dtype)
 
 
 def quantize_in_groups(weight: Tensor, group_size: int = 32) -> QuantizedWeight:
-    """4 bits, symmetric, one scale for `group_size` weights of a row.
+    """4 bits, symmetric, one scale for `group_size` (32, 64 or 128) weights of a row.
 
     Of a few scales around the one that just holds the group's largest number, each group takes the one with the least
-    squared error: a little clipping buys finer steps for everything else.
+    squared error: a little clipping buys finer steps for everything else. The last one is what fits the codes so far
+    best (least squares, as in llama.cpp's quantizer).
     """
     num_rows, k = weight.shape
     groups = -(-k // group_size)
     wide = torch.nn.functional.pad(weight.float(), (0, groups * group_size - k)).view(num_rows, groups, group_size)
-    extreme = wide.gather(-1, wide.abs().argmax(-1, keepdim=True))  # its sign counts: codes reach -8 but only +7
+    high, low = wide.amax(-1, keepdim=True), wide.amin(-1, keepdim=True)
+    extreme = torch.where(high >= -low, high, low) + 0.0  # which of two zeros a maximum is, nobody promises
     best_error = torch.full(extreme.shape, float("inf"))
-    best_scale = torch.zeros_like(extreme)
-    for steps in (-8.0, -7.5, -7.0, -6.5, -8.5, 7.0):
-        scale = (extreme / steps).half().float()
-        safe = torch.where(scale == 0, torch.ones(()), scale)
-        error = ((wide / safe).round_().clamp_(-8, 7).mul_(scale).sub_(wide)).square_().sum(-1, keepdim=True)
+    best_scale = _as_half(extreme / DIVISORS[0])  # stays where every error is infinite
+    for divisor in (*DIVISORS, None):
+        if divisor is None:
+            codes = _codes(wide, _inverse(best_scale), -8, 7)
+            exact = _folded(codes * wide) / _folded(codes.square_()).clamp_min_(1)
+        else:
+            exact = extreme / divisor
+        scale = _as_half(exact)
+        error = _folded((_codes(wide, _inverse(scale), -8, 7) * scale - wide).square_())
         better = error < best_error
         best_error, best_scale = torch.where(better, error, best_error), torch.where(better, scale, best_scale)
-    safe = torch.where(best_scale == 0, torch.ones(()), best_scale)
-    codes = (wide / safe).round_().clamp_(-8, 7).add_(8).to(torch.uint8).view(num_rows, -1)[:, :k].contiguous()
+    codes = _codes(wide, _inverse(best_scale), -8, 7).add_(8).to(torch.uint8).view(num_rows, -1)[:, :k].contiguous()
     return QuantizedWeight(codes, best_scale.squeeze(-1).half(), None, 4, group_size, weight.dtype)
+
+
+def _as_half(exact: Tensor) -> Tensor:
+    return exact.clamp(-LARGEST_SCALE, LARGEST_SCALE).half().float()
+
+
+def _codes(wide: Tensor, inverse: Tensor, low: int, high: int) -> Tensor:
+    return (wide * inverse).clamp_(low, high).round_()
+
+
+def _inverse(scale: Tensor) -> Tensor:
+    return 1 / torch.where(scale == 0, torch.ones(()), scale)
+
+
+def _folded(squares: Tensor) -> Tensor:
+    """The sum over the last dimension (a power of two), halves folded onto each other: one order on every machine."""
+    while (half := squares.shape[-1] // 2) > 0:
+        squares = squares[..., :half] + squares[..., half:]
+    return squares

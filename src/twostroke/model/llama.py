@@ -92,6 +92,8 @@ class Llama(DecoderModel):
         super().__init__(config, weights, placement)
         head = "embedding.weight" if config.tie_word_embeddings else "lm_head.weight"
         self._table = None if config.tie_word_embeddings else weights["embedding.weight"]
+        # the largest matrix first: what quantizing it takes for a moment is given back before the others are there
+        self._lm_head = placement.operators.pack_linear(weights[head], None)
         self._layers = [
             self.layer_class(
                 config,
@@ -102,7 +104,6 @@ class Llama(DecoderModel):
             for i in range(config.num_layers)
         ]
         self._norm = RMSNorm(weights["norm.weight"], config.rms_norm_eps, placement.operators)
-        self._lm_head = placement.operators.pack_linear(weights[head], None)
         self._rotary = Rotary(
             config.rope,
             config.head_dim,

@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 import torch
 from torch import Tensor
 
-from twostroke.config.load import Quantization, QuantizationOnLoad
+from twostroke.config.load import DEFAULT_GROUP_SIZE, Quantization, QuantizationOnLoad
 from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint, SetupError
 from twostroke.kernels.dispatch import Operators, Weight
-from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_in_groups, quantize_per_channel
+from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.stacked_weight import StackedWeight, stack
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import Checkpoint, shorten
@@ -58,14 +58,14 @@ def _check_quantization(source: WeightSource, asked: Quantization | None) -> Non
         raise SetupError(
             f"quantization={asked}: {source.path} is quantized already ({source.quantization}). Leave it out."
         )
-    if asked not in _ON_LOAD:
+    if asked not in get_args(QuantizationOnLoad):
         raise SetupError(
             f"quantization={asked}: {source.path} is not quantized like that. Leave it out, or quantize while loading "
-            f"({', '.join(_ON_LOAD)})."
+            f"({', '.join(get_args(QuantizationOnLoad))})."
         )
 
 
-def load_model(
+def load_model(  # noqa: PLR0913 (what a model is made of, each by its name)
     source: WeightSource,
     config: ModelConfig,
     *,
@@ -74,6 +74,7 @@ def load_model(
     max_model_len: int,
     operators: Operators,
     quantization: Quantization | None = None,
+    group_size: int = DEFAULT_GROUP_SIZE,
 ) -> DecoderModel:
     """Loads a model.
 
@@ -85,6 +86,7 @@ def load_model(
         max_model_len: positions the rotary tables are made for.
         operators: the backend.
         quantization: of float weights that are multiplied; None keeps them in `dtype`.
+        group_size: weights to a scale, for int4.
 
     Raises:
         UnsupportedModel: the architecture or the layout of a weight is not implemented.
@@ -97,14 +99,14 @@ def load_model(
     parameters = kind.parameters(config)
     parts = {name: checkpoint_names(names, name) for name in parameters}
     _check(source, parameters, parts, config)
-    on_load = None if quantization is None else _ON_LOAD.get(quantization)
+    on_load = _OnLoad.of(quantization, group_size)
     multiplied = {name for name, parameter in parameters.items() if _is_multiplied(name, config, parameter)}
-    weights = _Weights(source, parts, dtype, device, multiplied, on_load and on_load.quantize)
+    weights = _Weights(source, parts, dtype, device, multiplied, on_load and on_load.quantizer(operators))
     if config.tie_word_embeddings:
         _check_tied_head(source, parts["embedding.weight"][0], dtype)
     model = kind(config, weights, Placement(operators, dtype, device, max_model_len))
     keeps_quantized = operators.keeps_quantized
-    mib = weight_bytes(source, config, dtype, quantization, keeps_quantized=keeps_quantized) >> 20
+    mib = weight_bytes(source, config, dtype, quantization, group_size, keeps_quantized=keeps_quantized) >> 20
     log.info("%s: %d MiB of weights in %.1f s", source.path.name, mib, time.perf_counter() - start_s)
     return model
 
@@ -114,6 +116,7 @@ def weight_bytes(
     config: ModelConfig,
     dtype: torch.dtype,
     quantization: Quantization | None,
+    group_size: int = DEFAULT_GROUP_SIZE,
     *,
     keeps_quantized: bool = True,
 ) -> int:
@@ -124,9 +127,10 @@ def weight_bytes(
         config: of the same model.
         dtype: of floats.
         quantization: of float weights that are multiplied.
+        group_size: of its 4 bits.
         keeps_quantized: Operators.keeps_quantized of the backend.
     """
-    on_load = None if quantization is None else _ON_LOAD.get(quantization)
+    on_load = _OnLoad.of(quantization, group_size)
     of_floats = dtype.itemsize if on_load is None else on_load.bytes_per_weight
     names = architecture(config.architecture).names
     total = 0.0
@@ -141,19 +145,53 @@ def weight_bytes(
     return math.ceil(total)
 
 
+def multiplied_parts(config: ModelConfig) -> set[str]:
+    """Checkpoint names of the matrices that are multiplied: what quantizing is about."""
+    names = architecture(config.architecture).names
+    parameters = model_class(config.architecture).parameters(config).items()
+    multiplied = (name for name, parameter in parameters if _is_multiplied(name, config, parameter))
+    return {part for name in multiplied for part in checkpoint_names(names, name)}
+
+
+def read_float(source: WeightSource, name: str, dtype: torch.dtype) -> Tensor:
+    """One weight of a source that is not quantized, in `dtype`; perhaps memory of the file.
+
+    Raises:
+        CorruptCheckpoint: NaN or infinity in it.
+        SetupError: too large for `dtype`.
+    """
+    stored = source.read(name, dtype)
+    assert isinstance(stored, Tensor), name
+    found = stored.to(dtype).contiguous()
+    if not _is_finite(found):
+        _refuse_not_finite(source, name, dtype)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class _OnLoad:
-    """A way to quantize floats."""
+    """A way to quantize floats while they are loaded."""
 
-    quantize: Callable[[Tensor], QuantizedWeight]
-    bytes_per_weight: float
-    """A code, and its share of a group's float16 scale."""
+    quantization: QuantizationOnLoad
+    group_size: int
 
+    @classmethod
+    def of(cls, quantization: Quantization | None, group_size: int) -> _OnLoad | None:
+        """None where the checkpoint's own format is kept."""
+        if quantization == "int8" or quantization == "int4":
+            return cls(quantization, group_size)
+        return None
 
-_ON_LOAD: dict[QuantizationOnLoad | str, _OnLoad] = {
-    "int8": _OnLoad(quantize_per_channel, 1 + 2 / 128),
-    "int4": _OnLoad(quantize_in_groups, 0.5 + 2 / 32),
-}
+    @property
+    def bytes_per_weight(self) -> float:
+        """A code, and its share of a group's float16 scale; 8 bits repeat a channel's for every 128 weights."""
+        return 1 + 2 / 128 if self.quantization == "int8" else 0.5 + 2 / self.group_size
+
+    def quantizer(self, operators: Operators) -> Callable[[Tensor], QuantizedWeight]:
+        """The backend's."""
+        if self.quantization == "int8":
+            return operators.quantize_per_channel
+        return lambda weight: operators.quantize_in_groups(weight, self.group_size)
 
 
 def _is_multiplied(name: str, config: ModelConfig, parameter: Parameter) -> bool:
@@ -179,9 +217,8 @@ class _Weights(Mapping[str, Weight]):
 
     def __getitem__(self, name: str) -> Weight:
         parts = self._parts[name]
-        # parts that are all floats are copied when they are laid together
-        is_copied_later = len(parts) > 1 and self._source.quantization is None
-        found = stack([self._read(part, copy=not is_copied_later) for part in parts])
+        # who packs or quantizes a matrix makes memory of its own of it
+        found = stack([self._read(part, copy=name not in self._multiplied) for part in parts])
         if name not in self._multiplied:
             assert not isinstance(found, StackedWeight), name
             return _plain(found)

@@ -56,12 +56,13 @@ def operators(level: str | None = None) -> Operators:
     """
     from twostroke.kernels.native import attention, extension, linear
     from twostroke.kernels.native.elementwise import Elementwise
+    from twostroke.kernels.native.quantize import Quantizer
     from twostroke.kernels.reference.split_linear import pack_gated, pack_linear
 
     if level is not None and level not in levels():
         raise SetupError(f"kernels={level}: this processor runs {', '.join(levels())}. Choose one of these, or 'auto'.")
     kernels = extension.native.kernels(level or levels()[-1])
-    elementwise = Elementwise(kernels)
+    elementwise, quantizer = Elementwise(kernels), Quantizer(kernels)
     pack_part = partial(linear.NativeLinear, kernels)
     return Operators(
         name=f"native {kernels.level}",
@@ -69,6 +70,8 @@ def operators(level: str | None = None) -> Operators:
         pack_linear=partial(pack_linear, pack_part),
         pack_gated=partial(pack_gated, pack_part, partial(linear.NativeGated, kernels)),
         keeps_quantized=True,
+        quantize_per_channel=quantizer.per_channel,
+        quantize_in_groups=quantizer.in_groups,
         rms_norm=elementwise.rms_norm,
         rms_norm_=elementwise.rms_norm_,
         rotate_heads_=elementwise.rotate_heads_,

@@ -1,5 +1,7 @@
 # Addresses are those of contiguous memory that outlives the call; types are numbered as in csrc/kernels/table.hpp.
 
+from collections.abc import Sequence
+
 MAX_HEAD_DIM: int
 
 def levels() -> list[str]: ...
@@ -41,6 +43,9 @@ class Kernels:
         group: int,
         has_min: bool,
         order: int,
+    ) -> None: ...
+    def quantize_weight(
+        self, weight: int, codes: int, scales: int, n: int, k: int, group: int, steps: Sequence[float], type: int
     ) -> None: ...
     def rms_norm(
         self,

@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from twostroke.kernels import quantized_weight
 from twostroke.kernels.dispatch import Operators
 from twostroke.kernels.reference import attention, elementwise, linear
 from twostroke.kernels.reference.split_linear import pack_gated, pack_linear
@@ -19,6 +20,8 @@ def operators() -> Operators:
         pack_linear=partial(pack_linear, linear.PackedLinear),
         pack_gated=partial(pack_gated, linear.PackedLinear, linear.PackedGated),
         keeps_quantized=False,
+        quantize_per_channel=quantized_weight.quantize_per_channel,
+        quantize_in_groups=quantized_weight.quantize_in_groups,
         rms_norm=elementwise.rms_norm,
         rms_norm_=elementwise.rms_norm_,
         rotate_heads_=elementwise.rotate_heads_,

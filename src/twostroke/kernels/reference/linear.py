@@ -18,8 +18,8 @@ class PackedLinear:
 
         A quantized weight is multiplied as the numbers it stands for.
         """
-        if isinstance(weight, QuantizedWeight):
-            weight = weight.dequantize()
+        # a copy: what a file maps would change with the file
+        weight = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight.clone().contiguous()
         self.weight, self.bias = weight, bias
         self.heights = linear_heights(weight, bias)
 

@@ -1,0 +1,174 @@
+// Weights of float32 or bfloat16 to codes of 8 and 4 bits, as kernels/quantized_weight.py defines them in torch's operators.
+//
+// The same operations on float32 in the same order, none of them fused: the same bits on every level, and the definition's.
+#pragma once
+
+#include "elementwise.hpp"
+#include "table.hpp"
+#include "vec.hpp"
+
+namespace twostroke {
+namespace {
+
+constexpr float LARGEST_HALF = 65504.0f;
+
+#if defined(__AVX2__)
+template <typename F>
+INLINE f32x16 in_halves(f32x16 a, f32x16 b, const F& f) {
+  f32x16 out;
+  for (int half = 0; half < 2; half++) {
+    __m256 x, y;
+    std::memcpy(&x, (const char*)&a + 32 * half, 32);
+    std::memcpy(&y, (const char*)&b + 32 * half, 32);
+    x = f(x, y);
+    std::memcpy((char*)&out + 32 * half, &x, 32);
+  }
+  return out;
+}
+#endif
+
+// a < b ? a : b and a > b ? a : b. GCC takes comparisons of vectors that are wider than the processor's apart.
+INLINE f32x16 smaller(f32x16 a, f32x16 b) {
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return in_halves(a, b, [](__m256 x, __m256 y) { return _mm256_min_ps(x, y); });
+#else
+  return a < b ? a : b;
+#endif
+}
+INLINE f32x16 greater(f32x16 a, f32x16 b) {
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return in_halves(a, b, [](__m256 x, __m256 y) { return _mm256_max_ps(x, y); });
+#else
+  return a > b ? a : b;
+#endif
+}
+INLINE f32x16 clamped(f32x16 v, float low, float high) { return greater(smaller(v, splat(high)), splat(low)); }
+INLINE f32x16 magnitude(f32x16 v) { return (f32x16)((u32x16)v & splat(0x7fffffffu)); }
+
+// Whole numbers of a small range, half to even: adding the magic number shifts every fraction out.
+INLINE f32x16 whole(f32x16 v) { return (v + splat(12582912.0f)) - splat(12582912.0f); }
+
+// To what a float16 can hold, half to even; larger than its largest becomes its largest.
+INLINE f32x16 to_halves(f32x16 v) {
+  u32x16 sign = (u32x16)v & splat(0x80000000u);
+  f32x16 size = smaller(magnitude(v), splat(LARGEST_HALF));
+  u32x16 bits = (u32x16)size;
+  f32x16 normal = (f32x16)((bits + splat(0xfffu) + ((bits >> 13) & splat(1u))) & splat(0xffffe000u));
+  f32x16 subnormal = (size + splat(0.5f)) - splat(0.5f);  // next to a half, floats are as far apart as subnormal float16
+  return (f32x16)((u32x16)select(size < splat(0x1p-14f), subnormal, normal) | sign);
+}
+
+// The bits of a float16 that `value` holds exactly.
+inline uint16_t half_bits(float value) {
+  uint32_t bits, sign;
+  std::memcpy(&sign, &value, 4);
+  float shifted = value * 0x1p-112f;
+  std::memcpy(&bits, &shifted, 4);
+  return (uint16_t)((sign >> 16 & 0x8000u) | (bits & 0x7fffffffu) >> 13);
+}
+
+// clamp(round(v / scale), low, high) of sixteen weights, as floats.
+INLINE f32x16 codes_of(f32x16 v, f32x16 inverse, float low, float high) { return whole(clamped(v * inverse, low, high)); }
+
+INLINE void store_codes(uint8_t* to, f32x16 codes, float zero, int64_t count) {
+  typedef uint8_t u8x16 __attribute__((vector_size(16)));
+  u8x16 bytes = __builtin_convertvector(__builtin_convertvector(codes + splat(zero), i32x16), u8x16);
+  std::memcpy(to, &bytes, (size_t)count);
+}
+
+template <typename T>
+void quantize_channels_of(const T* weight, int64_t k, uint8_t* codes, uint16_t* scales, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; row++) {
+    const T* from = weight + row * k;
+    uint8_t* to = codes + row * k;
+    f32x16 most{};
+    in_lanes(k, [&](int64_t i, int64_t n) { most = greater(most, magnitude(get(from + i, n))); });
+    f32x16 scale = to_halves(greater(splat(largest_of(most) / 127.0f), splat(1e-7f))), inverse = splat(1.0f) / scale;
+    in_lanes(k, [&](int64_t i, int64_t n) { store_codes(to + i, codes_of(get(from + i, n), inverse, -128, 127), 128, n); });
+    scales[row] = half_bits(scale[0]);
+  }
+}
+
+// Halves folded onto each other, then the lanes: always the same tree. Overwrites v.
+template <int VECTORS>
+INLINE float sum_of_group(f32x16* v) {
+  for (int half = VECTORS / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) v[i] = v[i] + v[i + half];
+  return sum_of(v[0]);
+}
+
+// One group of VECTORS * 16 weights, `count` of which are there; returns the scale. `steps`: see quantize_in_groups.
+template <int VECTORS, typename T>
+INLINE float quantize_group(const T* from, uint8_t* to, int64_t count, const float* steps, int64_t num_steps) {
+  f32x16 v[VECTORS], high{}, low{};
+  for (int i = 0; i < VECTORS; i++) {
+    int64_t left = count - i * LANES;
+    v[i] = left <= 0 ? f32x16{} : get(from + i * LANES, left < LANES ? left : LANES);
+    high = greater(high, v[i]);
+    low = smaller(low, v[i]);
+  }
+  float most = largest_of(high), least = folded(low, smaller);
+  float extreme = (most >= -least ? most : least) + 0.0f;  // of the two zeros always the same one
+  f32x16 divisors = splat(1.0f);
+  for (int64_t s = 0; s < num_steps; s++) divisors[s] = steps[s];
+  f32x16 scales = to_halves(splat(extreme) / divisors);
+  f32x16 inverses = splat(1.0f) / select(scales == splat(0.0f), splat(1.0f), scales);
+  float least_error = __builtin_inff(), scale = scales[0], inverse = inverses[0];  // the first, where every error is infinite
+  auto consider = [&](float other, float other_inverse) {
+    f32x16 squares[VECTORS];
+    for (int i = 0; i < VECTORS; i++) {
+      f32x16 error = codes_of(v[i], splat(other_inverse), -8, 7) * splat(other) - v[i];
+      squares[i] = error * error;
+    }
+    float error = sum_of_group<VECTORS>(squares);
+    if (error < least_error) least_error = error, scale = other, inverse = other_inverse;
+  };
+  for (int64_t s = 0; s < num_steps; s++) consider(scales[s], inverses[s]);
+  f32x16 products[VECTORS], squares[VECTORS];
+  for (int i = 0; i < VECTORS; i++) {
+    f32x16 codes = codes_of(v[i], splat(inverse), -8, 7);
+    products[i] = codes * v[i];
+    squares[i] = codes * codes;
+  }
+  float of_codes = sum_of_group<VECTORS>(squares);
+  float fitted = to_halves(splat(sum_of_group<VECTORS>(products) / (of_codes > 1.0f ? of_codes : 1.0f)))[0];
+  consider(fitted, 1.0f / (fitted == 0.0f ? 1.0f : fitted));
+  for (int i = 0; i < VECTORS; i++) {
+    int64_t left = count - i * LANES;
+    if (left > 0) store_codes(to + i * LANES, codes_of(v[i], splat(inverse), -8, 7), 8, left < LANES ? left : LANES);
+  }
+  return scale;
+}
+
+template <int VECTORS, typename T>
+void quantize_groups_of(const QuantizeArgs& args, const T* weight, int64_t begin, int64_t end) {
+  constexpr int64_t group = VECTORS * LANES;
+  int64_t k = args.k, groups = (k + group - 1) / group;
+  for (int64_t row = begin; row < end; row++)
+    for (int64_t g = 0; g < groups; g++) {
+      int64_t at = row * k + g * group, count = k - g * group < group ? k - g * group : group;
+      float scale = quantize_group<VECTORS>(weight + at, args.codes + at, count, args.steps, args.num_steps);
+      args.scales[row * groups + g] = half_bits(scale);
+    }
+}
+
+void quantize_weight(const QuantizeArgs& args, int64_t begin, int64_t end) {
+  auto run = [&](auto element) {
+    auto* weight = (const decltype(element)*)args.weight;
+    switch (args.group) {
+      case 0: return quantize_channels_of(weight, args.k, args.codes, args.scales, begin, end);
+      case 32: return quantize_groups_of<2>(args, weight, begin, end);
+      case 64: return quantize_groups_of<4>(args, weight, begin, end);
+      default: return quantize_groups_of<8>(args, weight, begin, end);
+    }
+  };
+  if (args.type == Dtype::f32) run(float{});
+  else run(uint16_t{});
+}
+
+}  // namespace
+}  // namespace twostroke

@@ -1,0 +1,215 @@
+"""`twostroke bench quality`: what smaller formats of weights and KV cost in quality, for any model and text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from twostroke.bench.command import command_line, last_part, model_name, settings
+from twostroke.bench.quality.held_out import held_out_texts
+from twostroke.bench.quality.scoring import ANSWER, CUE, Document, Needle, Perplexity, needles, perplexity, retrieval
+from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, save
+from twostroke.config.checks import whole_number
+from twostroke.config.engine import EngineConfig
+from twostroke.errors import InvalidParameter
+from twostroke.llm import LLM
+from twostroke.model.checkpoint import find_model_folder, read_model_config
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+CONFIGURATIONS = (
+    "quantization=int8",
+    "quantization=int4",
+    "quantization=int4,group_size=64",
+    "quantization=int4,group_size=128",
+)
+DISTANCES = (0, 64, 256, 1024, 2048, 3500)
+MOST_RISE = {
+    "quantization=int8": 0.01,
+    "quantization=int4": 0.04,
+    "kv_cache_dtype=int8": 0.005,
+    "kv_cache_dtype=int4": 0.03,
+}
+"""Of perplexity, over the model as it is: what the embedded model on its held-out text is held to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QualityOptions:
+    """What is measured, and where the result goes."""
+
+    model: str = "embedded"
+    """A model folder, a hub id, or 'embedded'."""
+    text: Path | None = None
+    """UTF-8 text to score; default: modules of Python's library that the embedded model has not seen."""
+    configuration: tuple[str, ...] = CONFIGURATIONS
+    """Settings of the engine to put beside the model as it is: NAME=VALUE,NAME=VALUE by the names of its flags
+    (quantization=int4,group_size=64); give it several times for several rows."""
+    context: int | None = None
+    """Tokens of a window; default: the model's context, at most 4096."""
+    max_text_tokens: int | None = None
+    """Score only so many tokens of the text."""
+    num_needles: int = 16
+    """Passages of the retrieval task for each distance; 0 leaves it out."""
+    threads: int | None = None
+    """Threads of the model's operators; default: the processors this process may use."""
+    seed: int = 0
+    """Of the retrieval task."""
+    name: str = "quality"
+    """Of the file that is written."""
+    results: Path = DEFAULT_FOLDER
+    """Where it goes."""
+
+    def __post_init__(self) -> None:
+        """Checks what needs no model, every configuration's names and values among it."""
+        for name, value, low in (("context", self.context, 128), ("max_text_tokens", self.max_text_tokens, 1)):
+            if value is not None:
+                whole_number(name, value, low)
+        whole_number("num_needles", self.num_needles, 0)
+        whole_number("seed", self.seed, 0)
+        for configuration in self.configuration:
+            EngineConfig.from_keywords(**keywords_of(configuration))
+
+    @property
+    def is_the_claim(self) -> bool:
+        """Whether the limits are about this: the embedded model, all of its held-out text."""
+        return self.model == "embedded" and self.text is None and self.max_text_tokens is None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One configuration."""
+
+    configuration: str
+    """Empty: the model as it is."""
+    score: Perplexity
+    found: dict[int, float]
+    rise: float
+    """Of perplexity over the first row's, as a share."""
+    most_rise: float | None
+
+    @property
+    def holds(self) -> bool:
+        """Whether it stays below its limit."""
+        return self.most_rise is None or self.rise <= self.most_rise
+
+
+def keywords_of(configuration: str) -> dict[str, Any]:
+    """The engine's keywords.
+
+    >>> keywords_of("quantization=int4,group_size=64")
+    {'quantization': 'int4', 'group_size': 64}
+    """
+    found: dict[str, Any] = {}
+    for pair in configuration.split(","):
+        name, equals, value = pair.partition("=")
+        if not (name and equals and value):
+            raise InvalidParameter("configuration", configuration, "must be NAME=VALUE pairs with commas between them")
+        found[name.strip().replace("-", "_")] = int(value) if value.isdigit() else value.strip()
+    return found
+
+
+def run_quality(options: QualityOptions) -> list[Row]:
+    """Scores the text and looks for needles in each configuration, saves JSON.
+
+    Raises:
+        InvalidParameter: a text that cannot be read, or is too short.
+        SetupError: the model cannot be loaded in one of the configurations.
+    """
+    check_folder(options.results)
+    folder = find_model_folder(options.model)
+    context = options.context or min(read_model_config(folder).max_context, 4096)
+    documents = _documents(options, Tokenizer.from_folder(folder))
+    distances = [distance for distance in DISTANCES if distance + CUE + ANSWER < context]
+    prompts = needles(documents, distances, options.num_needles, options.seed)
+    rows: list[Row] = []
+    for configuration in ("", *options.configuration):
+        score, found = _measure(options, configuration, documents, prompts, context)
+        base = rows[0].score if rows else score
+        limit = MOST_RISE.get(configuration) if options.is_the_claim else None
+        rows.append(Row(configuration, score, found, score.per_token / base.per_token - 1, limit))
+    save(_result(options, rows, context), options.results)
+    return rows
+
+
+def _documents(options: QualityOptions, tokenizer: Tokenizer) -> list[Document]:
+    texts = held_out_texts() if options.text is None else [_read(options.text)]
+    before = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    left = options.max_text_tokens
+    documents: list[Document] = []
+    for text in texts:
+        token_ids = tokenizer.encode(text, add_special_tokens=False)[:left]
+        if left is not None:
+            left -= len(token_ids)
+        num_bytes = len((text if options.max_text_tokens is None else tokenizer.decode(token_ids)).encode())
+        if token_ids:
+            # a tokenizer without either token: the first of the text is then not scored
+            opening = () if before is None else (before,)
+            documents.append(Document((*opening, *token_ids), num_bytes))
+    if sum(len(document.token_ids) for document in documents) < 2:
+        raise InvalidParameter("text", str(options.text), "must have at least two tokens")
+    return documents
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameter("text", str(path), f"cannot be read as UTF-8 text ({error})") from error
+
+
+def _measure(
+    options: QualityOptions, configuration: str, documents: list[Document], prompts: list[Needle], context: int
+) -> tuple[Perplexity, dict[int, float]]:
+    keywords = keywords_of(configuration) if configuration else {}
+    # windows overlap, and what the cache holds is not scored again
+    fixed: dict[str, Any] = {"enable_prefix_caching": False, "max_model_len": context, "max_num_seqs": 8}
+    if "kv_cache_memory" not in keywords and "num_kv_blocks" not in keywords:
+        fixed["num_kv_blocks"] = 8 * -(-context // 16)
+    with LLM(options.model, threads=options.threads, **{**fixed, **keywords}) as llm:
+        return perplexity(llm, documents, context - 1), retrieval(llm, prompts)
+
+
+def _result(options: QualityOptions, rows: Sequence[Row], context: int) -> BenchResult:
+    text = "held-out modules of Python's library" if options.text is None else last_part(options.text)
+    return BenchResult.now(
+        options.name,
+        command_line("twostroke bench quality", options),
+        config={**settings(options), "model": model_name(options.model)},
+        workload={"text": text, "context": context, "tokens": rows[0].score.num_tokens},
+        results={
+            row.configuration or "base": {
+                "perplexity": row.score.per_token,
+                "bits_per_byte": row.score.bits_per_byte,
+                "perplexity_rise": row.rise,
+                "most_rise": row.most_rise,
+                "retrieval": {str(distance): share for distance, share in row.found.items()},
+            }
+            for row in rows
+        },
+    )
+
+
+def print_rows(rows: Sequence[Row], console: Console | None = None) -> None:
+    """The table, for people."""
+    console = console or Console()
+    console.print("tokens of a passage that are the first choice: unseen, and seen so many tokens before", style="dim")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("configuration")
+    distances = list(rows[0].found)
+    for name in (
+        "perplexity",
+        "bits/byte",
+        "rise",
+        "limit",
+        *(f"@{distance}" if distance else "unseen" for distance in distances),
+    ):
+        table.add_column(name, justify="right")
+    for row in rows:
+        limit = "" if row.most_rise is None else f"{row.most_rise:.1%}{'' if row.holds else ' [bold red]FAILS[/]'}"
+        cells = [f"{row.score.per_token:.4f}", f"{row.score.bits_per_byte:.4f}", f"{row.rise:+.2%}", limit]
+        table.add_row(row.configuration or "as it is", *cells, *(f"{row.found[d]:.0%}" for d in distances))
+    console.print(table)

@@ -1,0 +1,132 @@
+"""Two questions to a model, asked through the engine: how surprised is it, and what does it find again.
+
+*Perplexity* by teacher forcing: every token is scored from its prompt log-probability, in windows of the context of
+which the first quarter was scored by the window before (as lm-eval's rolling log-likelihood does).
+
+*Retrieval at a distance*: a passage of the text, other text between, then the passage again. Counted are the tokens of
+the second time that are the model's first choice. What it knows without having seen the passage is measured too, at
+distance 0 (the passage comes once); what is more than that was found again in the KV cache, at that distance.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twostroke.llm import LLM
+from twostroke.sampling_params import SamplingParams
+
+CUE, ANSWER = 8, 24
+"""Tokens of a passage that are given again, and those that are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Perplexity:
+    """What a text costs."""
+
+    num_tokens: int
+    num_bytes: int
+    nats: float
+
+    @property
+    def per_token(self) -> float:
+        """e to the mean negative log-likelihood."""
+        return math.exp(self.nats / self.num_tokens)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Does not depend on the tokenizer."""
+        return self.nats / math.log(2) / self.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text in tokens, behind the one that texts begin with."""
+
+    token_ids: tuple[int, ...]
+    """[1 + tokens]: the first is not scored."""
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Needle:
+    """A text that ends with a passage which stands `distance` tokens before as well; 0: only here."""
+
+    distance: int
+    token_ids: tuple[int, ...]
+
+
+def windows(num_tokens: int, context: int) -> list[tuple[int, int, int]]:
+    """(begin, first scored, end) of each window over tokens 1 to num_tokens - 1; every one is scored once.
+
+    >>> windows(10, 4)
+    [(0, 1, 4), (3, 4, 7), (6, 7, 10)]
+    """
+    found: list[tuple[int, int, int]] = []
+    scored = 1
+    while scored < num_tokens:
+        begin = max(0, scored - max(1, context // 4)) if scored > 1 else 0
+        end = min(begin + context, num_tokens)
+        found.append((begin, scored, end))
+        scored = end
+    return found
+
+
+def perplexity(llm: LLM, documents: Sequence[Document], context: int) -> Perplexity:
+    """Scores documents.
+
+    Args:
+        llm: the model in the formats that are measured.
+        documents: what is scored.
+        context: tokens of a window; the engine takes one more.
+    """
+    cut = [(d.token_ids[b:e], s - b) for d in documents for b, s, e in windows(len(d.token_ids), context)]
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    outputs = llm.generate([{"prompt_token_ids": list(ids)} for ids, _ in cut], params)
+    nats, num_tokens = 0.0, 0
+    for (ids, first), output in zip(cut, outputs, strict=True):
+        scores = output.prompt_logprobs
+        assert scores is not None, output.request_id
+        for at in range(first, len(ids)):
+            found = scores[at]
+            assert found is not None, at
+            nats -= found[ids[at]].logprob
+        num_tokens += len(ids) - first
+    return Perplexity(num_tokens, sum(document.num_bytes for document in documents), nats)
+
+
+def needles(documents: Sequence[Document], distances: Sequence[int], count: int, seed: int) -> list[Needle]:
+    """`count` texts for each distance; the same passages at each, so that a difference is the distance's."""
+    rng = random.Random(seed)
+    text = [token for document in documents for token in document.token_ids[1:]]
+    length = CUE + ANSWER
+    places = [(rng.randrange(len(text)), rng.randrange(len(text))) for _ in range(count)]
+    found: list[Needle] = []
+    for distance in distances:
+        for at, elsewhere in places:
+            passage = _run(text, at, length)
+            between = _run(text, elsewhere, (distance or distances[-1]) - length)
+            found.append(Needle(distance, (*(passage if distance else ()), *between, *passage)))
+    return found
+
+
+def _run(text: Sequence[int], begin: int, length: int) -> tuple[int, ...]:
+    """Tokens in a row, over the end of the text if need be."""
+    return tuple(text[(begin + i) % len(text)] for i in range(length))
+
+
+def retrieval(llm: LLM, texts: Sequence[Needle]) -> dict[int, float]:
+    """Share of the counted tokens that are the model's first choice, by distance."""
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    outputs = llm.generate([{"prompt_token_ids": list(needle.token_ids)} for needle in texts], params)
+    right: dict[int, list[bool]] = {}
+    for needle, output in zip(texts, outputs, strict=True):
+        ids, scores = needle.token_ids, output.prompt_logprobs
+        assert scores is not None, output.request_id
+        for at in range(len(ids) - ANSWER, len(ids)):
+            found = scores[at]
+            assert found is not None, at
+            right.setdefault(needle.distance, []).append(found[ids[at]].rank == 1)
+    return {distance: sum(same) / len(same) for distance, same in right.items()}

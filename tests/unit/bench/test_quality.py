@@ -1,0 +1,79 @@
+"""The command's own arithmetic, and one look through the real engine."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from training.corpus import HELD_OUT
+
+from twostroke import LLM, SamplingParams
+from twostroke.bench.quality.held_out import MODULES
+from twostroke.bench.quality.run import MOST_RISE, QualityOptions, Row, run_quality
+from twostroke.bench.quality.scoring import ANSWER, CUE, Document, Perplexity, needles, perplexity, windows
+from twostroke.errors import InvalidParameter, UnknownParameter
+
+
+def test_the_default_text_is_what_training_held_out() -> None:
+    assert MODULES == HELD_OUT
+
+
+@pytest.mark.parametrize(("num_tokens", "context"), [(2, 128), (128, 128), (129, 128), (1000, 128), (1001, 130)])
+def test_every_token_but_the_first_is_scored_once(num_tokens: int, context: int) -> None:
+    cut = windows(num_tokens, context)
+    assert [at for _, first, end in cut for at in range(first, end)] == list(range(1, num_tokens))
+    for i, (begin, first, end) in enumerate(cut):
+        assert end - begin <= context
+        assert first - begin == (1 if i == 0 else context // 4)
+
+
+def test_perplexity_is_that_of_the_log_probabilities(random_models: dict[str, Path]) -> None:
+    ids = tuple(range(40, 90))
+    with LLM(str(random_models["llama"]), threads=1, kv_cache_memory=1 << 24) as llm:
+        found = perplexity(llm, [Document(ids, 49)], 200)
+        params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+        scores = llm.generate([{"prompt_token_ids": list(ids)}], params)[0].prompt_logprobs or []
+    nats = -sum((scores[i] or {})[ids[i]].logprob for i in range(1, len(ids)))
+    assert (found.num_tokens, found.num_bytes) == (49, 49)
+    assert math.isclose(found.per_token, math.exp(nats / 49))
+    assert math.isclose(found.bits_per_byte, nats / math.log(2) / 49)
+
+
+def test_a_needle_stands_at_its_distance() -> None:
+    text = Document(tuple(range(5000)), 5000)
+    for needle in needles([text], (0, 64, 900), 3, seed=1):
+        passage = needle.token_ids[-(CUE + ANSWER) :]
+        places = [i for i in range(len(needle.token_ids)) if needle.token_ids[i : i + len(passage)] == passage]
+        assert places[-1] - places[0] == needle.distance
+
+
+def test_a_look_at_a_small_model(random_models: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("what is scored, and found again " * 12)
+    options = QualityOptions(
+        model=str(random_models["llama"]),
+        text=tmp_path / "text",
+        configuration=("quantization=int8",),
+        num_needles=2,
+        threads=1,
+        results=tmp_path,
+    )
+    base, int8 = run_quality(options)
+    assert base.rise == 0
+    assert 0 < abs(int8.rise) < 0.2
+    assert set(base.found) == {0, 64, 256}
+    saved = json.loads((tmp_path / "quality.json").read_text())
+    assert saved["results"]["quantization=int8"]["perplexity_rise"] == int8.rise
+    assert "--configuration quantization=int8" in saved["command"]
+
+
+def test_limits_and_refusals() -> None:
+    limit = MOST_RISE["quantization=int4"]
+    score = Perplexity(1, 1, 1.0)
+    assert Row("quantization=int4", score, {}, limit, limit).holds
+    assert not Row("quantization=int4", score, {}, limit + 1e-9, limit).holds
+    with pytest.raises(InvalidParameter, match="NAME=VALUE"):
+        QualityOptions(configuration=("int8",))
+    with pytest.raises(UnknownParameter, match="quantisation"):
+        QualityOptions(configuration=("quantisation=int8",))
