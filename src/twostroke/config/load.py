@@ -14,7 +14,7 @@ Device = Literal["cpu", "cuda"]
 Kernels = Literal["auto", "reference", "native", "portable", "avx2", "avx512", "avx512_bf16", "neon"]
 
 QuantizationOnLoad = Literal["int8", "int4"]
-Quantization = Literal["int8", "int4", "awq", "gptq", "compressed-tensors"]
+Quantization = Literal["int8", "int4", "awq", "gptq", "compressed-tensors", "gguf"]
 
 MAX_THREADS = 4096
 
@@ -24,14 +24,16 @@ class LoadConfig:
     """What is loaded and where."""
 
     model: str = "embedded"
-    """A Hugging Face model folder, a hub id, or 'embedded' for the model that ships with the package."""
+    """A Hugging Face model folder, a GGUF file, a hub id, or 'embedded' for the model that ships with the package."""
     tokenizer: str | None = None
-    """Another tokenizer: a folder, a hub id or 'embedded'; default: the model's own."""
+    """Another tokenizer: that of a folder, a GGUF file, a hub id or 'embedded'; default: the model's own."""
     dtype: DType = "auto"
-    """Type of weights, activations and KV; 'auto' keeps the checkpoint's."""
+    """Type of weights, activations and KV; 'auto' keeps the checkpoint's, and takes bfloat16 for a
+    quantized GGUF file."""
     quantization: Quantization | None = None
     """Quantize the weights while loading: 'int8' (a scale per channel) or 'int4' (a scale per 32 weights). A checkpoint
-    that is quantized says so itself; the name of its method ('awq', 'gptq', 'compressed-tensors') is checked then."""
+    that is quantized says so itself; the name of its method ('awq', 'gptq', 'compressed-tensors', 'gguf') is checked
+    then."""
     device: Device = "cpu"
     """Where the model runs."""
     kernels: Kernels = "auto"

@@ -32,7 +32,7 @@ _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMS = 4
 _TEXT, _ARRAY = 8, 9
-_NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
+_NUMBERS = dict(enumerate(("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?"))) | {10: "<u8", 11: "<i8", 12: "<f8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +73,16 @@ class GGUFFile:
         cursor = _Cursor(content, path)
         num_tensors, num_keys = self._read_header(cursor)
         self.metadata = Metadata(path.name, dict(cursor.pair() for _ in range(num_keys)))
-        if self.metadata.count("split.count", 1) != 1:
+        num_parts = self.metadata.count("split.count", 0, least=0)
+        if num_parts > 1:
             raise UnsupportedModel(
-                f"{path} is one of {self.metadata.count('split.count')} parts (split.count); only whole files are read. "
+                f"{path} is one of {num_parts} parts (split.count); only whole files are read. "
                 "Join them with llama-gguf-split --merge."
             )
         infos = [cursor.tensor_info() for _ in range(num_tensors)]
         alignment = self.metadata.count("general.alignment", _DEFAULT_ALIGNMENT)
         begin = -(-cursor.position // alignment) * alignment
-        self.tensors = {name: self._stored(content, begin, name, *info) for name, *info in infos}
+        self.tensors = {info[0]: self._stored(content, begin, *info) for info in infos}
         if len(self.tensors) != len(infos):
             raise CorruptCheckpoint(f"{path}: two tensors have one name. Download it again.")
 
@@ -162,7 +163,9 @@ class _Cursor:
         self.what = f"the shape of {name}"
         num_dims = self.number("<u4")
         if num_dims > _MAX_DIMS:
-            raise CorruptCheckpoint(f"{self._path}: {name} has {num_dims} dimensions; at most {_MAX_DIMS} are possible.")
+            raise CorruptCheckpoint(
+                f"{self._path}: {name} has {num_dims} dimensions; at most {_MAX_DIMS} are possible."
+            )
         dims = tuple(self.number("<u8") for _ in range(num_dims))
         return name, dims[::-1], self.number("<u4"), self.number("<u8")
 
@@ -192,7 +195,8 @@ class _Cursor:
                 texts.append(content[begin:position].decode("utf-8"))
         except (struct.error, UnicodeDecodeError) as error:
             raise CorruptCheckpoint(
-                f"{self._path}: {self.what}, entry {len(texts)} of {length}, cannot be read ({error}). Download it again."
+                f"{self._path}: {self.what}, entry {len(texts)} of {length}, cannot be read ({error}). "
+                "Download it again."
             ) from error
         self.position = position
         self.take(0)  # the last one may end beyond the file, which a slice does not mind

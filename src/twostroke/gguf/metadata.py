@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from twostroke.errors import CorruptCheckpoint
@@ -24,9 +24,8 @@ class Metadata:
     def __contains__(self, key: str) -> bool:
         return key in self._values
 
-    def keys(self) -> list[str]:
-        """All of them, in the order of the file."""
-        return list(self._values)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
 
     def text(self, key: str, default: str | None = None) -> str:
         """A text."""
@@ -38,15 +37,23 @@ class Metadata:
 
     def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         """A whole number."""
-        is_one: Callable[[Any], bool] = lambda value: _is_whole(value) and least <= value <= MAX_COUNT  # noqa: E731
+
+        def is_one(value: Any) -> bool:
+            return _is_whole(value) and least <= value <= MAX_COUNT
+
         return self._get(key, default, f"a whole number, {least} to {MAX_COUNT}", is_one)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number; GGUF has most of them in float32, so 1e-6 comes as 9.99999997e-07."""
-        is_one: Callable[[Any], bool] = lambda value: _is_whole(value) or (  # noqa: E731
-            isinstance(value, float) and math.isfinite(value)
-        )
+
+        def is_one(value: Any) -> bool:
+            return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+
         return float(self._get(key, default, "a finite number", is_one))
+
+    def number_or_flag(self, key: str) -> float | bool:
+        """A finite number, true or false."""
+        return self.flag(key) if isinstance(self._values.get(key), bool) else self.number(key)
 
     def texts(self, key: str) -> list[str]:
         """A list of texts."""
