@@ -47,17 +47,24 @@ class _WordRule:
 
 _LLAMA3 = _WordRule((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",), takes_whole_words=True, adds_bos=True)
 _QWEN2 = _WordRule((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}",))
+_UPPER, _LOWER, _NOT_TEXT = r"[\p{L}&&[^a-z]]", r"[\p{L}&&[^A-Z]]", r"[^\r\n\p{L}\p{N}]?"
+_TEKKEN = (
+    rf"{_NOT_TEXT}{_UPPER}*{_LOWER}+|{_NOT_TEXT}{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _WORD_RULES = {
     "default": _WordRule((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     "gpt-2": _WordRule((_GPT2,)),
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama-bpe": _LLAMA3,
+    "falcon3": _LLAMA3,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
     "smaug-bpe": _WordRule(_LLAMA3.patterns),
     "smollm": _WordRule((r"\p{N}", _GPT2)),
     "starcoder": _WordRule((r"\p{N}", _GPT2)),
+    "tekken": _WordRule((_TEKKEN,), takes_whole_words=True, adds_bos=True),
 }
 """By `tokenizer.ggml.pre`."""
 
