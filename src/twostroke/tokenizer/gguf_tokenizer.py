@@ -20,8 +20,11 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 from twostroke.gguf.metadata import Metadata
+from twostroke.log import get_logger
 from twostroke.tokenizer.settings import TokenizerSettings
 from twostroke.tokenizer.tokenizer import Tokenizer
+
+log = get_logger(__name__)
 
 _TOKENS, _MERGES, _SCORES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.scores"
 _TOKEN_TYPES = "tokenizer.ggml.token_type"
@@ -70,8 +73,9 @@ _WORD_RULES = {
 
 
 class _TokenType(IntEnum):
-    """What `tokenizer.ggml.token_type` says of a token; others are text."""
+    """What `tokenizer.ggml.token_type` says of a token, as far as it matters."""
 
+    NORMAL = 1
     UNKNOWN = 2
     CONTROL = 3
     USER_DEFINED = 4
@@ -214,6 +218,7 @@ def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary) -> RawTokenizer
     best_first = sorted(vocabulary.texts, key=lambda text: -scores[vocabulary.ids[text]])
     pairs = ((text[:cut], text[cut:]) for text in best_first for cut in range(len(text) - 1, 0, -1))
     merges = [(left, right) for left, right in pairs if left in vocabulary.ids and right in vocabulary.ids]
+    _warn_of_foreign_characters(metadata, vocabulary)
     raw = RawTokenizer(_bpe(metadata, vocabulary, merges, byte_fallback=True))
     marks = [normalizers.Replace(" ", _SPACE)]
     strips: list[decoders.Decoder] = []
@@ -223,6 +228,24 @@ def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary) -> RawTokenizer
     raw.normalizer = normalizers.Sequence(marks)
     raw.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strips])
     return raw
+
+
+def _warn_of_foreign_characters(metadata: Metadata, vocabulary: _Vocabulary) -> None:
+    """Tokens that no tokens form: llama.cpp joins them from characters, which SentencePiece never does in training."""
+    kinds = vocabulary.types or [_TokenType.NORMAL] * len(vocabulary.texts)
+    foreign = [
+        text
+        for text, kind in zip(vocabulary.texts, kinds, strict=False)
+        if kind == _TokenType.NORMAL and len(text) > 1 and any(letter not in vocabulary.ids for letter in text)
+    ]
+    if foreign:
+        log.warning(
+            "%s: %d tokens, such as %r, have characters that are no tokens; texts with them are spelt in bytes, where "
+            "llama.cpp takes the token",
+            metadata.file_name,
+            len(foreign),
+            foreign[0],
+        )
 
 
 def _bpe(
