@@ -52,8 +52,11 @@ class Metadata:
         return float(self._get(key, default, "a finite number", is_one))
 
     def number_or_flag(self, key: str) -> float | bool:
-        """A finite number, true or false."""
-        return self.flag(key) if isinstance(self._values.get(key), bool) else self.number(key)
+        """A finite number, whole or not, or true or false; as it is stored."""
+        found = self._values.get(key)
+        if not isinstance(found, bool):
+            self.number(key)
+        return cast(float | bool, found)
 
     def texts(self, key: str) -> list[str]:
         """A list of texts."""

@@ -70,24 +70,26 @@ class GGUFWeights:
         """See WeightSource."""
         tensor = self._stored[name]
         data = torch.from_numpy(tensor.data)
-        if self._has_permuted_heads and ".q_proj." in name:
-            data = _in_halves(data, self._num_heads)
-        elif self._has_permuted_heads and ".k_proj." in name:
-            data = _in_halves(data, self._num_kv_heads)
         if not tensor.type.is_quantized:
-            # a copy where a row does not begin at a multiple of its numbers' size, which torch cannot view
-            return data.contiguous().view(_FLOATS[tensor.type.name])
-        return REPACKED[tensor.type.name].repack(data.unflatten(-1, (-1, tensor.type.block_bytes)), dtype)
+            return self._reordered(name, data.view(_FLOATS[tensor.type.name]))
+        # rows are put in order before they are taken apart: fewer bytes move
+        blocks = self._reordered(name, data).unflatten(-1, (-1, tensor.type.block_bytes))
+        return REPACKED[tensor.type.name].repack(blocks, dtype)
+
+    def _reordered(self, name: str, rows: Tensor) -> Tensor:
+        if not self._has_permuted_heads:
+            return rows
+        num_heads = {"q_proj": self._num_heads, "k_proj": self._num_kv_heads}.get(name.split(".")[-2])
+        return rows if num_heads is None else _in_halves(rows, num_heads)
 
 
-def _in_halves(data: Tensor, num_heads: int) -> Tensor:
+def _in_halves(rows: Tensor, num_heads: int) -> Tensor:
     """Rows of each head in the order of Hugging Face: undoes the interleaving of llama.cpp's conversion.
 
-    Stored are row 0 of the first half, row 0 of the second, row 1 of the first ...; data [num_heads * head_dim, ...]
-    of whatever a row is.
+    Stored are row 0 of the first half, row 0 of the second, row 1 of the first ...; rows [num_heads * head_dim, ...].
     """
-    of_heads = data.view(num_heads, data.shape[0] // num_heads // 2, 2, *data.shape[1:])
-    return of_heads.transpose(1, 2).reshape(data.shape)
+    of_heads = rows.view(num_heads, rows.shape[0] // num_heads // 2, 2, *rows.shape[1:])
+    return of_heads.transpose(1, 2).reshape(rows.shape)
 
 
 def _bytes_per_weight(tensor: StoredTensor) -> float | None:
