@@ -206,17 +206,16 @@ def _merge(metadata: Metadata, text: str) -> tuple[str, str]:
 def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary) -> RawTokenizer:
     """BPE whose merges are the tokens, best score first, each in all the ways in which two tokens form it.
 
-    llama.cpp joins the leftmost of several equally good neighbours. That is the order within one merge here, too;
-    between the ways to form the same token the longest left part comes first, as runs of one character, joined from
-    the left, have their shorter part at the right.
+    Of equally good neighbours llama.cpp joins the leftmost, and so does BPE within a merge. Between different tokens
+    of one score, which Llama's runs of spaces are, the longest comes first: so a run grows from the left, too.
     """
     scores = metadata.numbers(_SCORES)
     if len(scores) < len(vocabulary.texts):
         raise CorruptCheckpoint(
             f"{metadata.file_name}: {_SCORES} has {len(scores)} entries for {len(vocabulary.texts)} tokens."
         )
-    best_first = sorted(vocabulary.texts, key=lambda text: -scores[vocabulary.ids[text]])
-    pairs = ((text[:cut], text[cut:]) for text in best_first for cut in range(len(text) - 1, 0, -1))
+    best_first = sorted(vocabulary.texts, key=lambda text: (-scores[vocabulary.ids[text]], -len(text)))
+    pairs = ((text[:cut], text[cut:]) for text in best_first for cut in range(1, len(text)))
     merges = [(left, right) for left, right in pairs if left in vocabulary.ids and right in vocabulary.ids]
     _warn_of_foreign_characters(metadata, vocabulary)
     raw = RawTokenizer(_bpe(metadata, vocabulary, merges, byte_fallback=True))
