@@ -42,7 +42,7 @@ def test_a_block_stands_for_the_numbers_of_ggml(name: str, scales: tuple[float, 
     data = random_blocks(kind, scales)
     expected = torch.from_numpy(quants.dequantize(data, GGMLQuantizationType[name]))
     blocks = torch.from_numpy(data).unflatten(-1, (-1, kind.block_bytes))
-    weight = layout.repack(blocks, torch.float32)
+    weight = layout.repack(blocks, tuple(expected.shape), torch.float32)
     assert (weight.bits, weight.group_size, weight.mins is not None) == (
         layout.bits,
         layout.group_size,
@@ -70,7 +70,8 @@ def test_every_quantized_type_that_is_read_is_repacked() -> None:
 def test_the_size_that_is_promised_is_the_size_of_the_parts() -> None:
     for name, layout in REPACKED.items():
         kind = TYPES[TYPES_BY_NAME[name]]
-        weight = layout.repack(torch.zeros(4, 2, kind.block_bytes, dtype=torch.uint8), torch.bfloat16)
+        blocks = torch.zeros(4, 2, kind.block_bytes, dtype=torch.uint8)
+        weight = layout.repack(blocks, (4, 2 * kind.block_size), torch.bfloat16)
         num_bytes = weight.codes.numel() * weight.bits / 8 + weight.scales.nbytes
         num_bytes += 0 if weight.mins is None else weight.mins.nbytes
         assert num_bytes == layout.bytes_per_weight * weight.codes.numel(), name

@@ -50,23 +50,28 @@ class Layout:
         """A code, and its share of the group's scale and minimum."""
         return self.bits / 8 + 2 * (1 + self.has_minima) / self.group_size
 
-    def repack(self, blocks: Tensor, dtype: torch.dtype) -> QuantizedWeight:
-        """Blocks [N, num_blocks, block_bytes] as a weight for activations of `dtype`."""
-        groups = self.take_apart(blocks)
-        num_rows, middle = len(blocks), 2 ** (self.bits - 1)
-        minima = groups.minima
-        if self.has_minima:
-            assert minima is not None
-            # w = s q - m = s (q - zero) - (m - s zero): around the middle the error of a rounded scale is smallest
-            minima = (minima - groups.scales * self.zero).view(num_rows, -1).half()
-        return QuantizedWeight(
-            codes=(groups.codes + (middle - self.zero)).view(num_rows, -1),
-            scales=groups.scales.view(num_rows, -1).half(),
-            mins=minima,
-            bits=self.bits,
-            group_size=self.group_size,
-            dtype=dtype,
-        )
+    def repack(self, blocks: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> QuantizedWeight:
+        """Blocks [N, num_blocks, block_bytes] of a weight of `shape` [N, K], for activations of `dtype`.
+
+        A few rows at a time: what is in between stays in the processor's caches, and takes no memory to speak of.
+        """
+        num_rows, num_columns = shape
+        codes = torch.empty(shape, dtype=torch.uint8)
+        scales = torch.empty(num_rows, num_columns // self.group_size, dtype=torch.float16)
+        mins = torch.empty_like(scales) if self.has_minima else None
+        for begin in range(0, num_rows, step := max(1, _AT_ONCE // num_columns)):
+            rows = slice(begin, begin + step)
+            groups = self.take_apart(blocks[rows])
+            codes[rows] = (groups.codes + (2 ** (self.bits - 1) - self.zero)).flatten(1)
+            scales[rows] = groups.scales.flatten(1)
+            if mins is not None and groups.minima is not None:
+                # w = s q - m = s (q - zero) - (m - s zero): around the middle the error of a rounded scale is smallest
+                mins[rows] = (groups.minima - groups.scales * self.zero).flatten(1)
+        return QuantizedWeight(codes, scales, mins, self.bits, self.group_size, dtype)
+
+
+_AT_ONCE = 2**18
+"""Numbers."""
 
 
 def _half(two_bytes: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ class GGUFWeights:
             return self._reordered(name, data.view(_FLOATS[tensor.type.name]))
         # rows are put in order before they are taken apart: fewer bytes move
         blocks = self._reordered(name, data).unflatten(-1, (-1, tensor.type.block_bytes))
-        return REPACKED[tensor.type.name].repack(blocks, dtype)
+        return REPACKED[tensor.type.name].repack(blocks, tensor.shape, dtype)
 
     def _reordered(self, name: str, rows: Tensor) -> Tensor:
         if not self._has_permuted_heads:
