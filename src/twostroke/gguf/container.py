@@ -1,6 +1,6 @@
 """GGUF, the file format of llama.cpp: metadata and tensors in one file, which stays on disk until a tensor is read.
 
-Read by us and not by the package `gguf`, whose reader takes eight seconds for the 300,000 strings of a large vocabulary
+Read by us and not by the package `gguf`, whose reader takes eight seconds for the 300,000 texts of a large vocabulary
 (docs/decisions/012). The format is ggml's docs/gguf.md, versions 2 and 3:
 
     "GGUF"  version u32  num_tensors u64  num_keys u64
