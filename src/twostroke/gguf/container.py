@@ -29,7 +29,7 @@ from twostroke.gguf.metadata import Metadata
 from twostroke.gguf.tensor_types import NAMES, TYPES, TensorType
 
 _VERSIONS = (2, 3)
-_DEFAULT_ALIGNMENT = 32
+_DEFAULT_ALIGNMENT, _LEAST_ALIGNMENT = 32, 8
 _MAX_DIMS = 4
 _TEXT, _ARRAY = 8, 9
 _NUMBERS = dict(enumerate(("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?"))) | {10: "<u8", 11: "<i8", 12: "<f8"}
@@ -81,6 +81,8 @@ class GGUFFile:
             )
         infos = [cursor.tensor_info() for _ in range(num_tensors)]
         alignment = self.metadata.count("general.alignment", _DEFAULT_ALIGNMENT)
+        if alignment % _LEAST_ALIGNMENT:
+            raise self.metadata.refuse("general.alignment", f"a multiple of {_LEAST_ALIGNMENT}")
         begin = -(-cursor.position // alignment) * alignment
         self.tensors = {info[0]: self._stored(content, begin, *info) for info in infos}
         if len(self.tensors) != len(infos):
@@ -109,6 +111,10 @@ class GGUFFile:
         if not shape or not all(shape) or shape[-1] % kind.block_size:
             raise CorruptCheckpoint(
                 f"{self.path}: {name} is {list(shape)}; {kind.name} needs rows of a multiple of {kind.block_size}."
+            )
+        if offset % _LEAST_ALIGNMENT:
+            raise CorruptCheckpoint(
+                f"{self.path}: {name} begins at {offset}; it must be a multiple of {_LEAST_ALIGNMENT}."
             )
         rows = (*shape[:-1], shape[-1] // kind.block_size * kind.block_bytes)
         if begin + offset + prod(rows) > len(content):

@@ -111,6 +111,16 @@ def test_a_part_of_several_files_is_refused(tmp_path: Path) -> None:
         GGUFFile(path)
 
 
+def test_data_that_is_not_aligned_is_refused(tmp_path: Path) -> None:
+    path = changed("llama-f32", tmp_path / "x.gguf", {"general.alignment": 4})
+    with pytest.raises(CorruptCheckpoint, match=r"general.alignment must be a multiple of 8, found 4"):
+        GGUFFile(path)
+    at = CONTENT.index(b"blk.0.attn_q.weight") + len("blk.0.attn_q.weight") + 4 + 16 + 4
+    path.write_bytes(CONTENT[:at] + struct.pack("<Q", 36) + CONTENT[at + 8 :])
+    with pytest.raises(CorruptCheckpoint, match=r"attn_q.weight begins at 36; it must be a multiple of 8"):
+        GGUFFile(path)
+
+
 def test_there_is_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"missing\.gguf"):
         GGUFFile(tmp_path / "missing.gguf")
