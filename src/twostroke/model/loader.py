@@ -47,11 +47,16 @@ def open_weights(folder: Path, config: ModelConfig, quantization: Quantization |
     checkpoint = Checkpoint(folder)
     stored = config.quantization
     source = FloatWeights(checkpoint) if stored is None else QuantizedCheckpoint(checkpoint, stored)
-    _check_quantization(source, quantization)
+    check_quantization(source, quantization)
     return source
 
 
-def _check_quantization(source: WeightSource, asked: Quantization | None) -> None:
+def check_quantization(source: WeightSource, asked: Quantization | None) -> None:
+    """Refuses to quantize a second time, and a method that the weights are not of.
+
+    Raises:
+        SetupError: `asked` is one of these.
+    """
     if asked is None or asked == source.quantization:
         return
     if source.quantization is not None:
