@@ -204,7 +204,8 @@ def test_neighbours_and_chunks_change_no_bit(dtype: torch.dtype, kernels: Kernel
     """With inputs in an order of their own, and maps that stay apart."""
     folder = copy(ACT_ORDER)
     edit(folder, lambda tensors: unordered(tensors, "self_attn.k_proj", "mlp.up_proj"))
-    driver = PagedDriver(load(folder, kernels, dtype), num_blocks=32, dtype=dtype)
+    kv_format = "f32" if dtype is torch.float32 else "bf16"
+    driver = PagedDriver(load(folder, kernels, dtype), num_blocks=32, kv_format=kv_format)
     whole = driver.step([(driver.add(TOKEN_IDS), len(TOKEN_IDS))])[0]
     first, second, other = (driver.add(ids) for ids in (TOKEN_IDS, TOKEN_IDS, TOKEN_IDS[::-1]))
     begun = driver.step([(other, 5), (first, 11)])[1]
