@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from twostroke.bench.compare.options import CompareOptions
 from twostroke.bench.from_log import run_of_log
 from twostroke.bench.offline import OfflineOptions, print_summary, run_offline
 from twostroke.bench.quality.run import QualityOptions, print_rows, run_quality
@@ -81,7 +82,23 @@ def reproduce(
 
 
 @app.command
-def compare(before: Path, after: Path) -> None:
+def compare(*, options: Annotated[CompareOptions, Parameter(name="*", group="Comparison")] = CompareOptions()) -> None:
+    """Twostroke beside other engines on this machine: the same weights, threads and work, in turn.
+
+    Nothing is installed: each peer is looked for in the environment whose Python is given (--env vllm=PYTHON). One that
+    is missing or fails has a row that says why.
+    """
+    from twostroke.bench.compare.run import run_compare
+    from twostroke.bench.compare.show import print_compared
+
+    found = run_compare(options).results
+    print_compared(found)
+    if found["engines"]["twostroke"]["failure"] is not None:
+        sys.exit(1)
+
+
+@app.command
+def diff(before: Path, after: Path) -> None:
     """Two saved results, figure by figure, and what else differs between them."""
     print_comparison(compare_results(load_result(before), load_result(after)))
 
