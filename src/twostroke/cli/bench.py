@@ -12,6 +12,7 @@ from twostroke.bench.compare.options import CompareOptions
 from twostroke.bench.from_log import run_of_log
 from twostroke.bench.offline import OfflineOptions, print_summary, run_offline
 from twostroke.bench.quality.run import QualityOptions, print_rows, run_quality
+from twostroke.bench.operators.run import KernelOptions, print_kernels, run_kernels
 from twostroke.bench.report import compare as compare_results
 from twostroke.bench.report import load as load_result
 from twostroke.bench.report import print_comparison
@@ -94,6 +95,15 @@ def compare(*, options: Annotated[CompareOptions, Parameter(name="*", group="Com
     found = run_compare(options).results
     print_compared(found)
     if found["engines"]["twostroke"]["failure"] is not None:
+        sys.exit(1)
+
+
+@app.command
+def kernels(*, options: Annotated[KernelOptions, Parameter(name="*", group="Kernels")] = KernelOptions()) -> None:
+    """Each operator by itself on each backend: checked against the reference, then timed beside the machine's limits."""
+    found = run_kernels(options).results
+    print_kernels(found)
+    if not all(kernel["is_right"] for kernel in found["kernels"]):
         sys.exit(1)
 
 
