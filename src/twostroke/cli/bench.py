@@ -19,6 +19,8 @@ from twostroke.bench.report import print_comparison
 from twostroke.bench.reproduce.claim import ReproduceOptions
 from twostroke.bench.start import StartOptions, print_starts, run_start
 from twostroke.bench.summary import summarize as summary_of
+from twostroke.bench.sweep.run import SweepOptions, run_sweep
+from twostroke.bench.sweep.show import print_sweep
 from twostroke.cli.flags import CacheFlags, LoadFlags, SchedulerFlags
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
@@ -74,7 +76,7 @@ def reproduce(
     Parameters
     ----------
     names
-        r1, r2, r3, r4, r10, r11, r14, engine-time, vs-transformers, long-prompt, or all (also when none is given).
+        r1, r2, r3, r4, r10, r11, r13, r14, engine-time, vs-transformers, long-prompt, or all (also when none is given).
     """
     from twostroke.bench.reproduce.run import reproduce as run
 
@@ -100,11 +102,22 @@ def compare(*, options: Annotated[CompareOptions, Parameter(name="*", group="Com
 
 @app.command
 def kernels(*, options: Annotated[KernelOptions, Parameter(name="*", group="Kernels")] = KernelOptions()) -> None:
-    """Each operator by itself on each backend: checked against the reference, then timed beside the machine's limits."""
+    """Each operator by itself on each backend: checked against the reference, timed beside the machine's limits."""
     found = run_kernels(options).results
     print_kernels(found)
     if not all(kernel["is_right"] for kernel in found["kernels"]):
         sys.exit(1)
+
+
+@app.command
+def sweep(
+    *,
+    options: Annotated[SweepOptions, Parameter(name="*", group="Sweep")] = SweepOptions(),
+    load: LoadFlags = LoadConfig(),
+    cache: CacheFlags = CacheConfig(),
+) -> None:
+    """TTFT over prompts with its fit, TPOT over context, throughput over batch size; how near to the floor they are."""
+    print_sweep(run_sweep(options, load, cache).results)
 
 
 @app.command

@@ -99,7 +99,7 @@ class Measured:
     gb_s: float | None
     gflop_s: float | None
     share_of_limit: float | None
-    """The least time that the machine's limits allow, over the time taken."""
+    """The least time that the machine's limits allow, over the time taken; None where caches hold what is read."""
 
 
 def run_kernels(options: KernelOptions | None = None) -> BenchResult:
@@ -156,12 +156,14 @@ def measure(subject: Subject, backend: str, limits: Limits, threads: int, cold_b
     operators.set_num_threads(threads)
     copies = [subject.build(operators) for _ in range(num_copies(subject.constant_bytes, cold_bytes))]
     limit = limits.of(subject.product)
+    is_cold = len(copies) > 1
     for index, point in enumerate(subject.points):
         error = subject.error(index, copies[0](index).clone())
         operators.set_num_threads(threads)  # the reference may have been asked, and leaves torch's threads its own way
         is_right = error <= subject.tolerance
         seconds = time_of([partial(copy, index) for copy in copies]) if is_right else None
-        least_s = max(point.num_bytes / limit.bytes_per_s, point.operations / limit.flops_per_s)
+        memory_s, arithmetic_s = point.num_bytes / limit.bytes_per_s, point.operations / limit.flops_per_s
+        least_s, is_bound_by_arithmetic = max(memory_s, arithmetic_s), arithmetic_s > memory_s
         yield Measured(
             operator=subject.operator,
             kind=subject.kind,
@@ -172,7 +174,7 @@ def measure(subject: Subject, backend: str, limits: Limits, threads: int, cold_b
             seconds=seconds,
             gb_s=seconds and point.num_bytes / seconds / 1e9,
             gflop_s=seconds and point.operations / seconds / 1e9,
-            share_of_limit=seconds and least_s / seconds,
+            share_of_limit=seconds and least_s / seconds if is_cold or is_bound_by_arithmetic else None,
         )
 
 
@@ -211,7 +213,8 @@ def print_kernels(results: Mapping[str, Any], console: Console | None = None) ->
     for one in results["kernels"]:
         head = (f"{one['operator']} {one['kind']}", one["backend"], one["shape"], f"{one['error']:.1e}")
         if one["is_right"]:
-            rates = (f"{one['gb_s']:,.1f}", f"{one['gflop_s']:,.0f}", f"{one['share_of_limit']:.0%}")
+            share = one["share_of_limit"]
+            rates = (f"{one['gb_s']:,.1f}", f"{one['gflop_s']:,.0f}", "-" if share is None else f"{share:.0%}")
             rows.add_row(*head, f"{1e6 * one['seconds']:,.0f}", *rates)
         else:
             rows.add_row(*head, "[bold red]WRONG[/]")
