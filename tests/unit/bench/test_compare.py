@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ REASONS = {
     "hangs": "no answer to 'run' within 2 s",
     "babbles": "<html>",
     "answers something else": "none",
-    "loses tokens": "between 0 and 1 of 1 tokens",
+    "loses tokens": "between 0 and 0 of 1 tokens",
     "invents requests": "request 1 of 1",
     "knows no time": "nan s",
 }
@@ -112,8 +113,7 @@ def test_who_fails_has_a_row_that_says_why_and_the_others_go_on(name: str, tmp_p
         assert honest.failure is None
         assert len(honest.figures["decode, batch 2"]) == 2
         assert failed.failure is not None
-        with pytest.raises(AssertionError, match=REASONS[name]):
-            raise AssertionError(failed.failure)
+        assert re.search(REASONS[name], failed.failure), failed.failure
         assert failed.figures.keys() == ({"prefill 16"} if name == "dies later" else set())
         assert contest.contestants[1].process is None
     finally:
