@@ -16,6 +16,11 @@ from twostroke.errors import InvalidParameter
 
 Precision = Literal["bf16", "int8", "int4"]
 
+READY = Work(1, 16, 1)
+"""An engine is ready when it has answered this."""
+WARM_UP = (READY, Work(1, 32, 4), Work(8, 32, 4))
+"""What each engine does before anything counts."""
+
 _MAX_SECONDS = 24 * 3600.0
 
 
@@ -113,8 +118,13 @@ class CompareOptions:
 
     @property
     def max_request_tokens(self) -> int:
-        """Prompt and output of the longest request."""
-        return max(work.prompt_length + work.output_length for work in self.works)
+        """Prompt and output of the longest request, warm-ups included."""
+        return max(work.prompt_length + work.output_length for work in (*WARM_UP, *self.works))
+
+    @property
+    def max_num_requests(self) -> int:
+        """Most requests at once, warm-ups included."""
+        return max(work.num_requests for work in (*WARM_UP, *self.works))
 
     @property
     def name(self) -> str:

@@ -28,7 +28,7 @@ from tqdm.auto import tqdm
 from twostroke.bench.command import command_line
 from twostroke.bench.compare.gguf_file import write_gguf
 from twostroke.bench.compare.measures import Work, checked_tokens, figures_of
-from twostroke.bench.compare.options import CompareOptions
+from twostroke.bench.compare.options import READY, WARM_UP, CompareOptions
 from twostroke.bench.compare.peer import PEERS, TWOSTROKE, Peer, PeerFailed, PeerProcess
 from twostroke.bench.compare.show import draw
 from twostroke.bench.compare.standing import Standing
@@ -40,10 +40,6 @@ from twostroke.bench.workload import SyntheticSpec, synthetic
 from twostroke.errors import InvalidParameter, TwostrokeError
 from twostroke.kernels.dispatch import operators_for
 from twostroke.model.checkpoint import find_model_folder, read_model_config
-
-_FIRST = Work(1, 16, 1)
-"""What "ready" means: this is answered."""
-_WARM_UP = (Work(1, 32, 4), Work(8, 32, 4))
 
 
 @dataclass(slots=True)
@@ -89,13 +85,13 @@ class Contest:
                 "precision": self.options.precision,
                 "threads": self.threads,
                 "max_model_len": self.options.max_request_tokens,
-                "max_num_seqs": max(8, *(work.num_requests for work in self.options.works)),
+                "max_num_seqs": self.options.max_num_requests,
             }
             entered.standing.about = entered.process.load(order, self.options.answer_limit)
-            self._run(entered, _FIRST)
-            entered.standing.ready_after_s = self.clock() - begin_s
-            for work in _WARM_UP:
+            for work in WARM_UP:
                 self._run(entered, work)
+                if work is READY:
+                    entered.standing.ready_after_s = self.clock() - begin_s
         except PeerFailed as failure:
             self._give_up(entered, failure)
         else:
