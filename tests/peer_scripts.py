@@ -29,6 +29,7 @@ SCRIPTS: dict[str, tuple[str, str]] = {
     "honest": (_LOAD, _RUN),
     "missing": ('answer({"failed": "missing", "why": "engine is not installed in its environment"})', _RUN),
     "dies": (_LOAD, 'sys.stderr.write("out of memory\\n"); sys.exit(3)'),
+    "names its model": ('answer({"failed": "error", "why": "cannot load " + order["model"]})', _RUN),
     "dies later": (_LOAD, f"sys.exit(3) if order['max_tokens'] == 6 else {_RUN}"),
     "hangs": (_LOAD, "time.sleep(600)"),
     "babbles": (_LOAD, 'print("<html>", flush=True)'),

@@ -91,6 +91,7 @@ def test_rounds_after_the_first_stop_at_the_time_limit(tmp_path: Path) -> None:
 REASONS = {
     "missing": "not installed",
     "dies": r"exit code 3\) while asked to run: out of memory",
+    "names its model": "^cannot load [^/]+$",
     "dies later": "exit code 3",
     "hangs": "no answer to 'run' within 2 s",
     "babbles": "<html>",

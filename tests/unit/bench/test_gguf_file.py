@@ -25,13 +25,13 @@ def _read(path: Path) -> tuple[Any, dict[str, Any]]:
     return reader, {tensor.name: tensor for tensor in reader.tensors}
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.004), ("int8", 0.01), ("int4", 0.11)])
+@pytest.mark.parametrize(("file_type", "tolerance"), [("BF16", 0.004), ("F16", 0.001), ("Q8_0", 0.01), ("Q4_0", 0.11)])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_every_tensor_is_there_and_is_the_folders(
-    family: str, precision: str, tolerance: float, random_models: dict[str, Path], tmp_path: Path
+    family: str, file_type: str, tolerance: float, random_models: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = random_models[family]
-    _, tensors = _read(write_gguf(folder, precision, tmp_path, progress=False))
+    _, tensors = _read(write_gguf(folder, file_type, tmp_path, progress=False))
     checkpoint = Checkpoint(folder)
     assert len(tensors) == len(checkpoint.shapes)
     pairs = {
@@ -50,7 +50,7 @@ def test_every_tensor_is_there_and_is_the_folders(
 def test_llama_rows_are_paired_and_qwen3_rows_are_not(random_models: dict[str, Path], tmp_path: Path) -> None:
     for family, heads in (("llama", 4), ("qwen3", None)):
         folder = random_models[family]
-        _, tensors = _read(write_gguf(folder, "bf16", tmp_path, progress=False))
+        _, tensors = _read(write_gguf(folder, "BF16", tmp_path, progress=False))
         tensor = tensors["blk.0.attn_q.weight"]
         found = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
         expected = Checkpoint(folder).read("model.layers.0.self_attn.q_proj.weight").bfloat16().float()
@@ -63,16 +63,16 @@ def test_llama_rows_are_paired_and_qwen3_rows_are_not(random_models: dict[str, P
 
 def test_a_second_call_finds_the_file_and_a_changed_folder_makes_another(tmp_path: Path) -> None:
     folder = write_random_model(tmp_path / "model", "llama")
-    first = write_gguf(folder, "int8", tmp_path, progress=False)
+    first = write_gguf(folder, "Q8_0", tmp_path, progress=False)
     written = first.stat().st_mtime_ns
-    assert write_gguf(folder, "int8", tmp_path, progress=False) == first
+    assert write_gguf(folder, "Q8_0", tmp_path, progress=False) == first
     assert first.stat().st_mtime_ns == written
     os.utime(folder / "config.json", ns=(1, 1))
-    assert write_gguf(folder, "int8", tmp_path, progress=False) != first
+    assert write_gguf(folder, "Q8_0", tmp_path, progress=False) != first
 
 
 def test_the_vocabulary_is_the_tokenizers(random_models: dict[str, Path], tmp_path: Path) -> None:
-    reader, _ = _read(write_gguf(random_models["qwen3"], "bf16", tmp_path, progress=False))
+    reader, _ = _read(write_gguf(random_models["qwen3"], "BF16", tmp_path, progress=False))
     vocab = json.loads((random_models["qwen3"] / "tokenizer.json").read_text())["model"]["vocab"]
     tokens = reader.fields["tokenizer.ggml.tokens"].contents()
     assert len(tokens) == 320
@@ -95,11 +95,11 @@ def test_llama3s_factors_are_what_the_rotary_table_is_divided_by() -> None:
 
 def test_what_cannot_be_converted_is_refused(random_models: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="MistralForCausalLM"):
-        write_gguf(random_models["mistral"], "bf16", tmp_path, progress=False)
+        write_gguf(random_models["mistral"], "BF16", tmp_path, progress=False)
     odd = write_random_model(tmp_path / "odd", "llama", hidden_size=48, intermediate_size=96)
     with pytest.raises(SetupError, match="multiples of 32"):
-        write_gguf(odd, "int4", tmp_path, progress=False)
+        write_gguf(odd, "Q4_0", tmp_path, progress=False)
     assert not list(tmp_path.glob("*.gguf"))
     (odd / "tokenizer.json").write_text("{}")
     with pytest.raises(SetupError, match=r"tokenizer\.json"):
-        write_gguf(odd, "bf16", tmp_path, progress=False)
+        write_gguf(odd, "BF16", tmp_path, progress=False)

@@ -1,6 +1,6 @@
 """A model folder as a GGUF file, so that engines that read nothing else run the same weights.
 
-Matrices become BF16, Q8_0 or Q4_0, all of them, the embedding included; vectors stay float32, as llama.cpp wants them.
+Matrices become BF16, F16, Q8_0 or Q4_0, all of them, the embedding too; vectors stay float32, as llama.cpp wants them.
 llama.cpp's own tool would keep a tied embedding at 6 bits or more beside Q4_0: all at 4 bits reads less memory, and is
 what twostroke's int4 does. Names and layouts are those of the GGUF specification (ggml-org/ggml, docs/gguf.md) and of
 the llama and qwen3 graphs in llama.cpp.
@@ -26,9 +26,6 @@ from twostroke.model.checkpoint import Checkpoint, read_model_config
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, GGUFWriter
 
-FILE_TYPES = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
-"""By precision, as GGUF calls them."""
-
 _ARCHITECTURES = {"LlamaForCausalLM": ("llama", "llama-bpe"), "Qwen3ForCausalLM": ("qwen3", "qwen2")}
 """The graph in llama.cpp, and what its tokenizer splits texts by (which matters to nobody who sends token ids)."""
 
@@ -53,17 +50,17 @@ _NORMAL, _CONTROL, _UNUSED = 1, 3, 5
 """Kinds of token, as the specification numbers them."""
 
 
-def write_gguf(folder: Path, precision: str, target_folder: Path, *, progress: bool = True) -> Path:
+def write_gguf(folder: Path, file_type: str, target_folder: Path, *, progress: bool = True) -> Path:
     """Converts a model folder, or finds what an earlier call made of the very same files.
 
     Args:
         folder: Hugging Face folder.
-        precision: of FILE_TYPES.
+        file_type: of its matrices, as GGUF calls it: BF16, F16, Q8_0 or Q4_0.
         target_folder: where the file goes; it is made.
         progress: show it.
 
     Returns:
-        The file; its name holds the precision and a digest of the model's files' names, sizes and times.
+        The file; its name holds the type and a digest of the model's files' names, sizes and times.
 
     Raises:
         UnsupportedModel: an architecture, a rope type, a bias or a window that is not converted.
@@ -75,7 +72,7 @@ def write_gguf(folder: Path, precision: str, target_folder: Path, *, progress: b
         raise SetupError("GGUF files need the package gguf (pip install 'twostroke[bench]').") from error
     config = read_model_config(folder)
     _check(config)
-    target = target_folder / f"{_digest(folder)}-{precision}.gguf"
+    target = target_folder / f"{_digest(folder)}-{file_type}.gguf"
     if target.is_file():
         return target
     target_folder.mkdir(parents=True, exist_ok=True)
@@ -84,10 +81,10 @@ def write_gguf(folder: Path, precision: str, target_folder: Path, *, progress: b
     writer = gguf.GGUFWriter(unfinished, name)
     try:
         _write_shape(writer, config)
-        writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{FILE_TYPES[precision]}"])
+        writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{file_type}"])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         _write_vocabulary(writer, folder, config.vocab_size, pre)
-        kind = gguf.GGMLQuantizationType[FILE_TYPES[precision]]
+        kind = gguf.GGMLQuantizationType[file_type]
         _write_tensors(writer, tuple(_tensors(Checkpoint(folder), config, kind)), progress=progress)
     finally:
         writer.close()

@@ -31,7 +31,8 @@ class Peer:
     name: str
     driver: Path
     """A module of the drivers' folder, or a script of its own."""
-    needs_gguf: bool = False
+    gguf_types: Mapping[str, str] | None = None
+    """By precision, the type of GGUF file that it reads; None reads the model folder."""
 
     def command(self, interpreter: Path) -> list[str]:
         """What starts it."""
@@ -40,16 +41,16 @@ class Peer:
         return [str(interpreter), str(self.driver)]
 
 
-def _ours(name: str, module: str, *, needs_gguf: bool = False) -> Peer:
-    return Peer(name, DRIVERS / f"{module}.py", needs_gguf)
+def _ours(name: str, module: str, gguf_types: Mapping[str, str] | None = None) -> Peer:
+    return Peer(name, DRIVERS / f"{module}.py", gguf_types)
 
 
 TWOSTROKE = _ours("twostroke", "twostroke_driver")
 PEERS = {
     peer.name: peer
     for peer in (
-        _ours("llama.cpp", "llama_cpp_driver", needs_gguf=True),
-        _ours("openvino", "openvino_driver", needs_gguf=True),
+        _ours("llama.cpp", "llama_cpp_driver", {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}),
+        _ours("openvino", "openvino_driver", {"bf16": "F16", "int8": "Q8_0", "int4": "Q4_0"}),
         _ours("vllm", "vllm_driver"),
         _ours("transformers", "transformers_driver"),
     )

@@ -47,6 +47,8 @@ class _Contestant:
     peer: Peer
     standing: Standing
     process: PeerProcess | None = None
+    places: tuple[Path, ...] = ()
+    """What a result must not name: whose machine it was is nobody's affair."""
 
     @property
     def is_running(self) -> bool:
@@ -75,7 +77,7 @@ class Contest:
 
     def enter(self, peer: Peer, interpreter: Path, model: Path) -> None:
         """Starts and warms up one engine, and stops it until its turn; a failure becomes its row."""
-        entered = _Contestant(peer, Standing(peer.name))
+        entered = _Contestant(peer, Standing(peer.name), places=(model, interpreter))
         self.contestants.append(entered)
         begin_s = self.clock()
         try:
@@ -154,7 +156,10 @@ class Contest:
         checked_tokens(answer, work)
 
     def _give_up(self, contestant: _Contestant, failure: PeerFailed) -> None:
-        contestant.standing.failure = str(failure)
+        why = str(failure)
+        for place in contestant.places:
+            why = why.replace(str(place), place.name)
+        contestant.standing.failure = why
         if contestant.process is not None:
             contestant.process.close()
             contestant.process = None
@@ -197,8 +202,9 @@ def run_compare(options: CompareOptions | None = None) -> BenchResult:
         interpreters = options.interpreters
         for name in options.peer_names:
             peer = PEERS[name]
+            types = peer.gguf_types
             try:
-                model = write_gguf(folder, options.precision, gguf_folder) if peer.needs_gguf else folder
+                model = folder if types is None else write_gguf(folder, types[options.precision], gguf_folder)
             except TwostrokeError as error:
                 contest.refuse(peer, str(error))
             else:
