@@ -47,7 +47,7 @@ def linear_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
 def _subject(kind: str, name: str, n: int, k: int, rows: Sequence[int]) -> Subject:
     generator = torch.Generator().manual_seed(n + k)
     dtype = torch.float32 if kind == "f32" else torch.bfloat16
-    made: list[Weight] = []
+    made: list[Tensor | QuantizedWeight] = []
 
     def weight() -> Weight:
         """Made when first asked for; each copy is one of its own."""
