@@ -11,8 +11,8 @@ from cyclopts import App, Parameter
 from twostroke.bench.compare.options import CompareOptions
 from twostroke.bench.from_log import run_of_log
 from twostroke.bench.offline import OfflineOptions, print_summary, run_offline
-from twostroke.bench.quality.run import QualityOptions, print_rows, run_quality
 from twostroke.bench.operators.run import KernelOptions, print_kernels, run_kernels
+from twostroke.bench.quality.run import QualityOptions, print_rows, run_quality
 from twostroke.bench.report import compare as compare_results
 from twostroke.bench.report import load as load_result
 from twostroke.bench.report import print_comparison
