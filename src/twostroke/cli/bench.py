@@ -8,8 +8,10 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from twostroke.bench.compare.options import CompareOptions
 from twostroke.bench.from_log import run_of_log
 from twostroke.bench.offline import OfflineOptions, print_summary, run_offline
+from twostroke.bench.operators.run import KernelOptions, print_kernels, run_kernels
 from twostroke.bench.quality.run import QualityOptions, print_rows, run_quality
 from twostroke.bench.report import compare as compare_results
 from twostroke.bench.report import load as load_result
@@ -17,6 +19,8 @@ from twostroke.bench.report import print_comparison
 from twostroke.bench.reproduce.claim import ReproduceOptions
 from twostroke.bench.start import StartOptions, print_starts, run_start
 from twostroke.bench.summary import summarize as summary_of
+from twostroke.bench.sweep.run import SweepOptions, run_sweep
+from twostroke.bench.sweep.show import print_sweep
 from twostroke.cli.flags import CacheFlags, LoadFlags, SchedulerFlags
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
@@ -72,7 +76,7 @@ def reproduce(
     Parameters
     ----------
     names
-        r1, r2, r3, r4, r10, r11, r14, engine-time, vs-transformers, long-prompt, or all (also when none is given).
+        r1, r2, r3, r4, r10, r11, r13, r14, engine-time, vs-transformers, long-prompt, or all (also when none is given).
     """
     from twostroke.bench.reproduce.run import reproduce as run
 
@@ -81,7 +85,43 @@ def reproduce(
 
 
 @app.command
-def compare(before: Path, after: Path) -> None:
+def compare(*, options: Annotated[CompareOptions, Parameter(name="*", group="Comparison")] = CompareOptions()) -> None:
+    """Twostroke beside other engines on this machine: the same weights, threads and work, in turn.
+
+    Nothing is installed: each peer is looked for in the environment whose Python is given (--env vllm=PYTHON). One that
+    is missing or fails has a row that says why.
+    """
+    from twostroke.bench.compare.run import run_compare
+    from twostroke.bench.compare.show import print_compared
+
+    found = run_compare(options).results
+    print_compared(found)
+    if found["engines"]["twostroke"]["failure"] is not None:
+        sys.exit(1)
+
+
+@app.command
+def kernels(*, options: Annotated[KernelOptions, Parameter(name="*", group="Kernels")] = KernelOptions()) -> None:
+    """Each operator by itself on each backend: checked against the reference, timed beside the machine's limits."""
+    found = run_kernels(options).results
+    print_kernels(found)
+    if not all(kernel["is_right"] for kernel in found["kernels"]):
+        sys.exit(1)
+
+
+@app.command
+def sweep(
+    *,
+    options: Annotated[SweepOptions, Parameter(name="*", group="Sweep")] = SweepOptions(),
+    load: LoadFlags = LoadConfig(),
+    cache: CacheFlags = CacheConfig(),
+) -> None:
+    """TTFT over prompts with its fit, TPOT over context, throughput over batch size; how near to the floor they are."""
+    print_sweep(run_sweep(options, load, cache).results)
+
+
+@app.command
+def diff(before: Path, after: Path) -> None:
     """Two saved results, figure by figure, and what else differs between them."""
     print_comparison(compare_results(load_result(before), load_result(after)))
 

@@ -22,6 +22,7 @@ RESULTS = {
     "r4": ("twostroke.bench.reproduce.r4_concurrency", "requests at once in equal KV memory"),
     "r10": ("twostroke.bench.reproduce.r10_prefix_cache", "prefix-cache hits on request traces"),
     "r11": ("twostroke.bench.reproduce.r11_cache_overhead", "the cost of prefix caching without hits"),
+    "r13": ("twostroke.bench.reproduce.r13_roofline", "decode beside its roofline"),
     "r14": ("twostroke.bench.reproduce.r14_no_cache", "what the KV cache saves"),
     "engine-time": ("twostroke.bench.reproduce.engine_time", "the engine's own time per step"),
     "vs-transformers": ("twostroke.bench.reproduce.vs_transformers", "throughput beside transformers.generate"),

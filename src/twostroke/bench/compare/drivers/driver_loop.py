@@ -1,0 +1,90 @@
+"""The protocol's far end: one JSON object a line in, one out, until the input ends. Standard library only.
+
+    {"do": "load", "model": PATH, "precision": "bf16", "threads": 2, "max_model_len": 1024, "max_num_seqs": 32}
+        {"loaded": {"version": "1.2.3", ...}}
+    {"do": "run", "prompts": [[17, 4], [9, 9]], "max_tokens": 2}
+        {"tokens": [[0.013, 0], [0.013, 1], [0.020, 0], [0.020, 1]]}
+
+Every output token is reported as it came: seconds since the prompts were handed over, and whose it is. What is made
+of these times is computed in one place for all engines (`measures.py`). A failure is an answer too:
+
+        {"failed": "missing" | "unsupported" | "error", "why": TEXT}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+TokenTime = tuple[float, int]
+"""Seconds since the prompts were handed over, and which prompt's token this is."""
+
+
+@dataclass(frozen=True)
+class LoadOrder:
+    """What an engine is to load, and how large its work will be."""
+
+    model: str
+    """A Hugging Face folder or a GGUF file, whichever the engine reads."""
+    precision: str
+    """bf16, int8 or int4."""
+    threads: int
+    max_model_len: int
+    """Tokens of the longest request, prompt and output."""
+    max_num_seqs: int
+    """Most requests at once."""
+
+
+class Unsupported(Exception):
+    """The engine does not run what was asked of it; the message says what it does run."""
+
+
+class Engine(Protocol):
+    """One engine, loaded."""
+
+    @property
+    def about(self) -> dict[str, str]:
+        """Its version, and what it says about how it runs."""
+        ...
+
+    def run(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[TokenTime]:
+        """All prompts at once, greedily, each to exactly `max_tokens` tokens whatever they are."""
+        ...
+
+
+def serve(load: Callable[[LoadOrder], Engine]) -> None:
+    """Answers orders until the input ends, or until one fails."""
+    answers = _claim_stdout()
+    engine: Engine | None = None
+    for line in sys.stdin:
+        order: dict[str, Any] = json.loads(line)
+        try:
+            if order.pop("do") == "load":
+                engine = load(LoadOrder(**order))
+                answer: dict[str, Any] = {"loaded": engine.about}
+            else:
+                assert engine is not None, "a run was ordered before a load"
+                answer = {"tokens": engine.run(order["prompts"], order["max_tokens"])}
+        except ModuleNotFoundError as error:
+            answer = {"failed": "missing", "why": f"{error.name} is not installed in its environment"}
+        except Unsupported as error:
+            answer = {"failed": "unsupported", "why": str(error)}
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"failed": "error", "why": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+        if "failed" in answer:
+            sys.exit(1)
+
+
+def _claim_stdout() -> Any:
+    """The stream of answers; whatever else prints, native code too, goes to stderr from now on."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return answers

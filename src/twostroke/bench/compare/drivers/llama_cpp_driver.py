@@ -1,0 +1,92 @@
+"""llama.cpp through llama-cpp-python's C API, from a GGUF file: one context, one batch for all sequences.
+
+Times include filling the batch, `llama_decode`, and picking the largest logit of each row with numpy, which is faster
+than llama.cpp's own greedy sampler. Only a prompt's last token gets logits. Flash attention is left to llama.cpp
+("auto"), KV is its default, 16 bits, unified over the sequences. Prompts are cut into batches of 2,048 tokens, computed
+512 at a time (its defaults); a batch of decodes holds one token of every sequence.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from .driver_loop import LoadOrder, TokenTime, serve
+
+_BATCH = 2048
+
+
+class LlamaCpp:
+    """A GGUF file loaded by llama.cpp."""
+
+    def __init__(self, order: LoadOrder) -> None:
+        """Loads the file, and makes a context for all sequences at their longest."""
+        self._c: Any = import_module("llama_cpp")
+        self._numpy: Any = import_module("numpy")
+        c = self._c
+        c.llama_backend_init()
+        model_params = c.llama_model_default_params()
+        model_params.n_gpu_layers = 0
+        self._model: Any = c.llama_model_load_from_file(order.model.encode(), model_params)
+        if not self._model:
+            raise RuntimeError(f"llama.cpp cannot load {order.model}")
+        params = c.llama_context_default_params()
+        params.n_ctx = order.max_model_len * order.max_num_seqs
+        params.n_batch = _BATCH
+        params.n_seq_max = order.max_num_seqs
+        params.n_threads = params.n_threads_batch = order.threads
+        params.kv_unified = True
+        self._context: Any = c.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise RuntimeError(f"llama.cpp makes no context of {params.n_ctx} tokens")
+        self._vocab_size: int = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self._model))
+        self._batch: Any = c.llama_batch_init(_BATCH, 0, 1)
+        self.about = {"version": str(c.__version__), "system": c.llama_print_system_info().decode()}
+
+    def run(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[TokenTime]:
+        """Prompts one after the other into as few batches as hold them, then one batch a step."""
+        begin_s = time.perf_counter()
+        self._c.llama_memory_clear(self._c.llama_get_memory(self._context), False)
+        times: list[TokenTime] = []
+        last: dict[int, int] = {}
+        work = [
+            (token, position, index, position == len(prompt) - 1)
+            for index, prompt in enumerate(prompts)
+            for position, token in enumerate(prompt)
+        ]
+        for begin in range(0, len(work), _BATCH):
+            found = self._decode(work[begin : begin + _BATCH])
+            last |= found
+            now_s = time.perf_counter() - begin_s
+            times += [(now_s, index) for index in found]
+        for step in range(max_tokens - 1):
+            last = self._decode([(token, len(prompts[index]) + step, index, True) for index, token in last.items()])
+            now_s = time.perf_counter() - begin_s
+            times += [(now_s, index) for index in last]
+        return times
+
+    def _decode(self, work: Sequence[tuple[int, int, int, bool]]) -> dict[int, int]:
+        """One batch of (token, position, sequence, wants logits); the next token of each that wants."""
+        c, batch = self._c, self._batch
+        batch.n_tokens = len(work)
+        for i, (token, position, sequence, wants_logits) in enumerate(work):
+            batch.token[i], batch.pos[i] = token, position
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
+            batch.logits[i] = wants_logits
+        code = c.llama_decode(self._context, batch)
+        if code != 0:
+            raise RuntimeError(f"llama_decode of {len(work)} tokens returned {code}")
+        return {sequence: self._largest(i) for i, (_, _, sequence, wants_logits) in enumerate(work) if wants_logits}
+
+    def _largest(self, i: int) -> int:
+        logits = self._c.llama_get_logits_ith(self._context, i)
+        row = self._numpy.ctypeslib.as_array(ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (self._vocab_size,))
+        return int(row.argmax())
+
+
+def main() -> None:
+    """Serves."""
+    serve(LlamaCpp)

@@ -1,0 +1,245 @@
+"""A model folder as a GGUF file, so that engines that read nothing else run the same weights.
+
+Matrices become BF16, F16, Q8_0 or Q4_0, all of them, the embedding too; vectors stay float32, as llama.cpp wants them.
+llama.cpp's own tool would keep a tied embedding at 6 bits or more beside Q4_0: all at 4 bits reads less memory, and is
+what twostroke's int4 does. Names and layouts are those of the GGUF specification (ggml-org/ggml, docs/gguf.md) and of
+the llama and qwen3 graphs in llama.cpp.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tqdm.auto import tqdm
+
+from twostroke.config.model import ModelConfig, RopeConfig
+from twostroke.errors import SetupError, UnsupportedModel
+from twostroke.model.checkpoint import Checkpoint, read_model_config
+
+if TYPE_CHECKING:
+    from gguf import GGMLQuantizationType, GGUFWriter
+
+_ARCHITECTURES = {"LlamaForCausalLM": ("llama", "llama-bpe"), "Qwen3ForCausalLM": ("qwen3", "qwen2")}
+"""The graph in llama.cpp, and what its tokenizer splits texts by (which matters to nobody who sends token ids)."""
+
+_OF_MODEL = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+}
+_OF_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_OF_QK_NORM = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+
+_NORMAL, _CONTROL, _UNUSED = 1, 3, 5
+"""Kinds of token, as the specification numbers them."""
+
+
+def write_gguf(folder: Path, file_type: str, target_folder: Path, *, progress: bool = True) -> Path:
+    """Converts a model folder, or finds what an earlier call made of the very same files.
+
+    Args:
+        folder: Hugging Face folder.
+        file_type: of its matrices, as GGUF calls it: BF16, F16, Q8_0 or Q4_0.
+        target_folder: where the file goes; it is made.
+        progress: show it.
+
+    Returns:
+        The file; its name holds the type and a digest of the model's files' names, sizes and times.
+
+    Raises:
+        UnsupportedModel: an architecture, a rope type, a bias or a window that is not converted.
+        SetupError: the package gguf is not installed, or a matrix has no whole blocks.
+    """
+    try:
+        import gguf
+    except ImportError as error:
+        raise SetupError("GGUF files need the package gguf (pip install 'twostroke[bench]').") from error
+    config = read_model_config(folder)
+    _check(config)
+    target = target_folder / f"{_digest(folder)}-{file_type}.gguf"
+    if target.is_file():
+        return target
+    target_folder.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_suffix(".unfinished")
+    name, pre = _ARCHITECTURES[config.architecture]
+    writer = gguf.GGUFWriter(unfinished, name)
+    try:
+        _write_shape(writer, config)
+        writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{file_type}"])
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        _write_vocabulary(writer, folder, config.vocab_size, pre)
+        kind = gguf.GGMLQuantizationType[file_type]
+        _write_tensors(writer, tuple(_tensors(Checkpoint(folder), config, kind)), progress=progress)
+    finally:
+        writer.close()
+    unfinished.replace(target)
+    return target
+
+
+def _check(config: ModelConfig) -> None:
+    if config.architecture not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise UnsupportedModel(f"{config.architecture} is not converted to GGUF; known: {known}.")
+    if config.rope.rope_type not in ("default", "llama3"):
+        raise UnsupportedModel(f"rope type {config.rope.rope_type!r} is not converted to GGUF; known: default, llama3.")
+    if config.attention_bias or config.output_bias or config.mlp_bias or any(config.layer_windows):
+        raise UnsupportedModel("biases and sliding windows are not converted to GGUF.")
+
+
+def _digest(folder: Path) -> str:
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors"))
+    seen = repr([(path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files])
+    return f"{folder.name}-{hashlib.sha256(seen.encode()).hexdigest()[:12]}"
+
+
+def _write_shape(writer: GGUFWriter, config: ModelConfig) -> None:
+    writer.add_block_count(config.num_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope.theta)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+
+
+def _write_vocabulary(writer: GGUFWriter, folder: Path, vocab_size: int, pre: str) -> None:
+    """The folder's byte-level BPE; rows of the embedding that have no token get a name that nobody writes."""
+    try:
+        given: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        vocab: dict[str, int] = given["model"]["vocab"]
+        merges: list[Any] = given["model"]["merges"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SetupError(
+            f"{folder.name}: tokenizer.json is no byte-level BPE that GGUF could hold ({error!r})."
+        ) from error
+    tokens = [f"[PAD{i}]" for i in range(vocab_size)]
+    kinds = [_UNUSED] * vocab_size
+    added: list[dict[str, Any]] = given.get("added_tokens", [])
+    for token, i in [*vocab.items(), *((entry["content"], entry["id"]) for entry in added)]:
+        if i < vocab_size:
+            tokens[i], kinds[i] = token, _NORMAL
+    special = [entry["id"] for entry in added if entry["id"] < vocab_size]
+    for i in special:
+        kinds[i] = _CONTROL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    # an empty array has no type, which GGUF wants
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges] or ["a b"])
+    end = special[0] if special else 0
+    writer.add_bos_token_id(end)
+    writer.add_eos_token_id(end)
+    writer.add_add_bos_token(False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """One tensor of the file, read when its turn comes."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: GGMLQuantizationType
+    checkpoint: Checkpoint
+    source: str | None
+    """Its name in the folder; None for one that is computed."""
+    num_interleaved_heads: int | None = None
+    """Whose rows change from halves to pairs, which is how llama.cpp's llama graph rotates."""
+    values: torch.Tensor | None = None
+
+    def read(self) -> torch.Tensor:
+        """In the order that the file wants, in the type of the folder."""
+        if self.source is None:
+            assert self.values is not None, self.name
+            return self.values
+        found = self.checkpoint.read(self.source)
+        if self.num_interleaved_heads is None:
+            return found
+        rows, columns = found.shape
+        halves = found.reshape(self.num_interleaved_heads, 2, -1, columns)
+        return halves.transpose(1, 2).reshape(rows, columns)
+
+
+def _tensors(checkpoint: Checkpoint, config: ModelConfig, kind: GGMLQuantizationType) -> Iterator[_Tensor]:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    block = GGML_QUANT_SIZES[kind][0]
+    interleaved = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
+    if config.architecture != "LlamaForCausalLM":
+        interleaved = {}
+
+    def tensor(name: str, source: str, heads: int | None = None) -> _Tensor:
+        shape = checkpoint.shapes[source]
+        if len(shape) > 1 and shape[-1] % block:
+            raise SetupError(f"{source} has rows of {shape[-1]} numbers; {kind.name} needs multiples of {block}.")
+        of_type = kind if len(shape) > 1 else GGMLQuantizationType.F32
+        return _Tensor(name, shape, of_type, checkpoint, source, heads)
+
+    of_model = _OF_MODEL if config.tie_word_embeddings else {**_OF_MODEL, "output": "lm_head"}
+    for theirs, ours in of_model.items():
+        yield tensor(f"{theirs}.weight", f"{ours}.weight")
+    factors = _rope_factors(config.rope, config.head_dim)
+    if factors is not None:
+        shape = tuple(factors.shape)
+        yield _Tensor("rope_freqs.weight", shape, GGMLQuantizationType.F32, checkpoint, None, values=factors)
+    of_layer: Mapping[str, str] = {**_OF_LAYER, **(_OF_QK_NORM if config.qk_norm else {})}
+    for i in range(config.num_layers):
+        for theirs, ours in of_layer.items():
+            yield tensor(f"blk.{i}.{theirs}.weight", f"model.layers.{i}.{ours}.weight", interleaved.get(theirs))
+
+
+def _rope_factors(rope: RopeConfig, head_dim: int) -> torch.Tensor | None:
+    """What llama.cpp divides each frequency by: Llama 3's stretching of long wavelengths. float32 [head_dim / 2]"""
+    if rope.rope_type == "default":
+        return None
+    context, low, high = rope.original_max_position_embeddings, rope.low_freq_factor, rope.high_freq_factor
+    assert context is not None, rope
+    assert low is not None, rope
+    assert high is not None, rope
+    factors: list[float] = []
+    for i in range(head_dim // 2):
+        turns = context * rope.theta ** (-2 * i / head_dim) / (2 * math.pi)
+        smooth = (turns - low) / (high - low)
+        smooth = min(max(smooth, 0.0), 1.0)
+        factors.append(1 / ((1 - smooth) / rope.factor + smooth))
+    return torch.tensor(factors)
+
+
+def _write_tensors(writer: GGUFWriter, tensors: tuple[_Tensor, ...], *, progress: bool) -> None:
+    import numpy as np
+    from gguf import quant_shape_to_byte_shape, quants
+
+    for tensor in tensors:
+        shape = quant_shape_to_byte_shape(tensor.shape, tensor.kind)
+        writer.add_tensor_info(tensor.name, shape, np.dtype(np.uint8), math.prod(shape), tensor.kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in tqdm(tensors, desc="to GGUF", unit="tensor", disable=None if progress else True, leave=False):
+        found = tensor.read()
+        if found.dtype is torch.bfloat16 and tensor.kind.name == "BF16":
+            data = found.contiguous().view(torch.uint8).numpy()  # as it is, not by way of float32
+        else:
+            data = quants.quantize(found.float().numpy(), tensor.kind)
+        writer.write_tensor_data(data)

@@ -1,0 +1,106 @@
+"""What a machine can do at best, measured in the run whose figures are held against it: reading memory, products.
+
+The engine's own look (runner/machine_limits.py) takes a fraction of a second at start-up. Benchmarks can wait: more
+memory than caches hold, several ways to read it and several sizes of product, and the best of each counts, because a
+limit that a kernel passes is none. Torch's int8 products do not use every processor's best instructions: where its
+bfloat16 ones are faster, those are the limit of int8 too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from twostroke.cost.step_cost import MachineLimits
+from twostroke.kernels.dispatch import Operators
+from twostroke.kernels.large_pages import large_pages
+
+_STREAM_BYTES = 1 << 29
+_SIDES = (1024, 2048)
+_COLUMNS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The best of everything that was tried."""
+
+    bytes_per_s: float
+    """Reading memory."""
+    operations_per_s: Mapping[str, float]
+    """Of a product of square matrices, by the type of the factors: float32, bfloat16, int8."""
+
+    def of(self, product: str) -> MachineLimits:
+        """As costs want them.
+
+        Args:
+            product: type of the factors; 4-bit weights are multiplied as int8.
+        """
+        rates = self.operations_per_s
+        rate = max(rates["int8"], rates["bfloat16"]) if product == "int8" else rates[product]
+        return MachineLimits(rate, self.bytes_per_s)
+
+    def best_of(self, other: Limits) -> Limits:
+        """Of two looks at the same machine: a neighbour's work can only lower what is seen."""
+        rates = {name: max(rate, other.operations_per_s[name]) for name, rate in self.operations_per_s.items()}
+        return Limits(max(self.bytes_per_s, other.bytes_per_s), rates)
+
+    def as_json(self) -> dict[str, float]:
+        """GB/s and GFLOP/s (or GOP/s)."""
+        rates = {f"{name}_gflop_s": rate / 1e9 for name, rate in self.operations_per_s.items()}
+        return {"read_gb_s": self.bytes_per_s / 1e9, **rates}
+
+
+def measure_limits(operators: Operators, num_threads: int, *, repeats: int = 5) -> Limits:
+    """Measures on `num_threads` threads; torch has as many, and is left as it was found.
+
+    Args:
+        operators: the backend whose matrix-times-vector is one of the ways to read.
+        num_threads: of both.
+        repeats: of each way; the best counts.
+    """
+    before = torch.get_num_threads()
+    operators.set_num_threads(num_threads)
+    weight = torch.zeros(_STREAM_BYTES // 2 // _COLUMNS, _COLUMNS, dtype=torch.bfloat16)
+    packed = operators.pack_linear(weight, None)
+    row = torch.zeros(1, _COLUMNS, dtype=torch.bfloat16)
+    native_s = _best_of(lambda: packed(row), repeats)
+    del weight
+    torch.set_num_threads(num_threads)
+    try:
+        stream = large_pages(_STREAM_BYTES).zero_().view(torch.float32)
+        read_s = min(native_s, *(_best_of(way, repeats) for way in (stream.sum, stream.amax)))
+        del stream
+        rates: dict[str, float] = {}
+        for name, work in (("float32", _floats), ("bfloat16", _brain_floats), ("int8", _bytes)):
+            rates[name] = max(2 * side**3 / _best_of(work(side), repeats) for side in _SIDES)
+    finally:
+        torch.set_num_threads(before)
+    return Limits(_STREAM_BYTES / read_s, rates)
+
+
+def _floats(side: int) -> Callable[[], object]:
+    a = torch.randn(side, side)
+    return lambda: a @ a
+
+
+def _brain_floats(side: int) -> Callable[[], object]:
+    a = torch.randn(side, side).bfloat16()
+    return lambda: a @ a
+
+
+def _bytes(side: int) -> Callable[[], object]:
+    a = torch.randint(-128, 128, (side, side), dtype=torch.int8)
+    return lambda: torch._int_mm(a, a)  # pyright: ignore[reportPrivateUsage]  (it has no public name)
+
+
+def _best_of(work: Callable[[], object], repeats: int) -> float:
+    """Seconds of the fastest run."""
+    best = float("inf")
+    for _ in range(repeats):
+        begin_s = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - begin_s)
+    return best

@@ -1,0 +1,76 @@
+"""R13: the roofline of decode. A step that makes one token of one request reads every weight and its KV once.
+
+Predicted is what must be read over the bandwidth measured in the same run; no engine can be faster. Measured is TPOT
+at several contexts. The claim is the bound itself (a TPOT below it would mean that the limit, the cost model or the
+clock is wrong); the share of it that is reached is reported.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from twostroke.bench.figure import MEASURED, PREDICTED, bars
+from twostroke.bench.limits import measure_limits
+from twostroke.bench.report import Hardware
+from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from twostroke.bench.sweep.run import SweepOptions, measure_sweep
+from twostroke.config.cache import CacheConfig
+from twostroke.config.load import LoadConfig
+from twostroke.kernels.dispatch import operators_for
+from twostroke.model.checkpoint import find_model_folder, read_model_config
+
+_TITLE = "R13: decode beside its roofline"
+_LARGEST_CACHE = 1 << 29
+"""Bytes; a model that caches hold may well be faster than memory."""
+
+
+def reproduce(options: ReproduceOptions) -> Reproduction:
+    """Sweeps over contexts."""
+    if not options.with_model:
+        remarks = ("left out: it needs a model",)
+        return Reproduction(name="r13", title=_TITLE, claims=(), config={}, workload={}, remarks=remarks)
+    config = read_model_config(find_model_folder(options.model))
+    threads = options.threads or Hardware.of_this_machine().cores
+    lengths = "64,256,512" if options.full else "16,32,64"
+    sweep_options = SweepOptions(
+        prompt_lengths=lengths, contexts=lengths, batch_sizes="1", batch_context=16, steps=24 if options.full else 6
+    )
+    operators = operators_for(torch.device("cpu"), getattr(torch, config.dtype))
+    before = measure_limits(operators, threads)
+    load = LoadConfig(model=options.model, threads=threads)
+    sweep = measure_sweep(sweep_options, load, CacheConfig(enable_prefix_caching=False), config.max_context)
+    limits = before.best_of(measure_limits(operators, threads))
+    machine = limits.of(config.dtype)
+    floors = {point.context: point.floor_s(machine) for point in sweep.by_context}
+    in_memory = all(point.cost.weight_bytes > _LARGEST_CACHE for point in sweep.by_context)
+    claims: list[Claim] = []
+    for point in sweep.by_context:
+        what = f"TPOT at context {point.context}, ms"
+        floor_ms = 1e3 * floors[point.context]
+        # the weights of a small model stay in the caches, and the bandwidth of memory bounds nothing
+        claims.append(Claim.at_least(what, floor_ms, 1e3 * point.tpot_s, floor_ms).judged(options.full and in_memory))
+        claims.append(
+            Claim.reported(f"share of the floor at context {point.context}", floors[point.context] / point.tpot_s)
+        )
+    return Reproduction(
+        name="r13",
+        title=_TITLE,
+        claims=tuple(claims),
+        config={"model": options.model_name, "dtype": config.dtype, "threads": threads},
+        workload={"contexts": lengths, "batch": 1},
+        details={"limits": limits.as_json()},
+        remarks=() if in_memory else ("caches may hold this model: the floor of memory is reported, not claimed",),
+        draw=lambda figure: _draw(figure, {p.context: p.tpot_s for p in sweep.by_context}, floors),
+    )
+
+
+def _draw(figure: Any, measured: dict[int, float], floors: dict[int, float]) -> None:
+    groups = {
+        "floor": ([1e3 * value for value in floors.values()], PREDICTED),
+        "measured": ([1e3 * value for value in measured.values()], MEASURED),
+    }
+    axes = figure.add_subplot()
+    bars(axes, [str(context) for context in measured], groups, "TPOT, ms")
+    axes.set_xlabel("context")

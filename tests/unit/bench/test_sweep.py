@@ -1,0 +1,124 @@
+"""`bench sweep`: the fit on made-up times, and the sweep itself on a tiny model. Times are never judged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from twostroke.bench import limits
+from twostroke.bench.reproduce.claim import ReproduceOptions
+from twostroke.bench.reproduce.run import reproduce
+from twostroke.bench.sweep.fit import fit_quadratic
+from twostroke.bench.sweep.points import least_s
+from twostroke.bench.sweep.run import SweepOptions, run_sweep
+from twostroke.bench.sweep.show import print_sweep
+from twostroke.config.load import LoadConfig
+from twostroke.cost.step_cost import MachineLimits, StepCost
+from twostroke.errors import InvalidParameter
+
+LENGTHS = (16, 64, 256, 1024, 4096)
+
+
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_STREAM_BYTES", 1 << 22)
+    monkeypatch.setattr(limits, "_SIDES", (64,))
+
+
+def test_the_fit_finds_the_coefficients_that_made_the_times() -> None:
+    fit = fit_quadratic(LENGTHS, [3e-3 + 1e-3 * n + 2e-8 * n * n for n in LENGTHS])
+    assert (fit.a, fit.b, fit.c) == pytest.approx((3e-3, 1e-3, 2e-8))
+    assert fit.r_squared == pytest.approx(1.0)
+    assert max(map(abs, fit.residuals)) < 1e-9
+    assert fit.at(2000) == pytest.approx(3e-3 + 2.0 + 0.08)
+
+
+def test_noise_shows_in_residuals_and_r_squared() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.3, len(LENGTHS))
+    values = [1e-3 * n + float(extra) for n, extra in zip(LENGTHS, noise, strict=True)]
+    fit = fit_quadratic(LENGTHS, values)
+    assert 0.9 < fit.r_squared < 0.9999
+    assert [fit.at(n) + r for n, r in zip(LENGTHS, fit.residuals, strict=True)] == pytest.approx(values)
+    # least squares: no other curve nearby is better
+    squares = sum(r * r for r in fit.residuals)
+    for a, b in ((1e-2, 0), (-1e-2, 0), (0, 1e-5), (0, -1e-5)):
+        assert sum((v - fit.at(n) - a - b * n) ** 2 for n, v in zip(LENGTHS, values, strict=True)) > squares
+
+
+def test_two_lengths_determine_no_curve() -> None:
+    with pytest.raises(InvalidParameter, match="three"):
+        fit_quadratic([1, 2, 2], [1.0, 2.0, 3.0])
+
+
+def test_the_floor_is_the_longer_of_arithmetic_and_memory() -> None:
+    cost = StepCost(1000.0, 300.0, 150.0, 50.0, 2.0, "compute", 0.0)
+    assert least_s(cost, MachineLimits(100.0, 100.0)) == 10.0
+    assert least_s(cost, MachineLimits(1000.0, 100.0)) == 5.0
+
+
+def test_a_sweep_saves_every_point_beside_its_floor(
+    random_models: dict[str, Path], tmp_path: Path, small_limits: None
+) -> None:
+    options = SweepOptions(
+        prompt_lengths="4,8,16,600", contexts="8,500", batch_sizes="1,3", batch_context=8, steps=4, results=tmp_path
+    )
+    result = run_sweep(options, LoadConfig(model=str(random_models["llama"]), threads=1))
+    (path,) = tmp_path.glob("sweep-*.json")
+    text = path.read_text()
+    found = json.loads(text)["results"]
+    assert [point["prompt_length"] for point in found["ttft"]] == [4, 8, 16, 600]
+    assert [(point["context"], point["num_requests"]) for point in found["tpot_by_context"]] == [(8, 1), (500, 1)]
+    assert [point["num_requests"] for point in found["by_batch"]] == [1, 3]
+    # what a step costs grows with what it sees, and a prompt beyond the budget costs two steps
+    floors = [point["floor_s"] for point in (*found["tpot_by_context"], *found["ttft"])]
+    assert floors[0] < floors[1]
+    assert floors[2] < floors[3] < floors[4] < floors[5]
+    for point in (*found["ttft"], *found["tpot_by_context"], *found["by_batch"]):
+        assert point["share_of_floor"] == pytest.approx(point["floor_s"] / point.get("ttft_s", point.get("tpot_s")))
+    fit = found["fit"]
+    assert len(fit["residuals"]) == 4
+    assert set(found["device_seconds_per_1k_tokens"]) == {"input", "output_alone", "output_in_the_largest_batch"}
+    assert str(tmp_path) not in text
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    print_sweep(result.results, Console(quiet=True))
+
+
+@pytest.mark.parametrize(
+    ("bad", "name"),
+    [
+        ({"prompt_lengths": "1,2"}, "prompt_lengths"),
+        ({"prompt_lengths": "1,2,x"}, "prompt_lengths"),
+        ({"contexts": "0"}, "contexts"),
+        ({"batch_sizes": ""}, "batch_sizes"),
+        ({"steps": 0}, "steps"),
+        ({"name": "../x"}, "name"),
+    ],
+    ids=str,
+)
+def test_sweeps_over_nothing_are_refused(bad: dict[str, Any], name: str) -> None:
+    with pytest.raises(InvalidParameter) as refusal:
+        SweepOptions(**bad)
+    assert refusal.value.name == name
+
+
+def test_a_length_beyond_the_context_is_refused(
+    random_models: dict[str, Path], tmp_path: Path, small_limits: None
+) -> None:
+    options = SweepOptions(prompt_lengths="4,8,640", contexts="8", results=tmp_path, plots=False)
+    with pytest.raises(InvalidParameter, match="641 tokens"):
+        run_sweep(options, LoadConfig(model=str(random_models["llama"]), threads=1))
+
+
+def test_r13_reports_a_small_model_and_claims_nothing(
+    random_models: dict[str, Path], tmp_path: Path, small_limits: None
+) -> None:
+    options = ReproduceOptions(model=str(random_models["llama"]), threads=1, results=tmp_path)
+    (found,) = reproduce(["r13"], options, Console(quiet=True))
+    assert len(found.claims) == 6
+    assert all(claim.holds is None for claim in found.claims)
+    assert found.remarks
