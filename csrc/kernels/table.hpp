@@ -1,4 +1,4 @@
-// The kernels of one instruction level, as plain functions: what module.cpp calls and each level fills in.
+// The kernels of one instruction level, as plain functions: what operators.cpp calls and each level fills in.
 #pragma once
 
 #include <cstdint>
