@@ -33,5 +33,6 @@ NB_MODULE(_native, m) {
       .def("quantize_weight", &quantize_weight, release)
       .def("rms_norm", &rms_norm, release)
       .def("rotate", &rotate, release)
-      .def("attention", &attention, release);
+      .def("attention", &attention, release)
+      .def("gumbel_argmax", &gumbel_argmax, release);
 }

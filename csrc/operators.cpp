@@ -11,19 +11,14 @@
 
 namespace twostroke {
 
-static const Kernels* table_of(const std::string& level) {
-#if defined(__x86_64__)
-  if (level == "amx") return kernels_amx();
-  if (level == "avx512_bf16") return kernels_avx512_bf16();
-  if (level == "avx512") return kernels_avx512();
-  if (level == "avx2") return kernels_avx2();
-#endif
-  return kernels_portable();
-}
-
 const Kernels& kernels_of(const std::string& level) {
-  for (const auto& usable : usable_levels())
-    if (usable == level) return *table_of(level);
+  for (const auto& usable : usable_levels()) {
+    if (usable != level) continue;
+#define LEVEL(name) \
+  if (level == #name) return *kernels_##name();
+#include "levels.inc"
+#undef LEVEL
+  }
   throw std::invalid_argument("level " + level + " is not usable on this processor");
 }
 
@@ -213,6 +208,13 @@ int64_t attention(const Kernels& kernels, uintptr_t qkv, uintptr_t storage, uint
                                  (const int32_t*)seq_lens, (const int32_t*)block_table, num_seqs, max_blocks, block_bytes,
                                  heads, kv_heads, head_dim, block_size, window, scale, (Dtype)type, (KvFormat)kv_format,
                                  (const uint64_t*)tree, (const int64_t*)tree_start});
+}
+
+void gumbel_argmax(const Kernels& kernels, uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab_size, uintptr_t peaks,
+                   uintptr_t temperatures, uintptr_t keys, uintptr_t winners) {
+  GumbelArgs args{(const float*)logits, stride, vocab_size, (const float*)peaks, (const float*)temperatures,
+                  (const int64_t*)keys, (int64_t*)winners};
+  parallel(rows, rows_per_task(vocab_size), [&](int64_t begin, int64_t end) { kernels.gumbel_argmax(args, begin, end); });
 }
 
 }  // namespace twostroke

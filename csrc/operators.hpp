@@ -63,4 +63,8 @@ int64_t attention(const Kernels& kernels, uintptr_t qkv, uintptr_t storage, uint
                   int64_t max_blocks, int64_t block_bytes, int64_t heads, int64_t kv_heads, int64_t head_dim,
                   int64_t block_size, int64_t window, float scale, int type, int kv_format);
 
+// See GumbelArgs.
+void gumbel_argmax(const Kernels& kernels, uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab_size, uintptr_t peaks,
+                   uintptr_t temperatures, uintptr_t keys, uintptr_t winners);
+
 }  // namespace twostroke

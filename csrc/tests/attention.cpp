@@ -21,7 +21,11 @@ constexpr Shape SHAPES[] = {
     {4, 2, 64, 16, 0, Values::large}, {4, 2, 80, 16, 0, Values::tiny}, {4, 2, 96, 16, 50, Values::mixed},
     {4, 2, 64, 8, 0, Values::opposed}, {4, 2, 64, 16, 0, Values::sparse},
 };
-constexpr int64_t LENS[] = {1, 2, 15, 17, 64, 65, 130};  // around the borders of blocks and chunks
+// Around the borders of blocks and chunks; fewer where it is the values that matter, for the sake of emulated processors.
+std::vector<int64_t> lens_of(const Shape& shape) {
+  if (shape.values == Values::normal && shape.head_dim < 512) return {1, 2, 15, 17, 64, 65, 130};
+  return {3, 66};
+}
 
 template <typename T>
 struct Request {
@@ -185,7 +189,7 @@ void check_shape(const Kernels& kernels, Shape shape) {
                           shape.head_dim, " block_size=", shape.block_size, " window=", shape.window, " ", name_of(shape.values));
   std::vector<Request<T>> requests;
   std::vector<std::vector<T>> expected;
-  for (int64_t len : LENS) {
+  for (int64_t len : lens_of(shape)) {
     requests.emplace_back(shape, len, (uint64_t)len);
     expected.push_back(alone(kernels, requests.back()));
     for (int64_t token : {(int64_t)0, len / 2, len - 1})
@@ -196,7 +200,7 @@ void check_shape(const Kernels& kernels, Shape shape) {
     Pool<T> pool(kernels, requests, (uint64_t)threads);
     pool.run_any_schedule((uint64_t)(threads + shape.head_dim));
     for (size_t i = 0; i < requests.size(); i++)
-      expect_same(pool.output(i), expected[i], text(name, ": other bits in a batch, len=", LENS[i], " threads=", threads));
+      expect_same(pool.output(i), expected[i], text(name, ": other bits in a batch, len=", requests[i].len, " threads=", threads));
   }
   set_num_threads(1);
 }
@@ -205,10 +209,10 @@ void check_shape(const Kernels& kernels, Shape shape) {
 template <typename T>
 void check_block_sizes(const Kernels& kernels) {
   Shape shape{4, 2, 80, 16, 50};
-  auto expected = alone(kernels, Request<T>(shape, 150, 7));
+  auto expected = alone(kernels, Request<T>(shape, 100, 7));
   for (int64_t block_size : {1, 2, 4, 8, 32, 64, 128}) {
     shape.block_size = block_size;
-    expect_same(alone(kernels, Request<T>(shape, 150, 7)), expected,
+    expect_same(alone(kernels, Request<T>(shape, 100, 7)), expected,
                 text(kernels.level, " attention ", TYPE_NAME<T>, ": other bits with blocks of ", block_size));
   }
 }
@@ -216,14 +220,13 @@ void check_block_sizes(const Kernels& kernels) {
 // Contexts of more than one partition; the last tokens in pieces.
 template <typename T>
 void check_long_context(const Kernels& kernels, int64_t window) {
-  Shape shape{2, 1, 16, 16, window};
-  Request<T> request(shape, 1100, 3);
+  Shape shape{1, 1, 8, 16, window};
+  Request<T> request(shape, 1030, 3);
   auto expected = alone(kernels, request);
   std::string name = text(kernels.level, " attention ", TYPE_NAME<T>, " window=", window);
-  for (int64_t token : {510, 511, 512, 513, 1023, 1024, 1025, 1099})
-    request.check(&expected[(size_t)(token * 2 * 16)], token, name);
+  for (int64_t token : {511, 512, 1023, 1024, 1029}) request.check(&expected[(size_t)(token * 8)], token, name);
   Pool<T> pool(kernels, {request});
-  for (int64_t count : {505, 6, 1, 1, 300, 211, 1, 75}) pool.step({{0, count}});
+  for (int64_t count : {505, 6, 1, 1, 300, 211, 1, 5}) pool.step({{0, count}});
   expect_same(pool.output(0), expected, name + ": other bits in pieces");
 }
 
