@@ -19,6 +19,7 @@ namespace twostroke {
 namespace {
 
 typedef uint64_t u64x8 __attribute__((vector_size(64)));
+typedef uint32_t u32x8 __attribute__((vector_size(32)));
 
 constexpr double SLACK = 1e-9;
 constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15;
@@ -35,7 +36,7 @@ INLINE f32x16 noise_bound(uint64_t key, int64_t first) {
   u32x16 high;
   for (int half = 0; half < 2; half++) {
     u64x8 ids = u64x8{0, 1, 2, 3, 4, 5, 6, 7} + (uint64_t)(first + 8 * half + 1);
-    auto top = __builtin_convertvector(splitmix64(ids * GOLDEN + key) >> 32, uint32_t __attribute__((vector_size(32))));
+    auto top = __builtin_convertvector(splitmix64(ids * GOLDEN + key) >> 32, u32x8);
     std::memcpy((char*)&high + 32 * half, &top, 32);
   }
   // 1 - u >= rest / 2^32, and log2(rest) >= exponent + fraction; where rest is 0 the bound is 110, above all noise

@@ -114,6 +114,7 @@ void test_linear(const Kernels&);
 void test_quantized(const Kernels&);
 void test_attention(const Kernels&);
 void test_elementwise(const Kernels&);
+void test_sampling(const Kernels&);
 void test_threads();
 
 }  // namespace twostroke::tests

@@ -24,6 +24,7 @@ int main(int count, char** arguments) {
       tests::test_quantized(kernels);
       tests::test_attention(kernels);
       tests::test_elementwise(kernels);
+      tests::test_sampling(kernels);
       std::printf("%-12s %8lld checks, %lld failed\n", level.c_str(), (long long)(tests::num_checks() - checks),
                   (long long)(tests::num_failures() - failures));
       std::fflush(stdout);
