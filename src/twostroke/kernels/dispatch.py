@@ -51,8 +51,8 @@ GatedLinear = Callable[[Tensor], Tensor]
 GumbelArgmax = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """The winner of (logits - peaks) / temperatures + noise in each row.
 
-logits float32 [R, V], peaks and temperatures float32 [R, 1], keys of the noise int64 [R] -> int64 [R]. -1 where two scores
-are closer than two libraries' logarithms may be: the sampler then decides, so that no token depends on the backend.
+logits float32 [R, V], peaks and temperatures float32 [R, 1], keys of the noise int64 [R] -> int64 [R]. -1 where two
+scores are closer than two libraries' logarithms may be: the sampler then decides, so no token depends on the backend.
 """
 
 

@@ -13,7 +13,7 @@ from twostroke.sampling.filters import apply_filters, effective_top_k
 from twostroke.sampling.logprobs import PositionLogprobs, token_logprobs
 from twostroke.sampling.noise import GumbelNoise
 from twostroke.sampling.processors import process_logits
-from twostroke.sampling.rowwise import SLICE_ELEMENTS, flat_nonzero, lowest_argmax, ragged_argmax, row_maxima, take_rows
+from twostroke.sampling.rowwise import SLICE_ELEMENTS, lowest_argmax, places_left, ragged_argmax, row_maxima, take_rows
 from twostroke.sampling.state import SamplingRules, SamplingState
 from twostroke.sampling_params import SamplingParams
 
@@ -166,7 +166,7 @@ class Sampler:
         """One slice of rows; overwrites the logits."""
         logits.sub_(row_maxima(logits)).div_(_temperatures(states, logits))
         apply_filters(logits, [state.rules.params for state in states])
-        places = flat_nonzero(logits > -torch.inf)
+        places = places_left(logits)
         rows = places.div(self.vocab_size, rounding_mode="floor")
         token_ids = places - rows * self.vocab_size
         keys = self._keys(states).index_select(0, rows)
