@@ -1,5 +1,6 @@
 // Linear maps with weights of 8 and 4 bits: the inputs' integers exactly, the products as they are defined.
 #include <algorithm>
+#include <cmath>
 
 #include "operators.hpp"
 #include "tests/harness.hpp"
@@ -84,8 +85,22 @@ struct Case {
     std::vector<T> some(x.begin() + first * k, x.begin() + (first + count) * k);
     if (full) left.assign(residual.begin() + first * n, residual.begin() + (first + count) * n);
     quantized_linear(kernels, at(some), k, at(packed), at(panel_bias), at(left), at(found), count, n, k, gated, TYPE<T>,
-                     format.bits, format.group, format.has_min);
+                     format.bits, format.group, format.has_min, 0);
     return found;
+  }
+
+  // Inputs in another order, and the order that puts them right.
+  void check_order() const {
+    std::vector<int32_t> order;
+    for (int64_t i = 0; i < k; i++) order.push_back((int32_t)i);
+    Random random(1);
+    for (int64_t i = k - 1; i > 0; i--) std::swap(order[(size_t)i], order[(size_t)random.below(i + 1)]);
+    std::vector<T> shuffled(x.size()), found(y.size());
+    for (int64_t row = 0; row < ROWS; row++)
+      for (int64_t i = 0; i < k; i++) shuffled[(size_t)(row * k + order[(size_t)i])] = x[(size_t)(row * k + i)];
+    quantized_linear(kernels, at(shuffled), k, at(packed), at(panel_bias), at(residual), at(found), ROWS, n, k, gated, TYPE<T>,
+                     format.bits, format.group, format.has_min, at(order));
+    expect(same_bits(found.data(), y.data(), (int64_t)y.size()), name + ": other bits with inputs in order");
   }
 
   Sum product(const Inputs& inputs, int64_t channel) const {
@@ -153,7 +168,7 @@ void check_inputs(const Kernels& kernels, int64_t k, int64_t group, Values value
   std::vector<int8_t> q((size_t)(ROWS * groups * group), 77);
   std::vector<float> scales((size_t)(ROWS * spans));
   std::vector<int32_t> sums((size_t)(ROWS * groups));
-  kernels.quantize_rows(x.data(), k + gap, k, group, groups, q.data(), scales.data(), sums.data(), (Dtype)TYPE<T>, 0, ROWS);
+  kernels.quantize_rows(x.data(), k + gap, nullptr, k, group, groups, q.data(), scales.data(), sums.data(), (Dtype)TYPE<T>, 0, ROWS);
   std::string name = text(kernels.level, " quantize_rows ", TYPE_NAME<T>, " k=", k, " group=", group, " ", name_of(values));
   for (int64_t row = 0; row < ROWS; row++) {
     Inputs expected(&x[(size_t)(row * (k + gap))], k);
@@ -168,8 +183,40 @@ void check_inputs(const Kernels& kernels, int64_t k, int64_t group, Values value
   }
 }
 
+// Weights to codes: 8 bits as they are defined; of 4 bits, where many candidates are tried, no worse than the first alone.
+template <typename T>
+void check_weights(const Kernels& kernels, int64_t n, int64_t k, int64_t group, Values values) {
+  Random random((uint64_t)(n + k));
+  auto weight = random_elements<T>(random, n * k, values);
+  int64_t width = group ? group : k, groups = divided_up(k, width);
+  std::vector<uint8_t> codes((size_t)(n * k));
+  std::vector<uint16_t> scales((size_t)(n * groups));
+  quantize_weight(kernels, at(weight), at(codes), at(scales), n, k, group, {-8.0f, -7.0f, 7.0f}, TYPE<T>);
+  std::string name = text(kernels.level, " quantize_weight ", TYPE_NAME<T>, " k=", k, " group=", group, " ", name_of(values));
+  for (int64_t i = 0; i < n * groups; i++) {
+    int64_t first = i / groups * k + i % groups * width, count = std::min(width, k - i % groups * width);
+    double scale = half_value(scales[(size_t)i]), extreme = 0, error = 0, first_error = 0;
+    for (int64_t j = first; j < first + count; j++)
+      if (double v = value_of(weight[(size_t)j]); std::fabs(v) > std::fabs(extreme)) extreme = v;
+    float first_scale = half_value(nearest_half(std::clamp(extreme / -8, -65504.0, 65504.0)));
+    for (int64_t j = first; j < first + count; j++) {
+      double v = value_of(weight[(size_t)j]), found = scale * (codes[(size_t)j] - (group ? 8 : 128));
+      error += (found - v) * (found - v);
+      double code = first_scale ? std::clamp(std::nearbyint(v / first_scale), -8.0, 7.0) : 0;
+      first_error += (code * first_scale - v) * (code * first_scale - v);
+      if (!group && std::fabs(extreme) < 65504 * 127.0)  // rounded to the nearest code, by a reciprocal
+        expect_close(found, v, scale * 0.50001, [&] { return name + ": a code"; });
+      expect(!group || codes[(size_t)j] < 16, [&] { return name + ": more than 4 bits"; });
+    }
+    if (group) expect(error <= first_error * 1.0001, [&] { return text(name, ": error ", error, ", that of the first step ", first_error); });
+  }
+}
+
 template <typename T>
 void all_cases(const Kernels& kernels) {
+  for (Values values : {Values::normal, Values::tiny, Values::mixed, Values::sparse})
+    for (int64_t group : {0, 32, 64, 128})
+      for (int64_t k : {1, 16, 37, 128, 300}) check_weights<T>(kernels, 3, k, group, values);
   for (Values values : ALL_VALUES)
     for (int64_t k : {1, 16, 37, 128, 300})
       for (int64_t group : {16, 128}) check_inputs<T>(kernels, k, group, values);
@@ -188,6 +235,7 @@ void all_cases(const Kernels& kernels) {
       Case<T> full(kernels, 70, 700, format, gated, true, Values::normal);
       full.check_values();
       full.check_any_batch();
+      full.check_order();
       set_num_threads(2);
       auto on_two_threads = full.rows(0, ROWS);
       set_num_threads(1);
