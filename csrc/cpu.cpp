@@ -4,7 +4,11 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
+
+#include <set>
 
 namespace twostroke {
 namespace {
@@ -28,8 +32,9 @@ bool may_use_tiles() {
 
 const std::vector<std::string>& usable_levels() {
   static const std::vector<std::string> levels = [] {
-    std::vector<std::string> found{"portable"};
+    std::vector<std::string> found;
 #if defined(__x86_64__)
+    found.push_back("portable");
     __builtin_cpu_init();
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -40,7 +45,20 @@ const std::vector<std::string>& usable_levels() {
     bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
     if (avx512_bf16) found.push_back("avx512_bf16");
     if (avx512_bf16 && may_use_tiles()) found.push_back("amx");
+#elif defined(__aarch64__)
+    found.push_back("neon");  // every 64-bit Arm has it
+#if defined(__linux__)
+    if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) found.push_back("neon_dotprod");
 #endif
+#else
+    found.push_back("portable");
+#endif
+#define LEVEL(name) #name,
+    static const std::set<std::string> built{
+#include "levels.inc"
+    };
+#undef LEVEL
+    std::erase_if(found, [](const std::string& level) { return !built.contains(level); });
     return found;
   }();
   return levels;

@@ -59,10 +59,11 @@ struct Rest {
   alignas(64) char x[TILE_HEIGHT][64];
   alignas(64) char w[TILE_BYTES];
 
-  Rest(const char* from, int64_t x_bytes, int64_t rows, const char* weights, int64_t steps) {
+  // Weights of so many vectors from `weights` on; what is behind the last of them need not be there.
+  Rest(const char* from, int64_t x_bytes, int64_t rows, const char* weights, int64_t vectors, int64_t steps) {
     std::memset(this, 0, sizeof *this);
     for (int64_t r = 0; r < rows; r++) std::memcpy(x[r], from + r * x_bytes, (size_t)steps * 4);
-    std::memcpy(w, weights, (size_t)(steps * STEP_BYTES));
+    std::memcpy(w, weights, (size_t)((steps - 1) * STEP_BYTES + vectors * 64));
   }
 };
 
@@ -98,7 +99,7 @@ struct OneByFour {
       add(x + step * 4, x_bytes, w + step * STEP_BYTES);
     }
     if (step < steps) {
-      Rest rest(x + step * 4, x_bytes, rows, w + step * STEP_BYTES, steps - step);
+      Rest rest(x + step * 4, x_bytes, rows, w + step * STEP_BYTES, 4, steps - step);
       add(rest.x[0], 64, rest.w);
     }
     TILE_STORE(0, sums, STEP_BYTES);
@@ -133,8 +134,8 @@ struct TwoByTwo {
       add(x + step * 4, x2 + step * 4, x_bytes, w + step * STEP_BYTES);
     }
     if (step < steps) {
-      Rest rest(x + step * 4, x_bytes, TILE_HEIGHT, w + step * STEP_BYTES, steps - step);
-      Rest rest2(x2 + step * 4, x_bytes, TILE_HEIGHT, w + step * STEP_BYTES, steps - step);
+      Rest rest(x + step * 4, x_bytes, TILE_HEIGHT, w + step * STEP_BYTES, 2, steps - step);
+      Rest rest2(x2 + step * 4, x_bytes, TILE_HEIGHT, w + step * STEP_BYTES, 2, steps - step);
       add(rest.x[0], rest2.x[0], 64, rest.w);
     }
     TILE_STORE(0, sums, STEP_BYTES);

@@ -22,10 +22,29 @@
 namespace twostroke {
 namespace {
 
-// acc + the sum over four bytes of w (unsigned) times a (signed), per lane.
+// acc + the sum over four bytes of w times a (signed), per lane. Arm's instruction takes w as signed, the others as unsigned;
+// codes of 4 bits are the same number either way, those of 8 come without their zero where it is signed.
+#if defined(__ARM_FEATURE_DOTPROD)
+constexpr bool SIGNED_CODES = true;
+#else
+constexpr bool SIGNED_CODES = false;
+#endif
+
 INLINE i32x16 dot_bytes(i32x16 acc, u32x16 w, uint32_t a) {
 #if defined(__AVX512VNNI__)
   return (i32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32((int)a));
+#elif defined(__ARM_FEATURE_DOTPROD)
+  i32x16 out;
+  int8x16_t inputs = vreinterpretq_s8_u32(vdupq_n_u32(a));
+  for (int part = 0; part < 4; part++) {
+    int8x16_t codes;
+    int32x4_t sum;
+    std::memcpy(&codes, (const char*)&w + 16 * part, 16);
+    std::memcpy(&sum, (const char*)&acc + 16 * part, 16);
+    sum = vdotq_s32(sum, codes, inputs);
+    std::memcpy((char*)&out + 16 * part, &sum, 16);
+  }
+  return out;
 #else
   // Bytes 0 and 2, and bytes 1 and 3, as pairs of 16 bits.
   auto pair = [](uint32_t low, uint32_t high) {
@@ -62,6 +81,15 @@ INLINE f32x16 from_half(const char* p) {
   for (int half = 0; half < 2; half++) {
     __m256 v = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 16 * half)));
     std::memcpy((char*)&out + 32 * half, &v, 32);
+  }
+  return out;
+#elif defined(__ARM_NEON)
+  f32x16 out;
+  for (int part = 0; part < 4; part++) {
+    float16x4_t halves;
+    std::memcpy(&halves, p + 8 * part, 8);
+    float32x4_t v = vcvt_f32_f16(halves);
+    std::memcpy((char*)&out + 16 * part, &v, 16);
   }
   return out;
 #else
@@ -136,7 +164,8 @@ void quantize_rows(const void* x, int64_t ldx, const int32_t* order, int64_t k, 
 template <int BITS, int ROWS, int VECTORS>
 INLINE void accumulate_spans(f32x16 (&sum)[ROWS][VECTORS], const QuantizedArgs& args, const char* panel, int64_t row,
                              int first, int64_t begin, int64_t end) {
-  constexpr int32_t ZERO = 1 << (BITS - 1);
+  constexpr bool WITHOUT_ZERO = BITS == 8 && SIGNED_CODES;
+  constexpr int32_t ZERO = WITHOUT_ZERO ? 0 : 1 << (BITS - 1);
   int64_t group_bytes = quantized_group_bytes(BITS, args.group, args.has_min), per_span = SPAN / args.group;
   for (int r = 0; r < ROWS; r++)
     for (int v = 0; v < VECTORS; v++) sum[r][v] = f32x16{};
@@ -160,6 +189,7 @@ INLINE void accumulate_spans(f32x16 (&sum)[ROWS][VECTORS], const QuantizedArgs& 
         if constexpr (ROWS == 1) __builtin_prefetch(at + 4096);
         for (int v = 0; v < VECTORS; v++) {
           u32x16 w = load<u32x16>(at + v * LANES * 4);
+          if constexpr (WITHOUT_ZERO) w ^= splat(0x80808080u);
           u32x16 low = w & splat(0x0f0f0f0fu), high = (w >> 4) & splat(0x0f0f0f0fu);
           for (int r = 0; r < ROWS; r++) {
             uint32_t a;

@@ -1,4 +1,4 @@
-// The kernels of one instruction level, as plain functions: what module.cpp calls and each level fills in.
+// The kernels of one instruction level, as plain functions: what operators.cpp calls and each level fills in.
 #pragma once
 
 #include <cstdint>
@@ -75,6 +75,16 @@ struct AttentionItem {
   int32_t seq, kv_head, first_row, num_rows;
 };
 
+// Draws by Gumbel-max from softmax(logits / temperature), row by row; see sampling.hpp.
+struct GumbelArgs {
+  const float* logits;  // [rows, vocab_size], rows stride elements apart
+  int64_t stride, vocab_size;
+  const float* peaks;         // [rows], the largest logits; finite
+  const float* temperatures;  // [rows], above 0
+  const int64_t* keys;        // [rows], of the noise
+  int64_t* winners;           // [rows]; -1 where two are too close to call
+};
+
 struct Kernels {
   const char* level;
   // Computes panels [begin, end) of PANEL channels each.
@@ -99,6 +109,7 @@ struct Kernels {
   // Rotates heads [tokens, heads, head_dim] in place by cos and signed sin [tokens, head_dim].
   void (*rotate)(void* x, int64_t token_stride, int64_t heads, int64_t head_dim, const void* cos, const void* sin, Dtype,
                  int64_t begin, int64_t end);
+  void (*gumbel_argmax)(const GumbelArgs&, int64_t begin, int64_t end);
 };
 
 constexpr int64_t LANES = 16;        // channels per vector
@@ -108,10 +119,8 @@ constexpr int64_t MAX_HEAD_DIM = 512;
 constexpr int64_t ITEM_ROWS = 48;  // most rows of an attention item
 constexpr int64_t PANEL = LANES * PANEL_VECTORS;
 
-const Kernels* kernels_portable();
-const Kernels* kernels_avx2();
-const Kernels* kernels_avx512();
-const Kernels* kernels_avx512_bf16();
-const Kernels* kernels_amx();
+#define LEVEL(name) const Kernels* kernels_##name();
+#include "levels.inc"  // the levels that this module is built with, by CMakeLists.txt
+#undef LEVEL
 
 }  // namespace twostroke

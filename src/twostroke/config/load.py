@@ -11,7 +11,9 @@ from twostroke.errors import InvalidParameter
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 Device = Literal["cpu", "cuda"]
-Kernels = Literal["auto", "reference", "native", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon"]
+Kernels = Literal[
+    "auto", "reference", "native", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dotprod"
+]
 
 QuantizationOnLoad = Literal["int8", "int4"]
 Quantization = Literal["int8", "int4", "awq", "gptq", "compressed-tensors", "gguf"]

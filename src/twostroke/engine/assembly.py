@@ -148,7 +148,7 @@ def _build_engine(
     runner = ModelRunner(
         model,
         KVStorage(layout, sizing.num_blocks, loaded.device),
-        Sampler(loaded.config.vocab_size, loaded.eos_token_ids, loaded.device),
+        Sampler(loaded.config.vocab_size, loaded.eos_token_ids, loaded.device, loaded.operators.gumbel_argmax),
         max_model_len=sizing.max_model_len,
         device=loaded.device,
     )

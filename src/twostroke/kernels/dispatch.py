@@ -48,6 +48,14 @@ GatedLinear = Callable[[Tensor], Tensor]
 """silu(x G^T) * (x U^T): [num_rows, K] -> [num_rows, N], for the rows of G above those of U in one weight."""
 
 
+GumbelArgmax = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""The winner of (logits - peaks) / temperatures + noise in each row.
+
+logits float32 [R, V], peaks and temperatures float32 [R, 1], keys of the noise int64 [R] -> int64 [R]. -1 where two
+scores are closer than two libraries' logarithms may be: the sampler then decides, so no token depends on the backend.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupShape:
     """The constants of one KV group: its heads and how its storage is cut up."""
@@ -137,6 +145,8 @@ class Operators:
     rotate_heads_: Callable[[Tensor, Tensor, Tensor], None]
     attention: Callable[[int, int, int, torch.dtype, torch.device], AttentionOperator]
     """For num_heads, num_kv_heads, head_dim, the type it computes in, and the device."""
+    gumbel_argmax: GumbelArgmax | None = None
+    """Draws from whole vocabularies; None leaves that to the sampler's own tensor code."""
 
 
 def operators_for(device: torch.device, dtype: torch.dtype, kernels: Kernels = "auto") -> Operators:

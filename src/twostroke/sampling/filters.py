@@ -12,10 +12,16 @@ from math import log
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from twostroke.sampling.rowwise import exp_
+from twostroke.sampling.rowwise import exclude_below_, exp_
 from twostroke.sampling_params import SamplingParams
+
+_PIECE = 32
+"""Logits of which one maximum is taken, to find the largest without ordering the others."""
+_FEW_IN = 4 * _PIECE
+"""How many times longer a row has to be than what is sought in it: there are four times as many pieces then."""
 
 
 def effective_top_k(params: SamplingParams, vocab_size: int) -> int:
@@ -46,7 +52,7 @@ def apply_filters(logits: Tensor, params: Sequence[SamplingParams]) -> None:
     top_p = column([p.top_p for p in params], np.float64)
     has_top_k, has_top_p = bool((top_k < vocab_size).any()), bool((top_p < 1.0).any())
     if has_top_k or has_top_p:
-        width = int(top_k.max())
+        width = min(int(top_k.max()) + 1, vocab_size)  # one more shows whether the k-th has an equal beyond
         values = _falling(logits, width)  # [r, width]
         floor = torch.where(top_k < vocab_size, torch.maximum(floor, values.gather(-1, top_k - 1)), floor)
         if has_top_p:
@@ -55,20 +61,35 @@ def apply_filters(logits: Tensor, params: Sequence[SamplingParams]) -> None:
             num_kept = _num_in_nucleus(values, floor, top_p)
             floor = torch.maximum(floor, values.gather(-1, num_kept - 1))
             _cut_equal_ones(logits, values, floor, num_kept)
-    logits.masked_fill_(logits < floor, -torch.inf)
+    exclude_below_(logits, floor)
 
 
 def _falling(logits: Tensor, width: int) -> Tensor:
     """The largest values of each row in falling order. float32 [R, width]."""
     if logits.device.type != "cpu":
         return logits.topk(width, dim=-1).values
-    start = logits.shape[1] - width
+    if width * _FEW_IN <= logits.shape[1]:
+        return torch.from_numpy(np.stack([_largest(row, width) for row in logits.numpy()]))
     values = -logits.numpy()  # so that rising is falling
-    if start:
+    if width < logits.shape[1]:
         values.partition(width - 1, axis=-1)
         values = values[:, :width].copy()
     values.sort(axis=-1)
     return torch.from_numpy(np.negative(values, out=values))
+
+
+def _largest(row: NDArray[np.float32], width: int) -> NDArray[np.float32]:
+    """The `width` largest of a long row in falling order.
+
+    Every one of the `width` largest maxima of pieces is a value of the row, so the smallest of them is no larger than
+    the last one that is sought: what is below it need not be looked at again. A piece is every n-th logit, since numpy
+    takes maxima of whole rows 30 times as fast as maxima of 32 neighbours.
+    """
+    maxima = row[: len(row) // _PIECE * _PIECE].reshape(_PIECE, -1).max(axis=0)
+    bound = np.partition(maxima, len(maxima) - width)[-width]
+    candidates = row[row >= bound]
+    candidates.sort()
+    return candidates[: -width - 1 : -1]
 
 
 def _num_in_nucleus(values: Tensor, floor: Tensor, top_p: Tensor) -> Tensor:

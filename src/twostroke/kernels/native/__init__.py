@@ -54,7 +54,7 @@ def operators(level: str | None = None) -> Operators:
     Raises:
         SetupError: this processor cannot run that level.
     """
-    from twostroke.kernels.native import attention, extension, linear
+    from twostroke.kernels.native import attention, extension, linear, sampling
     from twostroke.kernels.native.elementwise import Elementwise
     from twostroke.kernels.native.quantize import Quantizer
     from twostroke.kernels.reference.split_linear import pack_gated, pack_linear
@@ -76,4 +76,5 @@ def operators(level: str | None = None) -> Operators:
         rms_norm_=elementwise.rms_norm_,
         rotate_heads_=elementwise.rotate_heads_,
         attention=partial(attention.attention_operator, kernels),
+        gumbel_argmax=partial(sampling.gumbel_argmax, kernels),
     )

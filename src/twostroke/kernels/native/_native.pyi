@@ -87,3 +87,14 @@ class Kernels:
     ) -> int:
         """Returns into how many tasks the work was cut."""
         ...
+    def gumbel_argmax(
+        self,
+        logits: int,
+        stride: int,
+        rows: int,
+        vocab_size: int,
+        peaks: int,
+        temperatures: int,
+        keys: int,
+        winners: int,
+    ) -> None: ...

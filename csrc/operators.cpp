@@ -1,44 +1,31 @@
-// The door between Python and the kernels: raw addresses in, nothing copied, the GIL released.
-//
-// Shapes and types are checked in Python (kernels/native), where tensors are; what arrives here is taken as it is.
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
+#include "operators.hpp"
 
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <vector>
 
 #include "attention.hpp"
 #include "cpu.hpp"
-#include "kernels/table.hpp"
 #include "threads.hpp"
 
-namespace nb = nanobind;
-using namespace twostroke;
-
-namespace {
-
-const Kernels* table_of(const std::string& level) {
-#if defined(__x86_64__)
-  if (level == "amx") return kernels_amx();
-  if (level == "avx512_bf16") return kernels_avx512_bf16();
-  if (level == "avx512") return kernels_avx512();
-  if (level == "avx2") return kernels_avx2();
-#endif
-  return kernels_portable();
-}
+namespace twostroke {
 
 const Kernels& kernels_of(const std::string& level) {
-  for (const auto& usable : usable_levels())
-    if (usable == level) return *table_of(level);
+  for (const auto& usable : usable_levels()) {
+    if (usable != level) continue;
+#define LEVEL(name) \
+  if (level == #name) return *kernels_##name();
+#include "levels.inc"
+#undef LEVEL
+  }
   throw std::invalid_argument("level " + level + " is not usable on this processor");
 }
 
 // Rows of a task of element-wise work: enough that handing it out costs less than doing it.
-int64_t rows_per_task(int64_t n) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(n, 1)); }
+static int64_t rows_per_task(int64_t n) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(n, 1)); }
 
-int64_t num_panels(int64_t channels) { return (channels + PANEL - 1) / PANEL; }
+static int64_t num_panels(int64_t channels) { return (channels + PANEL - 1) / PANEL; }
 
 // Bytes of a weight [n, k] in panels; of a gated one n counts the channels of one factor.
 int64_t packed_bytes(int64_t n, int64_t k, bool gated, int type) {
@@ -96,9 +83,9 @@ void linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintp
 
 // ---------------------------------------------------------------- weights of 8 and 4 bits
 
-int64_t channels_of(int64_t n, bool gated) { return gated ? 2 * ((n + LANES - 1) / LANES * LANES) : n; }
+static int64_t channels_of(int64_t n, bool gated) { return gated ? 2 * ((n + LANES - 1) / LANES * LANES) : n; }
 
-int64_t group_bytes(int bits, int64_t group, bool has_min) { return group * PANEL * bits / 8 + PANEL * 2 * (has_min ? 2 : 1); }
+static int64_t group_bytes(int bits, int64_t group, bool has_min) { return group * PANEL * bits / 8 + PANEL * 2 * (has_min ? 2 : 1); }
 
 int64_t packed_quantized_bytes(int64_t n, int64_t k, bool gated, int bits, int64_t group, bool has_min) {
   return num_panels(channels_of(n, gated)) * ((k + group - 1) / group) * group_bytes(bits, group, has_min);
@@ -140,7 +127,7 @@ void pack_quantized(uintptr_t codes, uintptr_t scales, uintptr_t mins, uintptr_t
   });
 }
 
-float half_to_float(uint16_t half) {
+static float half_to_float(uint16_t half) {
   uint32_t bits = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
   float magnitude;
   std::memcpy(&magnitude, &bits, 4);
@@ -223,28 +210,11 @@ int64_t attention(const Kernels& kernels, uintptr_t qkv, uintptr_t storage, uint
                                  (const uint64_t*)tree, (const int64_t*)tree_start});
 }
 
-}  // namespace
-
-NB_MODULE(_native, m) {
-  auto release = nb::call_guard<nb::gil_scoped_release>();
-  m.attr("MAX_HEAD_DIM") = MAX_HEAD_DIM;
-  m.def("levels", [] { return usable_levels(); });
-  m.def("set_num_threads", &set_num_threads, release);
-  m.def("num_threads", &num_threads);
-  m.def("packed_bytes", &packed_bytes);
-  m.def("row_of_channel", &row_of_channel);
-  m.def("pack_linear", &pack_linear, release);
-  m.def("unpack_rows", &unpack_rows, release);
-  m.def("packed_quantized_bytes", &packed_quantized_bytes);
-  m.def("pack_quantized", &pack_quantized, release);
-  m.def("unpack_quantized_rows", &unpack_quantized_rows, release);
-  m.def("kernels", &kernels_of, nb::rv_policy::reference);
-  nb::class_<Kernels>(m, "Kernels")
-      .def_prop_ro("level", [](const Kernels& kernels) { return std::string(kernels.level); })
-      .def("linear", &linear, release)
-      .def("quantized_linear", &quantized_linear, release)
-      .def("quantize_weight", &quantize_weight, release)
-      .def("rms_norm", &rms_norm, release)
-      .def("rotate", &rotate, release)
-      .def("attention", &attention, release);
+void gumbel_argmax(const Kernels& kernels, uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab_size, uintptr_t peaks,
+                   uintptr_t temperatures, uintptr_t keys, uintptr_t winners) {
+  GumbelArgs args{(const float*)logits, stride, vocab_size, (const float*)peaks, (const float*)temperatures,
+                  (const int64_t*)keys, (int64_t*)winners};
+  parallel(rows, rows_per_task(vocab_size), [&](int64_t begin, int64_t end) { kernels.gumbel_argmax(args, begin, end); });
 }
+
+}  // namespace twostroke

@@ -1,0 +1,38 @@
+// The door between Python and the kernels: raw addresses in, nothing copied, the GIL released.
+//
+// Shapes and types are checked in Python (kernels/native), where tensors are; what arrives here is taken as it is.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "cpu.hpp"
+#include "operators.hpp"
+#include "threads.hpp"
+
+namespace nb = nanobind;
+using namespace twostroke;
+
+NB_MODULE(_native, m) {
+  auto release = nb::call_guard<nb::gil_scoped_release>();
+  m.attr("MAX_HEAD_DIM") = MAX_HEAD_DIM;
+  m.def("levels", [] { return usable_levels(); });
+  m.def("set_num_threads", &set_num_threads, release);
+  m.def("num_threads", &num_threads);
+  m.def("packed_bytes", &packed_bytes);
+  m.def("row_of_channel", &row_of_channel);
+  m.def("pack_linear", &pack_linear, release);
+  m.def("unpack_rows", &unpack_rows, release);
+  m.def("packed_quantized_bytes", &packed_quantized_bytes);
+  m.def("pack_quantized", &pack_quantized, release);
+  m.def("unpack_quantized_rows", &unpack_quantized_rows, release);
+  m.def("kernels", &kernels_of, nb::rv_policy::reference);
+  nb::class_<Kernels>(m, "Kernels")
+      .def_prop_ro("level", [](const Kernels& kernels) { return std::string(kernels.level); })
+      .def("linear", &linear, release)
+      .def("quantized_linear", &quantized_linear, release)
+      .def("quantize_weight", &quantize_weight, release)
+      .def("rms_norm", &rms_norm, release)
+      .def("rotate", &rotate, release)
+      .def("attention", &attention, release)
+      .def("gumbel_argmax", &gumbel_argmax, release);
+}

@@ -1,0 +1,96 @@
+// Which token Gumbel-max draws from a row of logits, without a logarithm for each of 150,000 tokens.
+//
+// The draw is   argmax over t of   (x[t] - peak) / temperature + g[t],   g = -log(-log(u)),   u an odd multiple of 2^-53 made by
+// SplitMix64 from the row's key and t (src/twostroke/sampling/noise.py). As -log(u) >= 1 - u, no g is above -log(1 - u), of
+// which exponent and fraction of a float32 give a bound that is at most 0.06 too high. A token whose bound does not reach the best
+// score so far has lost; the few others are computed in float64.
+//
+// Two logarithms of different libraries differ by some 1e-15. So a winner by more than SLACK is the winner for whoever computes
+// the same noise; where it is closer, nobody is named and the caller decides.
+#pragma once
+
+#include <cmath>
+
+#include "elementwise.hpp"
+#include "table.hpp"
+#include "vec.hpp"
+
+namespace twostroke {
+namespace {
+
+typedef uint64_t u64x8 __attribute__((vector_size(64)));
+typedef uint32_t u32x8 __attribute__((vector_size(32)));
+
+constexpr double SLACK = 1e-9;
+constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15;
+
+template <typename U>
+INLINE U splitmix64(U z) {
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+  return z ^ (z >> 31);
+}
+
+// Above the noise of sixteen tokens from `first` on, by less than 0.07 where it is positive.
+INLINE f32x16 noise_bound(uint64_t key, int64_t first) {
+  u32x16 high;
+  for (int half = 0; half < 2; half++) {
+    u64x8 ids = u64x8{0, 1, 2, 3, 4, 5, 6, 7} + (uint64_t)(first + 8 * half + 1);
+    auto top = __builtin_convertvector(splitmix64(ids * GOLDEN + key) >> 32, u32x8);
+    std::memcpy((char*)&high + 32 * half, &top, 32);
+  }
+  // 1 - u >= rest / 2^32, and log2(rest) >= exponent + fraction; where rest is 0 the bound is 110, above all noise
+  u32x16 rest = ~high;
+  f32x16 log2_rest = __builtin_convertvector((i32x16)__builtin_convertvector(rest, f32x16), f32x16) * splat(0x1p-23f) - splat(127.0f);
+  return (splat(32.0f) - log2_rest) * splat(0.6931472f) + splat(1e-3f);  // more than all of this rounds off
+}
+
+INLINE double noise_of(uint64_t key, int64_t token) {
+  uint64_t bits = splitmix64(key + (uint64_t)(token + 1) * GOLDEN) >> 11 | 1;
+  return -std::log(-std::log((double)bits * 0x1p-53));
+}
+
+// The two best scores so far, and who has the best.
+struct Contest {
+  int64_t winner = -1;
+  double best = -3.7, second = -3.7;  // all noise is above, and the largest logit counts 0
+
+  void enter(int64_t token, double score) {
+    if (score > best) {
+      second = best;
+      best = score;
+      winner = token;
+    } else if (score > second) {
+      second = score;
+    }
+  }
+};
+
+void gumbel_argmax(const GumbelArgs& args, int64_t begin, int64_t end) {
+  constexpr int64_t AT_ONCE = 4 * LANES;  // tokens for one look at the best score
+  for (int64_t row = begin; row < end; row++) {
+    const float* logits = args.logits + row * args.stride;
+    uint64_t key = (uint64_t)args.keys[row];
+    f32x16 peak = splat(args.peaks[row]), temperature = splat(args.temperatures[row]);
+    Contest contest;
+    for (int64_t first = 0; first < args.vocab_size; first += AT_ONCE) {
+      alignas(64) float scaled[AT_ONCE], bounds[AT_ONCE];
+      int64_t count = args.vocab_size - first < AT_ONCE ? args.vocab_size - first : AT_ONCE;
+      f32x16 most = splat(-__builtin_inff());
+      in_lanes(count, [&](int64_t i, int64_t n) {
+        f32x16 x = (get(logits + first + i, n) - peak) / temperature, bound = x + noise_bound(key, first + i);
+        store16(scaled + i, x);
+        store16(bounds + i, bound);
+        most = larger(bound, most);  // lanes behind the last token cost a look at most
+      });
+      if ((double)largest_of(most) < contest.best - SLACK) continue;
+      for (int64_t i = 0; i < count; i++)
+        if ((double)bounds[i] >= contest.best - SLACK)
+          contest.enter(first + i, (double)scaled[i] + noise_of(key, first + i));
+    }
+    args.winners[row] = contest.best - contest.second > SLACK ? contest.winner : -1;
+  }
+}
+
+}  // namespace
+}  // namespace twostroke

@@ -1,0 +1,70 @@
+// Whole operators: packed weights, and a level's kernels run over all items on the pool of threads.
+//
+// Addresses are integers, as Python hands them over. Shapes and types are checked there, where tensors are; here they are
+// taken as they are. Types are numbered as in kernels/table.hpp; an address of 0 says that there is no such tensor.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/table.hpp"
+
+namespace twostroke {
+
+// The kernels of a level. Throws std::invalid_argument where this processor cannot run them.
+const Kernels& kernels_of(const std::string& level);
+
+// Bytes of a weight [n, k] in panels; of a gated one n counts the channels of one factor.
+int64_t packed_bytes(int64_t n, int64_t k, bool gated, int type);
+
+// The row of the weight that stands in a lane of a panel, or -1: [n, k], or [2 n, k] with G above U.
+int64_t row_of_channel(int64_t channel, int64_t n, bool gated);
+
+void pack_linear(uintptr_t weight, uintptr_t packed, int64_t n, int64_t k, bool gated, int type);
+
+// Rows of a packed weight (not a gated one), for embeddings: ids int64 [count], out [count, k].
+void unpack_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64_t count, int64_t k, int type);
+
+// x [m, k] with rows ldx elements apart to y [m, n]; bias in the panels' order, float32. In bfloat16 an odd k is read with the
+// element behind it, which has to be zero.
+void linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual, uintptr_t y,
+            int64_t m, int64_t n, int64_t k, bool gated, int type);
+
+// The same for weights of 8 and 4 bits; see kernels/quantized.hpp.
+int64_t packed_quantized_bytes(int64_t n, int64_t k, bool gated, int bits, int64_t group, bool has_min);
+
+// codes [rows, k] of a byte each, scales and mins float16 [rows, groups] (mins may be null).
+void pack_quantized(uintptr_t codes, uintptr_t scales, uintptr_t mins, uintptr_t packed, int64_t n, int64_t k, bool gated,
+                    int bits, int64_t group);
+
+// Rows of a packed weight (not a gated one) as float32, for embeddings.
+void unpack_quantized_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64_t count, int64_t k, int bits, int64_t group,
+                           bool has_min);
+
+// A weight [n, k] to codes [n, k] and scales float16 [n, groups]; steps are the candidates tried for a scale.
+void quantize_weight(const Kernels& kernels, uintptr_t weight, uintptr_t codes, uintptr_t scales, int64_t n, int64_t k,
+                     int64_t group, const std::vector<float>& steps, int type);
+
+// order int32 [k], or none, says which input comes where.
+void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual,
+                      uintptr_t y, int64_t m, int64_t n, int64_t k, bool gated, int type, int bits, int64_t group,
+                      bool has_min, uintptr_t order);
+
+void rms_norm(const Kernels& kernels, uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t y, int64_t y_stride,
+              int64_t rows, int64_t parts, int64_t n, float eps, int type);
+
+void rotate(const Kernels& kernels, uintptr_t x, int64_t token_stride, int64_t tokens, int64_t heads, int64_t head_dim,
+            uintptr_t cos, uintptr_t sin, int type);
+
+// Writes K and V of the flat batch, then attends; see AttentionArgs. Returns into how many tasks the attending was cut.
+int64_t attention(const Kernels& kernels, uintptr_t qkv, uintptr_t storage, uintptr_t out, uintptr_t query_start,
+                  uintptr_t seq_lens, uintptr_t block_table, uintptr_t tree, uintptr_t tree_start, int64_t num_seqs,
+                  int64_t max_blocks, int64_t block_bytes, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                  int64_t block_size, int64_t window, float scale, int type, int kv_format);
+
+// See GumbelArgs.
+void gumbel_argmax(const Kernels& kernels, uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab_size, uintptr_t peaks,
+                   uintptr_t temperatures, uintptr_t keys, uintptr_t winners);
+
+}  // namespace twostroke

@@ -1,0 +1,254 @@
+// Linear maps with weights of 8 and 4 bits: the inputs' integers exactly, the products as they are defined.
+#include <algorithm>
+#include <cmath>
+
+#include "operators.hpp"
+#include "tests/harness.hpp"
+#include "tests/linear_oracle.hpp"
+#include "threads.hpp"
+
+namespace twostroke::tests {
+namespace {
+
+constexpr int64_t ROWS = 19;
+
+// One row as the kernels see it: whole numbers in spans of SPAN, each span with the scale of its largest value.
+struct Inputs {
+  std::vector<int> q;         // [k]
+  std::vector<float> scales;  // [spans]
+
+  template <typename T>
+  Inputs(const T* x, int64_t k) : q((size_t)k), scales((size_t)divided_up(k, SPAN)) {
+    for (int64_t span = 0; span < (int64_t)scales.size(); span++) {
+      int64_t begin = span * SPAN, end = std::min(begin + SPAN, k);
+      float largest = 0;
+      for (int64_t i = begin; i < end; i++) largest = std::max(largest, std::fabs(value_of(x[i])));
+      if (!(largest > 1e-36f)) continue;
+      scales[(size_t)span] = largest / 127.0f;
+      float inverse = 127.0f / largest;
+      for (int64_t i = begin; i < end; i++) {
+        float scaled = value_of(x[i]) * inverse;
+        q[(size_t)i] = (int)std::nearbyint(scaled);
+      }
+    }
+  }
+};
+
+struct Format {
+  int bits;
+  int64_t group;
+  bool has_min;
+};
+
+template <typename T>
+struct Case {
+  const Kernels& kernels;
+  int64_t n, k;
+  Format format;
+  bool gated, full;
+  int64_t groups, weight_rows;
+  std::vector<T> x, residual, y;
+  std::vector<uint8_t> codes, packed;
+  std::vector<uint16_t> scales, mins;
+  std::vector<float> panel_bias, bias;
+  std::string name;
+
+  Case(const Kernels& kernels, int64_t n, int64_t k, Format format, bool gated, bool full, Values values)
+      : kernels(kernels), n(n), k(k), format(format), gated(gated), full(full), groups(divided_up(k, format.group)),
+        weight_rows(gated ? 2 * n : n) {
+    Random random((uint64_t)(n * 1000 + k + format.bits));
+    name = text(kernels.level, gated ? " gated " : " linear ", format.bits, " bits ", TYPE_NAME<T>, " group=", format.group,
+                " min=", format.has_min, " n=", n, " k=", k, " ", name_of(values));
+    x = random_elements<T>(random, ROWS * k, values);
+    int highest = (1 << format.bits) - 1;
+    for (int64_t i = 0; i < weight_rows * k; i++) {
+      int64_t dice = random.below(8);  // often the ends of the range, where products are largest
+      codes.push_back((uint8_t)(dice == 0 ? 0 : dice == 1 ? highest : random.below(highest + 1)));
+    }
+    for (int64_t i = 0; i < weight_rows * groups; i++) {
+      constexpr uint16_t EDGES[] = {0x0001, 0x03ff, 0x0400, 0x0000};  // subnormal halves, the smallest normal one, none
+      scales.push_back(random.below(8) ? nearest_half(0.001 + 0.02 * random.uniform()) : EDGES[random.below(4)]);
+      if (format.has_min) mins.push_back(nearest_half(0.05 * random.normal()));
+    }
+    packed.resize((size_t)packed_quantized_bytes(n, k, gated, format.bits, format.group, format.has_min));
+    pack_quantized(at(codes), at(scales), at(mins), at(packed), n, k, gated, format.bits, format.group);
+    if (full) {
+      bias = random_elements<float>(random, weight_rows, Values::normal);
+      panel_bias = bias_in_panels(bias, n, gated);
+      residual = random_elements<T>(random, ROWS * n, Values::normal);
+    }
+    y = rows(0, ROWS);
+  }
+
+  std::vector<T> rows(int64_t first, int64_t count) const {
+    std::vector<T> found((size_t)(count * n)), left;
+    std::vector<T> some(x.begin() + first * k, x.begin() + (first + count) * k);
+    if (full) left.assign(residual.begin() + first * n, residual.begin() + (first + count) * n);
+    quantized_linear(kernels, at(some), k, at(packed), at(panel_bias), at(left), at(found), count, n, k, gated, TYPE<T>,
+                     format.bits, format.group, format.has_min, 0);
+    return found;
+  }
+
+  // Inputs in another order, and the order that puts them right.
+  void check_order() const {
+    std::vector<int32_t> order;
+    for (int64_t i = 0; i < k; i++) order.push_back((int32_t)i);
+    Random random(1);
+    for (int64_t i = k - 1; i > 0; i--) std::swap(order[(size_t)i], order[(size_t)random.below(i + 1)]);
+    std::vector<T> shuffled(x.size()), found(y.size());
+    for (int64_t row = 0; row < ROWS; row++)
+      for (int64_t i = 0; i < k; i++) shuffled[(size_t)(row * k + order[(size_t)i])] = x[(size_t)(row * k + i)];
+    quantized_linear(kernels, at(shuffled), k, at(packed), at(panel_bias), at(residual), at(found), ROWS, n, k, gated, TYPE<T>,
+                     format.bits, format.group, format.has_min, at(order));
+    expect(same_bits(found.data(), y.data(), (int64_t)y.size()), name + ": other bits with inputs in order");
+  }
+
+  Sum product(const Inputs& inputs, int64_t channel) const {
+    double total = 0, magnitude = 0;
+    for (int64_t g = 0; g < groups; g++) {
+      double scale = half_value(scales[(size_t)(channel * groups + g)]);
+      double min = format.has_min ? half_value(mins[(size_t)(channel * groups + g)]) : 0;
+      int64_t product = 0, sum = 0;
+      for (int64_t i = g * format.group; i < std::min((g + 1) * format.group, k); i++) {
+        product += (codes[(size_t)(channel * k + i)] - (1 << (format.bits - 1))) * inputs.q[(size_t)i];
+        sum += inputs.q[(size_t)i];
+      }
+      double factor = inputs.scales[(size_t)(g * format.group / SPAN)];
+      total += factor * (scale * (double)product - min * (double)sum);
+      magnitude += factor * (std::fabs(scale * (double)product) + std::fabs(min * (double)sum));
+    }
+    if (full) {
+      total += bias[(size_t)channel];
+      magnitude += std::fabs(bias[(size_t)channel]);
+    }
+    return {total, magnitude * (double)(2 * groups + 10) * 0x1p-24 + 0x1p-120};
+  }
+
+  void check_values() const {
+    for (int64_t row = 0; row < ROWS; row += 3) {
+      Inputs inputs(&x[(size_t)(row * k)], k);
+      for (int64_t channel = 0; channel < n; channel++) {
+        Sum sum = product(inputs, channel);
+        if (gated) sum = gated_product(sum, product(inputs, n + channel));
+        size_t place = (size_t)(row * n + channel);
+        expect_rounded(y[place], sum, full ? value_of(residual[place]) : 0,
+                       [&] { return text(name, " row=", row, " channel=", channel); });
+      }
+    }
+  }
+
+  void check_any_batch() const {
+    for (int64_t count : {1, 2, 3, 4, 5, 6, 7, 16})
+      for (int64_t first : {(int64_t)0, (int64_t)1, ROWS - count}) {
+        auto found = rows(first, count);
+        expect(same_bits(found.data(), &y[(size_t)(first * n)], count * n),
+               text(name, ": other bits in rows ", first, " to ", first + count - 1, " alone"));
+      }
+  }
+
+  void check_unpacked() const {
+    std::vector<int64_t> ids{n - 1, 0, n / 2};
+    std::vector<float> found((size_t)(3 * k));
+    unpack_quantized_rows(at(packed), at(ids), at(found), 3, k, format.bits, format.group, format.has_min);
+    for (int64_t i = 0; i < 3 * k; i++) {
+      int64_t row = ids[(size_t)(i / k)], place = row * groups + i % k / format.group;
+      float min = format.has_min ? half_value(mins[(size_t)place]) : 0.0f;
+      float product = half_value(scales[(size_t)place]) * (float)(codes[(size_t)(row * k + i % k)] - (1 << (format.bits - 1)));
+      expect_close(found[(size_t)i], product - min, 0x1p-23 * (std::fabs(product) + std::fabs(min)), [&] { return name + ": unpacked"; });
+    }
+  }
+};
+
+// The integers that inputs become are defined, not approximated; what is behind the last k is zero.
+template <typename T>
+void check_inputs(const Kernels& kernels, int64_t k, int64_t group, Values values) {
+  Random random((uint64_t)k);
+  int64_t groups = divided_up(k, group), spans = divided_up(k, SPAN), gap = 3;
+  auto x = random_elements<T>(random, ROWS * (k + gap) - gap, values);
+  std::vector<int8_t> q((size_t)(ROWS * groups * group), 77);
+  std::vector<float> scales((size_t)(ROWS * spans));
+  std::vector<int32_t> sums((size_t)(ROWS * groups));
+  kernels.quantize_rows(x.data(), k + gap, nullptr, k, group, groups, q.data(), scales.data(), sums.data(), (Dtype)TYPE<T>, 0, ROWS);
+  std::string name = text(kernels.level, " quantize_rows ", TYPE_NAME<T>, " k=", k, " group=", group, " ", name_of(values));
+  for (int64_t row = 0; row < ROWS; row++) {
+    Inputs expected(&x[(size_t)(row * (k + gap))], k);
+    const int8_t* found = &q[(size_t)(row * groups * group)];
+    for (int64_t i = 0; i < groups * group; i++) expect(found[i] == (i < k ? expected.q[(size_t)i] : 0), [&] { return name + ": a code"; });
+    expect(same_bits(&scales[(size_t)(row * spans)], expected.scales.data(), spans), name + ": scales");
+    for (int64_t g = 0; g < groups; g++) {
+      int32_t sum = 0;
+      for (int64_t i = g * group; i < (g + 1) * group; i++) sum += found[i];
+      expect(sums[(size_t)(row * groups + g)] == sum, name + ": a sum");
+    }
+  }
+}
+
+// Weights to codes: 8 bits as they are defined; of 4 bits, where many candidates are tried, no worse than the first alone.
+template <typename T>
+void check_weights(const Kernels& kernels, int64_t n, int64_t k, int64_t group, Values values) {
+  Random random((uint64_t)(n + k));
+  auto weight = random_elements<T>(random, n * k, values);
+  int64_t width = group ? group : k, groups = divided_up(k, width);
+  std::vector<uint8_t> codes((size_t)(n * k));
+  std::vector<uint16_t> scales((size_t)(n * groups));
+  quantize_weight(kernels, at(weight), at(codes), at(scales), n, k, group, {-8.0f, -7.0f, 7.0f}, TYPE<T>);
+  std::string name = text(kernels.level, " quantize_weight ", TYPE_NAME<T>, " k=", k, " group=", group, " ", name_of(values));
+  for (int64_t i = 0; i < n * groups; i++) {
+    int64_t first = i / groups * k + i % groups * width, count = std::min(width, k - i % groups * width);
+    double scale = half_value(scales[(size_t)i]), extreme = 0, error = 0, first_error = 0;
+    for (int64_t j = first; j < first + count; j++)
+      if (double v = value_of(weight[(size_t)j]); std::fabs(v) > std::fabs(extreme)) extreme = v;
+    float first_scale = half_value(nearest_half(std::clamp(extreme / -8, -65504.0, 65504.0)));
+    for (int64_t j = first; j < first + count; j++) {
+      double v = value_of(weight[(size_t)j]), found = scale * (codes[(size_t)j] - (group ? 8 : 128));
+      error += (found - v) * (found - v);
+      double code = first_scale ? std::clamp(std::nearbyint(v / first_scale), -8.0, 7.0) : 0;
+      first_error += (code * first_scale - v) * (code * first_scale - v);
+      if (!group && std::fabs(extreme) < 65504 * 127.0)  // rounded to the nearest code, by a reciprocal
+        expect_close(found, v, scale * 0.50001, [&] { return name + ": a code"; });
+      expect(!group || codes[(size_t)j] < 16, [&] { return name + ": more than 4 bits"; });
+    }
+    if (group) expect(error <= first_error * 1.0001, [&] { return text(name, ": error ", error, ", that of the first step ", first_error); });
+  }
+}
+
+template <typename T>
+void all_cases(const Kernels& kernels) {
+  for (Values values : {Values::normal, Values::tiny, Values::mixed, Values::sparse})
+    for (int64_t group : {0, 32, 64, 128})
+      for (int64_t k : {1, 16, 37, 128, 300}) check_weights<T>(kernels, 3, k, group, values);
+  for (Values values : ALL_VALUES)
+    for (int64_t k : {1, 16, 37, 128, 300})
+      for (int64_t group : {16, 128}) check_inputs<T>(kernels, k, group, values);
+  for (int bits : {8, 4})
+    for (int64_t group : {16, 32, 64, 128})
+      for (bool has_min : {false, true}) {
+        Format format{bits, group, has_min};
+        for (auto [n, k] : {std::pair<int64_t, int64_t>{1, 16}, {17, 37}, {70, 300}}) {
+          Case<T> bare(kernels, n, k, format, false, false, Values::normal);
+          bare.check_values();
+          bare.check_unpacked();
+        }
+      }
+  for (Format format : {Format{8, 128, false}, Format{4, 32, false}, Format{4, 64, true}})
+    for (bool gated : {false, true}) {
+      Case<T> full(kernels, 70, 700, format, gated, true, Values::normal);
+      full.check_values();
+      full.check_any_batch();
+      full.check_order();
+      set_num_threads(2);
+      auto on_two_threads = full.rows(0, ROWS);
+      set_num_threads(1);
+      expect(same_bits(on_two_threads.data(), full.y.data(), (int64_t)full.y.size()), full.name + ": other bits on two threads");
+      for (Values values : ALL_VALUES) Case<T>(kernels, 20, 200, format, gated, false, values).check_values();
+    }
+}
+
+}  // namespace
+
+void test_quantized(const Kernels& kernels) {
+  all_cases<float>(kernels);
+  all_cases<uint16_t>(kernels);
+}
+
+}  // namespace twostroke::tests

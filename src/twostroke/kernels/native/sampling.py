@@ -1,0 +1,27 @@
+"""Draws from large vocabularies (csrc/kernels/sampling.hpp)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from twostroke.kernels.native.extension import Kernels
+
+
+def gumbel_argmax(kernels: Kernels, logits: Tensor, peaks: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
+    """See GumbelArgmax."""
+    assert logits.dtype is torch.float32, logits.dtype
+    assert logits.stride(1) == 1, logits.stride()
+    num_rows, vocab_size = logits.shape
+    winners = torch.empty(num_rows, dtype=torch.int64)
+    kernels.gumbel_argmax(
+        logits.data_ptr(),
+        logits.stride(0),
+        num_rows,
+        vocab_size,
+        peaks.contiguous().data_ptr(),
+        temperatures.contiguous().data_ptr(),
+        keys.contiguous().data_ptr(),
+        winners.data_ptr(),
+    )
+    return winners
