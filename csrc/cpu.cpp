@@ -1,6 +1,30 @@
 #include "cpu.hpp"
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace twostroke {
+namespace {
+
+#if defined(__x86_64__)
+// Tiles are state that the system has to save, and a process asks for it once.
+bool may_use_tiles() {
+#if defined(__linux__)
+  unsigned eax, ebx, ecx, edx;
+  constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24, AMX_INT8 = 1u << 25, ALL = AMX_BF16 | AMX_TILE | AMX_INT8;
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & ALL) != ALL) return false;
+  constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
+}  // namespace
 
 const std::vector<std::string>& usable_levels() {
   static const std::vector<std::string> levels = [] {
@@ -13,7 +37,9 @@ const std::vector<std::string>& usable_levels() {
                   __builtin_cpu_supports("avx512vnni");
     if (avx2) found.push_back("avx2");
     if (avx512) found.push_back("avx512");
-    if (avx512 && __builtin_cpu_supports("avx512bf16")) found.push_back("avx512_bf16");
+    bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+    if (avx512_bf16) found.push_back("avx512_bf16");
+    if (avx512_bf16 && may_use_tiles()) found.push_back("amx");
 #endif
     return found;
   }();

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "attention.hpp"
 #include "cpu.hpp"
 #include "kernels/table.hpp"
 #include "threads.hpp"
@@ -20,6 +21,7 @@ namespace {
 
 const Kernels* table_of(const std::string& level) {
 #if defined(__x86_64__)
+  if (level == "amx") return kernels_amx();
   if (level == "avx512_bf16") return kernels_avx512_bf16();
   if (level == "avx512") return kernels_avx512();
   if (level == "avx2") return kernels_avx2();
@@ -211,28 +213,14 @@ void rotate(const Kernels& kernels, uintptr_t x, int64_t token_stride, int64_t t
   });
 }
 
-void attention(const Kernels& kernels, uintptr_t qkv, uintptr_t storage, uintptr_t out, uintptr_t query_start, uintptr_t seq_lens,
-               uintptr_t block_table, int64_t num_seqs, int64_t max_blocks, int64_t block_bytes, int64_t heads,
-               int64_t kv_heads, int64_t head_dim, int64_t block_size, int64_t window, float scale, int type) {
-  AttentionArgs args{(const void*)qkv, (char*)storage, (void*)out, (const int32_t*)query_start, (const int32_t*)seq_lens,
-                     (const int32_t*)block_table, num_seqs, max_blocks, block_bytes, heads, kv_heads, head_dim,
-                     block_size, window, scale, (Dtype)type};
-  std::vector<int32_t> seq_of_token((size_t)args.query_start[num_seqs]);
-  std::vector<AttentionItem> items;
-  int64_t group = heads / kv_heads;
-  for (int32_t seq = 0; seq < num_seqs; seq++) {
-    int64_t begin = args.query_start[seq], end = args.query_start[seq + 1], rows = (end - begin) * group;
-    for (int64_t token = begin; token < end; token++) seq_of_token[(size_t)token] = seq;
-    for (int32_t head = 0; head < kv_heads; head++)
-      for (int64_t row = 0; row < rows; row += ITEM_ROWS)
-        items.push_back({seq, head, (int32_t)row, (int32_t)std::min(ITEM_ROWS, rows - row)});
-  }
-  parallel((int64_t)seq_of_token.size(), rows_per_task(2 * kv_heads * head_dim), [&](int64_t begin, int64_t end) {
-    kernels.write_kv(args, seq_of_token.data(), begin, end);
-  });
-  parallel((int64_t)items.size(), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i++) kernels.attend(args, items[(size_t)i]);
-  });
+int64_t attention(const Kernels& kernels, uintptr_t qkv, uintptr_t storage, uintptr_t out, uintptr_t query_start,
+                  uintptr_t seq_lens, uintptr_t block_table, uintptr_t tree, uintptr_t tree_start, int64_t num_seqs,
+                  int64_t max_blocks, int64_t block_bytes, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                  int64_t block_size, int64_t window, float scale, int type, int kv_format) {
+  return run_attention(kernels, {(const void*)qkv, (char*)storage, (void*)out, (const int32_t*)query_start,
+                                 (const int32_t*)seq_lens, (const int32_t*)block_table, num_seqs, max_blocks, block_bytes,
+                                 heads, kv_heads, head_dim, block_size, window, scale, (Dtype)type, (KvFormat)kv_format,
+                                 (const uint64_t*)tree, (const int64_t*)tree_start});
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ from twostroke.scheduler.scheduler import Scheduler
 
 def make_layout(windows: Sequence[int | None] = (None,), block_size: int = 4) -> KVLayout:
     """Tiny heads; one KV group per kind of layer unless the counts differ."""
-    return KVLayout.of(windows, block_size=block_size, num_kv_heads=1, head_dim=2, bytes_per_element=4)
+    return KVLayout.of(windows, block_size=block_size, num_kv_heads=1, head_dim=2, kv_format="f32")
 
 
 def make_kv(

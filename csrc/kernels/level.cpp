@@ -1,6 +1,7 @@
 // Compiled once per instruction level; CMakeLists.txt sets the flags and names the level.
 #include "attention.hpp"
 #include "elementwise.hpp"
+#include "kv_write.hpp"
 #include "linear.hpp"
 #include "quantize.hpp"
 #include "quantized.hpp"
@@ -14,7 +15,7 @@ namespace twostroke {
 #define FUNCTION_OF(level) JOIN(kernels_, level)
 
 const Kernels* FUNCTION_OF(TWOSTROKE_LEVEL)() {
-  static const Kernels table{TEXT_OF(TWOSTROKE_LEVEL), linear_panels, quantized_panels, quantize_rows, quantize_weight, write_kv, attend, rms_norm, rotate};
+  static const Kernels table{TEXT_OF(TWOSTROKE_LEVEL), linear_panels, quantized_panels, quantize_rows, quantize_weight, write_kv, attend, attend_partition, combine, rms_norm, rotate};
   return &table;
 }
 

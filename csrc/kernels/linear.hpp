@@ -63,21 +63,29 @@ INLINE void put(const LinearArgs& args, int64_t row, int64_t channel, f32x16 val
   set((T*)args.y + row * args.ldy + channel, value, count);
 }
 
+// Bias, gate and residual on the totals of one row's vectors [first, first + VECTORS) of panel p, and out.
+template <typename T, int VECTORS>
+INLINE void finish_row(const LinearArgs& args, f32x16 (&total)[VECTORS], int64_t row, int64_t p, int first) {
+  if (args.bias)
+    for (int v = 0; v < VECTORS; v++) total[v] += load16(args.bias + p * PANEL + (first + v) * LANES);
+  if (args.gated)
+    for (int v = 0; v < VECTORS; v += 2)
+      put<T>(args, row, (p * PANEL_VECTORS + first + v) / 2 * LANES,
+             total[v] / (splat(1.0f) + exp(-total[v])) * total[v + 1]);
+  else
+    for (int v = 0; v < VECTORS; v++) put<T>(args, row, (p * PANEL_VECTORS + first + v) * LANES, total[v]);
+}
+
+// The runs' tree.
+INLINE f32x16 add_runs(f32x16 s0, f32x16 s1, f32x16 s2, f32x16 s3) { return (s0 + s1) + (s2 + s3); }
+
 // Adds up the runs and writes ROWS rows of the vectors [first, first + VECTORS) of panel p.
 template <typename T, int ROWS, int VECTORS>
 INLINE void finish(const LinearArgs& args, const f32x16 (&sums)[SEGMENTS][ROWS][VECTORS], int64_t row, int64_t p, int first) {
   for (int r = 0; r < ROWS; r++) {
     f32x16 total[VECTORS];
-    for (int v = 0; v < VECTORS; v++) {
-      total[v] = (sums[0][r][v] + sums[1][r][v]) + (sums[2][r][v] + sums[3][r][v]);
-      if (args.bias) total[v] += load16(args.bias + p * PANEL + (first + v) * LANES);
-    }
-    if (args.gated)
-      for (int v = 0; v < VECTORS; v += 2)
-        put<T>(args, row + r, (p * PANEL_VECTORS + first + v) / 2 * LANES,
-               total[v] / (splat(1.0f) + exp(-total[v])) * total[v + 1]);
-    else
-      for (int v = 0; v < VECTORS; v++) put<T>(args, row + r, (p * PANEL_VECTORS + first + v) * LANES, total[v]);
+    for (int v = 0; v < VECTORS; v++) total[v] = add_runs(sums[0][r][v], sums[1][r][v], sums[2][r][v], sums[3][r][v]);
+    finish_row<T, VECTORS>(args, total, row + r, p, first);
   }
 }
 
@@ -133,9 +141,23 @@ constexpr int TILE_ROWS = 6, TILE_VECTORS = 4;
 constexpr int TILE_ROWS = 3, TILE_VECTORS = 2;
 #endif
 
+}  // namespace
+}  // namespace twostroke
+
+#if defined(__AMX_BF16__)
+#include "amx.hpp"
+#endif
+
+namespace twostroke {
+namespace {
+
 void linear_panels(const LinearArgs& args, int64_t begin, int64_t end) {
-  if (args.type == Dtype::f32) panels<F32Weights, TILE_ROWS, TILE_VECTORS>(args, begin, end);
-  else panels<Bf16Weights, TILE_ROWS, TILE_VECTORS>(args, begin, end);
+  if (args.type == Dtype::f32) return panels<F32Weights, TILE_ROWS, TILE_VECTORS>(args, begin, end);
+#if defined(__AMX_BF16__)
+  amx_panels(args, begin, end);
+#else
+  panels<Bf16Weights, TILE_ROWS, TILE_VECTORS>(args, begin, end);
+#endif
 }
 
 }  // namespace

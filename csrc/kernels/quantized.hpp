@@ -56,7 +56,7 @@ INLINE i32x16 dot_bytes(i32x16 acc, u32x16 w, uint32_t a) {
 
 INLINE f32x16 from_half(const char* p) {
 #if defined(__AVX512F__)
-  return (f32x16)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+  return (f32x16)_mm512_maskz_cvtph_ps((__mmask16)-1, _mm256_loadu_si256((const __m256i*)p));
 #elif defined(__F16C__)
   f32x16 out;
   for (int half = 0; half < 2; half++) {
@@ -225,7 +225,20 @@ constexpr int QUANTIZED_ROWS = 6, QUANTIZED_VECTORS = 2;
 constexpr int QUANTIZED_ROWS = 2, QUANTIZED_VECTORS = 2;
 #endif
 
+}  // namespace
+}  // namespace twostroke
+
+#if defined(__AMX_INT8__)
+#include "amx_quantized.hpp"
+#endif
+
+namespace twostroke {
+namespace {
+
 void quantized_panels(const QuantizedArgs& args, int64_t begin, int64_t end) {
+#if defined(__AMX_INT8__)
+  if (quantized_in_tiles(args, begin, end)) return;
+#endif
   auto run = [&]<typename T>(T) {
     if (args.bits == 8) quantized_panels_of<T, 8, QUANTIZED_ROWS, QUANTIZED_VECTORS>(args, begin, end);
     else quantized_panels_of<T, 4, QUANTIZED_ROWS, QUANTIZED_VECTORS>(args, begin, end);

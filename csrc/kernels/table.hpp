@@ -6,6 +6,7 @@
 namespace twostroke {
 
 enum class Dtype : int32_t { f32 = 0, bf16 = 1 };
+enum class KvFormat : int32_t { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 };  // see kv_format.hpp
 
 // y[M, N] = x[M, K] W^T + bias (+ residual), or silu(x G^T + ..) * (x U^T + ..); weights in panels (see linear.hpp).
 struct LinearArgs {
@@ -47,7 +48,7 @@ struct QuantizeArgs {
 // One layer's attention over a flat batch: some consecutive queries of each sequence, which are its last tokens.
 //
 //   qkv      [num_tokens, heads + 2 kv_heads, head_dim], rotated
-//   storage  blocks of [layers_per_block][K, V][kv_heads][block_size * head_dim elements in the order of attention.hpp]
+//   storage  blocks of [layers_per_block][K, V][kv_heads][what kv_format.hpp makes of block_size tokens]
 //   out      [num_tokens, heads, head_dim]
 struct AttentionArgs {
   const void* qkv;
@@ -61,7 +62,12 @@ struct AttentionArgs {
   int64_t heads, kv_heads, head_dim, block_size;
   int64_t window;       // keys a query sees, itself included; 0 sees all
   float scale;
-  Dtype type;
+  Dtype type;       // of qkv and out, and what products are computed in
+  KvFormat format;  // of what is stored
+  // Queries of draft trees: bits [query][own token of the step] in whole words per query, from tree + tree_start[seq] on;
+  // a start of -1 is an ordinary sequence, and without any tree both are null.
+  const uint64_t* tree;
+  const int64_t* tree_start;  // [num_seqs]
 };
 
 // Rows of queries of one sequence that share a KV head: row r is query r / (heads per kv head).
@@ -83,6 +89,10 @@ struct Kernels {
   void (*write_kv)(const AttentionArgs&, const int32_t* seq_of_token, int64_t begin, int64_t end);
   // Attends for one item over all it sees.
   void (*attend)(const AttentionArgs&, const AttentionItem&);
+  // The same in two steps, to the same bits: each partition by itself, then all of them, the oldest first. An outcome has
+  // num_rows x outcome_row_floats(head_dim) floats.
+  void (*attend_partition)(const AttentionArgs&, const AttentionItem&, int64_t partition, float* outcome);
+  void (*combine)(const AttentionArgs&, const AttentionItem&, const float* outcomes);
   // y[row][part] = x[row][part] / rms(x[row][part]) * weight[part], for rows [begin, end) of `parts` parts of n elements.
   void (*rms_norm)(const void* x, int64_t x_stride, const void* weight, void* y, int64_t y_stride, int64_t parts, int64_t n,
                    float eps, Dtype, int64_t begin, int64_t end);
@@ -102,5 +112,6 @@ const Kernels* kernels_portable();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
 const Kernels* kernels_avx512_bf16();
+const Kernels* kernels_amx();
 
 }  // namespace twostroke

@@ -27,7 +27,7 @@ from twostroke.cost.step_cost import MachineLimits, StepCost
 from twostroke.errors import UnreadableEvent
 from twostroke.request import Arrival, FinishReason
 
-EVENT_LOG_VERSION = 1
+EVENT_LOG_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)

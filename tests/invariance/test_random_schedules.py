@@ -26,7 +26,7 @@ WEIGHT_FORMATS: dict[str, dict[str, Any]] = {
     "int4": {"dtype": "bfloat16", "quantization": "int4"},
     "int4 of 64": {"quantization": "int4", "group_size": 64},
 }
-KV_FORMATS: dict[str, dict[str, Any]] = {}
+KV_FORMATS: dict[str, dict[str, Any]] = {name: {"kv_cache_dtype": name} for name in ("f32", "int8", "int4")}
 """Of a bfloat16 model."""
 FORMATS = {**WEIGHT_FORMATS, **{f"kv {name}": {"dtype": "bfloat16", **kv} for name, kv in KV_FORMATS.items()}}
 

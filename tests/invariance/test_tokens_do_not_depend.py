@@ -173,6 +173,54 @@ def test_quantized_weights(model: str, quantization: str, kernels: str, random_m
     assert essence(shuffled) == [whole[i] for i in order]
 
 
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+@pytest.mark.parametrize("kv_cache_dtype", ["bf16", "f32", "int8", "int4"])
+@pytest.mark.parametrize("model", ["mistral", "qwen3", "embedded"])
+def test_kv_formats(model: str, kv_cache_dtype: str, kernels: str, random_models: dict[str, Path]) -> None:
+    """Alone and together, in chunks of any size, found in the prefix cache, after a preemption, on two threads."""
+    prompts, params = requests()
+    params = [dataclasses.replace(p, max_tokens=8) for p in params]
+    name, settings = folder(model, random_models), {"kv_cache_dtype": kv_cache_dtype, "kernels": kernels}
+    whole = essence(generate(name, prompts, params, **settings))
+    changes: list[dict[str, Any]] = [{"max_num_batched_tokens": 7}, {"block_size": 1, "max_num_seqs": 3}]
+    changes += [{"block_size": 32, "enable_prefix_caching": False, "max_num_batched_tokens": 48}]
+    if kernels == "auto":  # torch on two threads waits for a busy machine; test_two_threads covers it
+        changes += [{"threads": 2}]
+    for changed in changes:
+        assert essence(generate(name, prompts, params, **settings, **changed)) == whole
+    for i in (1, 6):
+        assert essence(generate(name, [prompts[i]], [params[i]], **settings)) == [whole[i]]
+    with LLM(name, kv_cache_memory=1 << 26, threads=1, **settings) as llm:
+        items = [{"prompt_token_ids": list(p)} for p in prompts]
+        first, second = llm.generate(items, params), llm.generate(items, params)
+    assert sum(o.num_cached_tokens for o in second) > sum(o.num_cached_tokens for o in first)
+    assert essence(first) == essence(second) == whole
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+@pytest.mark.parametrize("kv_cache_dtype", ["bf16", "int8", "int4"])
+def test_kv_formats_after_preemption(kv_cache_dtype: str, kernels: str, random_models: dict[str, Path]) -> None:
+    prompts = [tuple(range(i, i + 9 + i)) for i in range(8)]
+    params = [SamplingParams(max_tokens=40, seed=i, ignore_eos=True, logprobs=1) for i in range(8)]
+    settings = {"kv_cache_dtype": kv_cache_dtype, "kernels": kernels, "max_model_len": 80}
+    name = folder("llama", random_models)
+    roomy, tight = (generate(name, prompts, params, num_kv_blocks=n, **settings) for n in (64, 7))
+    assert sum(o.metrics.num_preemptions for o in tight if o.metrics) > 0
+    assert essence(tight) == essence(roomy)
+
+
+def test_kv_formats_are_different_formats(random_models: dict[str, Path]) -> None:
+    """Otherwise the tests above would compare one format with itself."""
+    prompts, params = requests()
+    name = folder("qwen3", random_models)
+    found = [
+        str(essence(generate(name, prompts[:4], params[:4], kv_cache_dtype=kind)))
+        for kind in ("f32", "bf16", "int8", "int4")
+    ]
+    assert len(set(found)) == 4
+    assert str(essence(generate(name, prompts[:4], params[:4], kv_cache_dtype="auto"))) == found[0]
+
+
 def test_without_kv_cache(random_models: dict[str, Path], expected: dict[str, list[Any]]) -> None:
     prompts, params = requests()
     outputs = generate(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def naive_attention(q: Tensor, k: Tensor, v: Tensor, first_position: int, window: int | None, scale: float) -> Tensor:
-    """Attends.
+    """Attends causally.
 
     Args:
         q: [num_queries, num_heads, head_dim], the first at `first_position`.
@@ -20,13 +20,18 @@ def naive_attention(q: Tensor, k: Tensor, v: Tensor, first_position: int, window
     Returns:
         [num_queries, num_heads, head_dim], float64.
     """
-    group = q.shape[1] // k.shape[1]
-    k, v = (t.double().repeat_interleave(group, dim=1) for t in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
     query = first_position + torch.arange(len(q))[:, None]
     key = torch.arange(len(k))[None, :]
     hidden = key > query
     if window is not None:
         hidden |= key <= query - window
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    return attention_over(q, k, v, ~hidden, scale)
+
+
+def attention_over(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> Tensor:
+    """Attends over what `visible`, bool [num_queries, num_keys], says."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (t.double().repeat_interleave(group, dim=1) for t in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
     return torch.einsum("hqk,khd->qhd", weights, v)

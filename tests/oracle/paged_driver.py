@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from twostroke.config.kv_format import KVFormat
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.model.decoder import DecoderModel
@@ -33,11 +34,11 @@ class PagedDriver:
         *,
         num_blocks: int = 256,
         block_size: int = 16,
-        dtype: torch.dtype = torch.float32,
+        kv_format: KVFormat = "f32",
         seed: int = 0,
-        fill: float = float("nan"),
+        fill: int = 0xFF,
     ) -> None:
-        """`fill` is what the pool holds at first: NaN, so that a read of a foreign slot shows."""
+        """`fill` is what every byte of the pool holds at first: a NaN in each format, so that a foreign read shows."""
         self.model = model
         config = model.config
         self.layout = KVLayout.of(
@@ -45,9 +46,9 @@ class PagedDriver:
             block_size=block_size,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            bytes_per_element=dtype.itemsize,
+            kv_format=kv_format,
         )
-        self.kv = KVStorage(self.layout, num_blocks, dtype, torch.device("cpu"))
+        self.kv = KVStorage(self.layout, num_blocks, torch.device("cpu"))
         self.kv.tensor.fill_(fill)
         self.attention_layout = self.kv.attention_layout(config.num_heads)
         self._free = [int(b) for b in np.random.default_rng(seed).permutation(num_blocks)]

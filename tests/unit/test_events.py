@@ -26,7 +26,7 @@ from twostroke.events import (
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.request import Arrival, FinishReason
 
-LAYOUT = KVLayout.of([None, 8], block_size=16, num_kv_heads=2, head_dim=8, bytes_per_element=2)
+LAYOUT = KVLayout.of([None, 8], block_size=16, num_kv_heads=2, head_dim=8, kv_format="bf16")
 SCHEDULED = ScheduledRequest("a", Stroke.DECODE, 9, 3, 2, True, (BlockTableUpdate(0, (4, 5)), BlockTableUpdate(1, ())))
 COST = StepCost(1.5, 2.0, 3.0, 4.0, 0.5, "memory", 0.25)
 EVENTS: list[Event] = [

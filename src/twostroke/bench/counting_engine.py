@@ -52,7 +52,7 @@ def counting_engine(
         event_log: a file for the event log.
         at_submit: called with the KV memory's account when a step is decided.
     """
-    layout = KVLayout.of([None], block_size=cache.block_size, num_kv_heads=1, head_dim=1, bytes_per_element=2)
+    layout = KVLayout.of([None], block_size=cache.block_size, num_kv_heads=1, head_dim=1, kv_format="bf16")
     shape = ModelShape(
         hidden_size=1,
         intermediate_size=1,

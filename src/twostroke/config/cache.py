@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from twostroke.config.checks import one_of, switch, whole_number
+from twostroke.config.kv_format import KVCacheDType
 from twostroke.errors import InvalidParameter
 
 KVReservation = Literal["paged", "contiguous"]
@@ -20,6 +21,9 @@ class CacheConfig:
 
     block_size: int = 16
     """Tokens per KV block: a power of two, at most 128."""
+    kv_cache_dtype: KVCacheDType = "auto"
+    """How K and V are stored: 'auto' in the model's type, 'bf16' or 'f32', or quantized to 'int8' or 'int4' with a
+    scale and a zero per token and head."""
     kv_cache_memory: int | None = None
     """Bytes for KV blocks; default: half of the memory that is free, within the control group's limit."""
     num_kv_blocks: int | None = None
@@ -43,6 +47,7 @@ class CacheConfig:
                 whole_number(name, value, 1)
         for name in ("enable_prefix_caching", "enable_kv_cache"):
             switch(name, getattr(self, name))
+        one_of("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheDType))
         one_of("kv_reservation", self.kv_reservation, get_args(KVReservation))
         if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
             raise InvalidParameter("num_kv_blocks", self.num_kv_blocks, "cannot be given beside kv_cache_memory")

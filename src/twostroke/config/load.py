@@ -11,7 +11,7 @@ from twostroke.errors import InvalidParameter
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 Device = Literal["cpu", "cuda"]
-Kernels = Literal["auto", "reference", "native", "portable", "avx2", "avx512", "avx512_bf16", "neon"]
+Kernels = Literal["auto", "reference", "native", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon"]
 
 QuantizationOnLoad = Literal["int8", "int4"]
 Quantization = Literal["int8", "int4", "awq", "gptq", "compressed-tensors"]

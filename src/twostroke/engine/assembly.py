@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from twostroke.config.engine import EngineConfig
+from twostroke.config.kv_format import KVFormat, resolve_kv_format, slot_bytes
 from twostroke.config.load import DEFAULT_GROUP_SIZE
 from twostroke.config.model import ModelConfig
 from twostroke.cost.step_cost import MachineLimits, ModelShape
@@ -56,6 +57,7 @@ class _Loaded:
     config: ModelConfig
     weights: WeightSource
     dtype: torch.dtype
+    kv_format: KVFormat
     device: torch.device
     operators: Operators
     num_threads: int
@@ -83,7 +85,7 @@ def build_text_engine(
         block_size=config.cache.block_size,
         num_kv_heads=loaded.config.num_kv_heads,
         head_dim=loaded.config.head_dim,
-        bytes_per_element=loaded.dtype.itemsize,
+        kv_format=loaded.kv_format,
     )
     num_weight_bytes = _weight_bytes(config, loaded)
     sizing = size_kv_cache(
@@ -146,7 +148,7 @@ def _build_engine(
     scheduler = Scheduler(config.scheduler, manager, max_model_len=sizing.max_model_len)
     runner = ModelRunner(
         model,
-        KVStorage(layout, sizing.num_blocks, loaded.dtype, loaded.device),
+        KVStorage(layout, sizing.num_blocks, loaded.device),
         Sampler(loaded.config.vocab_size, loaded.eos_token_ids, loaded.device),
         max_model_len=sizing.max_model_len,
         device=loaded.device,
@@ -171,7 +173,9 @@ def _prepare(config: EngineConfig) -> _Loaded:
         raise SetupError("device=cuda: this PyTorch sees no CUDA device. Use --device cpu, or install a CUDA build.")
     folder = find_model_folder(load.model)
     model_config = read_model_config(folder).fixed_for(load.max_model_len)
-    dtype = getattr(torch, model_config.dtype if load.dtype == "auto" else load.dtype)
+    dtype_name = model_config.dtype if load.dtype == "auto" else load.dtype
+    dtype = getattr(torch, dtype_name)
+    kv_format = resolve_kv_format(config.cache.kv_cache_dtype, dtype_name)
     operators = operators_for(device, dtype, load.kernels)
     num_threads = load.threads or _usable_processors()
     operators.set_num_threads(num_threads)
@@ -183,12 +187,20 @@ def _prepare(config: EngineConfig) -> _Loaded:
     if recommended:
         log.info("generation_config.json: sampling defaults %s are not applied; give them per request", recommended)
     weights = open_weights(folder, model_config, load.quantization)
-    return _Loaded(folder, model_config, weights, dtype, device, operators, num_threads, tokenizer, eos_token_ids)
+    return _Loaded(
+        folder, model_config, weights, dtype, kv_format, device, operators, num_threads, tokenizer, eos_token_ids
+    )
 
 
 def _weight_bytes(config: EngineConfig, loaded: _Loaded) -> int:
-    group_size = config.load.group_size or DEFAULT_GROUP_SIZE
-    return weight_bytes(loaded.weights, loaded.config, loaded.dtype, config.load.quantization, group_size)
+    return weight_bytes(
+        loaded.weights,
+        loaded.config,
+        loaded.dtype,
+        config.load.quantization,
+        config.load.group_size or DEFAULT_GROUP_SIZE,
+        keeps_quantized=loaded.operators.keeps_quantized,
+    )
 
 
 def _usable_processors() -> int:
@@ -217,7 +229,7 @@ def _journal(
         vocab_size=model.vocab_size,
         layer_windows=model.layer_windows,
         bytes_per_weight=_weight_bytes(config, loaded) / num_parameters(model),
-        bytes_per_kv_element=layout.bytes_per_element,
+        bytes_per_kv_element=slot_bytes(layout.kv_format, layout.head_dim) / layout.head_dim,
     )
     started = engine_started(
         config.scheduler,
@@ -287,11 +299,12 @@ def _startup_lines(
     dtype = str(loaded.dtype).removeprefix("torch.")
     model = f"{config.architecture}, {num_parameters(config) / 1e6:,.1f} M parameters, {dtype}, {where}"
     weights = f"{num_weight_bytes:,} bytes of weights, loaded in {load_s:.2f} s"
+    per_token = f"{layout.kv_format}, {layout.bytes_per_token:,} bytes per token"
     blocks = f"{sizing.num_blocks:,} blocks of {layout.block_size} tokens = {sizing.kv_bytes:,} bytes"
     capacity = sizing.num_blocks // len(layout.groups) * layout.block_size
     return (
         f"model    {model}; {weights}",
-        f"kv cache {layout.bytes_per_token:,} bytes per token; {blocks}, room for {capacity:,} tokens",
+        f"kv cache {per_token}; {blocks}, room for {capacity:,} tokens",
         f"requests {sizing.full_length_requests:,} of {sizing.max_model_len:,} tokens fit at once",
         *_proof_lines(),
         *(f"note     {remark}" for remark in (*sizing.remarks, *_rope_remarks(config))),

@@ -15,10 +15,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from twostroke.config.kv_format import KVFormat, slot_bytes
 from twostroke.config.load import Kernels
 from twostroke.errors import SetupError
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.stacked_weight import StackedWeight
+from twostroke.kernels.tree_mask import TreeMasks
 from twostroke.log import get_logger
 
 log = get_logger(__name__)
@@ -57,6 +59,7 @@ class GroupShape:
     layers_per_block: int
     window: int | None
     """Tokens a query sees, itself included; None sees all."""
+    kv_format: KVFormat
 
     @property
     def heads_per_kv_head(self) -> int:
@@ -65,12 +68,25 @@ class GroupShape:
 
     @property
     def rows_per_block(self) -> int:
-        """Rows of a block in the storage seen as [rows, block_size * head_dim]."""
+        """Rows of a block in the storage seen as [rows, block_size * slot bytes]."""
         return self.layers_per_block * 2 * self.num_kv_heads
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of K, or of V, of one token in one head."""
+        return slot_bytes(self.kv_format, self.head_dim)
 
 
 class AttentionOperator(Protocol):
-    """Attention over the paged KV of one model."""
+    """Attention over the paged KV of one model.
+
+    K and V are encoded when they are written (config/kv_format.py) and always read as they are stored, within the step
+    that writes them too; so it makes no difference how a prompt is cut into chunks.
+    """
+
+    def kv_order(self, kv_format: KVFormat) -> str:
+        """Names the order of the bytes inside a KV head of a block: only who has the same name may read them."""
+        ...
 
     def plan(
         self,
@@ -78,6 +94,7 @@ class AttentionOperator(Protocol):
         query_start_loc: npt.NDArray[np.int32],
         seq_lens: npt.NDArray[np.int32],
         block_table: npt.NDArray[np.int32],
+        tree_masks: TreeMasks | None = None,
     ) -> Any:
         """What one step of one KV group needs, worked out once for all of its layers; see AttentionMetadata.build."""
         ...
@@ -87,8 +104,8 @@ class AttentionOperator(Protocol):
 
         Args:
             qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], rotated; q, then k, then v.
-            storage: [num_blocks, layers_per_block, 2, num_kv_heads, block_size, head_dim], contiguous; the order of the
-                last two is the backend's own (`Operators.kv_order`).
+            storage: uint8 [num_blocks, layers_per_block, 2, num_kv_heads, block_size * slot bytes], contiguous; the
+                order inside the last is the backend's own (`kv_order`).
             plan: of this step and the layer's KV group.
             layer_in_block: which of a block's layers this is.
             softmax_scale: factor on the scores.
@@ -106,20 +123,20 @@ class Operators:
     name: str
     set_num_threads: Callable[[int], None]
     """How many threads compute, for the whole process."""
-    kv_order: str
-    """Names the order of the elements inside a KV head of a block: only who has the same may read it."""
     pack_linear: Callable[[Weight, Tensor | None], Linear]
     pack_gated: Callable[[Weight, Tensor | None], GatedLinear]
     quantize_per_channel: Callable[[Tensor], QuantizedWeight]
     """Floats [N, K] to 8 bits; every backend gives the bits of kernels/quantized_weight.py, in both."""
     quantize_in_groups: Callable[[Tensor, int], QuantizedWeight]
     """Floats [N, K] and a group size to 4 bits."""
+    keeps_quantized: bool
+    """Whether a quantized weight stays one when it is packed; else it takes the room of the numbers it stands for."""
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rms_norm_: Callable[[Tensor, Tensor, float], None]
     """The same in place."""
     rotate_heads_: Callable[[Tensor, Tensor, Tensor], None]
     attention: Callable[[int, int, int, torch.dtype, torch.device], AttentionOperator]
-    """For num_heads, num_kv_heads, head_dim, the type of K and V, and the device."""
+    """For num_heads, num_kv_heads, head_dim, the type it computes in, and the device."""
 
 
 def operators_for(device: torch.device, dtype: torch.dtype, kernels: Kernels = "auto") -> Operators:

@@ -14,7 +14,7 @@ class KVTensors(Protocol):
 
     @property
     def tensor(self) -> Tensor:
-        """[num_blocks, layers_per_block, 2, num_kv_heads, block_size, head_dim], contiguous."""
+        """uint8 [num_blocks, layers_per_block, 2, num_kv_heads, block_size * slot bytes], contiguous."""
         ...
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from twostroke.config.kv_format import KVFormat
 from twostroke.kernels.dispatch import AttentionOperator, GroupShape
+from twostroke.kernels.tree_mask import TreeMasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class AttentionLayout:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    kv_format: KVFormat
 
     @classmethod
     def of(
@@ -35,11 +38,12 @@ class AttentionLayout:
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
+        kv_format: KVFormat,
     ) -> AttentionLayout:
         """From (layer ids, window) per KV group.
 
-        >>> AttentionLayout.of([((0, 2), None), ((1, 3), 64)], block_size=16, num_heads=4, num_kv_heads=2, head_dim=8)
-        ... # doctest: +ELLIPSIS
+        >>> AttentionLayout.of([((0, 2), None), ((1, 3), 64)], block_size=16, num_heads=4, num_kv_heads=2, head_dim=8,
+        ...                    kv_format="int8")  # doctest: +ELLIPSIS
         AttentionLayout(layer_slots=((0, 0), (1, 0), (0, 1), (1, 1)), windows=(None, 64), layers_per_block=2, ...)
         """
         slots = {
@@ -54,6 +58,7 @@ class AttentionLayout:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
+            kv_format=kv_format,
         )
 
 
@@ -76,6 +81,7 @@ class AttentionMetadata:
         block_tables: Sequence[npt.NDArray[np.int32]],
         layout: AttentionLayout,
         operator: AttentionOperator,
+        tree_masks: TreeMasks | None = None,
     ) -> AttentionMetadata:
         """Plans a step.
 
@@ -87,8 +93,10 @@ class AttentionMetadata:
                 context are never read and may hold anything.
             layout: of the storage.
             operator: the model's.
+            tree_masks: for steps with draft trees; None when every query sees all before it.
         """
         assert len(query_start_loc) == len(seq_lens) + 1, (query_start_loc, seq_lens)
+        assert tree_masks is None or len(tree_masks) == len(seq_lens), (tree_masks, seq_lens)
         assert len(block_tables) == len(layout.windows), (len(block_tables), layout.windows)
         plans = tuple(
             operator.plan(
@@ -99,10 +107,12 @@ class AttentionMetadata:
                     layout.block_size,
                     layout.layers_per_block,
                     window,
+                    layout.kv_format,
                 ),
                 query_start_loc,
                 seq_lens,
                 table,
+                tree_masks,
             )
             for table, window in zip(block_tables, layout.windows, strict=True)
         )

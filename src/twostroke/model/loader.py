@@ -105,7 +105,8 @@ def load_model(  # noqa: PLR0913 (what a model is made of, each by its name)
     if config.tie_word_embeddings:
         _check_tied_head(source, parts["embedding.weight"][0], dtype)
     model = kind(config, weights, Placement(operators, dtype, device, max_model_len))
-    mib = weight_bytes(source, config, dtype, quantization, group_size) >> 20
+    keeps_quantized = operators.keeps_quantized
+    mib = weight_bytes(source, config, dtype, quantization, group_size, keeps_quantized=keeps_quantized) >> 20
     log.info("%s: %d MiB of weights in %.1f s", source.path.name, mib, time.perf_counter() - start_s)
     return model
 
@@ -116,17 +117,28 @@ def weight_bytes(
     dtype: torch.dtype,
     quantization: Quantization | None,
     group_size: int = DEFAULT_GROUP_SIZE,
+    *,
+    keeps_quantized: bool = True,
 ) -> int:
-    """Bytes of all weights once they are loaded; tied ones count once, and missing ones as floats."""
+    """Bytes of all weights once they are loaded; tied ones count once.
+
+    Args:
+        source: of the weights; one that it lacks counts as floats.
+        config: of the same model.
+        dtype: of floats.
+        quantization: of float weights that are multiplied.
+        group_size: weights to a scale, for int4.
+        keeps_quantized: Operators.keeps_quantized of the backend.
+    """
     on_load = _OnLoad.of(quantization, group_size)
+    of_floats = dtype.itemsize if on_load is None else on_load.bytes_per_weight
     names = architecture(config.architecture).names
     total = 0.0
     for name, parameter in model_class(config.architecture).parameters(config).items():
-        parts = [source.weights.get(part) for part in checkpoint_names(names, name)]
-        if not _is_multiplied(name, config, parameter):
+        if not (keeps_quantized and _is_multiplied(name, config, parameter)):
             total += parameter.size * dtype.itemsize
             continue
-        of_floats = dtype.itemsize if on_load is None else on_load.bytes_per_weight
+        parts = [source.weights.get(part) for part in checkpoint_names(names, name)]
         for part in parts:
             size = parameter.size / len(parts) if part is None else math.prod(part.shape)
             total += size * (of_floats if part is None or part.bytes_per_weight is None else part.bytes_per_weight)

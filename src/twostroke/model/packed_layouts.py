@@ -140,7 +140,7 @@ class Gptq(PackedLayout):
         groups = self.num_groups(k)
         return {
             "qweight": Part((k // self.per_word, n)),
-            "qzeros": Part((groups, n // self.per_word)),
+            "qzeros": Part((groups, -(-n // self.per_word))),
             "scales": Part((groups, n), _FLOATS),
             "g_idx": Part((k,), is_optional=not self.config.needs_order),
         }
@@ -148,8 +148,9 @@ class Gptq(PackedLayout):
     def unpack(self, module: str, parts: Mapping[str, Tensor]) -> Unpacked:
         """See PackedLayout."""
         bits = self.config.bits
-        zeros = self._zeros(module, _fields(parts["qzeros"], bits).T)
-        return Unpacked(_fields(parts["qweight"].T, bits), parts["scales"].T, zeros, parts.get("g_idx"))
+        codes = _fields(parts["qweight"].T, bits)
+        zeros = self._zeros(module, _fields(parts["qzeros"], bits)[:, : len(codes)].T)
+        return Unpacked(codes, parts["scales"].T, zeros, parts.get("g_idx"))
 
     def _zeros(self, module: str, stored: Tensor) -> Tensor | None:
         middle, most = 2 ** (self.config.bits - 1), 2**self.config.bits - 1

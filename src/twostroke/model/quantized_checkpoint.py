@@ -68,7 +68,7 @@ class QuantizedCheckpoint:
         mins = None
         if found.zeros is not None:
             mins = (scales.float() * (found.zeros.float() - 2 ** (self._config.bits - 1))).half()
-        codes = found.codes if order is None else found.codes[:, order]
+        codes = found.codes if order is None else found.codes.index_select(1, order)
         size, times = _kernel_groups(self._config.group_size, codes.shape[1])
         scales, mins = (None if x is None else x.repeat_interleave(times, 1) for x in (scales, mins))
         assert scales is not None
@@ -124,10 +124,9 @@ def _find_parts(checkpoint: Checkpoint, layout: PackedLayout) -> dict[str, dict[
         module, _, suffix = name.rpartition(".")
         if suffix != layout.main or kind not in layout.main_types:
             continue
-        if len(checkpoint.shapes[name]) != 2:
-            raise CorruptCheckpoint(
-                f"{checkpoint.path}: {name} has shape {list(checkpoint.shapes[name])}; it must be a matrix."
-            )
+        shape = checkpoint.shapes[name]
+        if len(shape) != 2 or 0 in shape:
+            raise CorruptCheckpoint(f"{checkpoint.path}: {name} has shape {list(shape)}; it must be a matrix.")
         found[module] = {
             suffix: f"{module}.{suffix}" for suffix in layout.parts(0, 0) if f"{module}.{suffix}" in checkpoint.shapes
         }

@@ -15,23 +15,24 @@ class KVStorage:
     A block is contiguous, and inside it each layer's K and V, and inside those each KV head:
 
     ```
-    tensor [num_blocks, layers_per_block, 2, num_kv_heads, block_size, head_dim]
-                                          K,V
+    tensor, bytes [num_blocks, layers_per_block, 2, num_kv_heads, block_size * slot bytes]
+                                                K,V
     ```
+
+    What the bytes of a head are is the backend's business (`AttentionOperator.kv_order`).
 
     Slots of a block behind a request's last token are finite at all times: the step that opens a block zeroes them
     (kernels/reference/attention_plan.py). Whoever fills a block in another way fills all of it.
     """
 
-    def __init__(self, layout: KVLayout, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
         """Allocates num_blocks * layout.bytes_per_block bytes."""
-        assert dtype.itemsize == layout.bytes_per_element, (dtype, layout.bytes_per_element)
         self.layout, self.num_blocks = layout, num_blocks
-        shape = (num_blocks, layout.layers_per_block, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
+        shape = (num_blocks, layout.layers_per_block, 2, layout.num_kv_heads, layout.bytes_per_head)
         if device.type == "cpu":
-            self.tensor = large_pages(num_blocks * layout.bytes_per_block).view(dtype).view(shape)
+            self.tensor = large_pages(num_blocks * layout.bytes_per_block).view(shape)
         else:
-            self.tensor = torch.zeros(shape, dtype=dtype, device=device)
+            self.tensor = torch.zeros(shape, dtype=torch.uint8, device=device)
 
     @property
     def nbytes(self) -> int:
@@ -46,6 +47,7 @@ class KVStorage:
             num_heads=num_heads,
             num_kv_heads=self.layout.num_kv_heads,
             head_dim=self.layout.head_dim,
+            kv_format=self.layout.kv_format,
         )
 
     def byte_ranges(self, block_id: int, layer_in_block: int, kv_heads: range) -> tuple[tuple[int, int], ...]:
@@ -60,7 +62,7 @@ class KVStorage:
         assert kv_heads.stop <= self.layout.num_kv_heads, kv_heads
         assert 0 <= block_id < self.num_blocks, block_id
         assert 0 <= layer_in_block < self.layout.layers_per_block, layer_in_block
-        head_bytes = self.layout.block_size * self.layout.head_dim * self.layout.bytes_per_element
+        head_bytes = self.layout.bytes_per_head
         layer_bytes = 2 * self.layout.num_kv_heads * head_bytes
         start = block_id * self.layout.bytes_per_block + layer_in_block * layer_bytes + kv_heads.start * head_bytes
         length = len(kv_heads) * head_bytes

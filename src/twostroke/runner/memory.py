@@ -27,7 +27,8 @@ def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_
                    and 2 hidden in float32 (the norm)
     per logits row 5 vocab in float32                  logits, processed, probabilities, sorted, noise
     per scored row 4 vocab in float32                  logits in tiles and joined, log-probabilities, sorted
-    attention      what a pass gathers, twice; its scores in both types and its float32 results
+    attention      what a pass gathers, twice, and in float32 where K and V are stored in another format; its scores
+                   in both types and its float32 results
     ```
 
     Args:
@@ -42,7 +43,7 @@ def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_
     per_token = elements * bytes_per_element + 2 * model.hidden_size * _FLOAT32
     sampled = 5 * min(max_num_seqs, max_tokens)
     scored = 4 * min(num_slice_rows(model.vocab_size), max_tokens)
-    gathered = 2 * MAX_GATHERED * bytes_per_element
+    gathered = MAX_GATHERED * (2 * bytes_per_element + _FLOAT32)
     results = MAX_SCORES * model.head_dim // PARTITION * _FLOAT32
     attention = gathered + MAX_SCORES * (bytes_per_element + 2 * _FLOAT32) + results
     return max_tokens * per_token + max(sampled, scored) * model.vocab_size * _FLOAT32 + attention

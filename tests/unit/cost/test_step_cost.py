@@ -26,7 +26,7 @@ GIB = 2**30
 
 
 def kv_layout(num_layers: int, num_kv_heads: int) -> KVLayout:
-    return KVLayout.of([None] * num_layers, block_size=16, num_kv_heads=num_kv_heads, head_dim=128, bytes_per_element=2)
+    return KVLayout.of([None] * num_layers, block_size=16, num_kv_heads=num_kv_heads, head_dim=128, kv_format="bf16")
 
 
 def test_kv_bytes_of_known_models() -> None:

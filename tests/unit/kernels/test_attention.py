@@ -2,116 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
+from attention_pool import Pool, Shape, alone
 from oracle.naive_attention import naive_attention
+from twostroke.config.kv_format import KVFormat
 from twostroke.config.load import Kernels
 from twostroke.kernels import native
-from twostroke.kernels.dispatch import AttentionOperator, operators_for
 from twostroke.kernels.reference import attention_plan
-from twostroke.layers.attention_metadata import AttentionLayout, AttentionMetadata
 
-CPU = torch.device("cpu")
 BACKENDS: list[Kernels] = ["reference", *native.levels()]  # type: ignore[list-item]
-LAYER = 1  # of two in a block, so that a wrong offset shows
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Heads and storage of a case."""
-
-    num_heads: int = 4
-    num_kv_heads: int = 2
-    head_dim: int = 16
-    block_size: int = 16
-    window: int | None = None
-    dtype: torch.dtype = torch.float32
-    backend: Kernels = "reference"
-
-    def operator(self) -> AttentionOperator:
-        operators = operators_for(CPU, self.dtype, self.backend)
-        return operators.attention(self.num_heads, self.num_kv_heads, self.head_dim, self.dtype, CPU)
-
-    @property
-    def scale(self) -> float:
-        return self.head_dim**-0.5
-
-    def qkv(self, num_tokens: int, seed: int) -> Tensor:
-        """[num_tokens, num_heads + 2 * num_kv_heads, head_dim]"""
-        generator = torch.Generator().manual_seed(seed)
-        heads = self.num_heads + 2 * self.num_kv_heads
-        spread = 2 if self.dtype is torch.float32 else 1  # bfloat16 scores carry 8 bits
-        return (torch.randn(num_tokens, heads, self.head_dim, generator=generator) * spread).to(self.dtype)
-
-    def dense(self, qkv: Tensor) -> Tensor:
-        """The oracle's answer for a whole request. [num_tokens, num_heads * head_dim]"""
-        q, k, v = qkv.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
-        return naive_attention(q, k, v, 0, self.window, self.scale).flatten(1)
-
-
-class Pool:
-    """A storage full of NaN, and requests with scrambled blocks in it."""
-
-    def __init__(self, shape: Shape, requests: Sequence[Tensor], seed: int = 0) -> None:
-        self.shape, self.requests, self.operator = shape, requests, shape.operator()
-        needed = [-(-len(qkv) // shape.block_size) for qkv in requests]
-        num_blocks = sum(needed) + 3
-        order = np.random.default_rng(seed).permutation(num_blocks)
-        self.table = np.full((len(requests), max(needed) + 2), -1, np.int32)
-        for row, count in enumerate(needed):
-            self.table[row, :count], order = order[:count], order[count:]
-        size = (num_blocks, 2, 2, shape.num_kv_heads, shape.block_size, shape.head_dim)
-        self.storage = torch.full(size, float("nan"), dtype=shape.dtype)
-        self.done = [0] * len(requests)
-        self.outputs: list[list[Tensor]] = [[] for _ in requests]
-
-    def step(self, work: Sequence[tuple[int, int]]) -> None:
-        """Runs the next n tokens of some requests."""
-        shape = self.shape
-        rows = [row for row, _ in work]
-        table = self.table[rows].copy()
-        if shape.window is not None:
-            for i, row in enumerate(rows):  # what no query sees any more is not ours to read
-                table[i, : max(0, self.done[row] - shape.window + 1) // shape.block_size] = -1
-        lens = np.array([self.done[row] + n for row, n in work], np.int32)
-        starts = np.concatenate([[0], np.cumsum([n for _, n in work])]).astype(np.int32)
-        metadata = AttentionMetadata.build(
-            query_start_loc=starts,
-            seq_lens=lens,
-            block_tables=[table],
-            layout=AttentionLayout.of(
-                [((0, 1), shape.window)],
-                block_size=shape.block_size,
-                num_heads=shape.num_heads,
-                num_kv_heads=shape.num_kv_heads,
-                head_dim=shape.head_dim,
-            ),
-            operator=self.operator,
-        )
-        qkv = torch.cat([self.requests[row][self.done[row] : self.done[row] + n] for row, n in work])
-        out = self.operator(qkv, self.storage, metadata.plans[0], LAYER, shape.scale)
-        for (row, n), part in zip(work, out.split([n for _, n in work]), strict=True):
-            self.outputs[row].append(part)
-            self.done[row] += n
-
-    def results(self) -> list[Tensor]:
-        return [torch.cat(parts) for parts in self.outputs]
-
-
-def alone(shape: Shape, qkv: Tensor) -> Tensor:
-    """One request by itself, in one pass."""
-    pool = Pool(shape, [qkv])
-    pool.step([(0, len(qkv))])
-    return pool.results()[0]
-
 
 SHAPES = {
     "gqa": Shape(),
@@ -121,6 +27,12 @@ SHAPES = {
     "window of one": Shape(window=1),
     "wide window, bf16": Shape(window=200, dtype=torch.bfloat16),
     "bf16": Shape(dtype=torch.bfloat16, head_dim=64),
+    "int8": Shape(kv_format="int8"),
+    "int4, small blocks": Shape(kv_format="int4", head_dim=24, block_size=4),
+    "int4, bf16, window": Shape(kv_format="int4", dtype=torch.bfloat16, head_dim=80, block_size=32, window=37),
+    "int8, bf16, blocks of one": Shape(kv_format="int8", dtype=torch.bfloat16, block_size=1, window=100),
+    "bf16 in f32": Shape(kv_format="bf16", block_size=8, window=21),
+    "f32 in bf16": Shape(kv_format="f32", dtype=torch.bfloat16, head_dim=24),
 }
 
 
@@ -161,9 +73,10 @@ def test_no_schedule_changes_a_bit(data: st.DataObject) -> None:
         assert torch.equal(found, alone(shape, qkv))
 
 
+@pytest.mark.parametrize("kv_format", ["f32", "bf16", "int8", "int4"])
 @pytest.mark.parametrize("block_size", [1, 2, 4, 8, 16, 32, 64, 128])
-def test_block_size_does_not_change_a_bit(block_size: int, backend: Kernels) -> None:
-    reference = Shape(window=100, backend=backend)
+def test_block_size_does_not_change_a_bit(block_size: int, kv_format: KVFormat, backend: Kernels) -> None:
+    reference = Shape(window=100, backend=backend, kv_format=kv_format)
     qkv = reference.qkv(290, seed=5)
     assert torch.equal(alone(replace(reference, block_size=block_size), qkv), alone(reference, qkv))
 
@@ -180,8 +93,9 @@ def test_memory_is_bounded_without_changing_a_bit(monkeypatch: pytest.MonkeyPatc
         assert all(torch.equal(a, b) for a, b in zip(pool.results(), expected, strict=True))
 
 
-def test_a_request_full_of_nan_stays_alone_with_it(backend: Kernels) -> None:
-    shape = Shape(backend=backend)
+@pytest.mark.parametrize("kv_format", ["f32", "bf16", "int8", "int4"])
+def test_a_request_full_of_nan_stays_alone_with_it(kv_format: KVFormat, backend: Kernels) -> None:
+    shape = Shape(backend=backend, kv_format=kv_format)
     good, bad = shape.qkv(150, seed=1), torch.full_like(shape.qkv(90, seed=2), float("nan"))
     pool = Pool(shape, [good, bad])
     pool.step([(0, 77), (1, 60)])
@@ -189,6 +103,22 @@ def test_a_request_full_of_nan_stays_alone_with_it(backend: Kernels) -> None:
     found, diverged = pool.results()
     assert torch.equal(found, alone(shape, good))
     assert diverged.isnan().all()
+
+
+def test_heads_too_large_for_the_native_kernels_run_on_torch(backend: Kernels) -> None:
+    shape = Shape(head_dim=520, num_heads=2, num_kv_heads=1, backend=backend, kv_format="int8")
+    qkv = shape.qkv(40, seed=1)
+    assert shape.operator().kv_order("int8") == Shape().operator().kv_order("int8")
+    assert torch.equal(alone(shape, qkv), alone(replace(shape, backend="reference"), qkv))
+    if backend != "reference":
+        largest = replace(shape, head_dim=512)
+        assert largest.operator().kv_order("int8") != Shape().operator().kv_order("int8")
+        torch.testing.assert_close(
+            alone(largest, largest.qkv(40, seed=1)).double(),
+            largest.dense(largest.qkv(40, seed=1)),
+            rtol=1e-3,
+            atol=1e-4,
+        )
 
 
 def test_later_tokens_do_not_reach_earlier_ones(backend: Kernels) -> None:

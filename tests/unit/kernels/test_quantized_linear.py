@@ -63,10 +63,10 @@ def test_a_row_is_the_same_alone_and_among_any_others(
     threads: int, level: Kernels, bits: int, group: int, has_min: bool, dtype: torch.dtype
 ) -> None:
     operators = operators_for(CPU, dtype, level)
-    weight, x = weight_of(140, 300, bits, group, has_min, dtype), random(61, 300, dtype=dtype, seed=2)
+    weight, x = weight_of(140, 300, bits, group, has_min, dtype), random(150, 300, dtype=dtype, seed=2)
     linear, gated = operators.pack_linear(weight, None), operators.pack_gated(weight, None)
     plain, activated = linear(x), gated(x)
-    for count in (1, 2, 3, 5, 6, 7, 13, 40):
+    for count in (1, 2, 3, 5, 6, 7, 13, 40, 130):
         for begin in (0, 1, 20):
             rows = slice(begin, begin + count)
             assert torch.equal(linear(x[rows]), plain[rows])
@@ -96,6 +96,18 @@ def test_levels_agree_about_the_integers(bits: int) -> None:
     found = [operators_for(CPU, torch.float32, level).pack_linear(weight, None)(x) for level in native.levels()]
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("bits", "group", "has_min"), FORMATS)
+def test_levels_that_fuse_agree_to_the_bit(bits: int, group: int, has_min: bool) -> None:
+    """Vectors row by row, tiles of sixteen rows: another way to the same integers and the same order of floats."""
+    fusing = [level for level in native.levels() if level != "portable"]
+    for n, k in SHAPES:
+        weight = weight_of(n, k, bits, group, has_min, torch.bfloat16)
+        for num_rows in (1, 5, 16, 21, 150):
+            x = random(num_rows, k, dtype=torch.bfloat16, seed=2)
+            found = [operators_for(CPU, torch.bfloat16, level).pack_linear(weight, None)(x) for level in fusing]
+            assert all(torch.equal(other, found[0]) for other in found)
 
 
 def test_quantizing_keeps_the_weight() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from model_folders import SHAPES
 from twostroke.config.cache import CacheConfig
+from twostroke.config.kv_format import KVFormat
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import DoesNotFit
 from twostroke.kv_cache.layout import KVLayout
@@ -22,7 +23,7 @@ from twostroke.model.checkpoint import read_model_config
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.scheduler.scheduler import Scheduler
 
-LAYOUT = KVLayout.of([None] * 4, block_size=16, num_kv_heads=2, head_dim=8, bytes_per_element=2)
+LAYOUT = KVLayout.of([None] * 4, block_size=16, num_kv_heads=2, head_dim=8, kv_format="bf16")
 PER_BLOCK = 4 * 16 * 2 * 2 * 8 * 2
 
 
@@ -45,15 +46,24 @@ def test_predicted_bytes_are_allocated_bytes(family: str, random_models: dict[st
         block_size=16,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
-        bytes_per_element=4,
+        kv_format="f32",
     )
     sizing = size(layout, CacheConfig(num_kv_blocks=200), model_context=640)
-    storage = KVStorage(layout, sizing.num_blocks, torch.float32, torch.device("cpu"))
+    storage = KVStorage(layout, sizing.num_blocks, torch.device("cpu"))
     assert storage.nbytes == sizing.kv_bytes == 200 * layout.bytes_per_block
     # 2 x layers x KV heads x head_dim x bytes, K and V: the formula with the factor that is often forgotten
     per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * 4
     assert layout.bytes_per_token == per_token
     assert len(layout.groups) * layout.bytes_per_block == per_token * layout.block_size
+
+
+def test_quantized_kv_holds_more_tokens_in_equal_bytes() -> None:
+    def num_blocks(kv_format: KVFormat) -> int:
+        layout = KVLayout.of([None] * 4, block_size=16, num_kv_heads=2, head_dim=128, kv_format=kv_format)
+        return size(layout, CacheConfig(kv_cache_memory=1 << 29)).num_blocks
+
+    assert num_blocks("int8") / num_blocks("bf16") == pytest.approx(1.94, abs=0.01)
+    assert num_blocks("int4") / num_blocks("bf16") == pytest.approx(3.76, abs=0.01)
 
 
 def test_default_takes_half_of_what_is_free() -> None:
@@ -101,7 +111,7 @@ def test_an_explicit_size_that_cannot_be_had_is_refused(
 def test_if_a_length_fits_every_shorter_one_does(
     windows: list[int | None], block_size: int, num_blocks: int, step: int
 ) -> None:
-    layout = KVLayout.of(windows, block_size=block_size, num_kv_heads=1, head_dim=4, bytes_per_element=2)
+    layout = KVLayout.of(windows, block_size=block_size, num_kv_heads=1, head_dim=4, kv_format="bf16")
     config = CacheConfig(block_size=block_size, num_kv_blocks=num_blocks)
     try:
         sizing = size(layout, config, model_context=900, max_tokens_per_step=step)
@@ -118,7 +128,7 @@ def test_if_a_length_fits_every_shorter_one_does(
 
 
 def test_advice_for_too_little_memory_can_be_followed() -> None:
-    layout = KVLayout.of([None, 8], block_size=1, num_kv_heads=1, head_dim=4, bytes_per_element=2)
+    layout = KVLayout.of([None, 8], block_size=1, num_kv_heads=1, head_dim=4, kv_format="bf16")
     for blocks in (1, 2, 3):
         with pytest.raises(DoesNotFit, match=r"Not even 2 tokens fit.* need 4 blocks.*--max-model-len 2") as error:
             size(layout, CacheConfig(block_size=1, num_kv_blocks=blocks))
@@ -129,7 +139,7 @@ def test_advice_for_too_little_memory_can_be_followed() -> None:
 
 def test_contiguous_runs_are_sized_as_the_scheduler_will_ask_for_them() -> None:
     """Windows save nothing there: a run holds every group's whole table."""
-    layout = KVLayout.of([32], block_size=16, num_kv_heads=1, head_dim=4, bytes_per_element=2)
+    layout = KVLayout.of([32], block_size=16, num_kv_heads=1, head_dim=4, kv_format="bf16")
     contiguous = CacheConfig(kv_reservation="contiguous", num_kv_blocks=10, enable_prefix_caching=False)
     sizing = size(layout, contiguous, max_tokens_per_step=16)
     assert sizing.max_model_len == 160

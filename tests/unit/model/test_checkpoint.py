@@ -15,6 +15,7 @@ from torch import Tensor
 
 from oracle import naive_model
 from oracle.paged_driver import PagedDriver
+from twostroke.config.kv_format import resolve_kv_format
 from twostroke.errors import CorruptCheckpoint, ModelNotFound, SetupError, UnsupportedModel
 from twostroke.kernels.dispatch import operators_for
 from twostroke.model.checkpoint import Checkpoint, find_model_folder, read_model_config
@@ -34,7 +35,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> DecoderModel:
 
 
 def logits(model: DecoderModel, dtype: torch.dtype = torch.float32) -> Tensor:
-    driver = PagedDriver(model, num_blocks=8, dtype=dtype)
+    driver = PagedDriver(model, num_blocks=8, kv_format=resolve_kv_format("auto", str(dtype).removeprefix("torch.")))
     return driver.logits(driver.step([(driver.add(TOKEN_IDS), len(TOKEN_IDS))])[0])
 
 

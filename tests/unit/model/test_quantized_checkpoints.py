@@ -24,6 +24,7 @@ from twostroke.kernels import native
 from twostroke.kernels.dispatch import operators_for
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.model.checkpoint import read_model_config
+from twostroke.model.decoder import DecoderModel
 from twostroke.model.loader import load_model, open_weights, weight_bytes
 
 CPU = torch.device("cpu")
@@ -68,9 +69,9 @@ def expected_logits(folder: Path, *, rounds_inputs: bool = False) -> Tensor:
     return transformers_logits(model, TOKEN_IDS)
 
 
-def found_logits(folder: Path, kernels: Kernels, dtype: torch.dtype = torch.float32) -> Tensor:
+def load(folder: Path, kernels: Kernels, dtype: torch.dtype = torch.float32) -> DecoderModel:
     config = read_model_config(folder)
-    model = load_model(
+    return load_model(
         open_weights(folder, config),
         config,
         dtype=dtype,
@@ -78,7 +79,10 @@ def found_logits(folder: Path, kernels: Kernels, dtype: torch.dtype = torch.floa
         max_model_len=64,
         operators=operators_for(CPU, dtype, kernels),
     )
-    driver = PagedDriver(model, num_blocks=8, dtype=dtype)
+
+
+def found_logits(folder: Path, kernels: Kernels) -> Tensor:
+    driver = PagedDriver(load(folder, kernels), num_blocks=8)
     return driver.logits(driver.step([(driver.add(TOKEN_IDS), len(TOKEN_IDS))])[0])
 
 
@@ -194,6 +198,22 @@ def test_maps_that_cannot_be_one_stay_apart(kernels: Kernels, copy: Callable[[st
         assert error < (1e-3 if kernels == "reference" else 0.04), error
 
 
+@pytest.mark.parametrize("kernels", ["reference", "auto"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_neighbours_and_chunks_change_no_bit(dtype: torch.dtype, kernels: Kernels, copy: Callable[[str], Path]) -> None:
+    """With inputs in an order of their own, and maps that stay apart."""
+    folder = copy(ACT_ORDER)
+    edit(folder, lambda tensors: unordered(tensors, "self_attn.k_proj", "mlp.up_proj"))
+    driver = PagedDriver(load(folder, kernels, dtype), num_blocks=32, dtype=dtype)
+    whole = driver.step([(driver.add(TOKEN_IDS), len(TOKEN_IDS))])[0]
+    first, second, other = (driver.add(ids) for ids in (TOKEN_IDS, TOKEN_IDS, TOKEN_IDS[::-1]))
+    begun = driver.step([(other, 5), (first, 11)])[1]
+    mixed = driver.step([(first, 1), (other, 20), (second, len(TOKEN_IDS))])
+    rest = driver.step([(first, len(TOKEN_IDS) - 12)])[0]
+    assert torch.equal(torch.cat([begun, mixed[0], rest]), whole)
+    assert torch.equal(mixed[2], whole)
+
+
 def test_bias_beside_maps_that_stay_apart(copy: Callable[[str], Path]) -> None:
     folder = copy("gptq-4bit-g128-biases-qwen2")
 
@@ -239,8 +259,10 @@ def test_what_the_weights_will_take_is_known_before_they_are_read() -> None:
     config = read_model_config(FIXTURES / AWQ)
     num_quantized = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64)
     num_floats = 2 * 128 * 64 + 5 * 64
-    expected = num_quantized * (0.5 + 4 / 32) + 2 * num_floats
-    assert weight_bytes(open_weights(FIXTURES / AWQ, config), config, torch.bfloat16, None) == expected
+    source = open_weights(FIXTURES / AWQ, config)
+    for keeps, per_weight in ((True, 0.5 + 4 / 32), (False, 2)):
+        taken = weight_bytes(source, config, torch.bfloat16, None, keeps_quantized=keeps)
+        assert taken == num_quantized * per_weight + 2 * num_floats
 
 
 def test_quantization_may_be_named_and_not_be_done_twice() -> None:
@@ -278,6 +300,7 @@ Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
             r"scales is \[1, 64\] instead of \[2, 64\]",
         ),
         (AWQ, set_tensor(f"{Q}.qweight", lambda t: t[:48]), UnsupportedModel, "group_size 32 does not divide its 48"),
+        (AWQ, set_tensor(f"{Q}.qweight", lambda t: t[:0]), CorruptCheckpoint, rf"{Q}\.qweight .* must be a matrix"),
         (AWQ, set_tensor(f"{Q}.qweight", lambda t: t[:, 0]), CorruptCheckpoint, rf"{Q}\.qweight .* must be a matrix"),
         (AWQ, set_tensor(f"{Q}.scales", lambda t: t.int()), UnsupportedModel, r"scales has type I32; known: F16"),
         (AWQ, add(f"{Q}.weight", torch.zeros(64, 64)), CorruptCheckpoint, rf"{Q}\.weight is there twice"),
@@ -289,6 +312,12 @@ Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
         ),
         (AWQ, set_tensor(f"{Q}.scales", lambda t: t.float() * 1e9), UnsupportedModel, rf"{Q}: its scales reach"),
         (AWQ, add(f"{Q}.bias", torch.ones(64)), CorruptCheckpoint, rf"not of this architecture: {Q}\.bias"),
+        (
+            ACT_ORDER,
+            set_tensor(f"{DOWN}.qweight", lambda t: t[:, :-3]),
+            CorruptCheckpoint,
+            r"scales is \[4, 64\] instead",
+        ),
         (ACT_ORDER, drop(f"{DOWN}.g_idx"), CorruptCheckpoint, rf"{DOWN}\.g_idx is missing"),
         (ACT_ORDER, set_tensor(f"{DOWN}.g_idx", lambda t: t * 0), UnsupportedModel, rf"{DOWN}: .* 4 groups of 32 each"),
         (ACT_ORDER, set_tensor(f"{DOWN}.g_idx", lambda t: t - 1), UnsupportedModel, rf"{DOWN}: .* \(g_idx\)"),

@@ -5,38 +5,40 @@ from __future__ import annotations
 import pytest
 import torch
 
+from twostroke.config.kv_format import KV_FORMATS, KVFormat
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.runner.kv_storage import KVStorage
 
 CPU = torch.device("cpu")
 
 
-def layout(windows: list[int | None], dtype: torch.dtype = torch.float32) -> KVLayout:
-    return KVLayout.of(windows, block_size=4, num_kv_heads=3, head_dim=8, bytes_per_element=dtype.itemsize)
+def layout(windows: list[int | None], kv_format: KVFormat = "f32") -> KVLayout:
+    return KVLayout.of(windows, block_size=4, num_kv_heads=3, head_dim=8, kv_format=kv_format)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
 @pytest.mark.parametrize("windows", [[None], [None] * 6 + [64] * 3, [8] * 5], ids=str)
-def test_bytes_are_as_the_formula_says(windows: list[int | None], dtype: torch.dtype) -> None:
-    shape = layout(windows, dtype)
-    kv = KVStorage(shape, 11, dtype, CPU)
+def test_bytes_are_as_the_formula_says(windows: list[int | None], kv_format: KVFormat) -> None:
+    shape = layout(windows, kv_format)
+    kv = KVStorage(shape, 11, CPU)
     assert kv.nbytes == 11 * shape.bytes_per_block
     assert kv.tensor.is_contiguous()
     assert not kv.tensor.any()
 
 
-def test_byte_ranges_find_keys_and_values() -> None:
-    kv = KVStorage(layout([None, None]), 5, torch.float32, CPU)
-    kv.tensor.copy_(torch.arange(kv.tensor.numel()).view_as(kv.tensor))
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+def test_byte_ranges_find_keys_and_values(kv_format: KVFormat) -> None:
+    kv = KVStorage(layout([None, None], kv_format), 5, CPU)
+    kv.tensor.copy_(torch.arange(kv.tensor.numel()).remainder(251).view_as(kv.tensor))
     raw = kv.tensor.flatten()
     for block_id, layer, heads in ((0, 0, range(3)), (3, 1, range(1, 3)), (4, 0, range(2, 3))):
         for part, (offset, length) in enumerate(kv.byte_ranges(block_id, layer, heads)):
             expected = kv.tensor[block_id, layer, part, heads.start : heads.stop].flatten()
-            assert torch.equal(raw[offset // 4 : (offset + length) // 4], expected)
+            assert torch.equal(raw[offset : offset + length], expected)
 
 
 def test_attention_layout() -> None:
-    kv = KVStorage(layout([None, 64, None, 64]), 5, torch.float32, CPU)
+    kv = KVStorage(layout([None, 64, None, 64]), 5, CPU)
     found = kv.attention_layout(num_heads=6)
     assert found.layer_slots == ((0, 0), (1, 0), (0, 1), (1, 1))
     assert found.windows == (None, 64)

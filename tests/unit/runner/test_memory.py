@@ -149,7 +149,7 @@ def test_rotary_tables_take_what_is_counted_and_little_to_make(dtype: torch.dtyp
     assert torch.equal(sin.squeeze(1), torch.cat([-angles.sin(), angles.sin()], -1).to(dtype))
 
 
-LAYOUT = KVLayout.of([None, 64], block_size=16, num_kv_heads=1, head_dim=4, bytes_per_element=2)
+LAYOUT = KVLayout.of([None, 64], block_size=16, num_kv_heads=1, head_dim=4, kv_format="bf16")
 
 
 def _add(table: RequestTable, count: int, token_ids: list[int]) -> None:

@@ -104,11 +104,11 @@ def _attention(
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
     generator = torch.Generator().manual_seed(0)
     blocks_each = -(-context // BLOCK_SIZE)
-    storage = torch.randn(num_seqs * blocks_each, 1, 2, kv_heads, BLOCK_SIZE, dim, generator=generator).to(dtype)
+    storage = torch.randn(num_seqs * blocks_each, 1, 2, kv_heads, BLOCK_SIZE * dim, generator=generator).to(dtype)
     qkv = torch.randn(num_seqs * num_queries, heads + 2 * kv_heads, dim, generator=generator).to(dtype)
     attention = PagedAttention(heads, kv_heads, dim, dtype, CPU)
     plan = attention.plan(
-        GroupShape(heads, kv_heads, dim, BLOCK_SIZE, 1, None),
+        GroupShape(heads, kv_heads, dim, BLOCK_SIZE, 1, None, "f32" if dtype is torch.float32 else "bf16"),
         np.arange(num_seqs + 1, dtype=np.int32) * num_queries,
         np.full(num_seqs, context, np.int32),
         np.arange(len(storage), dtype=np.int32).reshape(num_seqs, blocks_each),
@@ -117,7 +117,7 @@ def _attention(
     k, v = torch.randn(2, num_seqs, kv_heads, context, dim, generator=generator).to(dtype)
 
     def paged() -> Tensor:
-        return attention(qkv, storage, plan, 0, dim**-0.5)
+        return attention(qkv, storage.view(torch.uint8), plan, 0, dim**-0.5)
 
     def contiguous() -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=num_queries > 1, enable_gqa=True)

@@ -23,6 +23,7 @@ from twostroke.bench.report import percentiles
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.bench.workload import Workload, of_lengths
 from twostroke.config.cache import CacheConfig
+from twostroke.config.kv_format import resolve_kv_format
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.model.checkpoint import find_model_folder, read_model_config
@@ -102,7 +103,7 @@ def _model(
         block_size=cache.block_size,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        bytes_per_element=2 if config.dtype != "float32" else 4,
+        kv_format=resolve_kv_format(cache.kv_cache_dtype, config.dtype),
     )
     kv_bytes = num_blocks * layout.bytes_per_block
     gaps = [gap for request in run.requests[:NUM_SHORT] for gap in request.times.itl_s]

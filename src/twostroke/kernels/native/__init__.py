@@ -36,7 +36,7 @@ def why_not(device: str, dtype: str) -> str:
         return f"the native kernels run on the CPU, not on {device}"
     if not is_built():
         return "the native kernels were not built (no C++20 compiler when the package was installed)"
-    return f"the native kernels compute in float32 and bfloat16, not in {dtype.removeprefix('torch.')}"
+    return f"the native kernels compute in float32 and bfloat16 (--dtype), not in {dtype.removeprefix('torch.')}"
 
 
 def levels() -> tuple[str, ...]:
@@ -67,13 +67,13 @@ def operators(level: str | None = None) -> Operators:
     return Operators(
         name=f"native {kernels.level}",
         set_num_threads=extension.set_num_threads,
-        kv_order="lanes16",
         pack_linear=partial(pack_linear, pack_part),
         pack_gated=partial(pack_gated, pack_part, partial(linear.NativeGated, kernels)),
         quantize_per_channel=quantizer.per_channel,
         quantize_in_groups=quantizer.in_groups,
+        keeps_quantized=True,
         rms_norm=elementwise.rms_norm,
         rms_norm_=elementwise.rms_norm_,
         rotate_heads_=elementwise.rotate_heads_,
-        attention=partial(attention.NativeAttention, kernels),
+        attention=partial(attention.attention_operator, kernels),
     )

@@ -71,6 +71,8 @@ class Kernels:
         query_start: int,
         seq_lens: int,
         block_table: int,
+        tree: int,
+        tree_start: int,
         num_seqs: int,
         max_blocks: int,
         block_bytes: int,
@@ -81,4 +83,7 @@ class Kernels:
         window: int,
         scale: float,
         type: int,
-    ) -> None: ...
+        kv_format: int,
+    ) -> int:
+        """Returns into how many tasks the work was cut."""
+        ...

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from twostroke.kernels.dispatch import GroupShape
-from twostroke.kernels.native.extension import TYPE_CODES, Kernels, native
+from twostroke.config.kv_format import KVFormat
+from twostroke.kernels.dispatch import AttentionOperator, GroupShape
+from twostroke.kernels.native.extension import KV_FORMAT_CODES, TYPE_CODES, Kernels, native
+from twostroke.kernels.reference.attention import PagedAttention
+from twostroke.kernels.tree_mask import TreeMasks, within_window
+from twostroke.log import get_logger
+
+log = get_logger(__name__)
 
 Ints = npt.NDArray[np.int32]
 
@@ -20,12 +27,30 @@ class StepPlan:
     """One step of one KV group: the batch as it is; the kernels find their work in it."""
 
     shape: GroupShape
-    arrays: tuple[Ints, Ints, Ints]
-    """query_start_loc, seq_lens and block_table, kept alive for their addresses."""
-    addresses: tuple[int, int, int]
-    """Looked up once: asking numpy costs more than a small layer's attention."""
+    arrays: tuple[npt.NDArray[Any], ...]
+    """What the addresses are of, kept alive."""
+    addresses: tuple[int, int, int, int, int]
+    """Of query_start_loc, seq_lens, block_table, and tree masks with their starts (0 without any). Looked up once:
+    asking numpy costs more than a small layer's attention."""
     num_seqs: int
     max_blocks: int
+
+
+def pack_tree_masks(tree_masks: TreeMasks, window: int | None) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+    """Bits in whole words per query, and where each sequence's begin (-1: it has none); see AttentionArgs in csrc."""
+    words: list[npt.NDArray[np.uint64]] = []
+    starts = np.full(len(tree_masks), -1, np.int64)
+    done = 0
+    for seq, mask in enumerate(tree_masks):
+        if mask is None:
+            continue
+        num_bytes = -(-len(mask) // 64) * 8
+        bits = np.zeros((len(mask), num_bytes), np.uint8)
+        packed = np.packbits(within_window(mask, window), axis=1, bitorder="little")
+        bits[:, : packed.shape[1]] = packed
+        words.append(bits.view("<u8").astype(np.uint64).reshape(-1))
+        starts[seq], done = done, done + len(words[-1])
+    return np.concatenate(words), starts
 
 
 class NativeAttention:
@@ -40,18 +65,34 @@ class NativeAttention:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Nothing has to be proved or prepared."""
+        """Nothing has to be proved or prepared; see attention_operator for heads that are too large."""
         assert head_dim <= native.MAX_HEAD_DIM, f"head_dim {head_dim}, at most {native.MAX_HEAD_DIM}"
         del num_heads, num_kv_heads, device
         self._kernels, self._type = kernels, TYPE_CODES[dtype]
 
-    def plan(self, shape: GroupShape, query_start_loc: Ints, seq_lens: Ints, block_table: Ints) -> StepPlan:
+    def kv_order(self, kv_format: KVFormat) -> str:
+        """Tokens in lanes of sixteen; see csrc/kernels/kv_format.hpp."""
+        return f"lanes16-{kv_format}"
+
+    def plan(
+        self,
+        shape: GroupShape,
+        query_start_loc: Ints,
+        seq_lens: Ints,
+        block_table: Ints,
+        tree_masks: TreeMasks | None = None,
+    ) -> StepPlan:
         """Keeps the batch."""
         starts, lens, table = (
             np.ascontiguousarray(array, np.int32) for array in (query_start_loc, seq_lens, block_table)
         )
-        addresses = (starts.ctypes.data, lens.ctypes.data, table.ctypes.data)
-        return StepPlan(shape, (starts, lens, table), addresses, len(lens), table.shape[1])
+        arrays: tuple[npt.NDArray[Any], ...] = (starts, lens, table)
+        tree = tree_start = 0
+        if tree_masks is not None and any(mask is not None for mask in tree_masks):
+            words, word_starts = pack_tree_masks(tree_masks, shape.window)
+            arrays, tree, tree_start = (*arrays, words, word_starts), words.ctypes.data, word_starts.ctypes.data
+        addresses = (starts.ctypes.data, lens.ctypes.data, table.ctypes.data, tree, tree_start)
+        return StepPlan(shape, arrays, addresses, len(lens), table.shape[1])
 
     def __call__(
         self, qkv: Tensor, storage: Tensor, plan: StepPlan, layer_in_block: int, softmax_scale: float
@@ -60,15 +101,14 @@ class NativeAttention:
         shape = plan.shape
         out = torch.empty(len(qkv), shape.num_heads * shape.head_dim, dtype=qkv.dtype)
         assert qkv.is_contiguous(), qkv.stride()
-        element_bytes = storage.element_size()
         self._kernels.attention(
             qkv.data_ptr(),
-            storage.data_ptr() + layer_in_block * storage.stride(1) * element_bytes,
+            storage.data_ptr() + layer_in_block * storage.stride(1),
             out.data_ptr(),
             *plan.addresses,
             plan.num_seqs,
             plan.max_blocks,
-            storage.stride(0) * element_bytes,
+            storage.stride(0),
             shape.num_heads,
             shape.num_kv_heads,
             shape.head_dim,
@@ -76,5 +116,17 @@ class NativeAttention:
             shape.window or 0,
             softmax_scale,
             self._type,
+            KV_FORMAT_CODES[shape.kv_format],
         )
         return out
+
+
+def attention_operator(
+    kernels: Kernels, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> AttentionOperator:
+    """Ours, or torch's where a head is larger than ours hold in registers and caches; each tells its own kv_order."""
+    if head_dim > native.MAX_HEAD_DIM:
+        limit = native.MAX_HEAD_DIM
+        log.info("head_dim %d: native attention goes to %d; torch's operators serve for it, slower", head_dim, limit)
+        return PagedAttention(num_heads, num_kv_heads, head_dim, dtype, device)
+    return NativeAttention(kernels, num_heads, num_kv_heads, head_dim, dtype, device)

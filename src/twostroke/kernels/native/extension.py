@@ -5,12 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from twostroke.config.kv_format import KVFormat
 from twostroke.kernels.native import _native as native
 
 Kernels = native.Kernels
 
 TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 """As csrc/kernels/table.hpp numbers them."""
+
+KV_FORMAT_CODES: dict[KVFormat, int] = {"f32": 0, "bf16": 1, "int8": 2, "int4": 3}
+"""The same."""
 
 
 def set_num_threads(count: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
@@ -13,16 +13,30 @@ from twostroke.kernels.native.extension import TYPE_CODES, Kernels, address, nat
 from twostroke.kernels.quantized_weight import QuantizedWeight
 
 
-class _Panels(Protocol):
-    """A weight in the kernels' order."""
+class _Panels(ABC):
+    """A weight [N, K], or [2 N, K] with G above U, in the kernels' order, and its bias."""
+
+    def __init__(self, kernels: Kernels, weight: Tensor | QuantizedWeight, bias: Tensor | None, *, gated: bool) -> None:
+        self._kernels = kernels
+        rows, self._k = weight.shape
+        self._n, self._gated = rows // 2 if gated else rows, gated
+        self._dtype, self._type = weight.dtype, TYPE_CODES[weight.dtype]
+        self._bias = None if bias is None else _of_channels(bias, self._n, gated=gated)
 
     def multiply(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """x [num_rows, K] to [num_rows, n]."""
-        ...
+        """x [num_rows, K] to [num_rows, N]."""
+        assert x.dtype is self._dtype, (x.dtype, self._dtype)
+        y = torch.empty(len(x), self._n, dtype=self._dtype)
+        self._multiply(x if x.stride(-1) == 1 else x.contiguous(), residual, y)
+        return y
 
+    @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:
         """Rows of the weight, taken out of the panels: there is no other copy of it. int64 [n] to [n, K]"""
-        ...
+
+    @abstractmethod
+    def _multiply(self, x: Tensor, residual: Tensor | None, y: Tensor) -> None:
+        """Writes y; the rows of x are contiguous."""
 
 
 def _panels(kernels: Kernels, weight: Tensor | QuantizedWeight, bias: Tensor | None, *, gated: bool) -> _Panels:
@@ -31,25 +45,26 @@ def _panels(kernels: Kernels, weight: Tensor | QuantizedWeight, bias: Tensor | N
     return _FloatPanels(kernels, weight, bias, gated=gated)
 
 
-class _FloatPanels:
+class _FloatPanels(_Panels):
     """Weights of float32 or bfloat16."""
 
     def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
-        self._kernels = kernels
-        rows, self._k = weight.shape
-        self._n, self._gated = rows // 2 if gated else rows, gated
-        self._dtype, self._type = weight.dtype, TYPE_CODES[weight.dtype]
+        super().__init__(kernels, weight, bias, gated=gated)
         self._packed = large_pages(native.packed_bytes(self._n, self._k, gated, self._type))
         weight = weight.contiguous()
         native.pack_linear(weight.data_ptr(), self._packed.data_ptr(), self._n, self._k, gated, self._type)
-        self._bias = None if bias is None else _of_channels(bias, self._n, gated=gated)
 
-    def multiply(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def rows(self, ids: Tensor) -> Tensor:
         """See _Panels."""
-        x = _readable(x, self._dtype)
+        found = torch.empty(len(ids), self._k, dtype=self._dtype)
+        native.unpack_rows(
+            self._packed.data_ptr(), ids.contiguous().data_ptr(), found.data_ptr(), len(ids), self._k, self._type
+        )
+        return found
+
+    def _multiply(self, x: Tensor, residual: Tensor | None, y: Tensor) -> None:
         if self._k % 2 and self._dtype is torch.bfloat16:
             x = F.pad(x, (0, 1))  # two bfloat16 are read at once
-        y = torch.empty(len(x), self._n, dtype=self._dtype)
         self._kernels.linear(
             x.data_ptr(),
             x.stride(0),
@@ -63,25 +78,13 @@ class _FloatPanels:
             self._gated,
             self._type,
         )
-        return y
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """See _Panels."""
-        found = torch.empty(len(ids), self._k, dtype=self._dtype)
-        native.unpack_rows(
-            self._packed.data_ptr(), ids.contiguous().data_ptr(), found.data_ptr(), len(ids), self._k, self._type
-        )
-        return found
 
 
-class _QuantizedPanels:
+class _QuantizedPanels(_Panels):
     """Weights of 8 or 4 bits; inputs are quantized on the fly, each row from its own values."""
 
     def __init__(self, kernels: Kernels, weight: QuantizedWeight, bias: Tensor | None, *, gated: bool) -> None:
-        self._kernels = kernels
-        rows, self._k = weight.shape
-        self._n, self._gated = rows // 2 if gated else rows, gated
-        self._dtype, self._type = weight.dtype, TYPE_CODES[weight.dtype]
+        super().__init__(kernels, weight, bias, gated=gated)
         self._bits, self._group, self._has_min = weight.bits, weight.group_size, weight.mins is not None
         self._order = None if weight.order is None else weight.order.to(torch.int32)
         num_bytes = native.packed_quantized_bytes(self._n, self._k, gated, self._bits, self._group, self._has_min)
@@ -99,30 +102,6 @@ class _QuantizedPanels:
             self._bits,
             self._group,
         )
-        self._bias = None if bias is None else _of_channels(bias, self._n, gated=gated)
-
-    def multiply(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """See _Panels."""
-        x = _readable(x, self._dtype)
-        y = torch.empty(len(x), self._n, dtype=self._dtype)
-        self._kernels.quantized_linear(
-            x.data_ptr(),
-            x.stride(0),
-            self._packed.data_ptr(),
-            address(self._bias),
-            address(residual),
-            y.data_ptr(),
-            len(x),
-            self._n,
-            self._k,
-            self._gated,
-            self._type,
-            self._bits,
-            self._group,
-            self._has_min,
-            address(self._order),
-        )
-        return y
 
     def rows(self, ids: Tensor) -> Tensor:
         """See _Panels."""
@@ -141,17 +120,31 @@ class _QuantizedPanels:
             found = torch.empty_like(found).index_copy_(1, self._order.long(), found)
         return found.to(self._dtype)
 
+    def _multiply(self, x: Tensor, residual: Tensor | None, y: Tensor) -> None:
+        self._kernels.quantized_linear(
+            x.data_ptr(),
+            x.stride(0),
+            self._packed.data_ptr(),
+            address(self._bias),
+            address(residual),
+            y.data_ptr(),
+            len(x),
+            self._n,
+            self._k,
+            self._gated,
+            self._type,
+            self._bits,
+            self._group,
+            self._has_min,
+            address(self._order),
+        )
+
 
 def _of_channels(bias: Tensor, n: int, *, gated: bool) -> Tensor:
     """The bias in the order of the panels' channels, float32, zero where a panel is filled up."""
     num_vectors = -(-n // 16) * (2 if gated else 1)
     rows = torch.tensor([native.row_of_channel(channel, n, gated) for channel in range(-(-num_vectors // 4) * 64)])
     return torch.where(rows < 0, torch.zeros(()), bias.float()[rows.clamp_min(0)]).contiguous()
-
-
-def _readable(x: Tensor, dtype: torch.dtype) -> Tensor:
-    assert x.dtype is dtype, (x.dtype, dtype)
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 class NativeLinear:

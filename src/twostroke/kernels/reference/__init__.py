@@ -17,11 +17,11 @@ def operators() -> Operators:
     return Operators(
         name="reference",
         set_num_threads=torch.set_num_threads,
-        kv_order="plain",
         pack_linear=partial(pack_linear, linear.PackedLinear),
         pack_gated=partial(pack_gated, linear.PackedLinear, linear.PackedGated),
         quantize_per_channel=quantized_weight.quantize_per_channel,
         quantize_in_groups=quantized_weight.quantize_in_groups,
+        keeps_quantized=False,
         rms_norm=elementwise.rms_norm,
         rms_norm_=elementwise.rms_norm_,
         rotate_heads_=elementwise.rotate_heads_,

@@ -6,7 +6,7 @@ weighted values acc of Milakov and Gimelshein 2018 (arXiv:1805.02867):
 
     m' = max(m, m_p)      l' = l e^(m - m') + l_p e^(m_p - m')      acc' = acc e^(m - m') + o_p e^(m_p - m')
 
-Products are rounded to the type of the storage before the softmax (torch's bmm has no wider result on a CPU), as
+Products are rounded to the type of the queries before the softmax (torch's bmm has no wider result on a CPU), as
 transformers' eager attention does: in bfloat16 a score keeps 8 bits.
 
 A partition that a row does not see folds in as exactly nothing (l_p = o_p = 0), so it does not matter that the tile
@@ -22,15 +22,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from twostroke.config.kv_format import KVFormat
 from twostroke.kernels.dispatch import GroupShape
 from twostroke.kernels.reference.attention_plan import (
     PARTITION,
     AttentionPlan,
     Pass,
+    PlannedBatch,
     TileRun,
     plan_attention,
 )
+from twostroke.kernels.reference.kv_codec import decode, encode
 from twostroke.kernels.reference.row_tiles import BASE_HEIGHT, ROW_BY_ROW, fingerprint, remember
+from twostroke.kernels.tree_mask import TreeMasks
 
 QUERY_TILES = (1, 2, 4, 8, 64)
 """Heights tried, in queries; a tile has a row for each query and each query head of a KV head."""
@@ -97,15 +101,21 @@ class PagedAttention:
         self._tiles = query_tiles(num_heads, num_kv_heads, head_dim, dtype, device)
         self._device = device
 
+    def kv_order(self, kv_format: KVFormat) -> str:
+        """One slot after the other; see encode."""
+        return f"plain-{kv_format}"
+
     def plan(
         self,
         shape: GroupShape,
         query_start_loc: npt.NDArray[np.int32],
         seq_lens: npt.NDArray[np.int32],
         block_table: npt.NDArray[np.int32],
+        tree_masks: TreeMasks | None = None,
     ) -> AttentionPlan:
         """See plan_attention."""
-        return plan_attention(shape, query_start_loc, seq_lens, block_table, self._tiles, self._device)
+        batch = PlannedBatch.of(shape.window, query_start_loc, seq_lens, block_table, tree_masks)
+        return plan_attention(shape, batch, self._tiles, self._device)
 
     def __call__(
         self, qkv: Tensor, storage: Tensor, plan: AttentionPlan, layer_in_block: int, softmax_scale: float
@@ -116,7 +126,7 @@ class PagedAttention:
         # a power of two into q, which rounds nothing, and the rest (1 for many head sizes) onto the float32 scores
         q_scale = 2.0 ** math.floor(math.log2(softmax_scale))
         q = qkv[:, : shape.num_heads] * q_scale
-        block_rows = storage.view(-1, shape.block_size * shape.head_dim)
+        block_rows = storage.view(-1, shape.block_size * shape.slot_bytes)
         results = [_attend(run, q, block_rows, shape, layer_in_block, softmax_scale / q_scale) for run in plan.runs]
         joined = results[0] if len(results) == 1 else torch.cat(results)
         return joined.index_select(0, plan.output_rows)
@@ -125,11 +135,11 @@ class PagedAttention:
 def write_kv(kv: Tensor, storage: Tensor, plan: AttentionPlan, layer_in_block: int) -> None:
     """Stores K and V [num_tokens, 2 * num_kv_heads, head_dim], and zeroes the unused slots of new blocks."""
     shape = plan.shape
-    slots = storage.view(-1, shape.head_dim)
+    slots = storage.view(-1, shape.slot_bytes)
     offset = layer_in_block * 2 * shape.num_kv_heads * shape.block_size
-    slots.index_copy_(0, plan.slot_rows + offset, kv.reshape(-1, shape.head_dim))
+    slots.index_copy_(0, plan.slot_rows + offset, encode(kv.reshape(-1, shape.head_dim), shape.kv_format))
     if plan.unused_slot_rows is not None:
-        slots.index_fill_(0, plan.unused_slot_rows + offset, 0.0)
+        slots.index_fill_(0, plan.unused_slot_rows + offset, 0)
 
 
 def _attend(
@@ -142,7 +152,9 @@ def _attend(
     tiles = tiles.reshape(run.num_tiles, kv_heads, run.queries_per_tile * group, head_dim)
     state: tuple[Tensor, Tensor, Tensor] | None = None
     for part in run.passes:
-        m, total, values = _partials(part, tiles, block_rows, layer_in_block * 2 * kv_heads, score_scale)
+        stored = block_rows.index_select(0, (part.rows + layer_in_block * 2 * kv_heads).view(-1))
+        kv = decode(stored.view(-1, shape.slot_bytes), shape.kv_format, tiles.dtype)
+        m, total, values = _partials(part, tiles, kv.view(2, -1, PARTITION, head_dim), score_scale)
         begin = 0
         for size in part.slices:
             end = begin + size * kv_heads
@@ -158,13 +170,9 @@ def _attend(
     return out.transpose(1, 2).reshape(run.num_tiles * run.queries_per_tile, -1)
 
 
-def _partials(
-    part: Pass, tiles: Tensor, block_rows: Tensor, row_offset: int, score_scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _partials(part: Pass, tiles: Tensor, kv: Tensor, score_scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Each pair by itself: maximum [n, rows, 1], sum [n, rows, 1], weighted values [n, rows, head_dim]; float32."""
-    head_dim = tiles.shape[-1]
     num_pairs = sum(part.slices)
-    kv = block_rows.index_select(0, (part.rows + row_offset).view(-1)).view(2, -1, PARTITION, head_dim)
     of_pairs = tiles[:num_pairs] if part.tile_of_pair is None else tiles.index_select(0, part.tile_of_pair)
     scores = torch.bmm(of_pairs.flatten(0, 1), kv[0].transpose(1, 2)).float()
     if score_scale != 1.0:

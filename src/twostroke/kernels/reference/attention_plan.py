@@ -24,6 +24,7 @@ from torch import Tensor
 
 from twostroke.config.cache import MAX_BLOCK_SIZE
 from twostroke.kernels.dispatch import GroupShape
+from twostroke.kernels.tree_mask import TreeMasks, depths, within_window
 
 PARTITION = MAX_BLOCK_SIZE
 """Tokens per partition: no block spans two."""
@@ -75,6 +76,43 @@ class AttentionPlan:
     request left there (a NaN at worst) is never multiplied, not even by a weight of zero."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedBatch:
+    """A step of one KV group, and which keys its queries see."""
+
+    starts: Ints
+    """[num_seqs + 1]: where each request's queries begin in the flat batch."""
+    lens: Ints
+    """[num_seqs]: context lengths after this step."""
+    table: Ints
+    """[num_seqs, max_blocks]; entries outside a request's window or length are never read."""
+    oldest: Ints
+    """[num_tokens]: the first key each query sees."""
+    trees: dict[int, npt.NDArray[np.bool_]]
+    """By sequence: which of the step's own tokens [query_len, query_len] each of its queries sees."""
+
+    @classmethod
+    def of(
+        cls,
+        window: int | None,
+        query_start_loc: npt.NDArray[np.int32],
+        seq_lens: npt.NDArray[np.int32],
+        block_table: npt.NDArray[np.int32],
+        tree_masks: TreeMasks | None,
+    ) -> PlannedBatch:
+        """From what an operator's plan is given."""
+        starts, lens = query_start_loc.astype(np.int64), seq_lens.astype(np.int64)
+        prefix_lens = lens - np.diff(starts)
+        trees = {seq: within_window(mask, window) for seq, mask in enumerate(tree_masks or ()) if mask is not None}
+        oldest = np.zeros(int(starts[-1]), np.int64)
+        if window is not None:
+            offsets = np.arange(len(oldest)) - np.repeat(starts[:-1], np.diff(starts))
+            for seq, mask in trees.items():
+                offsets[starts[seq] : starts[seq + 1]] = depths(mask)
+            oldest = np.maximum(0, np.repeat(prefix_lens, np.diff(starts)) + offsets - window + 1)
+        return cls(starts, lens, block_table.astype(np.int64), oldest, trees)
+
+
 @dataclass(frozen=True, slots=True)
 class _Tiles:
     """Tiles of one height; all arrays int64 [num_tiles]."""
@@ -105,30 +143,22 @@ class _Tiles:
 
 
 def plan_attention(
-    shape: GroupShape,
-    query_start_loc: npt.NDArray[np.int32],
-    seq_lens: npt.NDArray[np.int32],
-    block_table: npt.NDArray[np.int32],
-    query_tiles: tuple[int, ...],
-    device: torch.device,
+    shape: GroupShape, batch: PlannedBatch, query_tiles: tuple[int, ...], device: torch.device
 ) -> AttentionPlan:
     """Plans one step of one KV group.
 
     Args:
         shape: the group.
-        query_start_loc: [num_seqs + 1]: where each request's queries begin in the flat batch.
-        seq_lens: [num_seqs]: context lengths after this step.
-        block_table: [num_seqs, max_blocks]; entries outside a request's window or length are never read.
+        batch: the step.
         query_tiles: admitted queries per tile, rising (see attention.query_tiles).
         device: where the indexes are to be.
     """
-    starts, lens = query_start_loc.astype(np.int64), seq_lens.astype(np.int64)
-    table = block_table.astype(np.int64)
+    starts, lens = batch.starts, batch.lens
     runs: list[TileRun] = []
     output_rows = np.zeros(int(starts[-1]), np.int64)
     done = 0
     for unsorted in _cut_into_tiles(starts, lens, query_tiles):
-        first, count = _partitions(unsorted, shape.window)
+        first, count = _partitions(unsorted, batch.oldest)
         order = np.argsort(-count, kind="stable")
         tiles, first, count = unsorted.take(order), first[order], count[order]
         tokens = tiles.queries_of(tiles.first_token)
@@ -138,10 +168,10 @@ def plan_attention(
         per_run = _max_pairs(shape, tiles.queries)
         for begin in range(0, len(order), per_run):
             part = np.arange(begin, min(begin + per_run, len(order)))
-            passes = tuple(_passes(shape, tiles.take(part), first[part], count[part], table, device))
+            passes = tuple(_passes(shape, tiles.take(part), first[part], count[part], batch, device))
             token_ids = torch.from_numpy(tokens[part].reshape(-1)).to(device)
             runs.append(TileRun(len(part), tiles.queries, token_ids, passes))
-    slot_rows, unused = _slots(shape, starts, lens, table)
+    slot_rows, unused = _slots(shape, starts, lens, batch.table)
     return AttentionPlan(
         shape,
         tuple(runs),
@@ -183,16 +213,14 @@ def _cut_into_tiles(starts: Ints, lens: Ints, heights: tuple[int, ...]) -> Itera
         done, left = done + taken, left - taken
 
 
-def _partitions(tiles: _Tiles, window: int | None) -> tuple[Ints, Ints]:
-    """First partition that a tile's first query sees, and how many there are up to its last query."""
-    first = np.zeros_like(tiles.first_position)
-    if window is not None:
-        first = np.maximum(0, tiles.first_position - window + 1) // PARTITION
+def _partitions(tiles: _Tiles, oldest: Ints) -> tuple[Ints, Ints]:
+    """The first partition that a query of each tile sees, and how many there are up to that of its last query."""
+    first = oldest[tiles.queries_of(tiles.first_token)].min(1) // PARTITION
     return first, tiles.last_position // PARTITION - first + 1
 
 
 def _passes(
-    shape: GroupShape, tiles: _Tiles, first: Ints, count: Ints, table: Ints, device: torch.device
+    shape: GroupShape, tiles: _Tiles, first: Ints, count: Ints, batch: PlannedBatch, device: torch.device
 ) -> Iterator[Pass]:
     sizes = (count[None, :] > np.arange(int(count[0]))[:, None]).sum(1)  # tiles that have an i-th partition
     limit = max(_max_pairs(shape, tiles.queries), len(count))
@@ -203,8 +231,8 @@ def _passes(
         slices = tuple(int(n) for n in sizes[begin:end])
         tile = np.concatenate([np.arange(n) for n in slices])
         partition = first[tile] + np.repeat(np.arange(begin, end), slices)
-        rows = _block_rows(shape, tiles.take(tile), partition, table)
-        mask = _mask(tiles.take(tile), partition, shape.window)
+        rows = _block_rows(shape, tiles.take(tile), partition, batch)
+        mask = _mask(tiles.take(tile), partition, batch)
         yield Pass(
             slices,
             torch.from_numpy(tile).to(device) if len(slices) > 1 else None,
@@ -214,35 +242,37 @@ def _passes(
         begin = end
 
 
-def _block_rows(shape: GroupShape, pairs: _Tiles, partition: Ints, table: Ints) -> Ints:
+def _block_rows(shape: GroupShape, pairs: _Tiles, partition: Ints, batch: PlannedBatch) -> Ints:
     """Storage rows of the blocks of each pair's partition. [2, num_pairs * num_kv_heads * blocks]"""
     blocks = PARTITION // shape.block_size
-    oldest = np.zeros_like(partition)
-    if shape.window is not None:
-        oldest = np.maximum(0, pairs.first_position - shape.window + 1) // shape.block_size
+    oldest = batch.oldest[pairs.queries_of(pairs.first_token)].min(1) // shape.block_size
     newest = pairs.last_position // shape.block_size
     # entries outside are masked; reading one of the tile's own blocks in their place keeps foreign values out
     entries = np.clip(
         partition[:, None] * blocks + np.arange(blocks)[None, :], oldest[:, None], newest[:, None]
     )  # [num_pairs, blocks]
-    block_ids = table[pairs.seq[:, None], entries]
+    block_ids = batch.table[pairs.seq[:, None], entries]
     heads = np.arange(shape.num_kv_heads)
     k_rows = block_ids[:, None, :] * shape.rows_per_block + heads[None, :, None]
     return np.stack([k_rows.reshape(-1), k_rows.reshape(-1) + shape.num_kv_heads])
 
 
-def _mask(pairs: _Tiles, partition: Ints, window: int | None) -> npt.NDArray[np.float32] | None:
+def _mask(pairs: _Tiles, partition: Ints, batch: PlannedBatch) -> npt.NDArray[np.float32] | None:
     start = partition * PARTITION
-    whole = start + PARTITION - 1 <= pairs.first_position
-    if window is not None:
-        whole &= start > pairs.last_position - window
-    if whole.all():
+    oldest = batch.oldest[pairs.queries_of(pairs.first_token)]  # [num_pairs, queries]
+    whole = (start + PARTITION - 1 <= pairs.first_position) & (start >= oldest.max(1))
+    in_tree = np.isin(pairs.seq, list(batch.trees))
+    if whole.all() and not in_tree.any():
         return None
     keys = start[:, None, None] + np.arange(PARTITION)[None, None, :]  # [num_pairs, 1, PARTITION]
     queries = pairs.queries_of(pairs.first_position)[:, :, None]  # [num_pairs, queries, 1]
-    visible = keys <= queries
-    if window is not None:
-        visible &= keys > queries - window
+    visible = (keys <= queries) & (keys >= oldest[:, :, None])
+    for pair in np.flatnonzero(in_tree):
+        seq = int(pairs.seq[pair])
+        tree, first_own = batch.trees[seq], int(batch.lens[seq]) - len(batch.trees[seq])
+        own = keys[pair, 0] - first_own  # [PARTITION]
+        inside = (own >= 0) & (own < len(tree))
+        visible[pair][:, inside] &= tree[queries[pair] - first_own, own[inside]]
     mask = np.where(visible, np.float32(0), np.float32(-np.inf))
     return mask[:, None, :, None, :]
 

@@ -1,0 +1,174 @@
+// The products of quantized.hpp in tiles (Intel AMX): the same integers, the same floats in the same order, hence the same bits.
+//
+// A span of a panel, 128 k of 64 channels, is first laid out as signed bytes; what a group's zero takes away is then zero.
+#pragma once
+
+#include "amx.hpp"
+#include "quantized.hpp"
+
+namespace twostroke {
+namespace {
+
+typedef int8_t i8x64 __attribute__((vector_size(64)));
+typedef uint8_t u8x64 __attribute__((vector_size(64)));
+
+// Fewer rows than this cost less one by one.
+constexpr int64_t AMX_QUANTIZED_ROWS = 5;
+
+// Codes of one group to [group / 4][4 vectors][16 channels][4 k] signed bytes.
+template <int BITS>
+INLINE void signed_codes(const char* codes, int64_t group, char* to) {
+  for (int64_t at = 0; at < group * PANEL * BITS / 8; at += 64) {
+    u8x64 w = load<u8x64>(codes + at);
+    if constexpr (BITS == 8) {
+      store(to + at, w ^ (uint8_t)0x80);
+    } else {
+      int64_t row = at / STEP_BYTES * 2 * STEP_BYTES + at % STEP_BYTES;
+      store(to + row, (w & (uint8_t)0x0f) - (uint8_t)8);
+      store(to + row + STEP_BYTES, (w >> 4) - (uint8_t)8);
+    }
+  }
+}
+
+// Integer sums of one tile of rows and one vector of channels over a group, left in `tile` and put where they are read. A tile
+// is named in the instruction, so this cannot be a function of its number.
+#define SUM_GROUP(tile, q, codes, products)                 \
+  do {                                                      \
+    _tile_zero(tile);                                       \
+    for (int k = 0; k < GROUP; k += 64) {                   \
+      TILE_LOAD(4, (q) + k, q_bytes);                     \
+      TILE_LOAD(6, (codes) + k / 4 * STEP_BYTES, STEP_BYTES); \
+      _tile_dpbssd(tile, 4, 6);                             \
+    }                                                       \
+    TILE_STORE(tile, products, 64);                       \
+  } while (0)
+
+// A span of a panel against a chunk of rows. An item is a tile of rows with a vector of channels: while the products of one
+// are on their way to memory, those of the one before are folded into the sums.
+template <int BITS, int GROUP>
+struct AmxSpan {
+  static constexpr int GROUPS = SPAN / GROUP;
+  alignas(64) char codes[SPAN * PANEL];
+  alignas(64) int32_t products[2][GROUPS][TILE_HEIGHT][LANES];
+
+  const QuantizedArgs& args;
+  int64_t group_bytes = quantized_group_bytes(BITS, GROUP, args.has_min), q_bytes = args.groups * GROUP;
+  const char* span = nullptr;
+  int64_t first_group = 0, groups = 0;
+
+  explicit AmxSpan(const QuantizedArgs& args) : args(args) {}
+
+  void begin(const char* panel, int64_t number) {
+    first_group = number * GROUPS;
+    groups = args.groups - first_group < GROUPS ? args.groups - first_group : GROUPS;
+    span = panel + first_group * group_bytes;
+    for (int64_t g = 0; g < groups; g++) {
+      const char* group = span + g * group_bytes;
+      for (int64_t at = 0; at < group_bytes; at += 64) __builtin_prefetch(group + 2 * GROUPS * group_bytes + at);
+      signed_codes<BITS>(group, GROUP, codes + g * GROUP * PANEL);
+    }
+  }
+
+  // Integer products of rows [row, row + 16) with vector v, each group's apart.
+  INLINE void multiply(int64_t row, int v, int slot) {
+    const int8_t* q = args.q + row * q_bytes + first_group * GROUP;
+    const char* at = codes + v * 64;
+    for (int64_t g = 0; g < groups; g += 4) {
+      SUM_GROUP(0, q + g * GROUP, at + g * GROUP * PANEL, products[slot][g]);
+      if (g + 1 < groups) SUM_GROUP(1, q + (g + 1) * GROUP, at + (g + 1) * GROUP * PANEL, products[slot][g + 1]);
+      if (g + 2 < groups) SUM_GROUP(2, q + (g + 2) * GROUP, at + (g + 2) * GROUP * PANEL, products[slot][g + 2]);
+      if (g + 3 < groups) SUM_GROUP(3, q + (g + 3) * GROUP, at + (g + 3) * GROUP * PANEL, products[slot][g + 3]);
+    }
+  }
+
+  // Integers times scales, in the order of accumulate_spans, onto sums [rows][PANEL].
+  template <bool WHOLE, bool HAS_MIN>
+  INLINE void fold(float* sums, int64_t row, int64_t rows, int v, int slot) const {
+    int64_t count = WHOLE ? GROUPS : groups;
+    const char* scales = span + code_bytes<BITS>(GROUP) + v * LANES * 2;
+    f32x16 scale[GROUPS];
+    for (int64_t g = 0; g < count; g++) scale[g] = from_half(scales + g * group_bytes);
+    const float* row_scale = args.scales + row * args.spans + first_group / GROUPS;
+    for (int64_t r = 0; r < rows; r++) {
+      f32x16 part{};
+      for (int64_t g = 0; g < count; g++) {
+        part = fma(__builtin_convertvector(load<i32x16>(products[slot][g][r]), f32x16), scale[g], part);
+        if constexpr (HAS_MIN)
+          part = fma(splat(-(float)args.sums[(row + r) * args.groups + first_group + g]),
+                     from_half(scales + g * group_bytes + PANEL * 2), part);
+      }
+      float* sum = sums + r * PANEL;
+      store16(sum, fma(part, splat(row_scale[r * args.spans]), load16(sum)));
+    }
+  }
+
+  INLINE void fold(float* sums, int64_t row, int64_t rows, int v, int slot) const {
+    if (args.has_min) fold<false, true>(sums, row, rows, v, slot);
+    else if (groups == GROUPS) fold<true, false>(sums, row, rows, v, slot);
+    else fold<false, false>(sums, row, rows, v, slot);
+  }
+
+  // Adds this span's share for `count` tiles of rows to sums.
+  void add_to(float (*sums)[TILE_HEIGHT][PANEL], const RowTiles& tiles, int64_t first, int64_t count) {
+    auto row_of = [&](int64_t item) { return tiles.first_row(first + item / PANEL_VECTORS); };
+    auto vector_of = [](int64_t item) { return (int)(item % PANEL_VECTORS); };
+    auto fold_item = [&](int64_t item) {
+      fold(sums[item / PANEL_VECTORS][0] + vector_of(item) * LANES, row_of(item), tiles.height, vector_of(item), item % 2);
+    };
+    int64_t items = count * PANEL_VECTORS;
+    multiply(row_of(0), 0, 0);
+    for (int64_t item = 1; item < items; item++) {
+      multiply(row_of(item), vector_of(item), item % 2);
+      fold_item(item - 1);
+    }
+    fold_item(items - 1);
+  }
+};
+
+template <typename T, int BITS, int GROUP>
+void amx_quantized_panels(const QuantizedArgs& args, int64_t begin, int64_t end) {
+  static thread_local ChunkSums sums;
+  AmxSpan<BITS, GROUP> span(args);
+  RowTiles tiles{args.linear.m};
+  int64_t per_segment = (args.spans + SEGMENTS - 1) / SEGMENTS;
+  configure_tiles(tiles.height, GROUP < 64 ? GROUP : 64);
+  for (int64_t p = begin; p < end; p++) {
+    const char* panel = (const char*)args.linear.w + p * args.groups * span.group_bytes;
+    for (int64_t first = 0; first < tiles.count; first += CHUNK_HEIGHT) {
+      int64_t count = tiles.count - first < CHUNK_HEIGHT ? tiles.count - first : CHUNK_HEIGHT;
+      for (int s = 0; s < SEGMENTS; s++) {
+        std::memset(sums.at[s], 0, (size_t)count * sizeof sums.at[s][0]);
+        int64_t last = (s + 1) * per_segment < args.spans ? (s + 1) * per_segment : args.spans;
+        for (int64_t number = s * per_segment; number < last; number++) {
+          span.begin(panel, number);
+          span.add_to(sums.at[s], tiles, first, count);
+        }
+      }
+      finish_chunk<T>(args.linear, sums, tiles, first, count, p);
+    }
+  }
+  _tile_release();
+}
+
+// Whether these products are taken in tiles; if so they are done.
+INLINE bool quantized_in_tiles(const QuantizedArgs& args, int64_t begin, int64_t end) {
+  if (args.linear.m < AMX_QUANTIZED_ROWS) return false;
+  auto of_group = [&]<typename T, int BITS>() {
+    switch (args.group) {
+      case 16: return amx_quantized_panels<T, BITS, 16>(args, begin, end);
+      case 32: return amx_quantized_panels<T, BITS, 32>(args, begin, end);
+      case 64: return amx_quantized_panels<T, BITS, 64>(args, begin, end);
+      default: return amx_quantized_panels<T, BITS, 128>(args, begin, end);
+    }
+  };
+  auto of_bits = [&]<typename T>() {
+    if (args.bits == 8) of_group.template operator()<T, 8>();
+    else of_group.template operator()<T, 4>();
+  };
+  if (args.linear.type == Dtype::f32) of_bits.operator()<float>();
+  else of_bits.operator()<uint16_t>();
+  return true;
+}
+
+}  // namespace
+}  // namespace twostroke

@@ -1,0 +1,65 @@
+"""How K and V are stored: the choice of a user, what it comes to for a model, and the bytes of it.
+
+The numbers of a float format are stored as they are. int8 and int4 are asymmetric, with a scale and a zero (both
+float16) for each token and KV head, of K and of V apart; over the head_dim numbers x of one such vector
+
+    zero = float16(min x)      scale = float16((max x - zero) / levels)      levels = 255 or 15
+    code = round((x - zero) / scale), within 0 to levels                     stands for   zero + scale * code
+
+so a constant vector has scale 0 and costs no accuracy but that of its zero, and a vector of bfloat16 has an exact zero
+wherever float16 reaches (6e-5 to 65504; what lies beyond is cut off). A product of a scale and a code needs at most
+19 bits: every backend reads the same numbers, to the last bit, with or without fused operations. A vector with a NaN
+or an infinity has a NaN for its zero.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+KVCacheDType = Literal["auto", "bf16", "bfloat16", "f32", "float32", "int8", "int4"]
+"""What may be asked for; 'auto' is the model's own type."""
+
+KVFormat = Literal["f32", "f16", "bf16", "int8", "int4"]
+"""What it comes to."""
+
+KV_FORMATS: tuple[KVFormat, ...] = get_args(KVFormat)
+
+_OF_NAME: dict[str, KVFormat] = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    **{name: name for name in KV_FORMATS},
+}
+_BITS: dict[KVFormat, int] = {"f32": 32, "f16": 16, "bf16": 16, "int8": 8, "int4": 4}
+_SCALE_AND_ZERO_BYTES = 4
+
+
+def resolve_kv_format(requested: KVCacheDType, model_dtype: str) -> KVFormat:
+    """The format for a model.
+
+    >>> resolve_kv_format("auto", "bfloat16"), resolve_kv_format("float32", "bfloat16")
+    ('bf16', 'f32')
+    """
+    wanted = model_dtype if requested == "auto" else requested
+    return _OF_NAME[wanted]
+
+
+def is_quantized(kv_format: KVFormat) -> bool:
+    """Whether numbers are stored as codes, with a scale and a zero."""
+    return kv_format in ("int8", "int4")
+
+
+def levels_of(kv_format: KVFormat) -> int:
+    """The largest code of a quantized format."""
+    assert is_quantized(kv_format), kv_format
+    return (1 << _BITS[kv_format]) - 1
+
+
+def slot_bytes(kv_format: KVFormat, head_dim: int) -> int:
+    """Bytes that K (and as many that V) of one token takes in one KV head.
+
+    >>> [slot_bytes(kv_format, 128) for kv_format in ("bf16", "int8", "int4")]
+    [256, 132, 68]
+    """
+    codes = -(-head_dim * _BITS[kv_format] // 8)
+    return codes + (_SCALE_AND_ZERO_BYTES if is_quantized(kv_format) else 0)

@@ -1,0 +1,50 @@
+"""K and V to bytes and back, in plain order: the slots of a head one after the other, and in a quantized slot
+
+int8  [head_dim] codes                          then scale and zero, float16 each
+int4  [head_dim / 2], even dimension low        (config/kv_format.py defines them)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from twostroke.config.kv_format import KVFormat, levels_of
+
+_DTYPES: dict[KVFormat, torch.dtype] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_LARGEST_HALF = 65504.0
+
+
+def encode(kv: Tensor, kv_format: KVFormat) -> Tensor:
+    """[n, head_dim] of any float type to slots, uint8 [n, slot bytes]."""
+    dtype = _DTYPES.get(kv_format)
+    if dtype is not None:
+        return kv.to(dtype).contiguous().view(torch.uint8)
+    codes, scale_and_zero = quantize(kv.float(), levels_of(kv_format))
+    if kv_format == "int4":
+        codes = codes[:, 0::2] | codes[:, 1::2] << 4
+    return torch.cat([codes, scale_and_zero.view(torch.uint8)], dim=1)
+
+
+def decode(slots: Tensor, kv_format: KVFormat, dtype: torch.dtype) -> Tensor:
+    """Slots, uint8 [n, slot bytes], to [n, head_dim] in `dtype`, rounded once."""
+    stored = _DTYPES.get(kv_format)
+    if stored is not None:
+        return slots.view(stored).to(dtype)
+    codes = slots[:, :-4]
+    if kv_format == "int4":
+        codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(1)
+    scale, zero = slots[:, -4:].contiguous().view(torch.float16).float().split(1, dim=1)
+    return codes.float().mul_(scale).add_(zero).to(dtype)
+
+
+def quantize(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
+    """Codes uint8 like x [n, head_dim], and (scale, zero) float16 [n, 2]. x is float32."""
+    # not finite anywhere: 0 * x is NaN, and so is the zero. And zeros are +0, always.
+    poison = (x * 0.0).sum(-1, keepdim=True) + 0.0
+    zero = (x.amin(-1, keepdim=True) + poison).clamp_(-_LARGEST_HALF, _LARGEST_HALF).half()
+    span = x.amax(-1, keepdim=True) - zero.float()
+    scale = (span / levels).nan_to_num_(0.0).clamp_(0.0, _LARGEST_HALF).add_(0.0).half()
+    inverse = torch.where(scale > 0, 1.0 / scale.float(), 0.0)
+    codes = ((x - zero.float()) * inverse).clamp_(0.0, levels).nan_to_num_(0.0).round_().to(torch.uint8)
+    return codes, torch.cat([scale, zero], dim=1)
