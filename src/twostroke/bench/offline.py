@@ -32,7 +32,7 @@ from twostroke.config.checks import number, switch, whole_number
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter
-from twostroke.model.checkpoint import find_model_folder, read_model_config
+from twostroke.model.model_files import find_model
 
 MAX_SEED = 2**32 - 1
 MAX_NAME_BYTES = 200
@@ -134,7 +134,7 @@ def run_offline(
     options, load = options or OfflineOptions(), load or LoadConfig()
     scheduler, cache = scheduler or SchedulerConfig(), cache or CacheConfig()
     check_folder(options.results)
-    model = read_model_config(find_model_folder(load.model))
+    model = find_model(load.model).config()
     context = min(load.max_model_len or model.max_context, model.max_context)
     workload = offline_workload(options, model.vocab_size).fitting(context)
     if not len(workload):

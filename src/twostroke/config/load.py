@@ -14,7 +14,7 @@ Device = Literal["cpu", "cuda"]
 Kernels = Literal["auto", "reference", "native", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon"]
 
 QuantizationOnLoad = Literal["int8", "int4"]
-Quantization = Literal["int8", "int4", "awq", "gptq", "compressed-tensors"]
+Quantization = Literal["int8", "int4", "awq", "gptq", "compressed-tensors", "gguf"]
 
 GROUP_SIZES = (32, 64, 128)
 DEFAULT_GROUP_SIZE = 32
@@ -28,15 +28,16 @@ class LoadConfig:
     """What is loaded and where."""
 
     model: str = "embedded"
-    """A Hugging Face model folder, a hub id, or 'embedded' for the model that ships with the package."""
+    """A Hugging Face model folder, a GGUF file, a hub id, or 'embedded' for the model that ships with the package."""
     tokenizer: str | None = None
-    """Another tokenizer: a folder, a hub id or 'embedded'; default: the model's own."""
+    """Another tokenizer: that of a folder, a GGUF file, a hub id or 'embedded'; default: the model's own."""
     dtype: DType = "auto"
-    """Type of weights, activations and KV; 'auto' keeps the checkpoint's."""
+    """Type of weights, activations and KV; 'auto' keeps the checkpoint's, and takes bfloat16 for a
+    quantized GGUF file."""
     quantization: Quantization | None = None
     """Quantize the weights while loading: 'int8' (a scale per channel) or 'int4' (a scale per group of weights). A
-    checkpoint that is quantized says so itself; the name of its method ('awq', 'gptq', 'compressed-tensors') is checked
-    then."""
+    checkpoint that is quantized says so itself; the name of its method ('awq', 'gptq', 'compressed-tensors', 'gguf') is
+    checked then."""
     group_size: int | None = None
     """Weights that share a scale in quantization 'int4': 32 (the default), 64 or 128; larger groups are less exact."""
     device: Device = "cpu"

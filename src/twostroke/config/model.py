@@ -45,6 +45,8 @@ class RopeConfig:
     truncate: bool = True
     longest_request: int | None = None
     """Tokens that dynamic scaling is fixed for; None is the original context, where it changes nothing."""
+    frequency_divisors: tuple[float, ...] | None = None
+    """What each pair's frequency is divided by, [head_dim / 2], where a file stores that and not the rule (GGUF)."""
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> RopeConfig:
@@ -85,6 +87,7 @@ class RopeConfig:
             original_max_position_embeddings=original,
             truncate=switch(given, "truncate", default=True),
             longest_request=None,
+            frequency_divisors=None,
             **{name: float(value) for name, value in numbers.items() if value is not None},
         )
 

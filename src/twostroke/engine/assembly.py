@@ -32,8 +32,8 @@ from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_cache.sizing import FreeMemory, KVSizing, size_kv_cache
 from twostroke.log import get_logger
-from twostroke.model.checkpoint import find_model_folder, read_model_config
-from twostroke.model.loader import load_model, open_weights, weight_bytes
+from twostroke.model.loader import load_model, weight_bytes
+from twostroke.model.model_files import find_model
 from twostroke.model.registry import num_parameters
 from twostroke.model.weight_source import WeightSource
 from twostroke.runner.executor import Executor, InProcessExecutor
@@ -43,7 +43,6 @@ from twostroke.runner.memory import context_bytes, free_host_bytes, step_bytes
 from twostroke.runner.model_runner import ModelRunner
 from twostroke.sampling.sampler import Sampler
 from twostroke.scheduler.scheduler import Scheduler
-from twostroke.tokenizer.settings import read_eos_token_ids, read_sampling_defaults
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 log = get_logger(__name__)
@@ -53,7 +52,7 @@ log = get_logger(__name__)
 class _Loaded:
     """A model in memory, and what was read beside it."""
 
-    folder: Path
+    path: Path
     config: ModelConfig
     weights: WeightSource
     dtype: torch.dtype
@@ -171,24 +170,24 @@ def _prepare(config: EngineConfig) -> _Loaded:
     device = torch.device(load.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SetupError("device=cuda: this PyTorch sees no CUDA device. Use --device cpu, or install a CUDA build.")
-    folder = find_model_folder(load.model)
-    model_config = read_model_config(folder).fixed_for(load.max_model_len)
+    files = find_model(load.model)
+    model_config = files.config().fixed_for(load.max_model_len)
     dtype_name = model_config.dtype if load.dtype == "auto" else load.dtype
     dtype = getattr(torch, dtype_name)
     kv_format = resolve_kv_format(config.cache.kv_cache_dtype, dtype_name)
     operators = operators_for(device, dtype, load.kernels)
     num_threads = load.threads or _usable_processors()
     operators.set_num_threads(num_threads)
-    other = load.tokenizer and find_model_folder(load.tokenizer, with_weights=False)
-    tokenizer = Tokenizer.from_folder(other or folder)
+    of_tokenizer = files if load.tokenizer is None else find_model(load.tokenizer, with_weights=False)
+    tokenizer = of_tokenizer.tokenizer()
     tokenizer.check_vocab(model_config.vocab_size)
-    eos_token_ids = read_eos_token_ids(folder, tokenizer.eos_token_id, model_config.vocab_size)
-    recommended = read_sampling_defaults(folder)
+    eos_token_ids = files.eos_token_ids(tokenizer, model_config.vocab_size)
+    recommended = files.sampling_defaults()
     if recommended:
-        log.info("generation_config.json: sampling defaults %s are not applied; give them per request", recommended)
-    weights = open_weights(folder, model_config, load.quantization)
+        log.info("%s: sampling defaults %s are not applied; give them per request", files.path.name, recommended)
+    weights = files.weights(model_config, load.quantization)
     return _Loaded(
-        folder, model_config, weights, dtype, kv_format, device, operators, num_threads, tokenizer, eos_token_ids
+        files.path, model_config, weights, dtype, kv_format, device, operators, num_threads, tokenizer, eos_token_ids
     )
 
 
@@ -237,7 +236,7 @@ def _journal(
         layout,
         num_blocks=sizing.num_blocks,
         max_model_len=sizing.max_model_len,
-        model=f"{loaded.folder.name} ({model.architecture}, {num_parameters(model)} parameters, {loaded.dtype})",
+        model=f"{loaded.path.name} ({model.architecture}, {num_parameters(model)} parameters, {loaded.dtype})",
         now_s=monotonic_clock(),
     )
     return Journal(replace(started, machine=machine), shape, event_log)

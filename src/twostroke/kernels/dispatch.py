@@ -125,12 +125,12 @@ class Operators:
     """How many threads compute, for the whole process."""
     pack_linear: Callable[[Weight, Tensor | None], Linear]
     pack_gated: Callable[[Weight, Tensor | None], GatedLinear]
+    keeps_quantized: bool
+    """Whether a quantized weight stays one when it is packed; else it takes the room of the numbers it stands for."""
     quantize_per_channel: Callable[[Tensor], QuantizedWeight]
     """Floats [N, K] to 8 bits; every backend gives the bits of kernels/quantized_weight.py, in both."""
     quantize_in_groups: Callable[[Tensor, int], QuantizedWeight]
     """Floats [N, K] and a group size to 4 bits."""
-    keeps_quantized: bool
-    """Whether a quantized weight stays one when it is packed; else it takes the room of the numbers it stands for."""
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rms_norm_: Callable[[Tensor, Tensor, float], None]
     """The same in place."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+_ROWS_AT_ONCE = 256
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
@@ -34,14 +36,21 @@ class QuantizedWeight:
         return self.codes.shape
 
     def dequantize(self) -> Tensor:
-        """The numbers that the codes stand for, columns in the order of the inputs. [N, K] in `dtype`"""
+        """The numbers that the codes stand for, columns in the order of the inputs. [N, K] in `dtype`
+
+        A few rows at a time: in float32, the table of a large vocabulary is more than some whole models.
+        """
         groups = torch.arange(self.shape[1], device=self.codes.device) // self.group_size
-        values = (self.codes.float() - 2 ** (self.bits - 1)) * self.scales.float()[:, groups]
-        if self.mins is not None:
-            values -= self.mins.float()[:, groups]
-        if self.order is not None:
-            values = torch.empty_like(values).index_copy_(1, self.order, values)
-        return values.to(self.dtype)
+        found = torch.empty(self.shape, dtype=self.dtype, device=self.codes.device)
+        for begin in range(0, len(found), _ROWS_AT_ONCE):
+            rows = slice(begin, begin + _ROWS_AT_ONCE)
+            values = (self.codes[rows].float() - 2 ** (self.bits - 1)) * self.scales[rows].float()[:, groups]
+            if self.mins is not None:
+                values -= self.mins[rows].float()[:, groups]
+            if self.order is not None:
+                values = torch.empty_like(values).index_copy_(1, self.order, values)
+            found[rows] = values
+        return found
 
     def to(self, device: torch.device) -> QuantizedWeight:
         """On another device."""

@@ -53,7 +53,10 @@ class Rotary:
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
     """Angular frequency of each pair [head_dim / 2], float32, and the factor on cos and sin."""
-    return _SCALINGS[rope.rope_type](rope, head_dim)
+    frequencies, factor = _SCALINGS[rope.rope_type](rope, head_dim)
+    if rope.frequency_divisors is not None:
+        frequencies = frequencies / torch.tensor(rope.frequency_divisors)
+    return frequencies, factor
 
 
 def _plain(theta: float, head_dim: int) -> Tensor:

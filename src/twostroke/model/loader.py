@@ -47,11 +47,16 @@ def open_weights(folder: Path, config: ModelConfig, quantization: Quantization |
     checkpoint = Checkpoint(folder)
     stored = config.quantization
     source = FloatWeights(checkpoint) if stored is None else QuantizedCheckpoint(checkpoint, stored)
-    _check_quantization(source, quantization)
+    check_quantization(source, quantization)
     return source
 
 
-def _check_quantization(source: WeightSource, asked: Quantization | None) -> None:
+def check_quantization(source: WeightSource, asked: Quantization | None) -> None:
+    """Refuses to quantize a second time, and a method that the weights are not of.
+
+    Raises:
+        SetupError: `asked` is one of these.
+    """
     if asked is None or asked == source.quantization:
         return
     if source.quantization is not None:
@@ -127,7 +132,7 @@ def weight_bytes(
         config: of the same model.
         dtype: of floats.
         quantization: of float weights that are multiplied.
-        group_size: weights to a scale, for int4.
+        group_size: of its 4 bits.
         keeps_quantized: Operators.keeps_quantized of the backend.
     """
     on_load = _OnLoad.of(quantization, group_size)

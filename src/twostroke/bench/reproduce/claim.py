@@ -13,7 +13,7 @@ from twostroke.bench.command import last_part, model_name
 from twostroke.bench.figure import Draw
 from twostroke.config.checks import switch, whole_number
 from twostroke.config.load import MAX_THREADS, LoadConfig
-from twostroke.model.checkpoint import find_model_folder, read_model_config
+from twostroke.model.model_files import find_model
 
 DEFAULT_TRACES = Path("traces")
 
@@ -65,7 +65,7 @@ class ReproduceOptions:
         """Token ids that workloads may use: the model's, or any when there is none."""
         if not self.with_model:
             return 4096
-        return read_model_config(find_model_folder(self.model)).vocab_size
+        return find_model(self.model).config().vocab_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from twostroke.config.model import ModelConfig
 from twostroke.kernels.dispatch import GroupShape
 from twostroke.kernels.reference.attention import PagedAttention
 from twostroke.kernels.reference.linear import PackedLinear
-from twostroke.model.checkpoint import find_model_folder, read_model_config
+from twostroke.model.model_files import find_model
 
 ROWS = (1, 3, 8, 32, 33, 64, 200, 512)
 """One decode; a few; a ladder height; just beyond one; batches; a chunk of a prompt that fits no height; a budget."""
@@ -49,7 +49,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             remarks=("left out: it needs a model's shapes",),
         )
     torch.set_num_threads(options.threads or torch.get_num_threads())
-    config = read_model_config(find_model_folder(options.model))
+    config = find_model(options.model).config()
     dtype = torch.bfloat16 if config.dtype != "float32" else torch.float32
     repeats = 60 if options.full else 6
     with torch.inference_mode():

@@ -1,0 +1,209 @@
+"""GGUF, the file format of llama.cpp: metadata and tensors in one file, which stays on disk until a tensor is read.
+
+Read by us and not by the package `gguf`, whose reader takes eight seconds for the 300,000 texts of a large vocabulary
+(docs/decisions/012). The format is ggml's docs/gguf.md, versions 2 and 3:
+
+    "GGUF"  version u32  num_tensors u64  num_keys u64
+    key     text  type u32  value                                  for each key
+    tensor  name  num_dims u32  dims u64[]  type u32  offset u64   for each tensor, innermost dimension first
+    data    at the next multiple of general.alignment; offsets count from here
+
+Texts have their length before them (u64), arrays their type and length (u32, u64).
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.errors import CorruptCheckpoint, ModelNotFound, UnsupportedModel
+from twostroke.gguf.metadata import Metadata
+from twostroke.gguf.tensor_types import NAMES, TYPES, TensorType
+
+_VERSIONS = (2, 3)
+_DEFAULT_ALIGNMENT, _LEAST_ALIGNMENT = 32, 8
+_MAX_DIMS = 4
+_TEXT, _ARRAY = 8, 9
+_NUMBERS = dict(enumerate(("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?"))) | {10: "<u8", 11: "<i8", 12: "<f8"}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a file."""
+
+    name: str
+    type: TensorType
+    shape: tuple[int, ...]
+    """Outermost dimension first, as torch has it."""
+    data: npt.NDArray[np.uint8]
+    """Its bytes, [*shape[:-1], bytes of a row]: a view of the file, read when it is touched."""
+
+
+class GGUFFile:
+    """The metadata and the tensors of one file, by name."""
+
+    metadata: Metadata
+    tensors: Mapping[str, StoredTensor]
+
+    def __init__(self, path: Path) -> None:
+        """Maps the file and reads everything but the tensors' data.
+
+        Raises:
+            ModelNotFound: no such file.
+            CorruptCheckpoint: no GGUF file, or one that is truncated; what was being read is named.
+            UnsupportedModel: a version, byte order or tensor type that is not read, or one part of several.
+        """
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                # Private and writable for torch's sake, which warns of read-only memory; nothing is ever written.
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except OSError as error:
+            raise ModelNotFound(f"{path} cannot be read ({error.strerror}). Check the path.") from error
+        except ValueError as error:  # an empty file has nothing to map
+            raise CorruptCheckpoint(f"{path} is empty. Download it again.") from error
+        cursor = _Cursor(content, path)
+        num_tensors, num_keys = self._read_header(cursor)
+        self.metadata = Metadata(path.name, dict(cursor.pair() for _ in range(num_keys)))
+        num_parts = self.metadata.count("split.count", 0, least=0)
+        if num_parts > 1:
+            raise UnsupportedModel(
+                f"{path} is one of {num_parts} parts (split.count); only whole files are read. "
+                "Join them with llama-gguf-split --merge."
+            )
+        infos = [cursor.tensor_info() for _ in range(num_tensors)]
+        alignment = self.metadata.count("general.alignment", _DEFAULT_ALIGNMENT)
+        if alignment % _LEAST_ALIGNMENT:
+            raise self.metadata.refuse("general.alignment", f"a multiple of {_LEAST_ALIGNMENT}")
+        begin = -(-cursor.position // alignment) * alignment
+        self.tensors = {info[0]: self._stored(content, begin, *info) for info in infos}
+        if len(self.tensors) != len(infos):
+            raise CorruptCheckpoint(f"{path}: two tensors have one name. Download it again.")
+
+    def _read_header(self, cursor: _Cursor) -> tuple[int, int]:
+        cursor.what = "the header"
+        if cursor.take(4) != b"GGUF":
+            raise CorruptCheckpoint(f"{self.path} is no GGUF file: it does not begin with 'GGUF'. Check the path.")
+        version = cursor.number("<u4")
+        if version not in _VERSIONS:
+            known = " and ".join(map(str, _VERSIONS))
+            order = " (or the file is big-endian)" if version % 2**16 == 0 else ""
+            raise UnsupportedModel(f"{self.path}: GGUF version {version}{order}; known: {known}, little-endian.")
+        return cursor.number("<u8"), cursor.number("<u8")
+
+    def _stored(
+        self, content: mmap.mmap, begin: int, name: str, shape: tuple[int, ...], type_id: int, offset: int
+    ) -> StoredTensor:
+        if type_id not in TYPES:
+            raise UnsupportedModel(
+                f"{self.path}: {name} has type {NAMES.get(type_id, type_id)}; "
+                f"known: {', '.join(known.name for known in TYPES.values())}."
+            )
+        kind = TYPES[type_id]
+        if not shape or not all(shape) or shape[-1] % kind.block_size:
+            raise CorruptCheckpoint(
+                f"{self.path}: {name} is {list(shape)}; {kind.name} needs rows of a multiple of {kind.block_size}."
+            )
+        if offset % _LEAST_ALIGNMENT:
+            raise CorruptCheckpoint(
+                f"{self.path}: {name} begins at {offset}; it must be a multiple of {_LEAST_ALIGNMENT}."
+            )
+        rows = (*shape[:-1], shape[-1] // kind.block_size * kind.block_bytes)
+        if begin + offset + prod(rows) > len(content):
+            raise CorruptCheckpoint(
+                f"{self.path} is truncated: {name} ends at byte {begin + offset + prod(rows)} of {len(content)}. "
+                "Download it again."
+            )
+        data = np.frombuffer(content, np.uint8, prod(rows), begin + offset).reshape(rows)
+        return StoredTensor(name, kind, shape, data)
+
+
+class _Cursor:
+    """Reads what stands before the tensors' data, from the beginning on."""
+
+    def __init__(self, content: mmap.mmap, path: Path) -> None:
+        self._content, self._path = content, path
+        self.position = 0
+        self.what = ""
+        """What is being read, for errors."""
+
+    def take(self, num_bytes: int) -> bytes:
+        end = self.position + num_bytes
+        if end > len(self._content):
+            raise CorruptCheckpoint(
+                f"{self._path} is truncated: {self.what} goes to byte {end} of {len(self._content)}. Download it again."
+            )
+        found = self._content[self.position : end]
+        self.position = end
+        return found
+
+    def number(self, kind: str) -> Any:
+        return np.frombuffer(self.take(np.dtype(kind).itemsize), kind)[0].item()
+
+    def text(self) -> str:
+        found = self.take(self.number("<u8"))
+        try:
+            return found.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise CorruptCheckpoint(f"{self._path}: {self.what} is not UTF-8 ({error}).") from error
+
+    def pair(self) -> tuple[str, Any]:
+        """The next key and its value."""
+        self.what = "the name of a metadata key"
+        key = self.text()
+        self.what = key
+        return key, self._value(self.number("<u4"))
+
+    def tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
+        """The next tensor's name, shape, type and offset."""
+        self.what = "the name of a tensor"
+        name = self.text()
+        self.what = f"the shape of {name}"
+        num_dims = self.number("<u4")
+        if num_dims > _MAX_DIMS:
+            raise CorruptCheckpoint(
+                f"{self._path}: {name} has {num_dims} dimensions; at most {_MAX_DIMS} are possible."
+            )
+        dims = tuple(self.number("<u8") for _ in range(num_dims))
+        return name, dims[::-1], self.number("<u4"), self.number("<u8")
+
+    def _value(self, kind: int) -> Any:
+        if kind == _TEXT:
+            return self.text()
+        if kind == _ARRAY:
+            return self._array(self.number("<u4"), self.number("<u8"))
+        if kind not in _NUMBERS:
+            raise CorruptCheckpoint(f"{self._path}: {self.what} has type {kind}, which GGUF does not define.")
+        return self.number(_NUMBERS[kind])
+
+    def _array(self, kind: int, length: int) -> list[Any]:
+        if kind == _TEXT:
+            return self._texts(length)
+        if kind not in _NUMBERS:
+            raise UnsupportedModel(f"{self._path}: {self.what} is an array of type {kind}; known: texts and numbers.")
+        return np.frombuffer(self.take(length * np.dtype(_NUMBERS[kind]).itemsize), _NUMBERS[kind]).tolist()
+
+    def _texts(self, length: int) -> list[str]:
+        """A vocabulary has some hundred thousand of them: this is the one loop here that has to be fast."""
+        content, position, texts = self._content, self.position, list[str]()
+        try:
+            for _ in range(length):
+                begin = position + 8
+                position = begin + struct.unpack_from("<Q", content, position)[0]
+                texts.append(content[begin:position].decode("utf-8"))
+        except (struct.error, UnicodeDecodeError) as error:
+            raise CorruptCheckpoint(
+                f"{self._path}: {self.what}, entry {len(texts)} of {length}, cannot be read ({error}). "
+                "Download it again."
+            ) from error
+        self.position = position
+        self.take(0)  # the last one may end beyond the file, which a slice does not mind
+        return texts

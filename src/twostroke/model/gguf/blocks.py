@@ -1,0 +1,205 @@
+"""ggml's blocks of numbers, taken apart into our codes, scales and minima.
+
+A block of any type stands for scale * (q - zero) - minimum, with q of 2 to 8 bits and one scale (and minimum) for each
+16 or 32 numbers; the K types keep these as 6 or 8 bits beside a float16 for 256 numbers. So every type goes into a
+QuantizedWeight of 4 or 8 bits code for code. Scales that are products, and minima, are rounded to float16: a number
+moves by less than 1/100 of the step between two codes (`REPACKED` says which types are exact).
+
+The layouts are those of ggml-common.h; `gguf.quants` is the oracle of the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twostroke.kernels.quantized_weight import QuantizedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """What some blocks stand for: scales * (codes - zero) - minima."""
+
+    codes: Tensor
+    """uint8 [N, num_blocks, groups of a block, group_size]"""
+    scales: Tensor
+    """float32 [N, num_blocks, groups of a block]"""
+    minima: Tensor | None = None
+    """As scales."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the blocks of one type are taken apart, and what they become."""
+
+    take_apart: Callable[[Tensor], Groups]
+    """uint8 [N, num_blocks, block_bytes]"""
+    bits: int
+    """Of our codes: 4 or 8."""
+    group_size: int
+    zero: int
+    """The code of the middle of a group."""
+    has_minima: bool = False
+    is_exact: bool = False
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """A code, and its share of the group's scale and minimum."""
+        return self.bits / 8 + 2 * (1 + self.has_minima) / self.group_size
+
+    def repack(self, blocks: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> QuantizedWeight:
+        """Blocks [N, num_blocks, block_bytes] of a weight of `shape` [N, K], for activations of `dtype`.
+
+        A few rows at a time: what is in between stays in the processor's caches, and takes no memory to speak of.
+        """
+        num_rows, num_columns = shape
+        codes = torch.empty(shape, dtype=torch.uint8)
+        scales = torch.empty(num_rows, num_columns // self.group_size, dtype=torch.float16)
+        mins = torch.empty_like(scales) if self.has_minima else None
+        for begin in range(0, num_rows, step := max(1, _AT_ONCE // num_columns)):
+            rows = slice(begin, begin + step)
+            groups = self.take_apart(blocks[rows])
+            codes[rows] = (groups.codes + (2 ** (self.bits - 1) - self.zero)).flatten(1)
+            scales[rows] = groups.scales.flatten(1)
+            if mins is not None and groups.minima is not None:
+                # w = s q - m = s (q - zero) - (m - s zero): around the middle the error of a rounded scale is smallest
+                mins[rows] = (groups.minima - groups.scales * self.zero).flatten(1)
+        return QuantizedWeight(codes, scales, mins, self.bits, self.group_size, dtype)
+
+
+_AT_ONCE = 2**18
+"""Numbers."""
+
+
+def _half(two_bytes: Tensor) -> Tensor:
+    """float16 in bytes [..., 2] as float32 [..., 1]."""
+    return two_bytes.contiguous().view(torch.float16).float()
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """[..., n] to [..., 2, n]: the low halves of the bytes, then the high ones."""
+    return torch.stack((packed & 15, packed >> 4), dim=-2)
+
+
+def _pairs(packed: Tensor) -> Tensor:
+    """[..., n] to [..., 4, n]: bits 0 and 1 of the bytes, then 2 and 3, and so on."""
+    return torch.stack([(packed >> shift) & 3 for shift in (0, 2, 4, 6)], dim=-2)
+
+
+def _fifth_bits(packed: Tensor) -> Tensor:
+    """A bit for each of 32 numbers, [..., 4] to [..., 32]."""
+    bits = torch.stack([(packed >> bit) & 1 for bit in range(8)], dim=-1)
+    return bits.flatten(-2)
+
+
+def _one_group(codes: Tensor) -> Tensor:
+    """Blocks of 32 are a group each. [N, num_blocks, 32] or [..., 2, 16] to [N, num_blocks, 1, 32]"""
+    return codes.reshape(*codes.shape[:2], 1, 32)
+
+
+def _q4_0(b: Tensor) -> Groups:
+    return Groups(_one_group(_nibbles(b[..., 2:])), _half(b[..., :2]))
+
+
+def _q4_1(b: Tensor) -> Groups:
+    return Groups(_one_group(_nibbles(b[..., 4:])), _half(b[..., :2]), -_half(b[..., 2:4]))
+
+
+def _q5_0(b: Tensor) -> Groups:
+    codes = _nibbles(b[..., 6:]).flatten(-2) | _fifth_bits(b[..., 2:6]) << 4
+    return Groups(_one_group(codes), _half(b[..., :2]))
+
+
+def _q5_1(b: Tensor) -> Groups:
+    codes = _nibbles(b[..., 8:]).flatten(-2) | _fifth_bits(b[..., 4:8]) << 4
+    return Groups(_one_group(codes), _half(b[..., :2]), -_half(b[..., 2:4]))
+
+
+def _q8_0(b: Tensor) -> Groups:
+    return Groups(_one_group(b[..., 2:] ^ 128), _half(b[..., :2]))  # int8 + 128
+
+
+def _q2_k(b: Tensor) -> Groups:
+    scales, codes = b[..., :16], _pairs(b[..., 16:80].unflatten(-1, (2, 32)))  # [..., 2, 4, 32]
+    of_scales, of_minima = _half(b[..., 80:82]), _half(b[..., 82:84])
+    groups = codes.reshape(*b.shape[:2], 16, 16)
+    return Groups(groups, of_scales * (scales & 15), of_minima * (scales >> 4))
+
+
+def _q3_k(b: Tensor) -> Groups:
+    high_bits = torch.stack([(b[..., :32] >> bit) & 1 for bit in range(8)], dim=-2)  # [..., 8, 32]
+    low_bits = _pairs(b[..., 32:96].unflatten(-1, (2, 32))).flatten(-3, -2)  # [..., 8, 32]
+    codes = (low_bits | high_bits << 2).reshape(*b.shape[:2], 16, 16)
+    # 16 scales of 6 bits: the low four in 8 bytes, the high two in 4
+    low = _nibbles(b[..., 96:104]).flatten(-2)
+    high = _pairs(b[..., 104:108]).flatten(-2)
+    scales = (low | high << 4).float() - 32
+    return Groups(codes, _half(b[..., 108:110]) * scales)
+
+
+def _six_bit_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Eight scales and eight minima of 6 bits, in 12 bytes: the first four of each whole, the rest in pieces."""
+    scales, minima, rest = packed.unflatten(-1, (3, 4)).unbind(-2)
+    last_scales, last_minima = (rest & 15) | (scales >> 6) << 4, (rest >> 4) | (minima >> 6) << 4
+    return torch.cat((scales & 63, last_scales), -1), torch.cat((minima & 63, last_minima), -1)
+
+
+def _q4_k(b: Tensor) -> Groups:
+    scales, minima = _six_bit_scales(b[..., 4:16])
+    codes = _nibbles(b[..., 16:].unflatten(-1, (4, 32))).flatten(-3, -2)  # [..., 8, 32]
+    return Groups(codes, _half(b[..., :2]) * scales, _half(b[..., 2:4]) * minima)
+
+
+def _q5_k(b: Tensor) -> Groups:
+    scales, minima = _six_bit_scales(b[..., 4:16])
+    high = torch.stack([(b[..., 16:48] >> bit) & 1 for bit in range(8)], dim=-2)  # [..., 8, 32]
+    codes = _nibbles(b[..., 48:].unflatten(-1, (4, 32))).flatten(-3, -2) | high << 4
+    return Groups(codes, _half(b[..., :2]) * scales, _half(b[..., 2:4]) * minima)
+
+
+def _q6_k(b: Tensor) -> Groups:
+    low = _nibbles(b[..., :128].unflatten(-1, (2, 64))).flatten(-2).unflatten(-1, (4, 32))  # [..., 2, 4, 32]
+    high = _pairs(b[..., 128:192].unflatten(-1, (2, 32)))  # [..., 2, 4, 32]
+    codes = (low | high << 4).reshape(*b.shape[:2], 16, 16)
+    return Groups(codes, _half(b[..., 208:210]) * b[..., 192:208].contiguous().view(torch.int8))
+
+
+_IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""What the 4-bit codes of the IQ4 types stand for: steps that are finer near zero."""
+
+
+def _iq4_codes(codes: Tensor) -> Tensor:
+    values = torch.tensor(_IQ4_VALUES, dtype=torch.int16) + 128
+    return values.to(torch.uint8)[codes.int()]
+
+
+def _iq4_nl(b: Tensor) -> Groups:
+    return Groups(_one_group(_iq4_codes(_nibbles(b[..., 2:]))), _half(b[..., :2]))
+
+
+def _iq4_xs(b: Tensor) -> Groups:
+    high = _pairs(b[..., 2:4]).transpose(-1, -2).flatten(-2)  # 8 of 2 bits, in order
+    low = _nibbles(b[..., 4:8]).transpose(-1, -2).flatten(-2)  # 8 of 4 bits, in order
+    scales = (low | high << 4).float() - 32
+    codes = _iq4_codes(_nibbles(b[..., 8:].unflatten(-1, (8, 16))).flatten(-2))
+    return Groups(codes, _half(b[..., :2]) * scales)
+
+
+REPACKED: dict[str, Layout] = {
+    "Q4_0": Layout(_q4_0, 4, 32, zero=8, is_exact=True),
+    "Q4_1": Layout(_q4_1, 4, 32, zero=8, has_minima=True),
+    "Q5_0": Layout(_q5_0, 8, 32, zero=16, is_exact=True),
+    "Q5_1": Layout(_q5_1, 8, 32, zero=16, has_minima=True),
+    "Q8_0": Layout(_q8_0, 8, 32, zero=128, is_exact=True),
+    "Q2_K": Layout(_q2_k, 4, 16, zero=2, has_minima=True),
+    "Q3_K": Layout(_q3_k, 4, 16, zero=4),
+    "Q4_K": Layout(_q4_k, 4, 32, zero=8, has_minima=True),
+    "Q5_K": Layout(_q5_k, 8, 32, zero=16, has_minima=True),
+    "Q6_K": Layout(_q6_k, 8, 16, zero=32),
+    "IQ4_NL": Layout(_iq4_nl, 8, 32, zero=128, is_exact=True),
+    "IQ4_XS": Layout(_iq4_xs, 8, 32, zero=128),
+}
+"""By the name of the type (gguf.tensor_types)."""

@@ -1,0 +1,193 @@
+"""A GGUF file's metadata as a ModelConfig.
+
+The keys are those of ggml's docs/gguf.md and llama.cpp's conversion scripts. They are brought into the words of a
+config.json, whose reader checks them further; where llama.cpp has a default for an absent key it is the same here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from twostroke.config.model import ModelConfig
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel
+from twostroke.gguf.container import GGUFFile, StoredTensor
+from twostroke.gguf.metadata import Metadata
+
+ROPE_FREQS = "rope_freqs.weight"
+"""What each pair's rotary frequency is divided by: Llama 3's stretching, worked out when the file was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFArchitecture:
+    """What llama.cpp calls an architecture, in ours."""
+
+    name: str
+    """As config.json lists it under `architectures`."""
+    has_permuted_heads: bool = False
+    """q and k come with the two halves of each head's rows interleaved, for llama.cpp's rotation of neighbours."""
+
+
+GGUF_ARCHITECTURES = {
+    "llama": GGUFArchitecture("LlamaForCausalLM", has_permuted_heads=True),
+    "qwen2": GGUFArchitecture("Qwen2ForCausalLM"),
+    "qwen3": GGUFArchitecture("Qwen3ForCausalLM"),
+}
+"""By `general.architecture`; Mistral's models are 'llama' there."""
+
+_NEUTRAL: dict[str, int | float | bool] = {
+    "expert_count": 0,
+    "attention.causal": True,
+    "attention.scale": 0.0,
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_ext_factor": 1.0,
+    "rope.scaling.yarn_attn_factor": 1.0,
+    "rope.scaling.yarn_log_multiplier": 0.0,
+}
+"""Keys that change what is computed in a way that is not implemented, and the value at which they do not."""
+
+
+def gguf_architecture(metadata: Metadata) -> GGUFArchitecture:
+    """The architecture of a file.
+
+    Raises:
+        UnsupportedModel: one that is not implemented.
+        CorruptCheckpoint: none is named.
+    """
+    name = metadata.text("general.architecture")
+    if name not in GGUF_ARCHITECTURES:
+        known = ", ".join(GGUF_ARCHITECTURES)
+        raise UnsupportedModel(
+            f"{metadata.file_name}: general.architecture {name!r} is not implemented; known: {known}."
+        )
+    return GGUF_ARCHITECTURES[name]
+
+
+def read_gguf_config(file: GGUFFile) -> ModelConfig:
+    """The shape of a file's model.
+
+    Raises:
+        UnsupportedModel: an architecture, or a setting of it, that is not implemented.
+        CorruptCheckpoint: a key that is absent, of the wrong kind, or contradicts another.
+    """
+    metadata, architecture = file.metadata, gguf_architecture(file.metadata)
+    prefix = metadata.text("general.architecture")
+    _refuse_unsupported(metadata, prefix)
+    num_heads = metadata.count(f"{prefix}.attention.head_count")
+    hidden_size = metadata.count(f"{prefix}.embedding_length")
+    head_dim = _head_dim(metadata, prefix, hidden_size // num_heads)
+    given: dict[str, Any] = {
+        "architectures": [architecture.name],
+        "num_hidden_layers": metadata.count(f"{prefix}.block_count"),
+        "hidden_size": hidden_size,
+        "intermediate_size": metadata.count(f"{prefix}.feed_forward_length"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": metadata.count(f"{prefix}.attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "vocab_size": _tensor(file, "token_embd.weight").shape[0],
+        "max_position_embeddings": metadata.count(f"{prefix}.context_length"),
+        "rms_norm_eps": metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
+        "rope_theta": metadata.number(f"{prefix}.rope.freq_base", 10_000.0),
+        "rope_scaling": _rope_scaling(metadata, prefix),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": "blk.0.attn_output.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
+        "dtype": _dtype(file),
+    }
+    given |= _window(metadata, prefix, given)
+    try:
+        config = ModelConfig.from_hf(given)
+    except CorruptCheckpoint as error:
+        raise CorruptCheckpoint(f"{file.path}, its metadata in the words of a config.json: {error}") from error
+    return _with_stored_frequencies(config, file)
+
+
+def _refuse_unsupported(metadata: Metadata, prefix: str) -> None:
+    for name, neutral in _NEUTRAL.items():
+        key = f"{prefix}.{name}"
+        if key in metadata and metadata.number_or_flag(key) != neutral:
+            value = metadata.number_or_flag(key)
+            raise UnsupportedModel(f"{metadata.file_name}: {key}={value} is not implemented; known: {neutral}.")
+
+
+def _head_dim(metadata: Metadata, prefix: str, default: int) -> int:
+    head_dim = metadata.count(f"{prefix}.attention.key_length", default)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        found = metadata.count(f"{prefix}.{key}", head_dim)
+        if found != head_dim:
+            raise UnsupportedModel(
+                f"{metadata.file_name}: {prefix}.{key}={found} is not implemented; known: the size of a head "
+                f"({head_dim})."
+            )
+    return head_dim
+
+
+def _rope_scaling(metadata: Metadata, prefix: str) -> dict[str, Any] | None:
+    """llama.cpp's default type is 'linear' with a factor of 1, which is no scaling."""
+    kind = metadata.text(f"{prefix}.rope.scaling.type", "linear")
+    factor = metadata.number(f"{prefix}.rope.scaling.factor", metadata.number(f"{prefix}.rope.scale_linear", 1.0))
+    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
+        return None
+    if kind not in ("linear", "yarn"):
+        raise UnsupportedModel(
+            f"{metadata.file_name}: {prefix}.rope.scaling.type {kind!r} is not implemented; known: none, linear, yarn."
+        )
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        original = f"{prefix}.rope.scaling.original_context_length"
+        scaling["original_max_position_embeddings"] = metadata.count(original)
+        for name in ("beta_fast", "beta_slow"):
+            if f"{prefix}.rope.scaling.yarn_{name}" in metadata:
+                scaling[name] = metadata.number(f"{prefix}.rope.scaling.yarn_{name}")
+    return scaling
+
+
+def _window(metadata: Metadata, prefix: str, given: dict[str, Any]) -> dict[str, Any]:
+    """A sliding window in every layer; 'llama' with one is Mistral."""
+    key = f"{prefix}.attention.sliding_window"
+    if key not in metadata or metadata.count(key, least=0) == 0:
+        return {}
+    if prefix != "llama" or f"{key}_pattern" in metadata:
+        raise UnsupportedModel(
+            f"{metadata.file_name}: {key}={metadata.count(key)} is not implemented for {prefix!r}; known: 0, and for "
+            "'llama' one window for all layers."
+        )
+    return {
+        "architectures": ["MistralForCausalLM"],
+        "sliding_window": metadata.count(key),
+        "num_key_value_heads": given["num_key_value_heads"],
+    }
+
+
+def _dtype(file: GGUFFile) -> str:
+    """Type of the activations that suits the matrices: their own where they are floats, else bfloat16."""
+    sizes: dict[str, int] = {}
+    for tensor in file.tensors.values():
+        if len(tensor.shape) > 1:
+            kind = "quantized" if tensor.type.is_quantized else tensor.type.name
+            sizes[kind] = sizes.get(kind, 0) + tensor.data.nbytes
+    of_type = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "quantized": "bfloat16"}
+    return of_type["quantized" if "quantized" in sizes else max(sizes, default="F32", key=lambda kind: sizes[kind])]
+
+
+def _with_stored_frequencies(config: ModelConfig, file: GGUFFile) -> ModelConfig:
+    if ROPE_FREQS not in file.tensors:
+        return config
+    tensor = _tensor(file, ROPE_FREQS)
+    if tensor.type.name != "F32" or tensor.shape != (config.head_dim // 2,):
+        raise CorruptCheckpoint(
+            f"{file.path}: {ROPE_FREQS} is {tensor.type.name} {list(tensor.shape)}; it must be F32 "
+            f"[{config.head_dim // 2}], one for each pair of a head."
+        )
+    divisors = tensor.data.view(np.float32)
+    if not (np.isfinite(divisors) & (divisors > 0)).all():
+        raise CorruptCheckpoint(f"{file.path}: {ROPE_FREQS} must hold numbers above 0. Download it again.")
+    return replace(config, rope=replace(config.rope, frequency_divisors=tuple(divisors.tolist())))
+
+
+def _tensor(file: GGUFFile, name: str) -> StoredTensor:
+    if name not in file.tensors:
+        raise CorruptCheckpoint(f"{file.path}: tensor {name} is missing. Download it again.")
+    return file.tensors[name]

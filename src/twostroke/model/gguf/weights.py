@@ -1,0 +1,104 @@
+"""GGUFWeights: the source of a GGUF file's weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from twostroke.config.model import ModelConfig
+from twostroke.errors import CorruptCheckpoint
+from twostroke.gguf.container import GGUFFile, StoredTensor
+from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.log import get_logger
+from twostroke.model.checkpoint import shorten
+from twostroke.model.gguf.blocks import REPACKED
+from twostroke.model.gguf.model_config import ROPE_FREQS, gguf_architecture
+from twostroke.model.registry import architecture, model_class
+from twostroke.model.weight_map import checkpoint_names, gguf_name
+from twostroke.model.weight_source import StoredWeight
+
+log = get_logger(__name__)
+
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class GGUFWeights:
+    """Tensors of a GGUF file; a WeightSource. Nothing is read before it is asked for."""
+
+    def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
+        """Finds the tensors that the model needs.
+
+        Raises:
+            CorruptCheckpoint: some are missing, or there are others; all are named as in the file.
+        """
+        self._file = file
+        self._num_heads, self._num_kv_heads = config.num_heads, config.num_kv_heads
+        self._has_permuted_heads = gguf_architecture(file.metadata).has_permuted_heads
+        ours = model_class(config.architecture).parameters(config)
+        names = architecture(config.architecture).names
+        self._stored: dict[str, StoredTensor] = {}
+        missing: list[str] = []
+        for name in (part for parameter in ours for part in checkpoint_names(names, parameter)):
+            if gguf_name(name) in file.tensors:
+                self._stored[name] = file.tensors[gguf_name(name)]
+            else:
+                missing.append(gguf_name(name))
+        known = {tensor.name for tensor in self._stored.values()} | {ROPE_FREQS}
+        extra = [name for name in file.tensors if name not in known]
+        problems = [f"{what}: {shorten(found)}" for what, found in (("missing", missing), ("unknown", extra)) if found]
+        if problems:
+            raise CorruptCheckpoint(
+                f"{file.path}: the tensors do not fit its metadata ({config.architecture}); {'; '.join(problems)}."
+            )
+        self.weights: Mapping[str, StoredWeight] = {
+            name: StoredWeight(tensor.shape, _bytes_per_weight(tensor)) for name, tensor in self._stored.items()
+        }
+        counts = Counter(tensor.type.name for tensor in self._stored.values())
+        self.quantization = "gguf" if counts.keys() - _FLOATS else None
+        log.info("%s: %s", file.path.name, ", ".join(_described(name, count) for name, count in counts.items()))
+
+    @property
+    def path(self) -> Path:
+        """See WeightSource."""
+        return self._file.path
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor | QuantizedWeight:
+        """See WeightSource."""
+        tensor = self._stored[name]
+        data = torch.from_numpy(tensor.data)
+        if not tensor.type.is_quantized:
+            return self._reordered(name, data.view(_FLOATS[tensor.type.name]))
+        # rows are put in order before they are taken apart: fewer bytes move
+        blocks = self._reordered(name, data).unflatten(-1, (-1, tensor.type.block_bytes))
+        return REPACKED[tensor.type.name].repack(blocks, tensor.shape, dtype)
+
+    def _reordered(self, name: str, rows: Tensor) -> Tensor:
+        if not self._has_permuted_heads:
+            return rows
+        num_heads = {"q_proj": self._num_heads, "k_proj": self._num_kv_heads}.get(name.split(".")[-2])
+        return rows if num_heads is None else _in_halves(rows, num_heads)
+
+
+def _in_halves(rows: Tensor, num_heads: int) -> Tensor:
+    """Rows of each head in the order of Hugging Face: undoes the interleaving of llama.cpp's conversion.
+
+    Stored are row 0 of the first half, row 0 of the second, row 1 of the first ...; rows [num_heads * head_dim, ...].
+    """
+    of_heads = rows.view(num_heads, rows.shape[0] // num_heads // 2, 2, *rows.shape[1:])
+    return of_heads.transpose(1, 2).reshape(rows.shape)
+
+
+def _bytes_per_weight(tensor: StoredTensor) -> float | None:
+    return REPACKED[tensor.type.name].bytes_per_weight if tensor.type.is_quantized else None
+
+
+def _described(type_name: str, count: int) -> str:
+    if type_name not in REPACKED:
+        return f"{count} x {type_name}"
+    layout = REPACKED[type_name]
+    rounding = "exactly" if layout.is_exact else "scales rounded to float16"
+    return f"{count} x {type_name} as {layout.bits} bits in groups of {layout.group_size}, {rounding}"

@@ -1,0 +1,131 @@
+"""Where a model comes from: a folder as Hugging Face lays it out, or a GGUF file; the user's words choose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from twostroke.config.load import Quantization
+from twostroke.config.model import ModelConfig
+from twostroke.errors import ModelNotFound
+from twostroke.gguf.container import GGUFFile
+from twostroke.model.checkpoint import find_model_folder, read_model_config
+from twostroke.model.gguf.model_config import read_gguf_config
+from twostroke.model.gguf.weights import GGUFWeights
+from twostroke.model.loader import check_quantization, open_weights
+from twostroke.model.weight_source import WeightSource
+from twostroke.tokenizer.gguf_tokenizer import (
+    read_gguf_eos_token_ids,
+    read_gguf_sampling_defaults,
+    tokenizer_from_gguf,
+)
+from twostroke.tokenizer.settings import read_eos_token_ids, read_sampling_defaults
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+
+class ModelFiles(Protocol):
+    """Everything that is known of a model before its weights are read. Each method raises SetupErrors only."""
+
+    @property
+    def path(self) -> Path:
+        """The folder or file."""
+        ...
+
+    def config(self) -> ModelConfig:
+        """The shape of the model."""
+        ...
+
+    def tokenizer(self) -> Tokenizer:
+        """The model's own."""
+        ...
+
+    def eos_token_ids(self, tokenizer: Tokenizer, vocab_size: int) -> frozenset[int]:
+        """The ids that end a generation: those of the tokenizer that is used, and those that the model names."""
+        ...
+
+    def sampling_defaults(self) -> dict[str, Any]:
+        """The sampling values that the model recommends; they are not applied, see `SamplingParams`."""
+        ...
+
+    def weights(self, config: ModelConfig, quantization: Quantization | None) -> WeightSource:
+        """The weights, not read yet; `quantization` is what the user asks for."""
+        ...
+
+
+def find_model(model: str, *, with_weights: bool = True) -> ModelFiles:
+    """The files of a model.
+
+    Args:
+        model: a GGUF file, a folder, a hub id, or "embedded".
+        with_weights: False fetches what a tokenizer needs only.
+
+    Raises:
+        ModelNotFound: no such file or folder, and the hub does not have it or cannot be reached.
+        CorruptCheckpoint: a GGUF file that is truncated or none.
+        UnsupportedModel: a GGUF file with tensors or of a version that are not read.
+    """
+    path = Path(model).expanduser()
+    if path.suffix.lower() == ".gguf" and not path.is_dir():
+        if not path.is_file():
+            raise ModelNotFound(f"there is no file {model!r}. Check the path.")
+        return GGUFModel(path)
+    return ModelFolder(find_model_folder(model, with_weights=with_weights))
+
+
+class ModelFolder:
+    """A folder with config.json, tokenizer.json and safetensors files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def config(self) -> ModelConfig:
+        """See ModelFiles."""
+        return read_model_config(self.path)
+
+    def tokenizer(self) -> Tokenizer:
+        """See ModelFiles."""
+        return Tokenizer.from_folder(self.path)
+
+    def eos_token_ids(self, tokenizer: Tokenizer, vocab_size: int) -> frozenset[int]:
+        """See ModelFiles."""
+        return read_eos_token_ids(self.path, tokenizer.eos_token_id, vocab_size)
+
+    def sampling_defaults(self) -> dict[str, Any]:
+        """See ModelFiles."""
+        return read_sampling_defaults(self.path)
+
+    def weights(self, config: ModelConfig, quantization: Quantization | None) -> WeightSource:
+        """See ModelFiles."""
+        return open_weights(self.path, config, quantization)
+
+
+class GGUFModel:
+    """A GGUF file: shape, tokenizer and weights in one."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the file, see GGUFFile."""
+        self.path = path
+        self._file = GGUFFile(path)
+
+    def config(self) -> ModelConfig:
+        """See ModelFiles."""
+        return read_gguf_config(self._file)
+
+    def tokenizer(self) -> Tokenizer:
+        """See ModelFiles."""
+        return tokenizer_from_gguf(self._file.metadata)
+
+    def eos_token_ids(self, tokenizer: Tokenizer, vocab_size: int) -> frozenset[int]:
+        """See ModelFiles."""
+        of_tokenizer = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        return read_gguf_eos_token_ids(self._file.metadata, vocab_size).union(of_tokenizer)
+
+    def sampling_defaults(self) -> dict[str, Any]:
+        """See ModelFiles."""
+        return read_gguf_sampling_defaults(self._file.metadata)
+
+    def weights(self, config: ModelConfig, quantization: Quantization | None) -> WeightSource:
+        """See ModelFiles."""
+        source = GGUFWeights(self._file, config)
+        check_quantization(source, quantization)
+        return source

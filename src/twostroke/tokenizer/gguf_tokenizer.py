@@ -1,0 +1,306 @@
+"""The tokenizer that a GGUF file carries, built so that it gives llama.cpp's tokens.
+
+Two kinds of vocabulary (`tokenizer.ggml.model`), as llama.cpp reads them (its src/llama-vocab.cpp):
+
+    gpt2    byte-level BPE: merges in order; `tokenizer.ggml.pre` names how a text is cut into words before
+    llama   SentencePiece: of all neighbours that form a token, those with the highest score are joined first
+
+No normalizer runs, since llama.cpp has none: text that is not composed (NFC) is tokenized as it is, where transformers
+composes it for Qwen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as RawTokenizer
+
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel
+from twostroke.gguf.metadata import Metadata
+from twostroke.log import get_logger
+from twostroke.tokenizer.settings import TokenizerSettings
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+log = get_logger(__name__)
+
+_TOKENS, _MERGES, _SCORES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.scores"
+_TOKEN_TYPES = "tokenizer.ggml.token_type"
+_SPACE = "\u2581"
+"""SentencePiece's mark for a space."""
+
+_CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+@dataclass(frozen=True, slots=True)
+class _WordRule:
+    """How a text is cut into words, within which BPE merges."""
+
+    patterns: tuple[str, ...]
+    """Applied one after the other, each to what the ones before have left whole; a match is a word."""
+    takes_whole_words: bool = False
+    """A word that is a token is that token, whatever the merges say."""
+    adds_bos: bool = False
+
+
+_LLAMA3 = _WordRule((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",), takes_whole_words=True, adds_bos=True)
+_QWEN2 = _WordRule((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}",))
+_UPPER, _LOWER, _NOT_TEXT = r"[\p{L}&&[^a-z]]", r"[\p{L}&&[^A-Z]]", r"[^\r\n\p{L}\p{N}]?"
+_TEKKEN = (
+    rf"{_NOT_TEXT}{_UPPER}*{_LOWER}+|{_NOT_TEXT}{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_WORD_RULES = {
+    "default": _WordRule((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "gpt-2": _WordRule((_GPT2,)),
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama-bpe": _LLAMA3,
+    "falcon3": _LLAMA3,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "smaug-bpe": _WordRule(_LLAMA3.patterns),
+    "smollm": _WordRule((r"\p{N}", _GPT2)),
+    "starcoder": _WordRule((r"\p{N}", _GPT2)),
+    "tekken": _WordRule((_TEKKEN,), takes_whole_words=True, adds_bos=True),
+}
+"""By `tokenizer.ggml.pre`."""
+
+
+class _TokenType(IntEnum):
+    """What `tokenizer.ggml.token_type` says of a token, as far as it matters."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+
+
+_END_TEXTS = frozenset(
+    (
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>"),
+        *("<EOT>", "_<EOT>", "<|end_of_text|>"),
+    )
+)
+"""Tokens at which llama.cpp ends a generation wherever a vocabulary has them: files name only one or two."""
+
+
+def tokenizer_from_gguf(metadata: Metadata) -> Tokenizer:
+    """Builds the tokenizer.
+
+    Raises:
+        UnsupportedModel: a kind of vocabulary, or a way to cut words, that is not implemented.
+        CorruptCheckpoint: keys that are absent, of the wrong kind, or contradict each other.
+    """
+    vocabulary = _Vocabulary(metadata)
+    kind = metadata.text("tokenizer.ggml.model")
+    if kind == "gpt2":
+        raw, adds_bos = _byte_level(metadata, vocabulary)
+    elif kind == "llama":
+        raw, adds_bos = _sentence_piece(metadata, vocabulary), True
+    else:
+        raise UnsupportedModel(
+            f"{metadata.file_name}: tokenizer.ggml.model {kind!r} is not implemented; known: gpt2, llama. Give the "
+            "model's tokenizer with --tokenizer FOLDER."
+        )
+    vocabulary.add_special_tokens(raw)
+    named = _named_tokens(metadata, vocabulary)
+    _frame(raw, metadata, named, adds_bos=adds_bos)
+    templates = {"default": "tokenizer.chat_template"} if "tokenizer.chat_template" in metadata else {}
+    others = [key for key in metadata if key.startswith("tokenizer.chat_template.")]
+    templates |= {key.removeprefix("tokenizer.chat_template."): key for key in others}
+    settings = TokenizerSettings(
+        named_tokens=named, chat_templates={name: metadata.text(key) for name, key in templates.items()}
+    )
+    return Tokenizer(raw, settings)
+
+
+def read_gguf_eos_token_ids(metadata: Metadata, vocab_size: int) -> frozenset[int]:
+    """The ids that end a generation: those that the file names, and those whose text says so, as in llama.cpp.
+
+    Raises:
+        CorruptCheckpoint: ids that the model has no logits for.
+    """
+    texts = metadata.texts(_TOKENS)
+    found = {token_id for token_id, text in enumerate(texts) if text in _END_TEXTS}
+    for role in ("eos", "eot", "eom"):
+        key = f"tokenizer.ggml.{role}_token_id"
+        if key in metadata:
+            found.add(metadata.count(key, least=0))
+    outside = [token_id for token_id in found if token_id >= vocab_size]
+    if outside:
+        raise CorruptCheckpoint(f"{metadata.file_name}: end token {outside[0]} is outside vocab_size {vocab_size}.")
+    return frozenset(found)
+
+
+def read_gguf_sampling_defaults(metadata: Metadata) -> dict[str, float]:
+    """The sampling values that a file recommends, by our names; they are not applied."""
+    names = {
+        "temperature": "temp",
+        "top_p": "top_p",
+        "top_k": "top_k",
+        "min_p": "min_p",
+        "repetition_penalty": "penalty_repeat",
+    }
+    given = {name: f"general.sampling.{theirs}" for name, theirs in names.items()}
+    return {name: metadata.number(key) for name, key in given.items() if key in metadata}
+
+
+class _Vocabulary:
+    """Tokens by id, and what each is."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        # llama.cpp's name for a token without a text
+        self.texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(metadata.texts(_TOKENS))]
+        self.ids = {text: i for i, text in enumerate(self.texts)}
+        self.types: Sequence[int] = metadata.whole_numbers(_TOKEN_TYPES) if _TOKEN_TYPES in metadata else ()
+        if len(self.ids) != len(self.texts):
+            twice = next(text for i, text in enumerate(self.texts) if self.ids[text] != i)
+            raise CorruptCheckpoint(f"{metadata.file_name}: {_TOKENS} has {twice!r} twice.")
+        if self.types and len(self.types) < len(self.texts):
+            raise CorruptCheckpoint(
+                f"{metadata.file_name}: {_TOKEN_TYPES} has {len(self.types)} entries for {len(self.texts)} tokens."
+            )
+
+    def add_special_tokens(self, raw: RawTokenizer) -> None:
+        """Makes control tokens special, and user-defined ones tokens that are found before anything is merged."""
+        tokens: list[AddedToken] = []
+        for text, kind in zip(self.texts, self.types, strict=False):
+            is_special = kind in (_TokenType.CONTROL, _TokenType.UNKNOWN) or text in _END_TEXTS
+            if is_special or kind == _TokenType.USER_DEFINED:
+                tokens.append(AddedToken(text, special=is_special, normalized=False))
+        raw.add_special_tokens([token for token in tokens if token.special])
+        raw.add_tokens([token for token in tokens if not token.special])
+
+
+def _byte_level(metadata: Metadata, vocabulary: _Vocabulary) -> tuple[RawTokenizer, bool]:
+    pre = metadata.text("tokenizer.ggml.pre", "default")
+    if pre not in _WORD_RULES:
+        raise UnsupportedModel(
+            f"{metadata.file_name}: tokenizer.ggml.pre {pre!r} is not implemented; known: {', '.join(_WORD_RULES)}. "
+            "Give the model's tokenizer with --tokenizer FOLDER."
+        )
+    rule = _WORD_RULES[pre]
+    merges = [_merge(metadata, text) for text in metadata.texts(_MERGES)]
+    raw = RawTokenizer(_bpe(metadata, vocabulary, merges, ignore_merges=rule.takes_whole_words))
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rule.patterns]
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.pre_tokenizer = pre_tokenizers.Sequence([*cuts, as_bytes])
+    raw.decoder = decoders.ByteLevel()
+    return raw, rule.adds_bos
+
+
+def _merge(metadata: Metadata, text: str) -> tuple[str, str]:
+    """'a b', where a may begin with a space."""
+    left, space, right = text[1:].partition(" ")
+    if not space:
+        raise CorruptCheckpoint(f"{metadata.file_name}: {_MERGES} has {text!r}; it must be two tokens and a space.")
+    return text[0] + left, right
+
+
+def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary) -> RawTokenizer:
+    """BPE whose merges are the tokens, best score first, each in all the ways in which two tokens form it.
+
+    Of equally good neighbours llama.cpp joins the leftmost, and so does BPE within a merge. Between different tokens
+    of one score, which Llama's runs of spaces are, the longest comes first: so a run grows from the left, too.
+    """
+    scores = metadata.numbers(_SCORES)
+    if len(scores) < len(vocabulary.texts):
+        raise CorruptCheckpoint(
+            f"{metadata.file_name}: {_SCORES} has {len(scores)} entries for {len(vocabulary.texts)} tokens."
+        )
+    best_first = sorted(vocabulary.texts, key=lambda text: (-scores[vocabulary.ids[text]], -len(text)))
+    pairs = ((text[:cut], text[cut:]) for text in best_first for cut in range(1, len(text)))
+    merges = [(left, right) for left, right in pairs if left in vocabulary.ids and right in vocabulary.ids]
+    _warn_of_foreign_characters(metadata, vocabulary)
+    raw = RawTokenizer(_bpe(metadata, vocabulary, merges, byte_fallback=True))
+    marks = [normalizers.Replace(" ", _SPACE)]
+    strips: list[decoders.Decoder] = []
+    if metadata.flag("tokenizer.ggml.add_space_prefix", default=True):
+        marks = [normalizers.Prepend(_SPACE), *marks]
+        strips = [decoders.Strip(" ", 1, 0)]
+    raw.normalizer = normalizers.Sequence(marks)
+    raw.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strips])
+    return raw
+
+
+def _warn_of_foreign_characters(metadata: Metadata, vocabulary: _Vocabulary) -> None:
+    """Tokens that no tokens form: llama.cpp joins them from characters, which SentencePiece never does in training."""
+    kinds = vocabulary.types or [_TokenType.NORMAL] * len(vocabulary.texts)
+    foreign = [
+        text
+        for text, kind in zip(vocabulary.texts, kinds, strict=False)
+        if kind == _TokenType.NORMAL and len(text) > 1 and any(letter not in vocabulary.ids for letter in text)
+    ]
+    if foreign:
+        log.warning(
+            "%s: %d tokens, such as %r, have characters that are no tokens; texts with them are spelt in bytes, where "
+            "llama.cpp takes the token",
+            metadata.file_name,
+            len(foreign),
+            foreign[0],
+        )
+
+
+def _bpe(
+    metadata: Metadata,
+    vocabulary: _Vocabulary,
+    merges: list[tuple[str, str]],
+    *,
+    ignore_merges: bool = False,
+    byte_fallback: bool = False,
+) -> models.BPE:
+    try:
+        return models.BPE(vocabulary.ids, merges, ignore_merges=ignore_merges, byte_fallback=byte_fallback)
+    except Exception as error:  # the library raises plain Exception for every kind of bad input
+        raise CorruptCheckpoint(f"{metadata.file_name}: {_TOKENS} and {_MERGES} do not fit ({error}).") from error
+
+
+_ROLES = {
+    "bos_token": ("bos", 1),
+    "eos_token": ("eos", 2),
+    "unk_token": ("unknown", 0),
+    "pad_token": ("padding", None),
+    "sep_token": ("seperator", None),  # so spelled in the format
+    "mask_token": ("mask", None),
+}
+"""Our names to those of `tokenizer.ggml.NAME_token_id`, and what llama.cpp takes where a 'llama' kind has none."""
+
+
+def _named_tokens(metadata: Metadata, vocabulary: _Vocabulary) -> dict[str, str]:
+    named: dict[str, str] = {}
+    for role, (name, default) in _ROLES.items():
+        key = f"tokenizer.ggml.{name}_token_id"
+        if key in metadata:
+            token_id = metadata.count(key, least=0)
+            if token_id >= len(vocabulary.texts):
+                raise metadata.refuse(key, f"an id of the {len(vocabulary.texts)} tokens")
+            named[role] = vocabulary.texts[token_id]
+        elif default is not None and metadata.text("tokenizer.ggml.model") == "llama":
+            named[role] = vocabulary.texts[default]
+    return named
+
+
+def _frame(raw: RawTokenizer, metadata: Metadata, named: dict[str, str], *, adds_bos: bool) -> None:
+    """Puts the begin and end tokens around a text that the file asks for."""
+    frame = {
+        "bos_token": metadata.flag("tokenizer.ggml.add_bos_token", adds_bos),
+        "eos_token": metadata.flag("tokenizer.ggml.add_eos_token", default=False),
+    }
+    used = [role for role, is_added in frame.items() if is_added]
+    absent = [role for role in used if role not in named]
+    if absent:
+        raise CorruptCheckpoint(f"{metadata.file_name}: a text is framed by its {absent[0]}, but the file names none.")
+    if used:
+        before, after = ["bos_token:0"] if frame["bos_token"] else [], ["eos_token:0"] if frame["eos_token"] else []
+        raw.post_processor = processors.TemplateProcessing(
+            single=[*before, "$A:0", *after],
+            special_tokens=[
+                {"id": role, "ids": [raw.token_to_id(named[role])], "tokens": [named[role]]} for role in used
+            ],
+        )

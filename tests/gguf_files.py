@@ -1,0 +1,66 @@
+"""GGUF files of tests: the fixtures that llama.cpp made, and changed copies of them, written by the package `gguf`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from numpy.typing import NDArray
+
+FIXTURES = Path(__file__).parent / "fixtures" / "gguf"
+NAMES = sorted(path.stem for path in FIXTURES.glob("*.gguf"))
+
+
+def fixture(name: str) -> Path:
+    """One that llama.cpp made, such as "llama-q4_0"."""
+    return FIXTURES / f"{name}.gguf"
+
+
+def changed(
+    name: str,
+    path: Path,
+    values: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, NDArray[Any] | None] | None = None,
+    renamed: Mapping[str, str] | None = None,
+) -> Path:
+    """A copy of a fixture.
+
+    Args:
+        name: of the fixture.
+        path: of the copy.
+        values: metadata to set; None leaves a key out.
+        tensors: tensors to set, floats as they are and bytes as Q8_0; None leaves one out.
+        renamed: other names for some keys' prefixes, such as {"llama.": "qwen2."}.
+    """
+    reader = GGUFReader(fixture(name))
+    writer = GGUFWriter(path, "")
+    found = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+    kinds = {key: field.types for key, field in reader.fields.items()}
+    for key, value in (found | dict(values or {})).items():
+        if value is None:
+            continue
+        for old, new in (renamed or {}).items():
+            key = key.replace(old, new, 1) if key.startswith(old) else key  # noqa: PLW2901
+        writer.add_key_value(key, value, *_types(value, kinds.get(key)))
+    kept = {tensor.name: tensor for tensor in reader.tensors if tensor.name not in (tensors or {})}
+    for tensor in kept.values():
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    for tensor_name, data in (tensors or {}).items():
+        if data is not None:
+            is_float = data.dtype != np.uint8
+            writer.add_tensor(tensor_name, data, raw_dtype=None if is_float else GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _types(value: Any, known: list[GGUFValueType] | None) -> tuple[GGUFValueType, GGUFValueType | None]:
+    if isinstance(value, list):
+        return GGUFValueType.ARRAY, known[-1] if known else GGUFValueType.get_type(value[0])
+    is_same = bool(known) and not isinstance(value, str) and known[0] not in (GGUFValueType.STRING, GGUFValueType.ARRAY)
+    return (known[0] if is_same and known else GGUFValueType.get_type(value)), None

@@ -1,0 +1,234 @@
+"""Tokenizers from GGUF files: llama.cpp's own tokens, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fixtures.gguf.vocabularies import VOCABULARIES, byte_alphabet
+from gguf_files import FIXTURES, changed, fixture
+from oracle import naive_sentencepiece
+from twostroke.errors import CorruptCheckpoint, SetupError, UnsupportedModel
+from twostroke.gguf.container import GGUFFile
+from twostroke.gguf.metadata import Metadata
+from twostroke.tokenizer.detokenizer import IncrementalDetokenizer
+from twostroke.tokenizer.gguf_tokenizer import (
+    read_gguf_eos_token_ids,
+    read_gguf_sampling_defaults,
+    tokenizer_from_gguf,
+)
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+RECORDED: dict[str, list[dict[str, Any]]] = json.loads((FIXTURES / "tokenizations.json").read_text())["tokenizations"]
+SPACE = "\u2581"
+
+
+def metadata_of(path: Path) -> Metadata:
+    return GGUFFile(path).metadata
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> dict[str, Tokenizer]:
+    return {family: tokenizer_from_gguf(metadata_of(fixture(f"{family}-f32"))) for family in RECORDED}
+
+
+@pytest.mark.parametrize("family", RECORDED)
+def test_tokens_are_those_of_llama_cpp(family: str, tokenizers: dict[str, Tokenizer]) -> None:
+    for entry in RECORDED[family]:
+        assert tokenizers[family].encode(entry["text"]) == entry["token_ids"], entry["text"]
+
+
+@pytest.mark.parametrize("family", RECORDED)
+def test_text_comes_back(family: str, tokenizers: dict[str, Tokenizer]) -> None:
+    """At once and in pieces; SentencePiece's space in front is taken off again."""
+    tokenizer = tokenizers[family]
+    for entry in RECORDED[family]:
+        decoded = bytes.fromhex(entry["decoded"]).decode()
+        expected = decoded.removeprefix(" ") if family == "llama" else decoded
+        assert tokenizer.decode(entry["plain_token_ids"]) == expected
+        stream = IncrementalDetokenizer(tokenizer)
+        assert "".join(stream.push([i]) for i in entry["plain_token_ids"]) + stream.finish() == expected
+
+
+@given(text=st.text(st.sampled_from(" abcdefhilnortuéü日本.!1230=\n\t😀"), max_size=40))
+@example(text="bcabc" * 5)
+@example(text="    " * 9 + "a")
+def test_sentencepiece_joins_the_best_neighbours_first(tokenizers: dict[str, Tokenizer], text: str) -> None:
+    vocabulary = VOCABULARIES["llama"]
+    assert vocabulary.scores is not None
+    ids = {token: i for i, token in enumerate(vocabulary.tokens)}
+    scores = dict(zip(vocabulary.tokens, vocabulary.scores, strict=True))
+    found = tokenizers["llama"].encode(text, add_special_tokens=False)
+    marked = (" " + text).replace(" ", SPACE) if text else ""
+    assert found == naive_sentencepiece.tokenize(marked, scores, ids)
+
+
+@pytest.mark.parametrize("run", ["aaaaaaa", "aaaaaaaaaaab", "baaaab", "aabaaabaaaab"])
+def test_runs_of_one_character_are_joined_from_the_left(run: str, tmp_path: Path) -> None:
+    """Where several ways lead to one token, with pieces of 2, 3 and 5 that overlap in every way."""
+    check_joins(run, {"aa": 5.0, "aaa": 4.0, "aaaaa": 3.0, "ab": 6.0, "ba": 5.5}, tmp_path)
+
+
+@pytest.mark.parametrize("length", [3, 5, 8, 11, 23])
+def test_runs_of_spaces_with_one_score_are_joined_as_in_llama(length: int, tmp_path: Path) -> None:
+    check_joins(SPACE * length, {SPACE * n: -1e9 for n in (2, 4, 8, 5, 3)}, tmp_path)
+
+
+def check_joins(run: str, of_pieces: dict[str, float], tmp_path: Path) -> None:
+    """Our tokens and the naive ones, in the fixture's vocabulary with some other pieces."""
+    vocabulary = VOCABULARIES["llama"]
+    assert vocabulary.scores is not None
+    tokens, scores = list(vocabulary.tokens), list(vocabulary.scores)
+    first = tokens.index("[PAD383]") - len(of_pieces)
+    for i, (token, score) in enumerate(of_pieces.items()):
+        if token in tokens:
+            scores[tokens.index(token)] = score
+        else:
+            tokens[first + i], scores[first + i] = token, score
+    values = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    tokenizer = tokenizer_from_gguf(metadata_of(changed("llama-f32", tmp_path / "x.gguf", values)))
+    ids = {token: i for i, token in enumerate(tokens)}
+    expected = naive_sentencepiece.tokenize(run, dict(zip(tokens, scores, strict=True)), ids)
+    assert tokenizer.encode(run, add_special_tokens=False) == expected
+    assert tokenizer.decode(expected) == run.replace(SPACE, " ")
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "words"),
+    [
+        ("qwen2", "I'LL pay 1234!\n\n  ok", ["I", "'LL", " pay", " ", "1", "2", "3", "4", "!\n\n", " ", " ok"]),
+        ("llama-bpe", "I'LL pay 1234!\n\n  ok", ["I", "'LL", " pay", " ", "123", "4", "!\n\n", " ", " ok"]),
+        ("gpt-2", "I'LL pay 1234!\n\n  ok", ["I", "'", "LL", " pay", " 1234", "!", "\n\n ", " ok"]),
+        ("smollm", "pay 1234", ["pay", " ", "1", "2", "3", "4"]),
+        ("default", "a+=b 12345", ["a", "+=", "b", " ", "123", "45"]),
+        ("tekken", "camelCase 12/\n", ["camel", "Case", " ", "1", "2", "/\n"]),
+    ],
+)
+def test_words_are_cut_as_the_file_says(pre: str, text: str, words: list[str], tmp_path: Path) -> None:
+    """A vocabulary in which any two bytes join, so that every word is as few tokens as its bytes allow."""
+    alphabet = byte_alphabet()
+    letters = [alphabet[byte] for byte in sorted(set(text.encode()))]
+    pieces = list(dict.fromkeys("".join(alphabet[byte] for byte in word.encode()) for word in words))
+    prefixes = dict.fromkeys(piece[:end] for piece in all_pieces(text, alphabet) for end in range(2, len(piece) + 1))
+    tokens = [*letters, *(prefix for prefix in prefixes if prefix not in letters)]
+    values = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": [f"{prefix[:-1]} {prefix[-1]}" for prefix in prefixes],
+        "tokenizer.ggml.token_type": [1] * len(tokens),
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 0,
+    }
+    tokenizer = tokenizer_from_gguf(metadata_of(changed("qwen3-f32", tmp_path / "x.gguf", values)))
+    assert set(pieces) <= set(tokens)
+    found = tokenizer.tokens(tokenizer.encode(text, add_special_tokens=False))
+    assert found == ["".join(alphabet[byte] for byte in word.encode()) for word in words]
+
+
+def all_pieces(text: str, alphabet: dict[int, str]) -> list[str]:
+    """Every suffix, so that their prefixes are all the text's substrings: whatever is cut is one token."""
+    written = "".join(alphabet[byte] for byte in text.encode())
+    return [written[begin:] for begin in range(len(written))]
+
+
+def test_a_frame_is_what_the_file_asks_for(tmp_path: Path) -> None:
+    key = "tokenizer.ggml.add_{}_token"
+    for name, values, frame in [
+        ("llama-f32", {}, ["<s>"]),
+        ("llama-f32", {key.format("bos"): None}, ["<s>"]),
+        ("llama-f32", {key.format("bos"): False, key.format("eos"): True}, ["</s>"]),
+        ("llama3-f32", {key.format("bos"): None}, ["<|endoftext|>"]),
+        ("qwen3-f32", {key.format("bos"): None}, []),
+        ("qwen3-f32", {key.format("eos"): True}, ["<|im_end|>"]),
+    ]:
+        tokenizer = tokenizer_from_gguf(metadata_of(changed(name, tmp_path / "x.gguf", values)))
+        assert tokenizer.tokens(tokenizer.encode("")) == frame, (name, values)
+
+
+def test_special_tokens_steer_and_user_defined_ones_are_text(tokenizers: dict[str, Tokenizer]) -> None:
+    qwen3, llama = tokenizers["qwen3"], tokenizers["llama"]
+    assert {qwen3.token(i) for i in qwen3.special_token_ids} == {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}
+    assert qwen3.decode(qwen3.encode("<think>the<|im_end|>")) == "<think>the"
+    assert {llama.token(i) for i in llama.special_token_ids} == {"<unk>", "<s>", "</s>"}
+    assert qwen3.named_tokens == {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
+    assert llama.named_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    assert "<|im_start|>" in qwen3.chat_templates["default"]
+
+
+def test_generation_ends_where_llama_cpp_ends_it(tmp_path: Path) -> None:
+    """At what the file names, and at tokens whose text says so."""
+    tokens = VOCABULARIES["qwen3"].tokens
+    ends = [tokens.index(text) for text in ("<|im_end|>", "<|endoftext|>")]
+    assert read_gguf_eos_token_ids(metadata_of(fixture("qwen3-f32")), 384) == set(ends)
+    other = metadata_of(changed("qwen3-f32", tmp_path / "x.gguf", {"tokenizer.ggml.eot_token_id": 7}))
+    assert read_gguf_eos_token_ids(other, 384) == {*ends, 7}
+    with pytest.raises(CorruptCheckpoint, match="outside vocab_size 7"):
+        read_gguf_eos_token_ids(other, 7)
+
+
+def test_more_templates_and_sampling_values(tmp_path: Path) -> None:
+    values = {
+        "tokenizer.chat_template.tool_use": "{{ tools }}",
+        "general.sampling.temp": 0.5,
+        "general.sampling.top_k": 4,
+    }
+    metadata = metadata_of(changed("qwen3-f32", tmp_path / "x.gguf", values))
+    assert tokenizer_from_gguf(metadata).chat_templates["tool_use"] == "{{ tools }}"
+    assert read_gguf_sampling_defaults(metadata) == {"temperature": 0.5, "top_k": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "error", "message"),
+    [
+        ("qwen3", {"tokenizer.ggml.pre": "deepseek-v3"}, UnsupportedModel, "pre 'deepseek-v3' .*known: default, gpt-2"),
+        (
+            "llama",
+            {"tokenizer.ggml.model": "bert"},
+            UnsupportedModel,
+            "model 'bert' is not implemented; known: gpt2, llama",
+        ),
+        ("llama", {"tokenizer.ggml.tokens": None}, CorruptCheckpoint, "the metadata has no tokenizer.ggml.tokens"),
+        ("llama", {"tokenizer.ggml.scores": None}, CorruptCheckpoint, "the metadata has no tokenizer.ggml.scores"),
+        ("llama", {"tokenizer.ggml.scores": [0.5]}, CorruptCheckpoint, "scores has 1 entries for 384 tokens"),
+        ("llama", {"tokenizer.ggml.token_type": [1]}, CorruptCheckpoint, "token_type has 1 entries for 384 tokens"),
+        ("llama", {"tokenizer.ggml.tokens": ["a", "b", "a"]}, CorruptCheckpoint, "tokens has 'a' twice"),
+        (
+            "llama",
+            {"tokenizer.ggml.bos_token_id": 999},
+            CorruptCheckpoint,
+            "bos_token_id must be an id of the 384 tokens",
+        ),
+        ("qwen3", {"tokenizer.ggml.merges": ["ab"]}, CorruptCheckpoint, "merges has 'ab'; it must be two tokens"),
+        ("qwen3", {"tokenizer.ggml.merges": ["no such"]}, CorruptCheckpoint, "merges do not fit"),
+        (
+            "qwen3",
+            {"tokenizer.ggml.bos_token_id": None, "tokenizer.ggml.add_bos_token": True},
+            CorruptCheckpoint,
+            "framed by its bos_token, but the file names none",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_cannot_work_is_refused(
+    name: str, values: dict[str, Any], error: type[SetupError], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        tokenizer_from_gguf(metadata_of(changed(f"{name}-f32", tmp_path / "x.gguf", values)))
+
+
+def test_tokens_of_characters_that_are_none_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokens = ["Ж日" if token == "abc" else token for token in VOCABULARIES["llama"].tokens]
+    path = changed("llama-f32", tmp_path / "x.gguf", {"tokenizer.ggml.tokens": tokens})
+    with caplog.at_level(logging.WARNING):
+        tokenizer_from_gguf(metadata_of(path))
+    assert "1 tokens, such as 'Ж日'" in caplog.text
