@@ -1,6 +1,6 @@
 """A fuzzer of schedules: whatever the engine is told to do with a request, it gives the bits of the request run alone.
 
-`make soak` runs 1,000 schedules for each format of weights and KV, `make test` the first 20 of them.
+`make soak` runs 1,000 schedules for each format of weights and KV, `make test` the first 12 of them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ WEIGHT_FORMATS: dict[str, dict[str, Any]] = {
     "int4": {"dtype": "bfloat16", "quantization": "int4"},
     "int4 of 64": {"quantization": "int4", "group_size": 64},
 }
-KV_FORMATS: dict[str, dict[str, Any]] = {}
+KV_FORMATS: dict[str, dict[str, Any]] = {name: {"kv_cache_dtype": name} for name in ("f32", "int8", "int4")}
 """Of a bfloat16 model."""
 FORMATS = {**WEIGHT_FORMATS, **{f"kv {name}": {"dtype": "bfloat16", **kv} for name, kv in KV_FORMATS.items()}}
 
+CI_EXAMPLES = settings.get_profile("ci").max_examples
 LONGEST_PROMPT, MOST_TOKENS = 72, 32
 MAX_MODEL_LEN = LONGEST_PROMPT + MOST_TOKENS
 
@@ -125,7 +126,7 @@ def test_every_schedule_gives_the_bits_of_each_request_alone(name: str, random_m
     with LLM(model, **alone, **FORMATS[name]) as llm:
         expected = [digest(llm.generate([{"prompt_token_ids": list(one.prompt)}], one.params)[0]) for one in given]
     assert len(set(expected)) == len(given)
-    num_schedules = settings().max_examples // 3
+    num_schedules = 1000 if settings().max_examples > CI_EXAMPLES else 12
     preemptions = cached = 0
     for seed in range(num_schedules):
         more = run_schedule(model, seed, given, expected, FORMATS[name])

@@ -26,6 +26,8 @@ CONFIGURATIONS = (
     "quantization=int4",
     "quantization=int4,group_size=64",
     "quantization=int4,group_size=128",
+    "kv_cache_dtype=int8",
+    "kv_cache_dtype=int4",
 )
 DISTANCES = (0, 64, 256, 1024, 2048, 3500)
 MOST_RISE = {
