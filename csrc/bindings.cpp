@@ -13,6 +13,7 @@ namespace nb = nanobind;
 using namespace twostroke;
 
 NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false);  // what serves a whole process is not taken apart at its end
   auto release = nb::call_guard<nb::gil_scoped_release>();
   m.attr("MAX_HEAD_DIM") = MAX_HEAD_DIM;
   m.def("levels", [] { return usable_levels(); });

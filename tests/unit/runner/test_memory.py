@@ -141,7 +141,7 @@ def test_rotary_tables_take_what_is_counted_and_little_to_make(dtype: torch.dtyp
     counted = Rotary.bytes_for(head_dim, num_positions, dtype.itemsize)
     assert rotary.nbytes == counted
     if resets:
-        assert taken <= counted + (16 << 20), "a whole context in float32 is 25 MB, and there were several"
+        assert taken <= counted + (20 << 20), "a whole context in float32 is 25 MB, and there were several"
     frequencies, _ = inverse_frequencies(rope, head_dim)
     angles = torch.arange(num_positions).float()[:, None] * frequencies
     cos, sin = rotary(torch.arange(num_positions))
