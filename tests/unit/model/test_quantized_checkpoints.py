@@ -18,6 +18,7 @@ from torch import Tensor
 from oracle.naive_model import logits as transformers_logits
 from oracle.paged_driver import PagedDriver
 from oracles import awq, compressed_tensors, gptq
+from twostroke.config.kv_format import resolve_kv_format
 from twostroke.config.load import Kernels, Quantization
 from twostroke.errors import CorruptCheckpoint, SetupError, UnsupportedModel
 from twostroke.kernels import native
@@ -204,7 +205,8 @@ def test_neighbours_and_chunks_change_no_bit(dtype: torch.dtype, kernels: Kernel
     """With inputs in an order of their own, and maps that stay apart."""
     folder = copy(ACT_ORDER)
     edit(folder, lambda tensors: unordered(tensors, "self_attn.k_proj", "mlp.up_proj"))
-    driver = PagedDriver(load(folder, kernels, dtype), num_blocks=32, dtype=dtype)
+    kv_format = resolve_kv_format("auto", str(dtype).removeprefix("torch."))
+    driver = PagedDriver(load(folder, kernels, dtype), num_blocks=32, kv_format=kv_format)
     whole = driver.step([(driver.add(TOKEN_IDS), len(TOKEN_IDS))])[0]
     first, second, other = (driver.add(ids) for ids in (TOKEN_IDS, TOKEN_IDS, TOKEN_IDS[::-1]))
     begun = driver.step([(other, 5), (first, 11)])[1]
