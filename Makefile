@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run demo test check bench soak train native native-test native-test-arm clean
+.PHONY: run demo test check bench soak train native native-test native-test-address native-test-thread native-test-arm clean
 
 run: demo
 
@@ -47,10 +47,14 @@ NATIVE_TEST := cmake -S . -DTWOSTROKE_MODULE=OFF -DTWOSTROKE_TESTS=ON -DTWOSTROK
 IS_ARM := $(filter aarch64 arm64,$(shell uname -m))
 SANITIZED_LEVELS := $(if $(IS_ARM),neon;neon_dotprod,portable;avx2;avx512_bf16;amx)
 PLAINEST_LEVEL := $(if $(IS_ARM),neon,portable)
-native-test:
+native-test: native-test-address native-test-thread
+
+native-test-address:
 	$(NATIVE_TEST) -B build/native-address -DTWOSTROKE_SANITIZE=address,undefined -DTWOSTROKE_LEVELS="$(SANITIZED_LEVELS)"
 	cmake --build build/native-address --parallel
 	build/native-address/native_tests
+
+native-test-thread:
 	$(NATIVE_TEST) -B build/native-thread -DTWOSTROKE_SANITIZE=thread -DTWOSTROKE_LEVELS=$(PLAINEST_LEVEL)
 	cmake --build build/native-thread --parallel
 	build/native-thread/native_tests
