@@ -122,7 +122,7 @@ INLINE float quantize_group(const T* from, uint8_t* to, int64_t count, const flo
     f32x16 squares[VECTORS];
     for (int i = 0; i < VECTORS; i++) {
       f32x16 error = codes_of(v[i], splat(other_inverse), -8, 7) * splat(other) - v[i];
-      squares[i] = error * error;
+      squares[i] = error * error * magnitude(v[i]);
     }
     float error = sum_of_group<VECTORS>(squares);
     if (error < least_error) least_error = error, scale = other, inverse = other_inverse;
@@ -131,11 +131,11 @@ INLINE float quantize_group(const T* from, uint8_t* to, int64_t count, const flo
   f32x16 products[VECTORS], squares[VECTORS];
   for (int i = 0; i < VECTORS; i++) {
     f32x16 codes = codes_of(v[i], splat(inverse), -8, 7);
-    products[i] = codes * v[i];
-    squares[i] = codes * codes;
+    products[i] = magnitude(v[i]) * (codes * v[i]);
+    squares[i] = magnitude(v[i]) * (codes * codes);
   }
   float of_codes = sum_of_group<VECTORS>(squares);
-  float fitted = to_halves(splat(sum_of_group<VECTORS>(products) / (of_codes > 1.0f ? of_codes : 1.0f)))[0];
+  float fitted = of_codes > 0.0f ? to_halves(splat(sum_of_group<VECTORS>(products) / of_codes))[0] : 0.0f;
   consider(fitted, 1.0f / (fitted == 0.0f ? 1.0f : fitted));
   for (int i = 0; i < VECTORS; i++) {
     int64_t left = count - i * LANES;

@@ -61,6 +61,6 @@ def test_no_single_scale_of_those_tried_is_better() -> None:
     groups = weight.view(64, 8, 32)
     extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
     scale = (extreme / -8).half().float()
-    plain = ((groups / scale).round().clamp(-8, 7) * scale - groups).square().sum()
-    searched = (quantize_in_groups(weight).dequantize() - weight).square().sum()
+    plain = (((groups / scale).round().clamp(-8, 7) * scale - groups).square() * groups.abs()).sum()
+    searched = ((quantize_in_groups(weight).dequantize() - weight).square() * weight.abs()).sum()
     assert searched < 0.93 * plain, searched / plain
