@@ -20,8 +20,8 @@ def test_a_start_is_measured_from_outside(random_models: dict[str, Path], tmp_pa
         results=tmp_path,
     )
     (row,) = run_start(options)
-    assert 0 < row.first_token_s
-    assert 0.2 < row.cpu_s  # importing torch alone takes more
+    assert row.first_token_s > 0
+    assert row.cpu_s > 0.2  # importing torch alone takes more
     assert row.kv_bytes == 1 << 22
     # whoever watched nothing would see less than torch alone, and come out below zero
     assert 0 < row.anonymous_bytes < 1 << 30
