@@ -108,7 +108,7 @@ def quantize_in_groups(weight: Tensor, group_size: int = 32) -> QuantizedWeight:
     """4 bits, symmetric, one scale for `group_size` (32, 64 or 128) weights of a row.
 
     Of a few scales around the one that just holds the group's largest number, each group takes the one with the least
-    squared error, weighted by the size of the weight that is off: a little clipping buys finer steps for all the others,
+    squared error, weighted by the size of the weight that is off: a little clipping buys finer steps for the others,
     and large weights matter more than their number says (measured: docs/negative-results.md). The last one is what fits
     the codes so far best (weighted least squares, as in llama.cpp's quantizer).
     """
