@@ -16,17 +16,19 @@ namespace {
 constexpr int64_t UNITS = LANES / 2;  // of V in a tile of keys
 
 struct AmxAttentionBuffers {
-  alignas(64) uint16_t q[ITEM_ROWS][MAX_HEAD_DIM];
+  alignas(64) uint16_t q[ITEM_ROWS][2 * ROW_FLOATS];
   alignas(64) float scores[TILE_HEIGHT][CHUNK];
   alignas(64) uint32_t weights[TILE_HEIGHT][CHUNK / 2];
   alignas(64) float values[TILE_HEIGHT][PANEL];
   alignas(64) char k_rest[CHUNK_TILES][TILE_STEPS][64];
-  alignas(64) char v[CHUNK_TILES][UNITS][MAX_HEAD_DIM * 4];
+  alignas(64) char v[CHUNK_TILES][UNITS][ROW_FLOATS * 4];
 };
 
 INLINE AmxAttentionBuffers& amx_attention_buffers() {
   static thread_local AmxAttentionBuffers buffers;
-  return buffers;
+  AmxAttentionBuffers* found = &buffers;
+  __asm__("" : "+r"(found));  // else the thread's own is looked up again, by a call, at every use
+  return *found;
 }
 
 // The products of an item's rows with one chunk after the other.
@@ -79,7 +81,7 @@ class InTiles {
         if (unit >= from && unit < to) std::memcpy(buffers_.v[tile][unit], view.v[tile] + unit * row_bytes, (size_t)row_bytes);
         else std::memset(buffers_.v[tile][unit], 0, (size_t)row_bytes);
       v_[tile] = buffers_.v[tile][0];
-      v_bytes_[tile] = MAX_HEAD_DIM * 4;
+      v_bytes_[tile] = ROW_FLOATS * 4;
     }
   }
 
@@ -89,7 +91,7 @@ class InTiles {
     _tile_zero(2);
     _tile_zero(3);
     auto add = [](const char* q, const char* k0, const char* k1, const char* k2, const char* k3) {
-      TILE_LOAD(4, q, MAX_HEAD_DIM * 2);
+      TILE_LOAD(4, q, ROW_FLOATS * 4);
       TILE_LOAD(6, k0, 64);
       _tile_dpbf16ps(0, 4, 6);
       TILE_LOAD(6, k1, 64);

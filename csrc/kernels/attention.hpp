@@ -19,10 +19,13 @@ namespace {
 
 constexpr float LOWEST = -1e30f;  // the maximum of nothing; finite, so that a difference of two of them is 0
 
+// No power of two: rows would meet in the same few places of the cache.
+constexpr int64_t ROW_FLOATS = MAX_HEAD_DIM + LANES;
+
 // What the running softmax of some rows has come to.
 struct State {
   float m[ITEM_ROWS], l[ITEM_ROWS];
-  alignas(64) float acc[ITEM_ROWS][MAX_HEAD_DIM];
+  alignas(64) float acc[ITEM_ROWS][ROW_FLOATS];
 
   void clear(int64_t rows, int64_t head_dim) {
     for (int64_t r = 0; r < rows; r++) {
@@ -48,7 +51,7 @@ INLINE void score(f32x16 (&s)[ROWS][CHUNK_TILES], const char* const* q, const Ch
 
 // acc[ROWS][VECTORS] = acc * correction + weights times values, over some units of the chunk.
 template <typename P, int ROWS, int VECTORS>
-INLINE void weigh(float (*acc)[MAX_HEAD_DIM], f32x16 correction, const uint32_t (*weights)[CHUNK],
+INLINE void weigh(float (*acc)[ROW_FLOATS], f32x16 correction, const uint32_t (*weights)[CHUNK],
                   const ChunkView& view, int64_t first_unit, int64_t units, int64_t head_dim, int64_t d) {
   f32x16 sums[ROWS][VECTORS];
   for (int r = 0; r < ROWS; r++)
@@ -65,7 +68,7 @@ INLINE void weigh(float (*acc)[MAX_HEAD_DIM], f32x16 correction, const uint32_t 
 
 // The last, partly filled vector of a head: values are read one by one, so that nothing behind them is.
 template <typename P, int ROWS>
-INLINE void weigh_rest(float (*acc)[MAX_HEAD_DIM], f32x16 correction, const uint32_t (*weights)[CHUNK],
+INLINE void weigh_rest(float (*acc)[ROW_FLOATS], f32x16 correction, const uint32_t (*weights)[CHUNK],
                        const ChunkView& view, int64_t first_unit, int64_t units, int64_t head_dim, int64_t d) {
   constexpr int64_t UNITS_PER_TILE = LANES / P::E;
   alignas(64) char padded[64] = {};
@@ -173,7 +176,7 @@ void chunk(const AttentionArgs& args, const ChunkView& view, const Rows& rows, i
   // Only keys that somebody here sees: what is left and right of them may be anything, and zero times a NaN is one.
   int64_t first_unit = rows.keys.first > first_key ? (rows.keys.first - first_key) / P::E : 0;
   int64_t units = (keys + P::E - 1) / P::E;
-  float(*acc)[MAX_HEAD_DIM] = state.acc + first;
+  float(*acc)[ROW_FLOATS] = state.acc + first;
   constexpr int VECTORS = PANEL_VECTORS;
   int64_t d = 0;
   for (; d + VECTORS * LANES <= args.head_dim; d += VECTORS * LANES)
@@ -268,13 +271,18 @@ INLINE void with_products(Dtype type, const F& f) {
   else f(Bf16Products{});
 }
 
+// Looked up once: the compiler would call for a thread's own at every use.
+INLINE State& found(State* state) {
+  __asm__("" : "+r"(state));
+  return *state;
+}
 INLINE State& partition_state() {
   static thread_local State state;
-  return state;
+  return found(&state);
 }
 INLINE State& total_state() {
   static thread_local State state;
-  return state;
+  return found(&state);
 }
 
 void attend(const AttentionArgs& args, const AttentionItem& item) {
