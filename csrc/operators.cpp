@@ -115,12 +115,20 @@ void pack_quantized(uintptr_t codes, uintptr_t scales, uintptr_t mins, uintptr_t
           if (row < 0) continue;
           scale_to[c] = ((const uint16_t*)scales)[row * groups + g];
           if (mins) scale_to[PANEL + c] = ((const uint16_t*)mins)[row * groups + g];
-          for (int64_t i = 0; i < group; i++) {
-            int64_t at = g * group + i;
-            // inputs behind the last k are zero, and so would be any code's share; this one is a zero itself
-            uint8_t code = at < k ? ((const uint8_t*)codes)[row * k + at] : zero;
-            if (bits == 8) to[(i / 4 * PANEL + c) * 4 + i % 4] = (char)code;
-            else to[(i / 8 * PANEL + c) * 4 + i % 4] |= (char)(i % 8 < 4 ? code : code << 4);
+          // inputs behind the last k are zero, and so would be any code's share; this one is a zero itself
+          uint8_t run[SPAN];
+          int64_t count = std::min(group, k - g * group);
+          std::memset(run, zero, sizeof run);
+          std::memcpy(run, (const uint8_t*)codes + row * k + g * group, (size_t)count);
+          char* column = to + c * 4;
+          for (int64_t i = 0; i < group; i += 32 / bits, column += PANEL * 4) {
+            uint32_t word, high;
+            std::memcpy(&word, run + i, 4);
+            if (bits == 4) {
+              std::memcpy(&high, run + i + 4, 4);
+              word |= high << 4;
+            }
+            std::memcpy(column, &word, 4);
           }
         }
       }
