@@ -201,9 +201,9 @@ void check_weights(const Kernels& kernels, int64_t n, int64_t k, int64_t group, 
     float first_scale = half_value(nearest_half(std::clamp(extreme / -8, -65504.0, 65504.0)));
     for (int64_t j = first; j < first + count; j++) {
       double v = value_of(weight[(size_t)j]), found = scale * (codes[(size_t)j] - (group ? 8 : 128));
-      error += (found - v) * (found - v);
+      error += (found - v) * (found - v) * std::fabs(v);  // large weights count more
       double code = first_scale ? std::clamp(std::nearbyint(v / first_scale), -8.0, 7.0) : 0;
-      first_error += (code * first_scale - v) * (code * first_scale - v);
+      first_error += (code * first_scale - v) * (code * first_scale - v) * std::fabs(v);
       if (!group && std::fabs(extreme) < 65504 * 127.0)  // rounded to the nearest code, by a reciprocal
         expect_close(found, v, scale * 0.50001, [&] { return name + ": a code"; });
       expect(!group || codes[(size_t)j] < 16, [&] { return name + ": more than 4 bits"; });
