@@ -17,29 +17,9 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-HELD_OUT: tuple[str, ...] = (
-    "argparse.py",
-    "bisect.py",
-    "calendar.py",
-    "configparser.py",
-    "contextlib.py",
-    "csv.py",
-    "fractions.py",
-    "getopt.py",
-    "graphlib.py",
-    "heapq.py",
-    "json/__init__.py",
-    "json/decoder.py",
-    "json/encoder.py",
-    "json/scanner.py",
-    "json/tool.py",
-    "mailbox.py",
-    "pathlib.py",
-    "queue.py",
-    "sched.py",
-    "shlex.py",
-    "textwrap.py",
-)
+from twostroke.bench.quality import held_out
+
+HELD_OUT = held_out.MODULES
 """Modules of varied kind that no part of the training sees; paths inside the standard library."""
 
 # Dropped everywhere: not source that a person writes, or not the same from one machine to the next.

@@ -34,8 +34,8 @@ class LoadConfig:
     tokenizer: str | None = None
     """Another tokenizer: that of a folder, a GGUF file, a hub id or 'embedded'; default: the model's own."""
     dtype: DType = "auto"
-    """Type of weights, activations and KV; 'auto' keeps the checkpoint's, and takes bfloat16 for a
-    quantized GGUF file."""
+    """Type of weights and activations, and of KV unless kv_cache_dtype says else; 'auto' keeps the checkpoint's, and
+    takes bfloat16 for a quantized GGUF file."""
     quantization: Quantization | None = None
     """Quantize the weights while loading: 'int8' (a scale per channel) or 'int4' (a scale per group of weights). A
     checkpoint that is quantized says so itself; the name of its method ('awq', 'gptq', 'compressed-tensors', 'gguf') is

@@ -28,7 +28,7 @@ MODULES = (
     "shlex.py",
     "textwrap.py",
 )
-"""As training/corpus.py has them; other versions of Python have slightly other texts of the same names."""
+"""What training/corpus.py keeps out; other versions of Python have slightly other texts of the same names."""
 
 
 def held_out_texts() -> list[str]:
