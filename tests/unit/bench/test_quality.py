@@ -7,17 +7,11 @@ import math
 from pathlib import Path
 
 import pytest
-from training.corpus import HELD_OUT
 
 from twostroke import LLM, SamplingParams
-from twostroke.bench.quality.held_out import MODULES
 from twostroke.bench.quality.run import MOST_RISE, QualityOptions, Row, run_quality
 from twostroke.bench.quality.scoring import ANSWER, CUE, Document, Perplexity, needles, perplexity, windows
 from twostroke.errors import InvalidParameter, UnknownParameter
-
-
-def test_the_default_text_is_what_training_held_out() -> None:
-    assert MODULES == HELD_OUT
 
 
 @pytest.mark.parametrize(("num_tokens", "context"), [(2, 128), (128, 128), (129, 128), (1000, 128), (1001, 130)])
