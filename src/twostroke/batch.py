@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
@@ -136,9 +137,8 @@ class TokenLogprobs:
     """Of the chosen token; 1 is the most likely."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestResult:
-    """What a step made for one request."""
+class RequestResult(NamedTuple):
+    """What a step made for one request: a tuple, since one is made per request and step."""
 
     request_id: str
     token_ids: tuple[int, ...]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from twostroke.batch import TokenLogprobs
 from twostroke.engine.completion_stream import Accepted, CompletionStream, decode_logprobs
@@ -28,8 +29,7 @@ class OutputKind(StrEnum):
     FINAL = "final"  # everything, once, at the end
 
 
-@dataclass(frozen=True, slots=True)
-class TokenUpdate:
+class TokenUpdate(NamedTuple):
     """What a step made for one sequence, as the engine hands it over."""
 
     request_id: str

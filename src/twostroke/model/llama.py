@@ -42,7 +42,7 @@ class LlamaLayer:
 
     def attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionMetadata, kv: KVTensors) -> Tensor:
         """Self-attention of x [num_tokens, hidden_size], before the output projection."""
-        qkv = self._qkv(x).view(len(x), self._num_heads + 2 * self._num_kv_heads, self._head_dim)
+        qkv = self._qkv(x).view(x.shape[0], self._num_heads + 2 * self._num_kv_heads, self._head_dim)
         qk = qkv[:, : self._num_heads + self._num_kv_heads]
         self.norm_heads_(qk)
         self._rotate_heads_(qk, *rotation)

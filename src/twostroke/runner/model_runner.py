@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.model.decoder import DecoderModel
 from twostroke.runner.input_batch import InputBatch, build_input_batch
 from twostroke.runner.kv_storage import KVStorage
-from twostroke.runner.request_table import RequestRow, RequestTable
+from twostroke.runner.request_table import RequestTable
 from twostroke.sampling.logprobs import num_slice_rows, token_logprobs
 from twostroke.sampling.noise import NoiseStream
 from twostroke.sampling.sampler import SampledTokens, Sampler
@@ -80,7 +79,8 @@ class ModelRunner:
         while self._announced:
             self._add_row(self._announced.pop(next(iter(self._announced))))
         for scheduled in batch.requests:
-            self._table.update_blocks(self._table[scheduled.request_id], scheduled.block_tables)
+            if any(update.block_ids for update in scheduled.block_tables):
+                self._table.update_blocks(self._table[scheduled.request_id], scheduled.block_tables)
         inputs = build_input_batch(batch, self._table)
         attention = self._attention_metadata(inputs)
         input_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
@@ -126,24 +126,29 @@ class ModelRunner:
         token_ids: list[int],
         prompt_logprobs: dict[int, _PromptScores],
     ) -> tuple[RequestResult, ...]:
-        results = [RequestResult(r.request_id, ()) for r in batch.requests]
-        for seq, (start, scored) in prompt_logprobs.items():
-            results[seq] = replace(results[seq], prompt_logprobs=scored, prompt_logprobs_start=start)
+        results = dict[int, RequestResult]()
         if sampled is not None:
+            self._keep(inputs, sampled, token_ids)
             for i, seq in enumerate(inputs.sampling_seqs.tolist()):
-                results[seq] = self._one_result(inputs.rows[seq], results[seq], sampled, i, token_ids[i])
-        return tuple(results)
+                found, request_id = sampled.logprobs[i], batch.requests[seq].request_id
+                if i in sampled.errors:
+                    results[seq] = RequestResult(request_id, (), error=sampled.errors[i])
+                else:
+                    logprobs = () if found is None else (TokenLogprobs(*found),)
+                    results[seq] = RequestResult(request_id, (token_ids[i],), logprobs=logprobs)
+        for seq, (start, scored) in prompt_logprobs.items():
+            result = results.get(seq) or RequestResult(batch.requests[seq].request_id, ())
+            results[seq] = result._replace(prompt_logprobs=scored, prompt_logprobs_start=start)
+        return tuple(results.get(seq) or RequestResult(r.request_id, ()) for seq, r in enumerate(batch.requests))
 
-    def _one_result(
-        self, row: RequestRow, result: RequestResult, sampled: SampledTokens, i: int, token_id: int
-    ) -> RequestResult:
-        error = sampled.errors.get(i)
-        if error is not None:
-            return RequestResult(result.request_id, (), error=error)
-        row.sampling.append(token_id)
-        self._table.append_token(row, token_id)
-        found = sampled.logprobs[i]
-        return replace(result, token_ids=(token_id,), logprobs=() if found is None else (TokenLogprobs(*found),))
+    def _keep(self, inputs: InputBatch, sampled: SampledTokens, token_ids: list[int]) -> None:
+        """Takes the sampled tokens behind those that are known."""
+        sound = [i for i in range(len(token_ids)) if i not in sampled.errors]
+        rows = [inputs.rows[seq] for seq in inputs.sampling_seqs[sound].tolist()]
+        kept = [token_ids[i] for i in sound]
+        for row, token_id in zip(rows, kept, strict=True):
+            row.sampling.append(token_id)
+        self._table.append_tokens(rows, kept)
 
     def _prompt_logprobs(
         self, hidden: torch.Tensor, inputs: InputBatch

@@ -97,12 +97,14 @@ class RequestTable:
                 end = update.start + len(update.block_ids)
                 table[row.index, update.start : end] = update.block_ids
 
-    def append_token(self, row: RequestRow, token_id: int) -> None:
-        """Takes a sampled token behind the known ones. The last one of a full context is never fed, so not kept."""
-        end = self.num_tokens[row.index]
-        if end < self.token_ids.shape[1]:
-            self.token_ids[row.index, end] = token_id
-            self.num_tokens[row.index] = end + 1
+    def append_tokens(self, rows: Sequence[RequestRow], token_ids: Sequence[int]) -> None:
+        """Takes one token of each row behind the known ones. The last of a full context is never fed, so not kept."""
+        indexes = np.fromiter((row.index for row in rows), np.int64, len(rows))
+        ends = self.num_tokens[indexes]
+        fit = ends < self.token_ids.shape[1]
+        indexes, ends = indexes[fit], ends[fit]
+        self.token_ids[indexes, ends] = np.asarray(token_ids, np.int32)[fit]
+        self.num_tokens[indexes] = ends + 1
 
     def _grow(self) -> None:
         old = len(self.num_tokens)

@@ -15,7 +15,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 
 SIZES = (1, 8, 32, 64)
-GOALS_MS = {1: 0.5, 64: 2.0}
+GOALS_MS = {1: 0.3, 64: 1.0}
 PROMPT = 16
 
 

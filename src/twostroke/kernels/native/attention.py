@@ -99,7 +99,7 @@ class NativeAttention:
     ) -> Tensor:
         """See AttentionOperator."""
         shape = plan.shape
-        out = torch.empty(len(qkv), shape.num_heads * shape.head_dim, dtype=qkv.dtype)
+        out = torch.empty(qkv.shape[0], shape.num_heads * shape.head_dim, dtype=qkv.dtype)
         assert qkv.is_contiguous(), qkv.stride()
         self._kernels.attention(
             qkv.data_ptr(),

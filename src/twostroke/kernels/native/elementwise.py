@@ -26,7 +26,7 @@ class Elementwise:
         self._norm(x, weight, x, eps)
 
     def _norm(self, x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
-        parts, n = weight.shape if weight.dim() == 2 else (1, len(weight))
+        parts, n = weight.shape if weight.dim() == 2 else (1, weight.shape[0])
         assert x.stride(-1) == 1, x.stride()
         self._kernels.rms_norm(
             x.data_ptr(),
@@ -34,7 +34,7 @@ class Elementwise:
             weight.data_ptr(),
             out.data_ptr(),
             out.stride(0),
-            len(x),
+            x.shape[0],
             parts,
             n,
             eps,

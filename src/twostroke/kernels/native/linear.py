@@ -26,7 +26,7 @@ class _Panels(ABC):
     def multiply(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x [num_rows, K] to [num_rows, N]."""
         assert x.dtype is self._dtype, (x.dtype, self._dtype)
-        y = torch.empty(len(x), self._n, dtype=self._dtype)
+        y = torch.empty(x.shape[0], self._n, dtype=self._dtype)
         self._multiply(x if x.stride(-1) == 1 else x.contiguous(), residual, y)
         return y
 
@@ -72,7 +72,7 @@ class _FloatPanels(_Panels):
             address(self._bias),
             address(residual),
             y.data_ptr(),
-            len(x),
+            x.shape[0],
             self._n,
             self._k,
             self._gated,
@@ -128,7 +128,7 @@ class _QuantizedPanels(_Panels):
             address(self._bias),
             address(residual),
             y.data_ptr(),
-            len(x),
+            x.shape[0],
             self._n,
             self._k,
             self._gated,
