@@ -169,29 +169,68 @@ void unpack_quantized_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64
   });
 }
 
-void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual,
-                      uintptr_t y, int64_t m, int64_t n, int64_t k, bool gated, int type, int bits, int64_t group,
-                      bool has_min, uintptr_t order) {
-  int64_t groups = (k + group - 1) / group;
+// Inputs in the order of a weight's columns and, as pairs are read, of an even length, with a zero behind an odd one.
+template <typename T>
+static const T* inputs_in_order(const T* x, int64_t ldx, const int32_t* order, int64_t m, int64_t k) {
+  static thread_local std::vector<T> ordered;
+  int64_t width = k + k % 2;
+  ordered.assign((size_t)(m * width), 0);
+  T* to = ordered.data();
+  parallel(m, rows_per_task(k), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++)
+      for (int64_t i = 0; i < k; i++) to[row * width + i] = x[row * ldx + (order ? order[i] : i)];
+  });
+  return to;
+}
+
+static void decoded_linear(const Kernels& kernels, QuantizedArgs args, const int32_t* order) {
+  LinearArgs& linear = args.linear;
+  bool is_f32 = linear.type == Dtype::f32;
+  if (order || linear.k % 2) {
+    linear.x = is_f32 ? (const void*)inputs_in_order((const float*)linear.x, linear.ldx, order, linear.m, linear.k)
+                      : inputs_in_order((const uint16_t*)linear.x, linear.ldx, order, linear.m, linear.k);
+    linear.ldx = linear.k + linear.k % 2;
+  }
+  size_t num_bytes = (size_t)(args.groups * args.group * PANEL * (is_f32 ? 4 : 2));
+  parallel(num_panels(channels_of(linear.n, linear.gated)), 1, [&](int64_t begin, int64_t end) {
+    static thread_local std::vector<char> room;
+    room.resize(std::max(room.size(), num_bytes + 64));
+    QuantizedArgs mine = args;
+    mine.decoded = room.data() + (64 - (uintptr_t)room.data() % 64) % 64;
+    kernels.decoded_panels(mine, begin, end);
+  });
+}
+
+static void integer_linear(const Kernels& kernels, QuantizedArgs args, const int32_t* order) {
+  const LinearArgs& linear = args.linear;
   static thread_local std::vector<int8_t> q;
   static thread_local std::vector<float> scales;
   static thread_local std::vector<int32_t> sums;
-  q.resize((size_t)(m * groups * group));
-  int64_t spans = (k + SPAN - 1) / SPAN;
-  scales.resize((size_t)(m * spans));
-  sums.resize((size_t)(m * groups));
-  LinearArgs linear{nullptr, 0, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, n, m, n, k, gated,
-                    (Dtype)type};
-  QuantizedArgs args{linear, bits, group, groups, spans, has_min, q.data(), scales.data(), sums.data()};
+  q.resize((size_t)(linear.m * args.groups * args.group));
+  scales.resize((size_t)(linear.m * args.spans));
+  sums.resize((size_t)(linear.m * args.groups));
+  args.q = q.data();
+  args.scales = scales.data();
+  args.sums = sums.data();
+  // a lambda would look a worker's own vectors up
   int8_t* q_to = q.data();
   float* scales_to = scales.data();
   int32_t* sums_to = sums.data();
-  parallel(m, rows_per_task(k), [&](int64_t begin, int64_t end) {
-    kernels.quantize_rows((const void*)x, ldx, (const int32_t*)order, k, group, groups, q_to, scales_to, sums_to, (Dtype)type,
+  parallel(linear.m, rows_per_task(linear.k), [&](int64_t begin, int64_t end) {
+    kernels.quantize_rows(linear.x, linear.ldx, order, linear.k, args.group, args.groups, q_to, scales_to, sums_to, linear.type,
                           begin, end);
   });
-  parallel(num_panels(channels_of(n, gated)), 1,
+  parallel(num_panels(channels_of(linear.n, linear.gated)), 1,
            [&](int64_t begin, int64_t end) { kernels.quantized_panels(args, begin, end); });
+}
+
+void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual,
+                      uintptr_t y, int64_t m, int64_t n, int64_t k, bool gated, int type, int bits, int64_t group,
+                      bool has_min, uintptr_t order, bool quantizes_inputs) {
+  LinearArgs linear{(const void*)x, ldx, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, n, m, n, k, gated,
+                    (Dtype)type};
+  QuantizedArgs args{linear, bits, group, (k + group - 1) / group, (k + SPAN - 1) / SPAN, has_min, nullptr, nullptr, nullptr, nullptr};
+  (quantizes_inputs ? integer_linear : decoded_linear)(kernels, args, (const int32_t*)order);
 }
 
 void rms_norm(const Kernels& kernels, uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t y, int64_t y_stride, int64_t rows,

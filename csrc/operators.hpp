@@ -46,10 +46,10 @@ void unpack_quantized_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64
 void quantize_weight(const Kernels& kernels, uintptr_t weight, uintptr_t codes, uintptr_t scales, int64_t n, int64_t k,
                      int64_t group, const std::vector<float>& steps, int type);
 
-// order int32 [k], or none, says which input comes where.
+// order int32 [k], or none, says which input comes where. Inputs are quantized on the fly, or multiplied as they are.
 void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual,
                       uintptr_t y, int64_t m, int64_t n, int64_t k, bool gated, int type, int bits, int64_t group,
-                      bool has_min, uintptr_t order);
+                      bool has_min, uintptr_t order, bool quantizes_inputs);
 
 void rms_norm(const Kernels& kernels, uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t y, int64_t y_stride,
               int64_t rows, int64_t parts, int64_t n, float eps, int type);

@@ -67,12 +67,22 @@ struct Rest {
   }
 };
 
-// Weights that will be needed soon; with few rows they come from memory, and a processor looks ahead less far than this.
-template <int VECTORS>
-INLINE void ask_for_weights(const char* w) {
-  for (int64_t step = 0; step < TILE_STEPS; step++)
-    for (int v = 0; v < VECTORS; v++) __builtin_prefetch(w + 2 * TILE_BYTES + step * STEP_BYTES + v * 64);
-}
+// A panel of bfloat16 as it lies in memory. With few rows it comes from there, and a processor looks ahead less far than this.
+struct PanelInMemory {
+  const char* panel;
+
+  const char* numbers() const { return panel; }
+
+  // Called before the first `steps` of K are read.
+  static INLINE void needs(int64_t) {}
+
+  // Called where weights are read for the first time, VECTORS of a step.
+  template <int VECTORS>
+  static INLINE void prefetch(const char* w) {
+    for (int64_t step = 0; step < TILE_STEPS; step++)
+      for (int v = 0; v < VECTORS; v++) __builtin_prefetch(w + 2 * TILE_BYTES + step * STEP_BYTES + v * 64);
+  }
+};
 
 // A tile of rows times the four vectors of a panel.
 struct OneByFour {
@@ -91,14 +101,19 @@ struct OneByFour {
     _tile_dpbf16ps(3, 4, 7);
   }
 
-  INLINE void run(int64_t x_bytes, int64_t rows, const char* w, int64_t steps) const {
+  // Steps [begin, end) of K.
+  template <typename Panel>
+  INLINE void run(int64_t x_bytes, int64_t rows, Panel& panel, int64_t begin, int64_t end) const {
+    const char* w = panel.numbers() + begin * STEP_BYTES;
+    int64_t step = 0, steps = end - begin;
     clear_sums();
-    int64_t step = 0;
     for (; step + TILE_STEPS <= steps; step += TILE_STEPS) {
-      ask_for_weights<4>(w + step * STEP_BYTES);
+      panel.needs(begin + step + TILE_STEPS);
+      panel.template prefetch<4>(w + step * STEP_BYTES);
       add(x + step * 4, x_bytes, w + step * STEP_BYTES);
     }
     if (step < steps) {
+      panel.needs(end);
       Rest rest(x + step * 4, x_bytes, rows, w + step * STEP_BYTES, 4, steps - step);
       add(rest.x[0], 64, rest.w);
     }
@@ -125,12 +140,12 @@ struct TwoByTwo {
     _tile_dpbf16ps(3, 5, 7);
   }
 
-  template <bool FROM_MEMORY>
-  INLINE void run(int64_t x_bytes, const char* w, int64_t steps) const {
+  template <bool FIRST, typename Panel>
+  INLINE void run(int64_t x_bytes, const Panel& panel, const char* w, int64_t steps) const {
     clear_sums();
     int64_t step = 0;
     for (; step + TILE_STEPS <= steps; step += TILE_STEPS) {
-      if constexpr (FROM_MEMORY) ask_for_weights<2>(w + step * STEP_BYTES);
+      if constexpr (FIRST) panel.template prefetch<2>(w + step * STEP_BYTES);
       add(x + step * 4, x2 + step * 4, x_bytes, w + step * STEP_BYTES);
     }
     if (step < steps) {
@@ -173,33 +188,48 @@ INLINE void finish_chunk(const LinearArgs& args, const ChunkSums& sums, const Ro
     }
 }
 
-void amx_panels(const LinearArgs& args, int64_t begin, int64_t end) {
-  static thread_local ChunkSums sums;
-  int64_t steps = (args.k + 1) / 2, per_segment = (steps + SEGMENTS - 1) / SEGMENTS, x_bytes = args.ldx * 2;
+// One panel after the other, against all rows.
+struct TilePanels {
+  const LinearArgs& args;
   RowTiles tiles{args.m};
-  auto x_of = [&](int64_t tile, int64_t step) { return (const char*)args.x + tiles.first_row(tile) * x_bytes + step * 4; };
-  configure_tiles(tiles.height, 64);
-  for (int64_t p = begin; p < end; p++) {
-    const char* panel = (const char*)args.w + p * steps * STEP_BYTES;
+  int64_t steps = (args.k + 1) / 2, per_segment = (steps + SEGMENTS - 1) / SEGMENTS, x_bytes = args.ldx * 2;
+
+  explicit TilePanels(const LinearArgs& args) : args(args) { configure_tiles(tiles.height, 64); }
+  ~TilePanels() { _tile_release(); }
+
+  const char* x_of(int64_t tile, int64_t step) const { return (const char*)args.x + tiles.first_row(tile) * x_bytes + step * 4; }
+
+  // All rows against panel p.
+  template <typename Panel>
+  INLINE void multiply(Panel& panel, int64_t p) const {
+    static thread_local ChunkSums sums;
     for (int64_t first = 0; first < tiles.count; first += CHUNK_HEIGHT) {
       int64_t count = tiles.count - first < CHUNK_HEIGHT ? tiles.count - first : CHUNK_HEIGHT, pairs = count / 2 * 2;
       for (int s = 0; s < SEGMENTS; s++) {
-        int64_t step = s * per_segment < steps ? s * per_segment : steps;
-        int64_t length = step + per_segment < steps ? per_segment : steps - step;
-        const char* w = panel + step * STEP_BYTES;
+        int64_t begin = s * per_segment < steps ? s * per_segment : steps;
+        int64_t end = begin + per_segment < steps ? begin + per_segment : steps;
+        if (pairs) panel.needs(end);
         for (int half = 0; half < 2; half++)
           for (int64_t t = 0; t < pairs; t += 2) {
+            const char* w = panel.numbers() + begin * STEP_BYTES + half * 128;
             float *to = sums.at[s][t][0] + half * 32, *to2 = sums.at[s][t + 1][0] + half * 32;
-            TwoByTwo both{x_of(first + t, step), x_of(first + t + 1, step), to, to2};
-            if (t == 0) both.run<true>(x_bytes, w + half * 128, length);
-            else both.run<false>(x_bytes, w + half * 128, length);
+            TwoByTwo both{x_of(first + t, begin), x_of(first + t + 1, begin), to, to2};
+            if (t == 0) both.run<true>(x_bytes, panel, w, end - begin);
+            else both.run<false>(x_bytes, panel, w, end - begin);
           }
-        if (pairs < count) OneByFour{x_of(first + pairs, step), sums.at[s][pairs][0]}.run(x_bytes, tiles.height, w, length);
+        if (pairs < count) OneByFour{x_of(first + pairs, begin), sums.at[s][pairs][0]}.run(x_bytes, tiles.height, panel, begin, end);
       }
       finish_chunk<uint16_t>(args, sums, tiles, first, count, p);
     }
   }
-  _tile_release();
+};
+
+void amx_panels(const LinearArgs& args, int64_t begin, int64_t end) {
+  TilePanels panels(args);
+  for (int64_t p = begin; p < end; p++) {
+    PanelInMemory panel{(const char*)args.w + p * panels.steps * STEP_BYTES};
+    panels.multiply(panel, p);
+  }
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Compiled once per instruction level; CMakeLists.txt sets the flags and names the level.
 #include "attention.hpp"
+#include "decoded.hpp"
 #include "elementwise.hpp"
 #include "kv_write.hpp"
 #include "linear.hpp"
@@ -16,7 +17,7 @@ namespace twostroke {
 #define FUNCTION_OF(level) JOIN(kernels_, level)
 
 const Kernels* FUNCTION_OF(TWOSTROKE_LEVEL)() {
-  static const Kernels table{TEXT_OF(TWOSTROKE_LEVEL), linear_panels, quantized_panels, quantize_rows, quantize_weight, write_kv,
+  static const Kernels table{TEXT_OF(TWOSTROKE_LEVEL), linear_panels, quantized_panels, decoded_panels, quantize_rows, quantize_weight, write_kv,
                              attend, attend_partition, combine, rms_norm, rotate, gumbel_argmax};
   return &table;
 }

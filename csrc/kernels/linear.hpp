@@ -123,15 +123,19 @@ void tile(const LinearArgs& args, const char* panel, int64_t row, int64_t p, int
   finish<T, ROWS, VECTORS>(args, sums, row, p, first);
 }
 
+// All rows against panel p, whose numbers stand at `panel`.
+template <typename W, int MOST_ROWS, int VECTORS>
+void multiply_panel(const LinearArgs& args, const char* panel, int64_t p) {
+  in_tiles<MOST_ROWS>(args.m, [&]<int ROWS>(int64_t row) {
+    for (int first = 0; first < PANEL_VECTORS; first += VECTORS) tile<W, ROWS, VECTORS>(args, panel, row, p, first);
+  });
+}
+
 template <typename W, int MOST_ROWS, int VECTORS>
 void panels(const LinearArgs& args, int64_t begin, int64_t end) {
   int64_t steps = (args.k + W::STEP - 1) / W::STEP;
-  for (int64_t p = begin; p < end; p++) {
-    const char* panel = (const char*)args.w + p * steps * PANEL * 4;
-    in_tiles<MOST_ROWS>(args.m, [&]<int ROWS>(int64_t row) {
-      for (int first = 0; first < PANEL_VECTORS; first += VECTORS) tile<W, ROWS, VECTORS>(args, panel, row, p, first);
-    });
-  }
+  for (int64_t p = begin; p < end; p++)
+    multiply_panel<W, MOST_ROWS, VECTORS>(args, (const char*)args.w + p * steps * PANEL * 4, p);
 }
 
 // Sums in registers: 24 of 32 of them, or 12 of 16 (two to a vector of sixteen lanes). Gated panels need an even number.

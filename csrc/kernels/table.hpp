@@ -22,7 +22,8 @@ struct LinearArgs {
   Dtype type;            // of x, weights, residual and y
 };
 
-// The same with weights of 8 or 4 bits and inputs of 8 (see quantized.hpp); x is not read.
+// The same with weights of 8 or 4 bits: against inputs of 8 bits (quantized.hpp), where x is not read, or against x as it is
+// (decoded.hpp), where q, scales and sums are not.
 struct QuantizedArgs {
   LinearArgs linear;
   int bits;
@@ -32,6 +33,7 @@ struct QuantizedArgs {
   const int8_t* q;        // [m, groups * group]
   const float* scales;    // [m, spans]
   const int32_t* sums;    // [m, groups]
+  char* decoded;          // room for a panel's numbers, [groups * group][PANEL] of x's type
 };
 
 // A weight [n, k] to codes of 8 bits with a scale per channel (group 0), or of 4 bits in groups of 32, 64 or 128.
@@ -90,6 +92,7 @@ struct Kernels {
   // Computes panels [begin, end) of PANEL channels each.
   void (*linear_panels)(const LinearArgs&, int64_t begin, int64_t end);
   void (*quantized_panels)(const QuantizedArgs&, int64_t begin, int64_t end);
+  void (*decoded_panels)(const QuantizedArgs&, int64_t begin, int64_t end);
   // Quantizes rows [begin, end) of x [m, k] in groups; order [k], or null, says which input comes where.
   void (*quantize_rows)(const void* x, int64_t ldx, const int32_t* order, int64_t k, int64_t group, int64_t groups,
                         int8_t* q, float* scales, int32_t* sums, Dtype, int64_t begin, int64_t end);

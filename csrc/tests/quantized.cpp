@@ -85,8 +85,28 @@ struct Case {
     std::vector<T> some(x.begin() + first * k, x.begin() + (first + count) * k);
     if (full) left.assign(residual.begin() + first * n, residual.begin() + (first + count) * n);
     quantized_linear(kernels, at(some), k, at(packed), at(panel_bias), at(left), at(found), count, n, k, gated, TYPE<T>,
-                     format.bits, format.group, format.has_min, 0);
+                     format.bits, format.group, format.has_min, 0, true);
     return found;
+  }
+
+  // With inputs as they are: the bits of a linear map whose weight is made of the numbers that the codes stand for.
+  void check_inputs_as_they_are() const {
+    std::vector<T> numbers, padded((size_t)(ROWS * (k + k % 2)));
+    for (int64_t i = 0; i < weight_rows * k; i++) {
+      int64_t place = i / k * groups + i % k / format.group;
+      float number = half_value(scales[(size_t)place]) * (float)(codes[(size_t)i] - (1 << (format.bits - 1)));
+      numbers.push_back(nearest<T>(format.has_min ? number - half_value(mins[(size_t)place]) : number));
+    }
+    for (int64_t i = 0; i < ROWS * k; i++) padded[(size_t)(i / k * (k + k % 2) + i % k)] = x[(size_t)i];
+    std::vector<uint8_t> plain((size_t)packed_bytes(n, k, gated, TYPE<T>));
+    pack_linear(at(numbers), at(plain), n, k, gated, TYPE<T>);
+    for (int64_t count : {(int64_t)1, (int64_t)5, ROWS}) {
+      std::vector<T> found((size_t)(count * n)), expected(found.size());
+      quantized_linear(kernels, at(x), k, at(packed), at(panel_bias), at(residual), at(found), count, n, k, gated, TYPE<T>,
+                       format.bits, format.group, format.has_min, 0, false);
+      linear(kernels, at(padded), k + k % 2, at(plain), at(panel_bias), at(residual), at(expected), count, n, k, gated, TYPE<T>);
+      expect(same_bits(found.data(), expected.data(), count * n), name + ": other bits than with the numbers themselves");
+    }
   }
 
   // Inputs in another order, and the order that puts them right.
@@ -99,7 +119,7 @@ struct Case {
     for (int64_t row = 0; row < ROWS; row++)
       for (int64_t i = 0; i < k; i++) shuffled[(size_t)(row * k + order[(size_t)i])] = x[(size_t)(row * k + i)];
     quantized_linear(kernels, at(shuffled), k, at(packed), at(panel_bias), at(residual), at(found), ROWS, n, k, gated, TYPE<T>,
-                     format.bits, format.group, format.has_min, at(order));
+                     format.bits, format.group, format.has_min, at(order), true);
     expect(same_bits(found.data(), y.data(), (int64_t)y.size()), name + ": other bits with inputs in order");
   }
 
@@ -228,6 +248,7 @@ void all_cases(const Kernels& kernels) {
           Case<T> bare(kernels, n, k, format, false, false, Values::normal);
           bare.check_values();
           bare.check_unpacked();
+          bare.check_inputs_as_they_are();
         }
       }
   for (Format format : {Format{8, 128, false}, Format{4, 32, false}, Format{4, 64, true}})
@@ -236,6 +257,7 @@ void all_cases(const Kernels& kernels) {
       full.check_values();
       full.check_any_batch();
       full.check_order();
+      full.check_inputs_as_they_are();
       set_num_threads(2);
       auto on_two_threads = full.rows(0, ROWS);
       set_num_threads(1);

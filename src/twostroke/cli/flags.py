@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter, Token
 
 from twostroke.config.cache import CacheConfig
-from twostroke.config.load import Device, DType, Kernels, LoadConfig, Quantization
+from twostroke.config.load import ActivationQuantization, Device, DType, Kernels, LoadConfig, Quantization
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter
 from twostroke.sampling_params import SamplingParams
@@ -22,7 +22,7 @@ SchedulerFlags = Annotated[SchedulerConfig, Parameter(name="*", group="Scheduler
 ModelFlag = Annotated[str | None, Parameter(name="--model", group="Model")]
 
 # cyclopts evaluates the annotations that the classes below inherit, in this module
-__all__ = ["DType", "Device", "Kernels", "Mapping", "Path", "Quantization"]
+__all__ = ["ActivationQuantization", "DType", "Device", "Kernels", "Mapping", "Path", "Quantization"]
 
 
 def _read_bias(_: type, tokens: Sequence[Token]) -> dict[int, float]:

@@ -17,6 +17,7 @@ Kernels = Literal[
 
 QuantizationOnLoad = Literal["int8", "int4"]
 Quantization = Literal["int8", "int4", "awq", "gptq", "compressed-tensors", "gguf"]
+ActivationQuantization = Literal["int8", "none"]
 
 GROUP_SIZES = (32, 64, 128)
 DEFAULT_GROUP_SIZE = 32
@@ -42,6 +43,10 @@ class LoadConfig:
     checked then."""
     group_size: int | None = None
     """Weights that share a scale in quantization 'int4': 32 (the default), 64 or 128; larger groups are less exact."""
+    activation_quantization: ActivationQuantization | None = None
+    """What quantized weights are multiplied with: 'int8', activations quantized on the fly, the native kernels' default
+    and the faster for one request at a time; or 'none', activations as they are, which is more exact, and faster with
+    long prompts and large batches on processors with Intel AMX. torch's operators only know 'none'."""
     device: Device = "cpu"
     """Where the model runs."""
     kernels: Kernels = "auto"
@@ -64,6 +69,8 @@ class LoadConfig:
         if self.quantization is not None:
             one_of("quantization", self.quantization, get_args(Quantization))
         self._check_group_size()
+        if self.activation_quantization is not None:
+            one_of("activation_quantization", self.activation_quantization, get_args(ActivationQuantization))
         one_of("device", self.device, get_args(Device))
         one_of("kernels", self.kernels, get_args(Kernels))
         if self.threads is not None:

@@ -175,7 +175,7 @@ def _prepare(config: EngineConfig) -> _Loaded:
     dtype_name = model_config.dtype if load.dtype == "auto" else load.dtype
     dtype = getattr(torch, dtype_name)
     kv_format = resolve_kv_format(config.cache.kv_cache_dtype, dtype_name)
-    operators = operators_for(device, dtype, load.kernels)
+    operators = operators_for(device, dtype, load.kernels, load.activation_quantization)
     num_threads = load.threads or _usable_processors()
     operators.set_num_threads(num_threads)
     of_tokenizer = files if load.tokenizer is None else find_model(load.tokenizer, with_weights=False)
@@ -186,6 +186,11 @@ def _prepare(config: EngineConfig) -> _Loaded:
     if recommended:
         log.info("%s: sampling defaults %s are not applied; give them per request", files.path.name, recommended)
     weights = files.weights(model_config, load.quantization)
+    if load.activation_quantization is not None and weights.quantization is None and load.quantization is None:
+        raise SetupError(
+            f"activation_quantization={load.activation_quantization}: it is about quantized weights, and those of "
+            f"{files.path} are not. Leave it out, or quantize them (--quantization int8 or int4)."
+        )
     return _Loaded(
         files.path, model_config, weights, dtype, kv_format, device, operators, num_threads, tokenizer, eos_token_ids
     )

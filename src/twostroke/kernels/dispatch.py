@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from twostroke.config.kv_format import KVFormat, slot_bytes
-from twostroke.config.load import Kernels
+from twostroke.config.load import ActivationQuantization, Kernels
 from twostroke.errors import SetupError
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.stacked_weight import StackedWeight
@@ -149,23 +149,34 @@ class Operators:
     """Draws from whole vocabularies; None leaves that to the sampler's own tensor code."""
 
 
-def operators_for(device: torch.device, dtype: torch.dtype, kernels: Kernels = "auto") -> Operators:
+def operators_for(
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels: Kernels = "auto",
+    activation_quantization: ActivationQuantization | None = None,
+) -> Operators:
     """The backend of a device and a type.
 
     Args:
         device: where the model runs.
         dtype: of its weights and activations.
         kernels: "auto" takes the fastest there is; or one by its name.
+        activation_quantization: what quantized weights are multiplied with; None leaves it to the backend.
 
     Raises:
         SetupError: the one that was named cannot run here.
     """
     from twostroke.kernels import native, reference
 
+    if kernels != "reference" and device.type == "cpu" and dtype in native.DTYPES and native.is_built():
+        return native.operators(None if kernels in ("auto", "native") else kernels, activation_quantization or "int8")
+    if activation_quantization == "int8":
+        raise SetupError(
+            "activation_quantization=int8: torch's operators, which serve here, multiply quantized weights with the "
+            "activations as they are. Leave it out."
+        )
     if kernels == "reference":
         return reference.operators()
-    if device.type == "cpu" and dtype in native.DTYPES and native.is_built():
-        return native.operators(None if kernels in ("auto", "native") else kernels)
     if kernels != "auto":
         raise SetupError(
             f"kernels={kernels}: {native.why_not(device.type, str(dtype))}. Leave it out, and torch's operators serve."

@@ -31,6 +31,7 @@ from twostroke.errors import (
     InvalidParameter,
     InvalidPrompt,
     ModelNotFound,
+    SetupError,
     UnknownParameter,
 )
 from twostroke.events import StepScheduled
@@ -506,6 +507,23 @@ def test_start_up_says_what_was_decided_for_the_user(folder: str, caplog: pytest
     assert [record.levelname for record in notes] == ["WARNING"]
     assert any("proved independent" in line and "rows for" in line for line in engine.startup_lines)
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"activation_quantization": "none"}, "those of .* are not. Leave it out, or quantize"),
+        (
+            {"activation_quantization": "int8", "kernels": "reference", "quantization": "int8"},
+            "activation_quantization=int8: torch's operators",
+        ),
+    ],
+)
+def test_quantizing_activations_is_refused_where_it_changes_nothing(
+    folder: str, settings: dict[str, str], message: str
+) -> None:
+    with pytest.raises(SetupError, match=message):
+        text_engine(folder, kv_cache_memory=1 << 18, **settings)
 
 
 def test_memory_is_not_given_to_kv_to_the_last_byte(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

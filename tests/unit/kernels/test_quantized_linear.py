@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from twostroke.config.load import Kernels
+from twostroke.config.load import ActivationQuantization, Kernels
 from twostroke.kernels import native
 from twostroke.kernels.dispatch import operators_for
 from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_in_groups, quantize_per_channel
@@ -74,16 +74,38 @@ def test_a_row_is_the_same_alone_and_among_any_others(
 
 
 @pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize(("bits", "group", "has_min"), FORMATS)
+def test_with_inputs_as_they_are_the_numbers_count_that_the_codes_stand_for(
+    bits: int, group: int, has_min: bool, level: Kernels, dtype: torch.dtype
+) -> None:
+    """To the bit, at every height: codes are decoded on the way, and nothing else differs from a weight of floats."""
+    decoding, plain = operators_for(CPU, dtype, level, "none"), operators_for(CPU, dtype, level)
+    for n, k in SHAPES:
+        weight, bias = weight_of(n, k, bits, group, has_min, dtype), random(n, dtype=dtype, seed=1)
+        linear, expected = (o.pack_linear(w, bias) for o, w in ((decoding, weight), (plain, weight.dequantize())))
+        for num_rows in (1, 2, 7, 16, 33, 150):
+            x = random(num_rows, k, dtype=dtype, seed=2)
+            assert torch.equal(linear(x), expected(x))
+            assert torch.equal(linear.add_to(x[:, :1].expand(-1, n), x), expected.add_to(x[:, :1].expand(-1, n), x))
+    weight, x = weight_of(70, 96, bits, group, has_min, dtype), random(9, 96, dtype=dtype)
+    assert torch.equal(decoding.pack_gated(weight, None)(x), plain.pack_gated(weight.dequantize(), None)(x))
+
+
+@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+@pytest.mark.parametrize("activations", ["int8", "none"])
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("level", native.levels())
-def test_columns_in_an_order_of_their_own(level: Kernels, bits: int, dtype: torch.dtype) -> None:
+def test_columns_in_an_order_of_their_own(
+    level: Kernels, bits: int, activations: ActivationQuantization, dtype: torch.dtype
+) -> None:
     """Bit for bit what a weight without an order gives for inputs that come in that order."""
     for n, k in [(33, 200), (64, 64)]:
         plain, x = weight_of(n, k, bits, 32, True, dtype), random(9, 2 * k, dtype=dtype, seed=2)[:, :k]
         order = torch.randperm(k, generator=torch.Generator().manual_seed(3))
         ordered = replace(plain, order=order)
         assert torch.equal(ordered.dequantize()[:, order], plain.dequantize())
-        pack = operators_for(CPU, dtype, level).pack_linear
+        pack = operators_for(CPU, dtype, level, activations).pack_linear
         linear, ids = pack(ordered, None), torch.tensor([n - 1, 0])
         assert torch.equal(linear(x), pack(plain, None)(x[:, order].contiguous()))
         assert torch.equal(linear.rows(ids), ordered.dequantize()[ids])

@@ -159,7 +159,9 @@ def run_sweep(
     model = read_model_config(find_model_folder(load.model))
     dtype = model.dtype if load.dtype == "auto" else load.dtype
     threads = load.threads or Hardware.of_this_machine().cores
-    operators = operators_for(torch.device(load.device), getattr(torch, dtype), load.kernels)
+    operators = operators_for(
+        torch.device(load.device), getattr(torch, dtype), load.kernels, load.activation_quantization
+    )
     before = measure_limits(operators, threads)
     sweep = measure_sweep(options, load, cache, model.max_context)
     after = measure_limits(operators, threads)

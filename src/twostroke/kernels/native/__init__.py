@@ -12,6 +12,7 @@ from types import ModuleType
 
 import torch
 
+from twostroke.config.load import ActivationQuantization
 from twostroke.errors import SetupError
 from twostroke.kernels.dispatch import Operators
 
@@ -45,11 +46,12 @@ def levels() -> tuple[str, ...]:
     return () if module is None else tuple(module.levels())
 
 
-def operators(level: str | None = None) -> Operators:
+def operators(level: str | None = None, activation_quantization: ActivationQuantization = "int8") -> Operators:
     """The native backend.
 
     Args:
         level: one of `levels()`; None takes the best.
+        activation_quantization: what quantized weights are multiplied with.
 
     Raises:
         SetupError: this processor cannot run that level.
@@ -63,12 +65,14 @@ def operators(level: str | None = None) -> Operators:
         raise SetupError(f"kernels={level}: this processor runs {', '.join(levels())}. Choose one of these, or 'auto'.")
     kernels = extension.native.kernels(level or levels()[-1])
     elementwise, quantizer = Elementwise(kernels), Quantizer(kernels)
-    pack_part = partial(linear.NativeLinear, kernels)
+    quantizes_inputs = activation_quantization == "int8"
+    pack_part = partial(linear.NativeLinear, kernels, quantizes_inputs=quantizes_inputs)
+    pack_whole = partial(linear.NativeGated, kernels, quantizes_inputs=quantizes_inputs)
     return Operators(
         name=f"native {kernels.level}",
         set_num_threads=extension.set_num_threads,
         pack_linear=partial(pack_linear, pack_part),
-        pack_gated=partial(pack_gated, pack_part, partial(linear.NativeGated, kernels)),
+        pack_gated=partial(pack_gated, pack_part, pack_whole),
         keeps_quantized=True,
         quantize_per_channel=quantizer.per_channel,
         quantize_in_groups=quantizer.in_groups,

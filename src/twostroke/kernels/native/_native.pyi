@@ -43,6 +43,7 @@ class Kernels:
         group: int,
         has_min: bool,
         order: int,
+        quantizes_inputs: bool,
     ) -> None: ...
     def quantize_weight(
         self, weight: int, codes: int, scales: int, n: int, k: int, group: int, steps: Sequence[float], type: int

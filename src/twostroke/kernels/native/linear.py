@@ -39,9 +39,11 @@ class _Panels(ABC):
         """Writes y; the rows of x are contiguous."""
 
 
-def _panels(kernels: Kernels, weight: Tensor | QuantizedWeight, bias: Tensor | None, *, gated: bool) -> _Panels:
+def _panels(
+    kernels: Kernels, weight: Tensor | QuantizedWeight, bias: Tensor | None, *, gated: bool, quantizes_inputs: bool
+) -> _Panels:
     if isinstance(weight, QuantizedWeight):
-        return _QuantizedPanels(kernels, weight, bias, gated=gated)
+        return _QuantizedPanels(kernels, weight, bias, gated=gated, quantizes_inputs=quantizes_inputs)
     return _FloatPanels(kernels, weight, bias, gated=gated)
 
 
@@ -81,10 +83,19 @@ class _FloatPanels(_Panels):
 
 
 class _QuantizedPanels(_Panels):
-    """Weights of 8 or 4 bits; inputs are quantized on the fly, each row from its own values."""
+    """Weights of 8 or 4 bits; inputs are multiplied as they are, or quantized on the fly, each row by itself."""
 
-    def __init__(self, kernels: Kernels, weight: QuantizedWeight, bias: Tensor | None, *, gated: bool) -> None:
+    def __init__(
+        self,
+        kernels: Kernels,
+        weight: QuantizedWeight,
+        bias: Tensor | None,
+        *,
+        gated: bool,
+        quantizes_inputs: bool,
+    ) -> None:
         super().__init__(kernels, weight, bias, gated=gated)
+        self._quantizes_inputs = quantizes_inputs
         self._bits, self._group, self._has_min = weight.bits, weight.group_size, weight.mins is not None
         self._order = None if weight.order is None else weight.order.to(torch.int32)
         num_bytes = native.packed_quantized_bytes(self._n, self._k, gated, self._bits, self._group, self._has_min)
@@ -137,6 +148,7 @@ class _QuantizedPanels(_Panels):
             self._group,
             self._has_min,
             address(self._order),
+            self._quantizes_inputs,
         )
 
 
@@ -150,9 +162,19 @@ def _of_channels(bias: Tensor, n: int, *, gated: bool) -> Tensor:
 class NativeLinear:
     """y = x W^T + b. A result is rounded once, from float32, the residual included."""
 
-    def __init__(self, kernels: Kernels, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> None:
-        """Packs weight [N, K] and bias [N]; they are not needed afterwards."""
-        self._panels = _panels(kernels, weight, bias, gated=False)
+    def __init__(
+        self,
+        kernels: Kernels,
+        weight: Tensor | QuantizedWeight,
+        bias: Tensor | None,
+        *,
+        quantizes_inputs: bool = True,
+    ) -> None:
+        """Packs weight [N, K] and bias [N]; they are not needed afterwards.
+
+        A quantized weight meets inputs that are quantized on the fly, or inputs as they are.
+        """
+        self._panels = _panels(kernels, weight, bias, gated=False, quantizes_inputs=quantizes_inputs)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Maps x [num_rows, K] to [num_rows, N], in the type of the activations."""
@@ -170,9 +192,16 @@ class NativeLinear:
 class NativeGated:
     """silu(x G^T) * (x U^T); the two factors are never written to memory."""
 
-    def __init__(self, kernels: Kernels, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> None:
-        """Packs weight [2 N, K], G above U, and bias [2 N]."""
-        self._panels = _panels(kernels, weight, bias, gated=True)
+    def __init__(
+        self,
+        kernels: Kernels,
+        weight: Tensor | QuantizedWeight,
+        bias: Tensor | None,
+        *,
+        quantizes_inputs: bool = True,
+    ) -> None:
+        """Packs weight [2 N, K], G above U, and bias [2 N]; see NativeLinear."""
+        self._panels = _panels(kernels, weight, bias, gated=True, quantizes_inputs=quantizes_inputs)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Maps x [num_rows, K] to [num_rows, N], in the type of the activations."""

@@ -1,0 +1,133 @@
+// Quantized weights against inputs as they are: codes become the numbers that they stand for, in the inputs' type, just before
+// they are multiplied. The products are then those of linear.hpp with such a weight, to the bit.
+#pragma once
+
+#include "kv_fetch.hpp"
+#include "linear.hpp"
+#include "quantized.hpp"
+
+namespace twostroke {
+namespace {
+
+// Codes as floats, plus something that goes away with their zero: a code of 8 bits costs least as part of 256's mantissa.
+template <int BITS>
+constexpr float BASE = BITS == 8 ? 256.0f : 0.0f;
+
+// The codes that begin at bit AT of every lane, with the base.
+template <int BITS, int AT>
+INLINE f32x16 based_codes(u32x16 word) {
+  if constexpr (BITS == 8) {
+    constexpr int PLACE = 15;  // of 256's mantissa
+    u32x16 moved = AT < PLACE ? word << (AT < PLACE ? PLACE - AT : 0) : word >> (AT < PLACE ? 0 : AT - PLACE);
+    return (f32x16)((moved & splat(0xffu << PLACE)) | splat(0x43800000u));
+  } else {
+#if defined(__AVX512F__)
+    alignas(64) static constexpr float CODES[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return (f32x16)_mm512_permutexvar_ps((__m512i)(word >> AT), _mm512_load_ps(CODES));  // looks at 4 bits
+#else
+    return codes_of((word >> AT) & splat(0xfu));
+#endif
+  }
+}
+
+// The numbers of one vector of channels in a group, (code - zero) scale - min. The product is exact in float32.
+template <int BITS, bool HAS_MIN>
+struct Numbers {
+  f32x16 scale, offset, min;
+
+  Numbers(const char* scales, int v)
+      : scale(from_half(scales + v * LANES * 2)), offset(scale * splat(-(BASE<BITS> + (float)(1 << (BITS - 1))))), min{} {
+    if constexpr (HAS_MIN) min = from_half(scales + (PANEL + v * LANES) * 2);
+  }
+
+  template <int AT>
+  INLINE f32x16 of(u32x16 word) const {
+    f32x16 number = fma(based_codes<BITS, AT>(word), scale, offset);
+    if constexpr (HAS_MIN) number = number - min;
+    return number;
+  }
+};
+
+INLINE void put_k(F32Weights, char* to, f32x16 even, f32x16 odd) {
+  store(to, even);
+  store(to + PANEL * 4, odd);
+}
+INLINE void put_k(Bf16Weights, char* to, f32x16 even, f32x16 odd) { store(to, bf16_units({even, odd})); }
+
+// A panel that is decoded as it is needed, in pieces of 32 k: small enough that a processor finds this work and the products close
+// together. Always a piece more than is needed, so that numbers are read a while after they were written, not just then.
+template <typename W, int BITS, bool HAS_MIN>
+struct DecodedPanel {
+  static constexpr int64_t PIECE = 32, TWO_K = 2 / W::STEP * PANEL * 4;
+  const QuantizedArgs& args;
+  const char* panel;
+  int64_t group_bytes = quantized_group_bytes(BITS, args.group, HAS_MIN), width = args.groups * args.group;
+  int64_t piece = args.group < PIECE ? args.group : PIECE, decoded = 0;
+
+  const char* numbers() const { return args.decoded; }
+
+  // Called before the first `steps` of K are read.
+  INLINE void needs(int64_t steps) {
+    for (; decoded < width && decoded < steps * W::STEP + piece; decoded += piece) decode(decoded);
+  }
+
+  template <int VECTORS>
+  static INLINE void prefetch(const char*) {}
+
+ private:
+  INLINE void decode(int64_t first) const {
+    constexpr int64_t K = 32 / BITS;  // of a word
+    const char* group = panel + first / args.group * group_bytes;
+    const char *codes = group + code_bytes<BITS>(first % args.group), *scales = group + code_bytes<BITS>(args.group);
+    for (int v = 0; v < PANEL_VECTORS; v++) {
+      Numbers<BITS, HAS_MIN> numbers(scales, v);
+      const char* from = codes + v * LANES * 4;
+      char* to = args.decoded + first / 2 * TWO_K + v * LANES * 4;
+      for (int64_t k = 0; k < piece; k += K, from += PANEL * 4, to += K / 2 * TWO_K) {
+        __builtin_prefetch(from + 4096);
+        u32x16 word = load<u32x16>(from);
+        put_k(W{}, to, numbers.template of<0>(word), numbers.template of<8>(word));
+        put_k(W{}, to + TWO_K, numbers.template of<16>(word), numbers.template of<24>(word));
+        if constexpr (BITS == 4) {
+          put_k(W{}, to + 2 * TWO_K, numbers.template of<4>(word), numbers.template of<12>(word));
+          put_k(W{}, to + 3 * TWO_K, numbers.template of<20>(word), numbers.template of<28>(word));
+        }
+      }
+    }
+  }
+};
+
+template <typename W, int BITS, bool HAS_MIN>
+void decoded_panels_of(const QuantizedArgs& args, int64_t begin, int64_t end) {
+  int64_t panel_bytes = args.groups * quantized_group_bytes(BITS, args.group, HAS_MIN);
+  auto each = [&](auto&& multiply) {
+    for (int64_t p = begin; p < end; p++) {
+      DecodedPanel<W, BITS, HAS_MIN> panel{args, (const char*)args.linear.w + p * panel_bytes};
+      multiply(panel, p);
+    }
+  };
+#if defined(__AMX_BF16__)
+  if constexpr (W::STEP == 2) {
+    TilePanels panels(args.linear);
+    return each([&](auto& panel, int64_t p) { panels.multiply(panel, p); });
+  }
+#endif
+  each([&](auto& panel, int64_t p) {
+    panel.needs((args.linear.k + W::STEP - 1) / W::STEP);
+    multiply_panel<W, TILE_ROWS, TILE_VECTORS>(args.linear, panel.numbers(), p);
+  });
+}
+
+void decoded_panels(const QuantizedArgs& args, int64_t begin, int64_t end) {
+  auto of_type = [&]<typename W>(W) {
+    if (args.bits == 8 && args.has_min) decoded_panels_of<W, 8, true>(args, begin, end);
+    else if (args.bits == 8) decoded_panels_of<W, 8, false>(args, begin, end);
+    else if (args.has_min) decoded_panels_of<W, 4, true>(args, begin, end);
+    else decoded_panels_of<W, 4, false>(args, begin, end);
+  };
+  if (args.linear.type == Dtype::f32) of_type(F32Weights{});
+  else of_type(Bf16Weights{});
+}
+
+}  // namespace
+}  // namespace twostroke
