@@ -68,8 +68,8 @@ constexpr int rows_of_tile(int most, int registers) {
   return most < sums ? most : sums;
 }
 
-// A tile of sums in registers: 24 of 32, or 12 of 16. Weights and an input need the others.
-constexpr int SUM_REGISTERS = REGISTERS * 3 / 4;
+// A tile of sums in registers. Weights and inputs need the others; where a vector is four registers, weights alone need eight.
+constexpr int SUM_REGISTERS = REGISTER_BYTES == 64 ? 24 : REGISTERS == 32 ? 16 : 12;
 constexpr int TILE_ROWS = rows_of_tile(6, SUM_REGISTERS);
 template <int ROWS>
 constexpr int TILE_VECTORS = vectors_of_tile(ROWS, SUM_REGISTERS);
@@ -85,6 +85,15 @@ INLINE void add_step(f32x16 (&acc)[ROWS][VECTORS], const Input& input, const Wei
   }
 }
 
+// Asks for weights before they are needed. With one row they come from memory, and a processor looks ahead less far than this;
+// where a tile has not all of a panel's vectors, it does not guess either which lines are next.
+template <int ROWS, int VECTORS>
+INLINE void ask_ahead(const char* at, int64_t bytes) {
+  if constexpr (REGISTER_BYTES < 64)
+    for (int v = 0; v < VECTORS; v++) __builtin_prefetch(at + 8192 + v * LANES * 4);
+  else if constexpr (ROWS == 1) __builtin_prefetch(at + bytes);
+}
+
 // One tile: ROWS rows of x against VECTORS vectors of a panel, over [begin, end) steps of K, from zero.
 template <typename W, int ROWS, int VECTORS>
 INLINE void accumulate(f32x16 (&acc)[ROWS][VECTORS], const char* const* x, const char* w, int64_t begin, int64_t end) {
@@ -93,7 +102,7 @@ INLINE void accumulate(f32x16 (&acc)[ROWS][VECTORS], const char* const* x, const
     for (int v = 0; v < VECTORS; v++) acc[r][v] = f32x16{};
   for (int64_t step = begin; step < end; step++) {
     const char* at = w + step * STEP_BYTES;
-    if constexpr (ROWS == 1) __builtin_prefetch(at + 2048);
+    ask_ahead<ROWS, VECTORS>(at, 2048);
     add_step<W, ROWS, VECTORS>(acc, [&](int r) { return x[r] + step * W::TERMS * 4; }, [&](int v) { return at + v * LANES * 4; });
   }
 }

@@ -30,12 +30,13 @@ constexpr bool SIGNED_CODES = true;
 constexpr bool SIGNED_CODES = false;
 #endif
 
-#if defined(__AVX512VNNI__) || defined(__ARM_NEON)
 // A row's inputs in a span as they are, four to a word.
 struct ByteInputs {
   const int8_t* q;
   INLINE ByteInputs(const int8_t* q, int64_t) : q(q) {}
 };
+
+#if defined(__AVX512VNNI__) || defined(__ARM_NEON)
 
 // acc + the sum over four bytes of w times those of word i of the inputs, per lane.
 INLINE i32x16 dot_bytes(i32x16 acc, u32x16 w, const ByteInputs& inputs, int64_t i) {
@@ -83,10 +84,14 @@ INLINE i32x16 dot_pairs(i32x16 acc, u32x16 w, uint32_t inputs) {
 
 INLINE i32x16 dot_bytes(i32x16 acc, u32x16 w, const PairInputs& inputs, int64_t i) {
   acc = dot_pairs(acc, w & splat(0x00ff00ffu), inputs.even[i]);
-  return dot_pairs(acc, (w >> 8) & splat(0x00ff00ffu), inputs.odd[i]);
+  return dot_pairs(acc, (u32x16)((Lanes<uint16_t, 32>)w >> 8), inputs.odd[i]);
 }
 using Inputs8 = PairInputs;
+#if defined(__AVX2__)
+using Inputs4 = ByteInputs;
+#else
 using Inputs4 = PairInputs;
+#endif
 #endif
 
 template <int BITS>
@@ -154,7 +159,7 @@ template <int BITS, int ROWS, int VECTORS, typename Inputs>
 INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t group, const Inputs* inputs, int64_t word) {
   for (int64_t k = 0; k < group; k += 32 / BITS, word += 8 / BITS) {
     const char* at = codes + k * PANEL * BITS / 8;
-    if constexpr (ROWS == 1) __builtin_prefetch(at + 4096);
+    ask_ahead<ROWS, VECTORS>(at, 4096);
     for (int v = 0; v < VECTORS; v++) {
       u32x16 w = load<u32x16>(at + v * LANES * 4);
       if constexpr (BITS == 8 && SIGNED_CODES) w ^= splat(0x80808080u);
@@ -165,6 +170,36 @@ INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t g
     }
   }
 }
+
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+// The same of 4 bits in sums of 16: two products are at most 2 * 15 * 127, and 32 k of a channel are eight such sums in each half
+// of a word, which 16 bits hold. (Codes of 8 bits are too large for this: two products alone would not fit.)
+template <int BITS, int ROWS, int VECTORS>
+INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t group, const ByteInputs* inputs, int64_t word) {
+  static_assert(BITS == 4);
+  using Short = Lanes<int16_t, 32>;
+  auto products = [](u32x16 w, const char* q) {
+    return (Short)in_registers([](auto a, auto b) { return (Lanes<int16_t, 16>)_mm256_maddubs_epi16((__m256i)a, (__m256i)b); }, w,
+                               splat(load<uint32_t>(q)));
+  };
+  for (int64_t begin = 0; begin < group; begin += 32) {
+    Short sums[ROWS][VECTORS] = {};
+    for (int64_t k = begin; k < begin + 32 && k < group; k += 8, word += 2) {
+      const char* at = codes + k * PANEL / 2;
+      ask_ahead<ROWS, VECTORS>(at, 4096);
+      for (int v = 0; v < VECTORS; v++) {
+        u32x16 w = load<u32x16>(at + v * LANES * 4), low = w & splat(0x0f0f0f0fu), high = (w >> 4) & splat(0x0f0f0f0fu);
+        for (int r = 0; r < ROWS; r++) {
+          const char* q = (const char*)inputs[r].q + word * 4;
+          sums[r][v] += products(low, q) + products(high, q + 4);
+        }
+      }
+    }
+    for (int r = 0; r < ROWS; r++)
+      for (int v = 0; v < VECTORS; v++) acc[r][v] = dot_pairs(acc[r][v], (u32x16)sums[r][v], 0x00010001u);
+  }
+}
+#endif
 
 // Adds the vectors [first, first + VECTORS) of one span, times its inputs' scales, to sums.
 template <int BITS, int ROWS, int VECTORS, typename Inputs>
