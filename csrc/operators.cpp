@@ -1,6 +1,7 @@
 #include "operators.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <stdexcept>
 #include <vector>
@@ -81,11 +82,10 @@ static const float* widened(const uint16_t* x, int64_t ldx, int64_t m, int64_t k
   float* to = wide.data();
   parallel(m, rows_per_task(k), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row++) {
-      for (int64_t i = 0; i < k; i++) {
-        uint32_t bits = (uint32_t)x[row * ldx + i] << 16;
-        std::memcpy(to + row * width + i, &bits, 4);
-      }
-      std::fill(to + row * width + k, to + (row + 1) * width, 0.0f);
+      const uint16_t* from = x + row * ldx;
+      float* row_to = to + row * width;
+      for (int64_t i = 0; i < k; i++) row_to[i] = std::bit_cast<float>((uint32_t)from[i] << 16);
+      std::fill(row_to + k, row_to + width, 0.0f);
     }
   });
   return to;

@@ -33,7 +33,7 @@ constexpr bool SIGNED_CODES = false;
 // A row's inputs in a span as they are, four to a word.
 struct ByteInputs {
   const int8_t* q;
-  INLINE ByteInputs(const int8_t* q, int64_t) : q(q) {}
+  INLINE void arrange(const int8_t* from, int64_t) { q = from; }
 };
 
 #if defined(__AVX512VNNI__) || defined(__ARM_NEON)
@@ -61,12 +61,11 @@ using Inputs4 = ByteInputs;
 // A row's inputs in a span as pairs of 16 bits: of every four the first and the third, the second and the fourth.
 struct PairInputs {
   uint32_t even[SPAN / 4], odd[SPAN / 4];
-  INLINE PairInputs(const int8_t* q, int64_t count) {
+  INLINE void arrange(const int8_t* q, int64_t count) {
     for (int64_t i = 0; i < count / 4; i++) {
-      int8_t a[4];
-      std::memcpy(a, q + i * 4, 4);
-      even[i] = (uint16_t)a[0] | (uint32_t)(uint16_t)a[2] << 16;
-      odd[i] = (uint16_t)a[1] | (uint32_t)(uint16_t)a[3] << 16;
+      int32_t a = load<int32_t>(q + i * 4);  // bytes are widened in place, by shifts that keep their sign
+      even[i] = (uint32_t)(a << 24 >> 24 & 0xffff) | (uint32_t)(a << 8 >> 24) << 16;
+      odd[i] = (uint32_t)(a << 16 >> 24 & 0xffff) | (uint32_t)(a >> 24) << 16;
     }
   }
 };
@@ -119,9 +118,7 @@ void quantize_rows_of(const T* x, int64_t ldx, const int32_t* order, int64_t k, 
         from = gathered;
       }
       f32x16 most{};
-      in_lanes(count, [&](int64_t i, int64_t n) {
-        most = larger(most, magnitude(get(from + i, n)));
-      });
+      in_lanes(count, [&](int64_t i, int64_t n) { most = larger(most, magnitude(get(from + i, n))); });
       float largest = largest_of(most);
       // so small that its inverse would be infinite: nothing is left of it
       float inverse = largest > 1e-36f ? 127.0f / largest : 0.0f;
@@ -133,8 +130,12 @@ void quantize_rows_of(const T* x, int64_t ldx, const int32_t* order, int64_t k, 
     }
     std::memset(to + k, 0, (size_t)(padded - k));
     for (int64_t g = 0; g < groups; g++) {
-      int32_t sum = 0;
-      for (int64_t i = 0; i < group; i++) sum += to[g * group + i];
+      u32x16 total{};  // of numbers that are 128 too large, for they have no sign then
+      for (int64_t i = 0; i < group; i += LANES) total += widened(load<u8x16>(to + g * group + i) ^ (uint8_t)128);
+      uint32_t lanes[LANES];
+      store(lanes, total);
+      int32_t sum = (int32_t)(-128 * group);
+      for (int64_t i = 0; i < LANES; i++) sum += (int32_t)lanes[i];
       sums[row * groups + g] = sum;
     }
   }
@@ -201,53 +202,62 @@ INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t g
 }
 #endif
 
-// Adds the vectors [first, first + VECTORS) of one span, times its inputs' scales, to sums.
-template <int BITS, int ROWS, int VECTORS, typename Inputs>
-INLINE void add_span(f32x16 (&sums)[ROWS][PANEL_VECTORS], const QuantizedArgs& args, const char* panel, const Inputs* inputs,
-                     int64_t row, int first, int64_t span) {
+// Spans [begin, end) of inputs for ROWS rows and VECTORS vectors of a panel, from zero.
+template <int BITS, int ROWS, int VECTORS>
+INLINE void accumulate_spans(f32x16 (&sum)[ROWS][VECTORS], const QuantizedArgs& args, const char* panel, int64_t row,
+                             int first, int64_t begin, int64_t end) {
+  using Inputs = std::conditional_t<BITS == 8, Inputs8, Inputs4>;
   constexpr int32_t ZERO = BITS == 8 && SIGNED_CODES ? 0 : 1 << (BITS - 1);
   int64_t group_bytes = quantized_group_bytes(BITS, args.group, args.has_min), per_span = SPAN / args.group;
-  int64_t begin = span * per_span, end = begin + per_span < args.groups ? begin + per_span : args.groups;
-  f32x16 part[ROWS][VECTORS];
   for (int r = 0; r < ROWS; r++)
-    for (int v = 0; v < VECTORS; v++) part[r][v] = f32x16{};
-  for (int64_t g = begin; g < end; g++) {
-    const char* codes = panel + g * group_bytes + first * LANES * 4;
-    const char* scales = panel + g * group_bytes + code_bytes<BITS>(args.group) + first * LANES * 2;
-    i32x16 acc[ROWS][VECTORS];
+    for (int v = 0; v < VECTORS; v++) sum[r][v] = f32x16{};
+  for (int64_t span = begin; span < end; span++) {
+    f32x16 part[ROWS][VECTORS];
     for (int r = 0; r < ROWS; r++)
-      for (int v = 0; v < VECTORS; v++) acc[r][v] = splat(-ZERO * args.sums[(row + r) * args.groups + g]);
-    add_group<BITS, ROWS, VECTORS>(acc, codes, args.group, inputs, (g - begin) * args.group / 4);
-    for (int v = 0; v < VECTORS; v++) {
-      f32x16 scale = from_half(scales + v * LANES * 2);
-      for (int r = 0; r < ROWS; r++) part[r][v] = fma(to_float(acc[r][v]), scale, part[r][v]);
-    }
-    if (args.has_min)
+      for (int v = 0; v < VECTORS; v++) part[r][v] = f32x16{};
+    int64_t first_group = span * per_span, last = first_group + per_span < args.groups ? first_group + per_span : args.groups;
+    Inputs inputs[ROWS];
+    for (int r = 0; r < ROWS; r++)
+      inputs[r].arrange(args.q + ((row + r) * args.groups + first_group) * args.group, (last - first_group) * args.group);
+    for (int64_t g = first_group; g < last; g++) {
+      const char* codes = panel + g * group_bytes + first * LANES * 4;
+      const char* scales = panel + g * group_bytes + code_bytes<BITS>(args.group) + first * LANES * 2;
+      i32x16 acc[ROWS][VECTORS];
+      for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) acc[r][v] = splat(-ZERO * args.sums[(row + r) * args.groups + g]);
+      add_group<BITS, ROWS, VECTORS>(acc, codes, args.group, inputs, (g - first_group) * args.group / 4);
       for (int v = 0; v < VECTORS; v++) {
-        f32x16 min = from_half(scales + PANEL * 2 + v * LANES * 2);
-        for (int r = 0; r < ROWS; r++)
-          part[r][v] = fma(splat(-(float)args.sums[(row + r) * args.groups + g]), min, part[r][v]);
+        f32x16 scale = from_half(scales + v * LANES * 2);
+        for (int r = 0; r < ROWS; r++) part[r][v] = fma(to_float(acc[r][v]), scale, part[r][v]);
       }
-  }
-  for (int r = 0; r < ROWS; r++) {
-    f32x16 scale = splat(args.scales[(row + r) * args.spans + span]);
-    for (int v = 0; v < VECTORS; v++) sums[r][first + v] = fma(part[r][v], scale, sums[r][first + v]);
+      if (args.has_min)
+        for (int v = 0; v < VECTORS; v++) {
+          f32x16 min = from_half(scales + PANEL * 2 + v * LANES * 2);
+          for (int r = 0; r < ROWS; r++)
+            part[r][v] = fma(splat(-(float)args.sums[(row + r) * args.groups + g]), min, part[r][v]);
+        }
+    }
+    for (int r = 0; r < ROWS; r++) {
+      f32x16 scale = splat(args.scales[(row + r) * args.spans + span]);
+      for (int v = 0; v < VECTORS; v++) sum[r][v] = fma(part[r][v], scale, sum[r][v]);
+    }
   }
 }
 
 template <typename T, int BITS, int ROWS>
 void quantized_tile(const QuantizedArgs& args, const char* panel, int64_t row, int64_t p) {
-  using Inputs = std::conditional_t<BITS == 8, Inputs8, Inputs4>;
   constexpr int VECTORS = QUANTIZED_VECTORS<ROWS>;
-  int64_t per_segment = (args.spans + SEGMENTS - 1) / SEGMENTS, padded = args.groups * args.group;
-  f32x16 sums[SEGMENTS][ROWS][PANEL_VECTORS] = {};
-  for (int64_t span = 0; span < args.spans; span++) {
-    int64_t begin = span * SPAN, count = padded - begin < SPAN ? padded - begin : SPAN;
-    [&]<int... R>(std::integer_sequence<int, R...>) {
-      const Inputs inputs[] = {Inputs(args.q + (row + R) * padded + begin, count)...};
-      for (int first = 0; first < PANEL_VECTORS; first += VECTORS)
-        add_span<BITS, ROWS, VECTORS>(sums[span / per_segment], args, panel, inputs, row, first, span);
-    }(std::make_integer_sequence<int, ROWS>{});
+  int64_t per_segment = (args.spans + SEGMENTS - 1) / SEGMENTS;
+  f32x16 sums[SEGMENTS][ROWS][PANEL_VECTORS];
+  for (int s = 0; s < SEGMENTS; s++) {
+    int64_t begin = s * per_segment < args.spans ? s * per_segment : args.spans;
+    int64_t end = begin + per_segment < args.spans ? begin + per_segment : args.spans;
+    for (int first = 0; first < PANEL_VECTORS; first += VECTORS) {
+      f32x16 sum[ROWS][VECTORS];
+      accumulate_spans<BITS, ROWS, VECTORS>(sum, args, panel, row, first, begin, end);
+      for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) sums[s][r][first + v] = sum[r][v];
+    }
   }
   finish<T, ROWS>(args.linear, sums, row, p);
 }

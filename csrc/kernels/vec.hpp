@@ -87,14 +87,14 @@ INLINE u32x16 widened(u8x16 v) {
 // The upper 16 bits of every lane, and the lowest 8.
 INLINE u16x16 upper_halves(u32x16 v) {
 #if defined(__AVX512F__)
-  return __builtin_convertvector(v >> 16, u16x16);
+  return (u16x16)_mm512_maskz_cvtepi32_epi16((__mmask16)-1, (__m512i)(v >> 16));
 #else
   return parts_of<uint16_t, 1>(v.low, v.high);
 #endif
 }
 INLINE u8x16 lowest_bytes(i32x16 v) {
 #if defined(__AVX512F__)
-  return __builtin_convertvector(v, u8x16);
+  return (u8x16)_mm512_maskz_cvtepi32_epi8((__mmask16)-1, (__m512i)v);
 #else
   auto halves = halves_of(parts_of<uint16_t, 0>(v.low, v.high));
   return parts_of<uint8_t, 0>(halves.low, halves.high);
