@@ -146,8 +146,8 @@ INLINE u32x16 lane_bits() {
 
 INLINE int32_t clamped(int64_t value) { return (int32_t)(value < -1 ? -1 : value > CHUNK ? CHUNK : value); }
 
-// Turns a row's scores into the weights of its keys [first_key, first_key + CHUNK), as inputs of the products, and raises the row's
-// maximum m. Returns their sum.
+// Turns a row's scores into the weights of its keys [first_key, first_key + CHUNK), as inputs of the products, and raises the
+// row's maximum m. Returns their sum.
 template <typename P>
 INLINE float weights_of(const AttentionArgs& args, const Rows& rows, int64_t row, int64_t first_key, f32x16 (&s)[CHUNK_TILES],
                         float& m, uint32_t* weights) {
@@ -204,7 +204,8 @@ void chunk(const AttentionArgs& args, const ChunkView& view, const Rows& rows, i
   int64_t d = 0;
   for (; d + VECTORS * LANES <= args.head_dim; d += VECTORS * LANES)
     weigh<P, ROWS, VECTORS>(acc, correction, weights, view, first_unit, units, args.head_dim, d);
-  for (; VECTORS > 1 && d + LANES <= args.head_dim; d += LANES) weigh<P, ROWS, 1>(acc, correction, weights, view, first_unit, units, args.head_dim, d);
+  for (; VECTORS > 1 && d + LANES <= args.head_dim; d += LANES)
+    weigh<P, ROWS, 1>(acc, correction, weights, view, first_unit, units, args.head_dim, d);
   if (d < args.head_dim) weigh_rest<P, ROWS>(acc, correction, weights, view, first_unit, units, args.head_dim, d);
 }
 

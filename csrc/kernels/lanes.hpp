@@ -170,7 +170,8 @@ INLINE auto parts_of(V a, V b) {
     return Halves<decltype(low)>{low, parts_of<Narrow, FIRST>(b.low, b.high)};
   } else {
     using Out = Lanes<Narrow, (int)(sizeof(V) / sizeof(Narrow))>;
-    return every_second((Out)a, (Out)b, std::integral_constant<int, FIRST>{}, std::make_index_sequence<sizeof(V) / sizeof(Narrow)>{});
+    return every_second((Out)a, (Out)b, std::integral_constant<int, FIRST>{},
+                        std::make_index_sequence<sizeof(V) / sizeof(Narrow)>{});
   }
 }
 

@@ -73,9 +73,11 @@ struct PairInputs {
 // acc + the sums of neighbours' products, which are numbers of 16 bits.
 INLINE i32x16 dot_pairs(i32x16 acc, u32x16 w, uint32_t inputs) {
 #if defined(__AVX2__)
-  return acc + in_registers([](auto a, auto b) { return (Lanes<int32_t, 8>)_mm256_madd_epi16((__m256i)a, (__m256i)b); }, w, splat(inputs));
+  auto products = [](auto a, auto b) { return (Lanes<int32_t, 8>)_mm256_madd_epi16((__m256i)a, (__m256i)b); };
+  return acc + in_registers(products, w, splat(inputs));
 #elif defined(__SSE2__)
-  return acc + in_registers([](auto a, auto b) { return (Lanes<int32_t, 4>)_mm_madd_epi16((__m128i)a, (__m128i)b); }, w, splat(inputs));
+  auto products = [](auto a, auto b) { return (Lanes<int32_t, 4>)_mm_madd_epi16((__m128i)a, (__m128i)b); };
+  return acc + in_registers(products, w, splat(inputs));
 #else
   return acc + (i32x16)(w & splat(0xffffu)) * (int32_t)(int16_t)inputs + (i32x16)(w >> 16) * ((int32_t)inputs >> 16);
 #endif
@@ -180,8 +182,8 @@ INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t g
   static_assert(BITS == 4);
   using Short = Lanes<int16_t, 32>;
   auto products = [](u32x16 w, const char* q) {
-    return (Short)in_registers([](auto a, auto b) { return (Lanes<int16_t, 16>)_mm256_maddubs_epi16((__m256i)a, (__m256i)b); }, w,
-                               splat(load<uint32_t>(q)));
+    auto of_register = [](auto a, auto b) { return (Lanes<int16_t, 16>)_mm256_maddubs_epi16((__m256i)a, (__m256i)b); };
+    return (Short)in_registers(of_register, w, splat(load<uint32_t>(q)));
   };
   for (int64_t begin = 0; begin < group; begin += 32) {
     Short sums[ROWS][VECTORS] = {};

@@ -36,9 +36,13 @@ INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
-  return in_registers([](auto x, auto y, auto z) { return (Lanes<float, 8>)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z); }, a, b, c);
+  auto of_register = [](auto x, auto y, auto z) { return (Lanes<float, 8>)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z); };
+  return in_registers(of_register, a, b, c);
 #elif defined(__ARM_NEON)
-  return in_registers([](auto x, auto y, auto z) { return (Lanes<float, 4>)vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y); }, a, b, c);
+  auto of_register = [](auto x, auto y, auto z) {
+    return (Lanes<float, 4>)vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
+  };
+  return in_registers(of_register, a, b, c);
 #else
   return a * b + c;
 #endif
