@@ -1,12 +1,14 @@
 #include "operators.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <stdexcept>
 #include <vector>
 
 #include "attention.hpp"
 #include "cpu.hpp"
+#include "kernels/half.hpp"
 #include "threads.hpp"
 
 namespace twostroke {
@@ -73,10 +75,30 @@ void unpack_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64_t count, 
   });
 }
 
+// Rows of bfloat16 [m, k] as float32 in rows of `width`, filled up with zeros. Good until the thread asks again.
+static const float* widened(const uint16_t* x, int64_t ldx, int64_t m, int64_t k, int64_t width) {
+  static thread_local std::vector<float> wide;
+  wide.resize((size_t)(m * width));
+  float* to = wide.data();
+  parallel(m, rows_per_task(k), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) {
+      const uint16_t* from = x + row * ldx;
+      float* row_to = to + row * width;
+      for (int64_t i = 0; i < k; i++) row_to[i] = std::bit_cast<float>((uint32_t)from[i] << 16);
+      std::fill(row_to + k, row_to + width, 0.0f);
+    }
+  });
+  return to;
+}
+
 void linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual, uintptr_t y, int64_t m, int64_t n,
             int64_t k, bool gated, int type) {
   LinearArgs args{(const void*)x, ldx, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, n, m, n, k,
                   gated, (Dtype)type};
+  if (kernels.wide_inputs && args.type == Dtype::bf16) {
+    args.ldx = k + k % 2;
+    args.x = widened((const uint16_t*)x, ldx, m, k, args.ldx);
+  }
   int64_t panels = num_panels(gated ? 2 * ((n + LANES - 1) / LANES * LANES) : n);
   parallel(panels, 1, [&](int64_t begin, int64_t end) { kernels.linear_panels(args, begin, end); });
 }
@@ -135,17 +157,6 @@ void pack_quantized(uintptr_t codes, uintptr_t scales, uintptr_t mins, uintptr_t
   });
 }
 
-static float half_to_float(uint16_t half) {
-  uint32_t bits = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
-  float magnitude;
-  std::memcpy(&magnitude, &bits, 4);
-  magnitude *= 0x1p112f;  // what was subnormal comes right by itself
-  std::memcpy(&bits, &magnitude, 4);
-  bits |= sign;
-  std::memcpy(&magnitude, &bits, 4);
-  return magnitude;
-}
-
 // Rows of a packed weight (not a gated one) as float32, for embeddings.
 void unpack_quantized_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64_t count, int64_t k, int bits, int64_t group,
                            bool has_min) {
@@ -158,7 +169,7 @@ void unpack_quantized_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64
       for (int64_t g = 0; g < groups; g++) {
         const uint8_t* from = (const uint8_t*)packed + (row / PANEL * groups + g) * per_group;
         const uint16_t* scales = (const uint16_t*)(from + group * PANEL * bits / 8);
-        float scale = half_to_float(scales[c]), min = has_min ? half_to_float(scales[PANEL + c]) : 0.0f;
+        float scale = from_half(scales[c]), min = has_min ? from_half(scales[PANEL + c]) : 0.0f;
         for (int64_t j = 0; j < group && g * group + j < k; j++) {
           int code = bits == 8 ? from[(j / 4 * PANEL + c) * 4 + j % 4]
                                : from[(j / 8 * PANEL + c) * 4 + j % 4] >> (j % 8 < 4 ? 0 : 4) & 15;
@@ -190,6 +201,11 @@ static void decoded_linear(const Kernels& kernels, QuantizedArgs args, const int
     linear.x = is_f32 ? (const void*)inputs_in_order((const float*)linear.x, linear.ldx, order, linear.m, linear.k)
                       : inputs_in_order((const uint16_t*)linear.x, linear.ldx, order, linear.m, linear.k);
     linear.ldx = linear.k + linear.k % 2;
+  }
+  if (kernels.wide_inputs && !is_f32) {
+    int64_t width = linear.k + linear.k % 2;
+    linear.x = widened((const uint16_t*)linear.x, linear.ldx, linear.m, linear.k, width);
+    linear.ldx = width;
   }
   size_t num_bytes = (size_t)(args.groups * args.group * PANEL * (is_f32 ? 4 : 2));
   parallel(num_panels(channels_of(linear.n, linear.gated)), 1, [&](int64_t begin, int64_t end) {

@@ -36,17 +36,18 @@ struct State {
   }
 };
 
-// Scores of ROWS queries against a chunk: q [ROWS][head_dim] units against tiles of 16 keys.
+// Scores of ROWS queries against a chunk: q [ROWS] inputs of head_dim against tiles of 16 keys.
 template <typename P, int ROWS>
 INLINE void score(f32x16 (&s)[ROWS][CHUNK_TILES], const char* const* q, const ChunkView& view, int64_t units) {
-  for (int r = 0; r < ROWS; r++)
-    for (int v = 0; v < CHUNK_TILES; v++) s[r][v] = f32x16{};
-  for (int64_t u = 0; u < units; u++)
-    for (int r = 0; r < ROWS; r++) {
-      uint32_t a;
-      std::memcpy(&a, q[r] + u * 4, 4);
-      for (int v = 0; v < CHUNK_TILES; v++) s[r][v] = P::Dot::dot(s[r][v], a, view.k[v] + u * LANES * 4);
-    }
+  constexpr int VECTORS = TILE_VECTORS<ROWS>;
+  for (int first = 0; first < CHUNK_TILES; first += VECTORS) {
+    f32x16 sums[ROWS][VECTORS] = {};
+    for (int64_t u = 0; u < units; u++)
+      add_step<typename P::Dot>(sums, [&](int r) { return q[r] + u * P::Dot::TERMS * 4; },
+                                [&](int v) { return view.k[first + v] + u * LANES * 4; });
+    for (int r = 0; r < ROWS; r++)
+      for (int v = 0; v < VECTORS; v++) s[r][first + v] = sums[r][v];
+  }
 }
 
 // acc[ROWS][VECTORS] = acc * correction + weights times values, over some units of the chunk.
@@ -59,8 +60,8 @@ INLINE void weigh(float (*acc)[ROW_FLOATS], f32x16 correction, const uint32_t (*
   constexpr int64_t UNITS_PER_TILE = LANES / P::E;
   for (int64_t u = first_unit; u < units; u++) {
     const char* at = view.v[u / UNITS_PER_TILE] + (u % UNITS_PER_TILE * head_dim + d) * 4;
-    for (int r = 0; r < ROWS; r++)
-      for (int v = 0; v < VECTORS; v++) sums[r][v] = P::Dot::dot(sums[r][v], weights[r][u], at + v * LANES * 4);
+    add_step<typename P::Dot>(sums, [&](int r) { return (const char*)(weights[r] + u * P::Dot::TERMS); },
+                              [&](int v) { return at + v * LANES * 4; });
   }
   for (int r = 0; r < ROWS; r++)
     for (int v = 0; v < VECTORS; v++) store16(acc[r] + d + v * LANES, sums[r][v]);
@@ -73,13 +74,14 @@ INLINE void weigh_rest(float (*acc)[ROW_FLOATS], f32x16 correction, const uint32
   constexpr int64_t UNITS_PER_TILE = LANES / P::E;
   alignas(64) char padded[64] = {};
   size_t count = (size_t)(head_dim - d) * 4;
-  f32x16 sums[ROWS];
-  for (int r = 0; r < ROWS; r++) sums[r] = load16(acc[r] + d) * splat(correction[r]);
+  f32x16 sums[ROWS][1];
+  for (int r = 0; r < ROWS; r++) sums[r][0] = load16(acc[r] + d) * splat(correction[r]);
   for (int64_t u = first_unit; u < units; u++) {
     std::memcpy(padded, view.v[u / UNITS_PER_TILE] + (u % UNITS_PER_TILE * head_dim + d) * 4, count);
-    for (int r = 0; r < ROWS; r++) sums[r] = P::Dot::dot(sums[r], weights[r][u], padded);
+    add_step<typename P::Dot>(sums, [&](int r) { return (const char*)(weights[r] + u * P::Dot::TERMS); },
+                              [&](int) { return (const char*)padded; });
   }
-  for (int r = 0; r < ROWS; r++) store16(acc[r] + d, sums[r]);
+  for (int r = 0; r < ROWS; r++) store16(acc[r] + d, sums[r][0]);
 }
 
 // Asks for the values of a chunk before its scores are computed. Blocks lie anywhere, so the processor does not guess them;
@@ -87,6 +89,19 @@ INLINE void weigh_rest(float (*acc)[ROW_FLOATS], f32x16 correction, const uint32
 INLINE void ask_for_values(const ChunkView& view, int64_t tile_bytes) {
   for (int64_t tile = 0; tile < CHUNK_TILES; tile++)
     for (int64_t at = 0; at < tile_bytes; at += 64) __builtin_prefetch(view.v[tile] + at);
+}
+
+// Row r's query, at `element` of qkv, as inputs of the products.
+template <typename P>
+INLINE const char* inputs_of(const AttentionArgs& args, int64_t element, int64_t r) {
+  const auto* query = (const typename P::Element*)args.qkv + element;
+  if constexpr (std::is_same_v<typename P::Dot::Input, typename P::Element>) {
+    return (const char*)query;
+  } else {
+    static thread_local float wide[ITEM_ROWS][ROW_FLOATS];
+    in_lanes(args.head_dim, [&](int64_t d, int64_t count) { set(wide[r] + d, get(query + d, count), count); });
+    return (const char*)wide[r];
+  }
 }
 
 // The rows of an item: queries, and which keys they see.
@@ -97,12 +112,13 @@ struct Rows {
   int64_t first_own, tree_words;
   KeySpan keys;  // of all rows together
 
-  Rows(const AttentionArgs& args, const AttentionItem& item, int64_t element_bytes)
+  template <typename P>
+  Rows(const AttentionArgs& args, const AttentionItem& item, P)
       : first_own(first_own_key(args, item.seq)), tree_words(twostroke::tree_words(args, item.seq)), keys(keys_of(args, item)) {
     int64_t group = args.heads / args.kv_heads, stride = (args.heads + 2 * args.kv_heads) * args.head_dim;
     for (int64_t r = 0; r < item.num_rows; r++) {
       int64_t query = (item.first_row + r) / group, head = item.kv_head * group + (item.first_row + r) % group;
-      q[r] = (const char*)args.qkv + ((args.query_start[item.seq] + query) * stride + head * args.head_dim) * element_bytes;
+      q[r] = inputs_of<P>(args, (args.query_start[item.seq] + query) * stride + head * args.head_dim, r);
       oldest[r] = oldest_key(args, item.seq, query);
       newest[r] = first_own + query;
       tree[r] = tree_row(args, item.seq, query);
@@ -121,14 +137,20 @@ struct Rows {
   }
 };
 
+// Bit i in lane i.
+INLINE u32x16 lane_bits() {
+  alignas(64) static constexpr uint32_t BITS[LANES] = {0x1,   0x2,   0x4,   0x8,   0x10,   0x20,   0x40,   0x80,
+                                                       0x100, 0x200, 0x400, 0x800, 0x1000, 0x2000, 0x4000, 0x8000};
+  return load<u32x16>(BITS);
+}
+
 INLINE int32_t clamped(int64_t value) { return (int32_t)(value < -1 ? -1 : value > CHUNK ? CHUNK : value); }
 
-// Turns a row's scores into the weights of its keys [first_key, first_key + CHUNK), in the products' type, and raises the row's
-// maximum m. Returns their sum.
+// Turns a row's scores into the weights of its keys [first_key, first_key + CHUNK), as inputs of the products, and raises the
+// row's maximum m. Returns their sum.
 template <typename P>
 INLINE float weights_of(const AttentionArgs& args, const Rows& rows, int64_t row, int64_t first_key, f32x16 (&s)[CHUNK_TILES],
                         float& m, uint32_t* weights) {
-  i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   int64_t newest = rows.newest[row] - first_key, oldest = rows.oldest[row] - first_key;
   uint64_t bits = rows.tree[row] ? rows.tree_bits(row, first_key) : ~0ull;
   bool all = newest >= CHUNK - 1 && oldest <= 0 && bits == ~0ull;
@@ -136,9 +158,9 @@ INLINE float weights_of(const AttentionArgs& args, const Rows& rows, int64_t row
   for (int v = 0; v < CHUNK_TILES; v++) {
     s[v] *= splat(args.scale);
     if (!all) {
-      i32x16 key = lane + (int32_t)(v * LANES);
+      i32x16 key = lane_numbers() + (int32_t)(v * LANES);
       i32x16 seen = (key <= clamped(newest)) & (key >= clamped(oldest));
-      seen &= (((i32x16{} + (int32_t)(bits >> v * LANES & 0xffff)) >> lane) & 1) != 0;
+      seen &= (splat((uint32_t)(bits >> v * LANES)) & lane_bits()) != 0;
       s[v] = select(seen, s[v], splat(-__builtin_inff()));
     }
     most = larger(most, s[v]);
@@ -149,8 +171,9 @@ INLINE float weights_of(const AttentionArgs& args, const Rows& rows, int64_t row
   for (int v = 0; v < CHUNK_TILES; v++) {
     f32x16 weight = exp(s[v] - splat(m));
     total += weight;
-    if constexpr (P::E == 2) store((uint16_t*)weights + v * LANES, to_bf16(weight));
-    else store(weights + v * LANES, weight);
+    using Input = typename P::Dot::Input;
+    if constexpr (std::is_same_v<Input, typename P::Element>) store16((Input*)weights + v * LANES, weight);
+    else store16((Input*)weights + v * LANES, rounded(weight, typename P::Element{}));
   }
   return sum_of(total);
 }
@@ -167,7 +190,7 @@ void chunk(const AttentionArgs& args, const ChunkView& view, const Rows& rows, i
   for (int r = 0; r < ROWS; r++) {
     float before = m[r];
     sums[r] = weights_of<P>(args, rows, first + r, first_key, s[r], m[r], weights[r]);
-    falls[r] = before - m[r];
+    set_lane(falls, r, before - m[r]);
   }
   f32x16 correction = exp(falls);
   for (int r = 0; r < ROWS; r++) l[r] = l[r] * correction[r] + sums[r];
@@ -177,11 +200,12 @@ void chunk(const AttentionArgs& args, const ChunkView& view, const Rows& rows, i
   int64_t first_unit = rows.keys.first > first_key ? (rows.keys.first - first_key) / P::E : 0;
   int64_t units = (keys + P::E - 1) / P::E;
   float(*acc)[ROW_FLOATS] = state.acc + first;
-  constexpr int VECTORS = PANEL_VECTORS;
+  constexpr int VECTORS = TILE_VECTORS<ROWS>;
   int64_t d = 0;
   for (; d + VECTORS * LANES <= args.head_dim; d += VECTORS * LANES)
     weigh<P, ROWS, VECTORS>(acc, correction, weights, view, first_unit, units, args.head_dim, d);
-  for (; d + LANES <= args.head_dim; d += LANES) weigh<P, ROWS, 1>(acc, correction, weights, view, first_unit, units, args.head_dim, d);
+  for (; VECTORS > 1 && d + LANES <= args.head_dim; d += LANES)
+    weigh<P, ROWS, 1>(acc, correction, weights, view, first_unit, units, args.head_dim, d);
   if (d < args.head_dim) weigh_rest<P, ROWS>(acc, correction, weights, view, first_unit, units, args.head_dim, d);
 }
 
@@ -206,19 +230,10 @@ struct InVectors {
   State& state;
 
   INLINE void operator()(const ChunkView& view, int64_t first_key) const {
-    for (int64_t r = 0; r < num_rows;) {
-      int64_t count = num_rows - r < 6 ? num_rows - r : 6;
-      if (rows.newest[r + count - 1] >= first_key)  // else these see nothing of the chunk
-        switch (count) {
-          case 6: chunk<P, 6>(args, view, rows, r, first_key, state); break;
-          case 5: chunk<P, 5>(args, view, rows, r, first_key, state); break;
-          case 4: chunk<P, 4>(args, view, rows, r, first_key, state); break;
-          case 3: chunk<P, 3>(args, view, rows, r, first_key, state); break;
-          case 2: chunk<P, 2>(args, view, rows, r, first_key, state); break;
-          default: chunk<P, 1>(args, view, rows, r, first_key, state); break;
-        }
-      r += count;
-    }
+    in_tiles<TILE_ROWS>(num_rows, [&]<int ROWS>(int64_t r) {
+      if (rows.newest[r + ROWS - 1] >= first_key)  // else these see nothing of the chunk
+        chunk<P, ROWS>(args, view, rows, r, first_key, state);
+    });
   }
 };
 
@@ -287,7 +302,7 @@ INLINE State& total_state() {
 
 void attend(const AttentionArgs& args, const AttentionItem& item) {
   with_products(args.type, [&]<typename P>(P) {
-    Rows rows(args, item, sizeof(typename P::Element));
+    Rows rows(args, item, P{});
     State &total = total_state(), &part = partition_state();
     total.clear(item.num_rows, args.head_dim);
     for (int64_t i = 0; i < rows.keys.num_partitions(); i++) {
@@ -301,7 +316,7 @@ void attend(const AttentionArgs& args, const AttentionItem& item) {
 void attend_partition(const AttentionArgs& args, const AttentionItem& item, int64_t partition, float* outcome) {
   State& part = partition_state();
   with_products(args.type, [&]<typename P>(P) {
-    Rows rows(args, item, sizeof(typename P::Element));
+    Rows rows(args, item, P{});
     attend_keys<P>(args, item, rows, partition, part);
   });
   int64_t row_floats = outcome_row_floats(args.head_dim);

@@ -114,7 +114,7 @@ void decoded_panels_of(const QuantizedArgs& args, int64_t begin, int64_t end) {
 #endif
   each([&](auto& panel, int64_t p) {
     panel.needs((args.linear.k + W::STEP - 1) / W::STEP);
-    multiply_panel<W, TILE_ROWS, TILE_VECTORS>(args.linear, panel.numbers(), p);
+    multiply_panel<W>(args.linear, panel.numbers(), p);
   });
 }
 

@@ -98,29 +98,7 @@ struct Pair {
   f32x16 even, odd;
 };
 
-INLINE f32x16 codes_of(u32x16 codes) { return __builtin_convertvector((i32x16)codes, f32x16); }
-
-// Sixteen small integers, one to a lane; by name, since GCC 12 takes a conversion apart.
-INLINE u32x16 widened(u16x16 v) {
-#if defined(__AVX512F__)
-  return (u32x16)_mm512_maskz_cvtepu16_epi32((__mmask16)-1, (__m256i)v);
-#else
-  return __builtin_convertvector(v, u32x16);
-#endif
-}
-INLINE u32x16 widened(u8x16 v) {
-#if defined(__AVX512F__)
-  return (u32x16)_mm512_maskz_cvtepu8_epi32((__mmask16)-1, (__m128i)v);
-#elif defined(__AVX2__)
-  u32x16 out;
-  __m256i low = _mm256_cvtepu8_epi32((__m128i)v), high = _mm256_cvtepu8_epi32(_mm_unpackhi_epi64((__m128i)v, (__m128i)v));
-  std::memcpy(&out, &low, 32);
-  std::memcpy((char*)&out + 32, &high, 32);
-  return out;
-#else
-  return __builtin_convertvector(v, u32x16);
-#endif
-}
+INLINE f32x16 codes_of(u32x16 codes) { return to_float((i32x16)codes); }
 
 // Dimensions 2 u and 2 u + 1 of sixteen tokens. The product with a scale is exact, so fma rounds as the reference does.
 template <typename F>
@@ -129,7 +107,7 @@ INLINE Pair k_pair(const char* tile, int64_t u, f32x16 scale, f32x16 zero) {
     return {load<f32x16>(tile + u * 128), load<f32x16>(tile + u * 128 + 64)};
   } else if constexpr (std::is_same_v<F, Bf16Format>) {
     u32x16 units = load<u32x16>(tile + u * 64);
-    return {(f32x16)(units << 16), (f32x16)(units & splat(0xffff0000u))};
+    return {first_of_pair(units), second_of_pair(units)};
   } else if constexpr (std::is_same_v<F, Int8Format>) {
     u32x16 units = widened(load<u16x16>(tile + u * 32));
     return {fma(codes_of(units & splat(0xffu)), scale, zero), fma(codes_of(units >> 8), scale, zero)};
@@ -172,7 +150,7 @@ INLINE Pair v_pair(const StoredTile<F>& tile, int64_t t, int64_t d, int64_t coun
     return {get((const float*)row + d, count), get((const float*)(row + next) + d, count)};
   } else if constexpr (std::is_same_v<F, Bf16Format>) {
     u32x16 units = (u32x16)get((const float*)row + d, count);
-    return {(f32x16)(units << 16), (f32x16)(units & splat(0xffff0000u))};
+    return {first_of_pair(units), second_of_pair(units)};
   } else {
     return {fma(v_codes(F{}, row, d, count), splat(scales[t]), splat(zeros[t])),
             fma(v_codes(F{}, row + next, d, count), splat(scales[t + 1]), splat(zeros[t + 1]))};
@@ -187,7 +165,7 @@ INLINE u32x16 bf16_units(Pair pair) {
   __m512i joined = (__m512i)_mm512_cvtne2ps_pbh((__m512)pair.odd, (__m512)pair.even);
   return (u32x16)_mm512_permutexvar_epi16(load<__m512i>(MERGED), joined);
 #else
-  return __builtin_convertvector(to_bf16(pair.even), u32x16) | __builtin_convertvector(to_bf16(pair.odd), u32x16) << 16;
+  return widened(to_bf16(pair.even)) | widened(to_bf16(pair.odd)) << 16;
 #endif
 }
 

@@ -20,8 +20,6 @@
 namespace twostroke {
 namespace {
 
-typedef uint8_t u8x16 __attribute__((vector_size(16)));
-
 struct F32Format {
   using Element = float;
   static constexpr bool QUANTIZED = false;

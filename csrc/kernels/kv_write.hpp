@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "elementwise.hpp"
+#include "half.hpp"
 #include "kv_format.hpp"
 #include "quantized.hpp"
 
@@ -29,17 +30,11 @@ INLINE uint16_t to_half(float value) {
   return (uint16_t)(sign | ((bits + 0xfff + (bits >> 13 & 1)) - 0x38000000) >> 13);
 }
 
-INLINE float half_value(uint16_t half) {
-  u16x16 lanes{};
-  lanes[0] = half;
-  return from_half((const char*)&lanes)[0];
-}
-
 // One vector of a token to codes from 0 to LEVELS, a byte each: x = zero + scale * code.
 template <typename F, typename T>
 void quantize_token(const T* x, int64_t n, uint8_t* codes, char* scale_at, char* zero_at) {
   constexpr float INF = std::numeric_limits<float>::infinity(), LARGEST_HALF = 65504.0f;
-  const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const i32x16 lane = lane_numbers();
   f32x16 most = splat(-INF), most_negated = splat(-INF), poison{};
   in_lanes(n, [&](int64_t i, int64_t count) {
     f32x16 v = get(x + i, count);
@@ -51,17 +46,17 @@ void quantize_token(const T* x, int64_t n, uint8_t* codes, char* scale_at, char*
   float zero = -largest_of(most_negated) + (sum_of(poison) + 0.0f);
   zero = zero < -LARGEST_HALF ? -LARGEST_HALF : zero > LARGEST_HALF ? LARGEST_HALF : zero;
   uint16_t zero_half = to_half(zero);
-  zero = half_value(zero_half);
+  zero = from_half(zero_half);
   float scale = (largest_of(most) - zero) / F::LEVELS;
   uint16_t scale_half = to_half(scale > LARGEST_HALF ? LARGEST_HALF : scale > 0 ? scale : 0.0f);
-  scale = half_value(scale_half);
+  scale = from_half(scale_half);
   f32x16 inverse = splat(scale > 0 ? 1.0f / scale : 0.0f);
   const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
   in_lanes(n, [&](int64_t i, int64_t count) {
     f32x16 code = (get(x + i, count) - splat(zero)) * inverse;
     code = select(code > f32x16{}, code, f32x16{});
     code = select(code < splat(F::LEVELS), code, splat(F::LEVELS));
-    u8x16 bytes = __builtin_convertvector((i32x16)(code + magic) & (i32x16{} + 0xff), u8x16);
+    u8x16 bytes = lowest_bytes((i32x16)(code + magic));
     std::memcpy(codes + i, &bytes, (size_t)count);
   });
   std::memcpy(scale_at, &scale_half, 2);

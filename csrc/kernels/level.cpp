@@ -17,8 +17,8 @@ namespace twostroke {
 #define FUNCTION_OF(level) JOIN(kernels_, level)
 
 const Kernels* FUNCTION_OF(TWOSTROKE_LEVEL)() {
-  static const Kernels table{TEXT_OF(TWOSTROKE_LEVEL), linear_panels, quantized_panels, decoded_panels, quantize_rows, quantize_weight, write_kv,
-                             attend, attend_partition, combine, rms_norm, rotate, gumbel_argmax};
+  static const Kernels table{TEXT_OF(TWOSTROKE_LEVEL), WIDE_INPUTS, linear_panels, quantized_panels, decoded_panels, quantize_rows,
+                             quantize_weight, write_kv, attend, attend_partition, combine, rms_norm, rotate, gumbel_argmax};
   return &table;
 }
 

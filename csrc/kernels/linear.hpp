@@ -20,25 +20,81 @@ namespace {
 
 constexpr int SEGMENTS = 4;
 
+// What one step of K is to the processor: TERMS multiply-adds, each of four bytes of a row's input with a vector of weights.
 struct F32Weights {
   static constexpr int64_t STEP = 1;  // k per step
-  using Activation = float;
-  using Bits = uint32_t;
-  static INLINE f32x16 dot(f32x16 acc, Bits a, const char* w) {
-    float value;
-    std::memcpy(&value, &a, 4);
-    return fma(splat(value), load<f32x16>(w), acc);
-  }
+  static constexpr int TERMS = 1;
+  using Element = float;
+  using Input = float;  // what inputs are stored as for the products
+  static INLINE f32x16 weights(const char* step, int) { return load<f32x16>(step); }
+  static INLINE f32x16 add(f32x16 acc, const char* input, f32x16 w) { return fma(splat(load<float>(input)), w, acc); }
 };
 
+#if defined(__AVX512BF16__)
 struct Bf16Weights {
   static constexpr int64_t STEP = 2;
-  using Activation = uint16_t;
-  using Bits = uint32_t;
-  static INLINE f32x16 dot(f32x16 acc, Bits a, const char* w) { return dot_bf16(acc, a, load<u32x16>(w)); }
+  static constexpr int TERMS = 1;
+  using Element = uint16_t;
+  using Input = uint16_t;
+  static INLINE u32x16 weights(const char* step, int) { return load<u32x16>(step); }
+  static INLINE f32x16 add(f32x16 acc, const char* input, u32x16 w) {
+    return (f32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32(load<int32_t>(input)), (__m512bh)w);
+  }
 };
+#else
+// Without an instruction for it both factors become float32: weights here, for all rows of a tile at once, inputs before.
+struct Bf16Weights {
+  static constexpr int64_t STEP = 2;
+  static constexpr int TERMS = 2;
+  using Element = uint16_t;
+  using Input = float;
+  static INLINE f32x16 weights(const char* step, int term) {
+    u32x16 pairs = load<u32x16>(step);
+    return term == 0 ? first_of_pair(pairs) : second_of_pair(pairs);
+  }
+  static INLINE f32x16 add(f32x16 acc, const char* input, f32x16 w) { return F32Weights::add(acc, input, w); }
+};
+#endif
 
-// One tile: ROWS rows of x against the VECTORS vectors of a panel, over [begin, end) steps of K, from zero.
+constexpr bool WIDE_INPUTS = std::is_same_v<Bf16Weights::Input, float>;
+
+// How many vectors of a panel fit beside each other where ROWS of them are in `registers` registers.
+constexpr int vectors_of_tile(int rows, int registers) {
+  int sums = registers / (64 / REGISTER_BYTES);
+  return rows * 4 <= sums ? 4 : rows * 2 <= sums ? 2 : 1;
+}
+constexpr int rows_of_tile(int most, int registers) {
+  int sums = registers / (64 / REGISTER_BYTES);
+  return most < sums ? most : sums;
+}
+
+// A tile of sums in registers. Weights and inputs need the others; where a vector is four registers, weights alone need eight.
+constexpr int SUM_REGISTERS = REGISTER_BYTES == 64 ? 24 : REGISTERS == 32 ? 16 : 12;
+constexpr int TILE_ROWS = rows_of_tile(6, SUM_REGISTERS);
+template <int ROWS>
+constexpr int TILE_VECTORS = vectors_of_tile(ROWS, SUM_REGISTERS);
+
+// One step of K onto a tile. input(r), weights(v): where those of a row and of a vector are.
+template <typename W, int ROWS, int VECTORS, typename Input, typename Weights>
+INLINE void add_step(f32x16 (&acc)[ROWS][VECTORS], const Input& input, const Weights& weights) {
+  for (int term = 0; term < W::TERMS; term++) {
+    decltype(W::weights(nullptr, 0)) w[VECTORS];
+    for (int v = 0; v < VECTORS; v++) w[v] = W::weights(weights(v), term);
+    for (int r = 0; r < ROWS; r++)
+      for (int v = 0; v < VECTORS; v++) acc[r][v] = W::add(acc[r][v], input(r) + term * 4, w[v]);
+  }
+}
+
+// Asks for weights before they are needed. With one row they come from memory, and a processor looks ahead less far than this;
+// where a tile has not all of a panel's vectors, it does not guess either which lines are next.
+template <int ROWS, int VECTORS>
+INLINE void ask_ahead(const char* at, int64_t bytes) {
+  if constexpr (REGISTER_BYTES < 64)
+    for (int v = 0; v < VECTORS; v++) __builtin_prefetch(at + 8192 + v * LANES * 4);
+  else if constexpr (ROWS == 1) __builtin_prefetch(at + bytes);
+}
+
+// One tile: ROWS rows of x against VECTORS vectors of a panel, over [begin, end) steps of K, from zero.
 template <typename W, int ROWS, int VECTORS>
 INLINE void accumulate(f32x16 (&acc)[ROWS][VECTORS], const char* const* x, const char* w, int64_t begin, int64_t end) {
   constexpr int64_t STEP_BYTES = LANES * PANEL_VECTORS * 4;
@@ -46,12 +102,8 @@ INLINE void accumulate(f32x16 (&acc)[ROWS][VECTORS], const char* const* x, const
     for (int v = 0; v < VECTORS; v++) acc[r][v] = f32x16{};
   for (int64_t step = begin; step < end; step++) {
     const char* at = w + step * STEP_BYTES;
-    if constexpr (ROWS == 1) __builtin_prefetch(at + 2048);
-    for (int r = 0; r < ROWS; r++) {
-      uint32_t a;
-      std::memcpy(&a, x[r] + step * 4, 4);
-      for (int v = 0; v < VECTORS; v++) acc[r][v] = W::dot(acc[r][v], a, at + v * LANES * 4);
-    }
+    ask_ahead<ROWS, VECTORS>(at, 2048);
+    add_step<W, ROWS, VECTORS>(acc, [&](int r) { return x[r] + step * W::TERMS * 4; }, [&](int v) { return at + v * LANES * 4; });
   }
 }
 
@@ -79,13 +131,13 @@ INLINE void finish_row(const LinearArgs& args, f32x16 (&total)[VECTORS], int64_t
 // The runs' tree.
 INLINE f32x16 add_runs(f32x16 s0, f32x16 s1, f32x16 s2, f32x16 s3) { return (s0 + s1) + (s2 + s3); }
 
-// Adds up the runs and writes ROWS rows of the vectors [first, first + VECTORS) of panel p.
-template <typename T, int ROWS, int VECTORS>
-INLINE void finish(const LinearArgs& args, const f32x16 (&sums)[SEGMENTS][ROWS][VECTORS], int64_t row, int64_t p, int first) {
+// Adds up the runs and writes ROWS rows of panel p.
+template <typename T, int ROWS>
+INLINE void finish(const LinearArgs& args, const f32x16 (&sums)[SEGMENTS][ROWS][PANEL_VECTORS], int64_t row, int64_t p) {
   for (int r = 0; r < ROWS; r++) {
-    f32x16 total[VECTORS];
-    for (int v = 0; v < VECTORS; v++) total[v] = add_runs(sums[0][r][v], sums[1][r][v], sums[2][r][v], sums[3][r][v]);
-    finish_row<T, VECTORS>(args, total, row + r, p, first);
+    f32x16 total[PANEL_VECTORS];
+    for (int v = 0; v < PANEL_VECTORS; v++) total[v] = add_runs(sums[0][r][v], sums[1][r][v], sums[2][r][v], sums[3][r][v]);
+    finish_row<T, PANEL_VECTORS>(args, total, row + r, p, 0);
   }
 }
 
@@ -103,47 +155,39 @@ INLINE void in_tiles(int64_t m, const F& f) {
   }
 }
 
-// ROWS rows against the vectors [first, first + VECTORS) of panel p.
-template <typename W, int ROWS, int VECTORS>
-void tile(const LinearArgs& args, const char* panel, int64_t row, int64_t p, int first) {
-  using T = typename W::Activation;
+// ROWS rows against panel p, a run of K after the other, so that a run's weights are near when the next vectors want them.
+template <typename W, int ROWS>
+void tile(const LinearArgs& args, const char* panel, int64_t row, int64_t p) {
+  constexpr int VECTORS = TILE_VECTORS<ROWS>;
   const char* x[ROWS];
-  for (int r = 0; r < ROWS; r++) x[r] = (const char*)args.x + (row + r) * args.ldx * (int64_t)sizeof(T);
+  for (int r = 0; r < ROWS; r++) x[r] = (const char*)args.x + (row + r) * args.ldx * (int64_t)sizeof(typename W::Input);
   int64_t steps = (args.k + W::STEP - 1) / W::STEP;
   int64_t per_segment = (steps + SEGMENTS - 1) / SEGMENTS;
-  f32x16 sums[SEGMENTS][ROWS][VECTORS];
+  f32x16 sums[SEGMENTS][ROWS][PANEL_VECTORS];
   for (int s = 0; s < SEGMENTS; s++) {
     int64_t begin = s * per_segment < steps ? s * per_segment : steps;
     int64_t end = begin + per_segment < steps ? begin + per_segment : steps;
-    f32x16 acc[ROWS][VECTORS];
-    accumulate<W, ROWS, VECTORS>(acc, x, panel + first * LANES * 4, begin, end);
-    for (int r = 0; r < ROWS; r++)
-      for (int v = 0; v < VECTORS; v++) sums[s][r][v] = acc[r][v];
+    for (int first = 0; first < PANEL_VECTORS; first += VECTORS) {
+      f32x16 acc[ROWS][VECTORS];
+      accumulate<W, ROWS, VECTORS>(acc, x, panel + first * LANES * 4, begin, end);
+      for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) sums[s][r][first + v] = acc[r][v];
+    }
   }
-  finish<T, ROWS, VECTORS>(args, sums, row, p, first);
+  finish<typename W::Element, ROWS>(args, sums, row, p);
 }
 
 // All rows against panel p, whose numbers stand at `panel`.
-template <typename W, int MOST_ROWS, int VECTORS>
+template <typename W>
 void multiply_panel(const LinearArgs& args, const char* panel, int64_t p) {
-  in_tiles<MOST_ROWS>(args.m, [&]<int ROWS>(int64_t row) {
-    for (int first = 0; first < PANEL_VECTORS; first += VECTORS) tile<W, ROWS, VECTORS>(args, panel, row, p, first);
-  });
+  in_tiles<TILE_ROWS>(args.m, [&]<int ROWS>(int64_t row) { tile<W, ROWS>(args, panel, row, p); });
 }
 
-template <typename W, int MOST_ROWS, int VECTORS>
+template <typename W>
 void panels(const LinearArgs& args, int64_t begin, int64_t end) {
   int64_t steps = (args.k + W::STEP - 1) / W::STEP;
-  for (int64_t p = begin; p < end; p++)
-    multiply_panel<W, MOST_ROWS, VECTORS>(args, (const char*)args.w + p * steps * PANEL * 4, p);
+  for (int64_t p = begin; p < end; p++) multiply_panel<W>(args, (const char*)args.w + p * steps * PANEL * 4, p);
 }
-
-// Sums in registers: 24 of 32 of them, or 12 of 16 (two to a vector of sixteen lanes). Gated panels need an even number.
-#if defined(__AVX512F__)
-constexpr int TILE_ROWS = 6, TILE_VECTORS = 4;
-#else
-constexpr int TILE_ROWS = 3, TILE_VECTORS = 2;
-#endif
 
 }  // namespace
 }  // namespace twostroke
@@ -156,11 +200,11 @@ namespace twostroke {
 namespace {
 
 void linear_panels(const LinearArgs& args, int64_t begin, int64_t end) {
-  if (args.type == Dtype::f32) return panels<F32Weights, TILE_ROWS, TILE_VECTORS>(args, begin, end);
+  if (args.type == Dtype::f32) return panels<F32Weights>(args, begin, end);
 #if defined(__AMX_BF16__)
   amx_panels(args, begin, end);
 #else
-  panels<Bf16Weights, TILE_ROWS, TILE_VECTORS>(args, begin, end);
+  panels<Bf16Weights>(args, begin, end);
 #endif
 }
 

@@ -12,42 +12,7 @@ namespace {
 
 constexpr float LARGEST_HALF = 65504.0f;
 
-#if defined(__AVX2__)
-template <typename F>
-INLINE f32x16 in_halves(f32x16 a, f32x16 b, const F& f) {
-  f32x16 out;
-  for (int half = 0; half < 2; half++) {
-    __m256 x, y;
-    std::memcpy(&x, (const char*)&a + 32 * half, 32);
-    std::memcpy(&y, (const char*)&b + 32 * half, 32);
-    x = f(x, y);
-    std::memcpy((char*)&out + 32 * half, &x, 32);
-  }
-  return out;
-}
-#endif
-
-// a < b ? a : b and a > b ? a : b. GCC takes comparisons of vectors that are wider than the processor's apart.
-INLINE f32x16 smaller(f32x16 a, f32x16 b) {
-#if defined(__AVX512F__)
-  return (f32x16)_mm512_min_ps((__m512)a, (__m512)b);
-#elif defined(__AVX2__)
-  return in_halves(a, b, [](__m256 x, __m256 y) { return _mm256_min_ps(x, y); });
-#else
-  return a < b ? a : b;
-#endif
-}
-INLINE f32x16 greater(f32x16 a, f32x16 b) {
-#if defined(__AVX512F__)
-  return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
-#elif defined(__AVX2__)
-  return in_halves(a, b, [](__m256 x, __m256 y) { return _mm256_max_ps(x, y); });
-#else
-  return a > b ? a : b;
-#endif
-}
-INLINE f32x16 clamped(f32x16 v, float low, float high) { return greater(smaller(v, splat(high)), splat(low)); }
-INLINE f32x16 magnitude(f32x16 v) { return (f32x16)((u32x16)v & splat(0x7fffffffu)); }
+INLINE f32x16 clamped(f32x16 v, float low, float high) { return larger(smaller(v, splat(high)), splat(low)); }
 
 // Whole numbers of a small range, half to even: adding the magic number shifts every fraction out.
 INLINE f32x16 whole(f32x16 v) { return (v + splat(12582912.0f)) - splat(12582912.0f); }
@@ -75,8 +40,7 @@ inline uint16_t half_bits(float value) {
 INLINE f32x16 codes_of(f32x16 v, f32x16 inverse, float low, float high) { return whole(clamped(v * inverse, low, high)); }
 
 INLINE void store_codes(uint8_t* to, f32x16 codes, float zero, int64_t count) {
-  typedef uint8_t u8x16 __attribute__((vector_size(16)));
-  u8x16 bytes = __builtin_convertvector(__builtin_convertvector(codes + splat(zero), i32x16), u8x16);
+  u8x16 bytes = lowest_bytes(to_int(codes + splat(zero)));
   std::memcpy(to, &bytes, (size_t)count);
 }
 
@@ -86,8 +50,8 @@ void quantize_channels_of(const T* weight, int64_t k, uint8_t* codes, uint16_t* 
     const T* from = weight + row * k;
     uint8_t* to = codes + row * k;
     f32x16 most{};
-    in_lanes(k, [&](int64_t i, int64_t n) { most = greater(most, magnitude(get(from + i, n))); });
-    f32x16 scale = to_halves(greater(splat(largest_of(most) / 127.0f), splat(1e-7f))), inverse = splat(1.0f) / scale;
+    in_lanes(k, [&](int64_t i, int64_t n) { most = larger(most, magnitude(get(from + i, n))); });
+    f32x16 scale = to_halves(larger(splat(largest_of(most) / 127.0f), splat(1e-7f))), inverse = splat(1.0f) / scale;
     in_lanes(k, [&](int64_t i, int64_t n) { store_codes(to + i, codes_of(get(from + i, n), inverse, -128, 127), 128, n); });
     scales[row] = half_bits(scale[0]);
   }
@@ -108,15 +72,15 @@ INLINE float quantize_group(const T* from, uint8_t* to, int64_t count, const flo
   for (int i = 0; i < VECTORS; i++) {
     int64_t left = count - i * LANES;
     v[i] = left <= 0 ? f32x16{} : get(from + i * LANES, left < LANES ? left : LANES);
-    high = greater(high, v[i]);
+    high = larger(high, v[i]);
     low = smaller(low, v[i]);
   }
   float most = largest_of(high), least = folded(low, smaller);
   float extreme = (most >= -least ? most : least) + 0.0f;  // of the two zeros always the same one
-  f32x16 divisors = splat(1.0f);
-  for (int64_t s = 0; s < num_steps; s++) divisors[s] = steps[s];
-  f32x16 scales = to_halves(splat(extreme) / divisors);
-  f32x16 inverses = splat(1.0f) / select(scales == splat(0.0f), splat(1.0f), scales);
+  alignas(64) float scales[LANES], inverses[LANES];
+  f32x16 candidates = to_halves(splat(extreme) / load_some(steps, num_steps));  // of the other lanes nobody asks
+  store16(scales, candidates);
+  store16(inverses, splat(1.0f) / select(candidates == splat(0.0f), splat(1.0f), candidates));
   float least_error = __builtin_inff(), scale = scales[0], inverse = inverses[0];  // the first, where every error is infinite
   auto consider = [&](float other, float other_inverse) {
     f32x16 squares[VECTORS];

@@ -22,83 +22,78 @@
 namespace twostroke {
 namespace {
 
-// acc + the sum over four bytes of w times a (signed), per lane. Arm's instruction takes w as signed, the others as unsigned;
-// codes of 4 bits are the same number either way, those of 8 come without their zero where it is signed.
-#if defined(__ARM_FEATURE_DOTPROD)
+// Arm's products take codes as signed, the others as unsigned; codes of 4 bits are the same number either way, those of 8 come
+// without their zero where they are signed.
+#if defined(__ARM_NEON)
 constexpr bool SIGNED_CODES = true;
 #else
 constexpr bool SIGNED_CODES = false;
 #endif
 
-INLINE i32x16 dot_bytes(i32x16 acc, u32x16 w, uint32_t a) {
+// A row's inputs in a span as they are, four to a word.
+struct ByteInputs {
+  const int8_t* q;
+  INLINE void arrange(const int8_t* from, int64_t) { q = from; }
+};
+
+#if defined(__AVX512VNNI__) || defined(__ARM_NEON)
+
+// acc + the sum over four bytes of w times those of word i of the inputs, per lane.
+INLINE i32x16 dot_bytes(i32x16 acc, u32x16 w, const ByteInputs& inputs, int64_t i) {
 #if defined(__AVX512VNNI__)
-  return (i32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32((int)a));
-#elif defined(__ARM_FEATURE_DOTPROD)
-  i32x16 out;
-  int8x16_t inputs = vreinterpretq_s8_u32(vdupq_n_u32(a));
-  for (int part = 0; part < 4; part++) {
-    int8x16_t codes;
-    int32x4_t sum;
-    std::memcpy(&codes, (const char*)&w + 16 * part, 16);
-    std::memcpy(&sum, (const char*)&acc + 16 * part, 16);
-    sum = vdotq_s32(sum, codes, inputs);
-    std::memcpy((char*)&out + 16 * part, &sum, 16);
-  }
-  return out;
+  return (i32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(load<int32_t>(inputs.q + i * 4)));
 #else
-  // Bytes 0 and 2, and bytes 1 and 3, as pairs of 16 bits.
-  auto pair = [](uint32_t low, uint32_t high) {
-    return (uint32_t)(uint16_t)(int16_t)(int8_t)low | (uint32_t)(uint16_t)(int16_t)(int8_t)high << 16;
-  };
-  uint32_t even = pair(a, a >> 16), odd = pair(a >> 8, a >> 24);
-  u32x16 w_even = w & splat(0x00ff00ffu), w_odd = (w >> 8) & splat(0x00ff00ffu);
-#if defined(__AVX2__)
-  i32x16 out;
-  for (int half = 0; half < 2; half++) {
-    __m256i we, wo, s;
-    std::memcpy(&we, (const char*)&w_even + 32 * half, 32);
-    std::memcpy(&wo, (const char*)&w_odd + 32 * half, 32);
-    std::memcpy(&s, (const char*)&acc + 32 * half, 32);
-    s = _mm256_add_epi32(s, _mm256_madd_epi16(we, _mm256_set1_epi32((int)even)));
-    s = _mm256_add_epi32(s, _mm256_madd_epi16(wo, _mm256_set1_epi32((int)odd)));
-    std::memcpy((char*)&out + 32 * half, &s, 32);
-  }
-  return out;
+  int8x16_t four = vreinterpretq_s8_u32(vdupq_n_u32(load<uint32_t>(inputs.q + i * 4)));
+  return in_registers([&](auto sum, auto codes) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    return (Lanes<int32_t, 4>)vdotq_s32((int32x4_t)sum, (int8x16_t)codes, four);
 #else
-  auto low = [](uint32_t p) { return (int32_t)(int16_t)(uint16_t)p; };
-  auto high = [](uint32_t p) { return (int32_t)(int16_t)(uint16_t)(p >> 16); };
-  acc += (i32x16)(w_even & splat(0xffffu)) * low(even) + (i32x16)(w_even >> 16) * high(even);
-  return acc + (i32x16)(w_odd & splat(0xffffu)) * low(odd) + (i32x16)(w_odd >> 16) * high(odd);
+    // two products are at most 2 * 128 * 127, which 16 bits hold
+    int16x8_t low = vmull_s8(vget_low_s8((int8x16_t)codes), vget_low_s8(four)), high = vmull_high_s8((int8x16_t)codes, four);
+    return (Lanes<int32_t, 4>)vpadalq_s16((int32x4_t)sum, vpaddq_s16(low, high));
 #endif
+  }, acc, w);
+#endif
+}
+using Inputs8 = ByteInputs;
+using Inputs4 = ByteInputs;
+#else
+// A row's inputs in a span as pairs of 16 bits: of every four the first and the third, the second and the fourth.
+struct PairInputs {
+  uint32_t even[SPAN / 4], odd[SPAN / 4];
+  INLINE void arrange(const int8_t* q, int64_t count) {
+    for (int64_t i = 0; i < count / 4; i++) {
+      int32_t a = load<int32_t>(q + i * 4);  // bytes are widened in place, by shifts that keep their sign
+      even[i] = (uint32_t)(a << 24 >> 24 & 0xffff) | (uint32_t)(a << 8 >> 24) << 16;
+      odd[i] = (uint32_t)(a << 16 >> 24 & 0xffff) | (uint32_t)(a >> 24) << 16;
+    }
+  }
+};
+
+// acc + the sums of neighbours' products, which are numbers of 16 bits.
+INLINE i32x16 dot_pairs(i32x16 acc, u32x16 w, uint32_t inputs) {
+#if defined(__AVX2__)
+  auto products = [](auto a, auto b) { return (Lanes<int32_t, 8>)_mm256_madd_epi16((__m256i)a, (__m256i)b); };
+  return acc + in_registers(products, w, splat(inputs));
+#elif defined(__SSE2__)
+  auto products = [](auto a, auto b) { return (Lanes<int32_t, 4>)_mm_madd_epi16((__m128i)a, (__m128i)b); };
+  return acc + in_registers(products, w, splat(inputs));
+#else
+  return acc + (i32x16)(w & splat(0xffffu)) * (int32_t)(int16_t)inputs + (i32x16)(w >> 16) * ((int32_t)inputs >> 16);
 #endif
 }
 
-INLINE f32x16 from_half(const char* p) {
-#if defined(__AVX512F__)
-  return (f32x16)_mm512_maskz_cvtph_ps((__mmask16)-1, _mm256_loadu_si256((const __m256i*)p));
-#elif defined(__F16C__)
-  f32x16 out;
-  for (int half = 0; half < 2; half++) {
-    __m256 v = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 16 * half)));
-    std::memcpy((char*)&out + 32 * half, &v, 32);
-  }
-  return out;
-#elif defined(__ARM_NEON)
-  f32x16 out;
-  for (int part = 0; part < 4; part++) {
-    float16x4_t halves;
-    std::memcpy(&halves, p + 8 * part, 8);
-    float32x4_t v = vcvt_f32_f16(halves);
-    std::memcpy((char*)&out + 16 * part, &v, 16);
-  }
-  return out;
-#else
-  // Shifted into place a half is a float whose exponent is too small by 112; what was subnormal comes right by itself.
-  u32x16 bits = __builtin_convertvector(load<u16x16>(p), u32x16);
-  f32x16 magnitude = (f32x16)((bits & splat(0x7fffu)) << 13) * splat(0x1p112f);
-  return (f32x16)((u32x16)magnitude | (bits & splat(0x8000u)) << 16);
-#endif
+INLINE i32x16 dot_bytes(i32x16 acc, u32x16 w, const PairInputs& inputs, int64_t i) {
+  acc = dot_pairs(acc, w & splat(0x00ff00ffu), inputs.even[i]);
+  return dot_pairs(acc, (u32x16)((Lanes<uint16_t, 32>)w >> 8), inputs.odd[i]);
 }
+using Inputs8 = PairInputs;
+#if defined(__AVX2__)
+using Inputs4 = ByteInputs;
+#else
+using Inputs4 = PairInputs;
+#endif
+#endif
 
 template <int BITS>
 constexpr int64_t code_bytes(int64_t group) { return group * PANEL * BITS / 8; }
@@ -112,7 +107,6 @@ INLINE int64_t quantized_group_bytes(int bits, int64_t group, bool has_min) {
 template <typename T>
 void quantize_rows_of(const T* x, int64_t ldx, const int32_t* order, int64_t k, int64_t group, int64_t groups, int8_t* q,
                       float* scales, int32_t* sums, int64_t begin, int64_t end) {
-  typedef int8_t i8x16 __attribute__((vector_size(16)));
   const float magic = 12582912.0f;
   int64_t padded = groups * group, spans = (k + SPAN - 1) / SPAN;
   for (int64_t row = begin; row < end; row++) {
@@ -126,27 +120,24 @@ void quantize_rows_of(const T* x, int64_t ldx, const int32_t* order, int64_t k, 
         from = gathered;
       }
       f32x16 most{};
-      in_lanes(count, [&](int64_t i, int64_t n) {
-        f32x16 v = get(from + i, n);
-        most = larger(most, (f32x16)((u32x16)v & splat(0x7fffffffu)));
-      });
+      in_lanes(count, [&](int64_t i, int64_t n) { most = larger(most, magnitude(get(from + i, n))); });
       float largest = largest_of(most);
       // so small that its inverse would be infinite: nothing is left of it
       float inverse = largest > 1e-36f ? 127.0f / largest : 0.0f;
       in_lanes(count, [&](int64_t i, int64_t n) {
-        i32x16 rounded = (i32x16)(get(from + i, n) * splat(inverse) + splat(magic)) - (i32x16{} + 0x4b400000);
-        i8x16 bytes = __builtin_convertvector(rounded, i8x16);
+        u8x16 bytes = lowest_bytes((i32x16)(get(from + i, n) * splat(inverse) + splat(magic)));
         std::memcpy(to + first + i, &bytes, (size_t)n);
       });
       scales[row * spans + span] = inverse > 0 ? largest / 127.0f : 0.0f;
     }
     std::memset(to + k, 0, (size_t)(padded - k));
     for (int64_t g = 0; g < groups; g++) {
-      i32x16 total{};
-      for (int64_t i = 0; i < group; i += LANES) total += __builtin_convertvector(load<i8x16>(to + g * group + i), i32x16);
-      int32_t lanes[16], sum = 0;
-      std::memcpy(lanes, &total, 64);
-      for (int i = 0; i < 16; i++) sum += lanes[i];
+      u32x16 total{};  // of numbers that are 128 too large, for they have no sign then
+      for (int64_t i = 0; i < group; i += LANES) total += widened(load<u8x16>(to + g * group + i) ^ (uint8_t)128);
+      uint32_t lanes[LANES];
+      store(lanes, total);
+      int32_t sum = (int32_t)(-128 * group);
+      for (int64_t i = 0; i < LANES; i++) sum += (int32_t)lanes[i];
       sums[row * groups + g] = sum;
     }
   }
@@ -160,12 +151,65 @@ void quantize_rows(const void* x, int64_t ldx, const int32_t* order, int64_t k, 
     quantize_rows_of((const uint16_t*)x, ldx, order, k, group, groups, q, scales, sums, begin, end);
 }
 
+// A tile of a group's sums in registers; those of the span are others.
+constexpr int INTEGER_REGISTERS = REGISTER_BYTES == 64 ? 12 : REGISTERS / 2;
+constexpr int QUANTIZED_ROWS = rows_of_tile(REGISTER_BYTES == 64 ? 6 : 4, INTEGER_REGISTERS);
+template <int ROWS>
+constexpr int QUANTIZED_VECTORS = vectors_of_tile(ROWS, INTEGER_REGISTERS);
+
+// acc + codes times inputs of a group, whose first input is the span's word `word`.
+template <int BITS, int ROWS, int VECTORS, typename Inputs>
+INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t group, const Inputs* inputs, int64_t word) {
+  for (int64_t k = 0; k < group; k += 32 / BITS, word += 8 / BITS) {
+    const char* at = codes + k * PANEL * BITS / 8;
+    ask_ahead<ROWS, VECTORS>(at, 4096);
+    for (int v = 0; v < VECTORS; v++) {
+      u32x16 w = load<u32x16>(at + v * LANES * 4);
+      if constexpr (BITS == 8 && SIGNED_CODES) w ^= splat(0x80808080u);
+      u32x16 low = w & splat(0x0f0f0f0fu), high = (w >> 4) & splat(0x0f0f0f0fu);
+      for (int r = 0; r < ROWS; r++)
+        if constexpr (BITS == 8) acc[r][v] = dot_bytes(acc[r][v], w, inputs[r], word);
+        else acc[r][v] = dot_bytes(dot_bytes(acc[r][v], low, inputs[r], word), high, inputs[r], word + 1);
+    }
+  }
+}
+
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+// The same of 4 bits in sums of 16: two products are at most 2 * 15 * 127, and 32 k of a channel are eight such sums in each half
+// of a word, which 16 bits hold. (Codes of 8 bits are too large for this: two products alone would not fit.)
+template <int BITS, int ROWS, int VECTORS>
+INLINE void add_group(i32x16 (&acc)[ROWS][VECTORS], const char* codes, int64_t group, const ByteInputs* inputs, int64_t word) {
+  static_assert(BITS == 4);
+  using Short = Lanes<int16_t, 32>;
+  auto products = [](u32x16 w, const char* q) {
+    auto of_register = [](auto a, auto b) { return (Lanes<int16_t, 16>)_mm256_maddubs_epi16((__m256i)a, (__m256i)b); };
+    return (Short)in_registers(of_register, w, splat(load<uint32_t>(q)));
+  };
+  for (int64_t begin = 0; begin < group; begin += 32) {
+    Short sums[ROWS][VECTORS] = {};
+    for (int64_t k = begin; k < begin + 32 && k < group; k += 8, word += 2) {
+      const char* at = codes + k * PANEL / 2;
+      ask_ahead<ROWS, VECTORS>(at, 4096);
+      for (int v = 0; v < VECTORS; v++) {
+        u32x16 w = load<u32x16>(at + v * LANES * 4), low = w & splat(0x0f0f0f0fu), high = (w >> 4) & splat(0x0f0f0f0fu);
+        for (int r = 0; r < ROWS; r++) {
+          const char* q = (const char*)inputs[r].q + word * 4;
+          sums[r][v] += products(low, q) + products(high, q + 4);
+        }
+      }
+    }
+    for (int r = 0; r < ROWS; r++)
+      for (int v = 0; v < VECTORS; v++) acc[r][v] = dot_pairs(acc[r][v], (u32x16)sums[r][v], 0x00010001u);
+  }
+}
+#endif
+
 // Spans [begin, end) of inputs for ROWS rows and VECTORS vectors of a panel, from zero.
 template <int BITS, int ROWS, int VECTORS>
 INLINE void accumulate_spans(f32x16 (&sum)[ROWS][VECTORS], const QuantizedArgs& args, const char* panel, int64_t row,
                              int first, int64_t begin, int64_t end) {
-  constexpr bool WITHOUT_ZERO = BITS == 8 && SIGNED_CODES;
-  constexpr int32_t ZERO = WITHOUT_ZERO ? 0 : 1 << (BITS - 1);
+  using Inputs = std::conditional_t<BITS == 8, Inputs8, Inputs4>;
+  constexpr int32_t ZERO = BITS == 8 && SIGNED_CODES ? 0 : 1 << (BITS - 1);
   int64_t group_bytes = quantized_group_bytes(BITS, args.group, args.has_min), per_span = SPAN / args.group;
   for (int r = 0; r < ROWS; r++)
     for (int v = 0; v < VECTORS; v++) sum[r][v] = f32x16{};
@@ -173,40 +217,20 @@ INLINE void accumulate_spans(f32x16 (&sum)[ROWS][VECTORS], const QuantizedArgs& 
     f32x16 part[ROWS][VECTORS];
     for (int r = 0; r < ROWS; r++)
       for (int v = 0; v < VECTORS; v++) part[r][v] = f32x16{};
-    int64_t last = (span + 1) * per_span < args.groups ? (span + 1) * per_span : args.groups;
-    for (int64_t g = span * per_span; g < last; g++) {
+    int64_t first_group = span * per_span, last = first_group + per_span < args.groups ? first_group + per_span : args.groups;
+    Inputs inputs[ROWS];
+    for (int r = 0; r < ROWS; r++)
+      inputs[r].arrange(args.q + ((row + r) * args.groups + first_group) * args.group, (last - first_group) * args.group);
+    for (int64_t g = first_group; g < last; g++) {
       const char* codes = panel + g * group_bytes + first * LANES * 4;
       const char* scales = panel + g * group_bytes + code_bytes<BITS>(args.group) + first * LANES * 2;
-      const int8_t* q[ROWS];
       i32x16 acc[ROWS][VECTORS];
-      for (int r = 0; r < ROWS; r++) {
-        int64_t at = (row + r) * args.groups + g;
-        q[r] = args.q + at * args.group;
-        for (int v = 0; v < VECTORS; v++) acc[r][v] = i32x16{} - ZERO * args.sums[at];
-      }
-      for (int64_t k = 0; k < args.group; k += 32 / BITS) {
-        const char* at = codes + k * PANEL * BITS / 8;
-        if constexpr (ROWS == 1) __builtin_prefetch(at + 4096);
-        for (int v = 0; v < VECTORS; v++) {
-          u32x16 w = load<u32x16>(at + v * LANES * 4);
-          if constexpr (WITHOUT_ZERO) w ^= splat(0x80808080u);
-          u32x16 low = w & splat(0x0f0f0f0fu), high = (w >> 4) & splat(0x0f0f0f0fu);
-          for (int r = 0; r < ROWS; r++) {
-            uint32_t a;
-            std::memcpy(&a, q[r] + k, 4);
-            if constexpr (BITS == 8) {
-              acc[r][v] = dot_bytes(acc[r][v], w, a);
-            } else {
-              uint32_t b;
-              std::memcpy(&b, q[r] + k + 4, 4);
-              acc[r][v] = dot_bytes(dot_bytes(acc[r][v], low, a), high, b);
-            }
-          }
-        }
-      }
+      for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) acc[r][v] = splat(-ZERO * args.sums[(row + r) * args.groups + g]);
+      add_group<BITS, ROWS, VECTORS>(acc, codes, args.group, inputs, (g - first_group) * args.group / 4);
       for (int v = 0; v < VECTORS; v++) {
         f32x16 scale = from_half(scales + v * LANES * 2);
-        for (int r = 0; r < ROWS; r++) part[r][v] = fma(__builtin_convertvector(acc[r][v], f32x16), scale, part[r][v]);
+        for (int r = 0; r < ROWS; r++) part[r][v] = fma(to_float(acc[r][v]), scale, part[r][v]);
       }
       if (args.has_min)
         for (int v = 0; v < VECTORS; v++) {
@@ -222,38 +246,32 @@ INLINE void accumulate_spans(f32x16 (&sum)[ROWS][VECTORS], const QuantizedArgs& 
   }
 }
 
-template <typename T, int BITS, int ROWS, int VECTORS>
-void quantized_tile(const QuantizedArgs& args, const char* panel, int64_t row, int64_t p, int first) {
+template <typename T, int BITS, int ROWS>
+void quantized_tile(const QuantizedArgs& args, const char* panel, int64_t row, int64_t p) {
+  constexpr int VECTORS = QUANTIZED_VECTORS<ROWS>;
   int64_t per_segment = (args.spans + SEGMENTS - 1) / SEGMENTS;
-  f32x16 sums[SEGMENTS][ROWS][VECTORS];
+  f32x16 sums[SEGMENTS][ROWS][PANEL_VECTORS];
   for (int s = 0; s < SEGMENTS; s++) {
     int64_t begin = s * per_segment < args.spans ? s * per_segment : args.spans;
     int64_t end = begin + per_segment < args.spans ? begin + per_segment : args.spans;
-    accumulate_spans<BITS, ROWS, VECTORS>(sums[s], args, panel, row, first, begin, end);
+    for (int first = 0; first < PANEL_VECTORS; first += VECTORS) {
+      f32x16 sum[ROWS][VECTORS];
+      accumulate_spans<BITS, ROWS, VECTORS>(sum, args, panel, row, first, begin, end);
+      for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) sums[s][r][first + v] = sum[r][v];
+    }
   }
-  finish<T, ROWS, VECTORS>(args.linear, sums, row, p, first);
+  finish<T, ROWS>(args.linear, sums, row, p);
 }
 
-template <typename T, int BITS, int MOST_ROWS, int VECTORS>
+template <typename T, int BITS>
 void quantized_panels_of(const QuantizedArgs& args, int64_t begin, int64_t end) {
   int64_t panel_bytes = args.groups * quantized_group_bytes(BITS, args.group, args.has_min);
   for (int64_t p = begin; p < end; p++) {
     const char* panel = (const char*)args.linear.w + p * panel_bytes;
-    in_tiles<MOST_ROWS>(args.linear.m, [&]<int ROWS>(int64_t row) {
-      // few rows leave registers for more channels, and more sums that do not wait for each other
-      constexpr int WIDTH = 2 * ROWS <= MOST_ROWS ? 2 * VECTORS : VECTORS;
-      for (int first = 0; first < PANEL_VECTORS; first += WIDTH)
-        quantized_tile<T, BITS, ROWS, WIDTH>(args, panel, row, p, first);
-    });
+    in_tiles<QUANTIZED_ROWS>(args.linear.m, [&]<int ROWS>(int64_t row) { quantized_tile<T, BITS, ROWS>(args, panel, row, p); });
   }
 }
-
-// Each sum takes an integer and a float register.
-#if defined(__AVX512F__)
-constexpr int QUANTIZED_ROWS = 6, QUANTIZED_VECTORS = 2;
-#else
-constexpr int QUANTIZED_ROWS = 2, QUANTIZED_VECTORS = 2;
-#endif
 
 }  // namespace
 }  // namespace twostroke
@@ -270,8 +288,8 @@ void quantized_panels(const QuantizedArgs& args, int64_t begin, int64_t end) {
   if (quantized_in_tiles(args, begin, end)) return;
 #endif
   auto run = [&]<typename T>(T) {
-    if (args.bits == 8) quantized_panels_of<T, 8, QUANTIZED_ROWS, QUANTIZED_VECTORS>(args, begin, end);
-    else quantized_panels_of<T, 4, QUANTIZED_ROWS, QUANTIZED_VECTORS>(args, begin, end);
+    if (args.bits == 8) quantized_panels_of<T, 8>(args, begin, end);
+    else quantized_panels_of<T, 4>(args, begin, end);
   };
   if (args.linear.type == Dtype::f32) run(float{});
   else run(uint16_t{});

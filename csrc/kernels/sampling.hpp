@@ -18,8 +18,7 @@
 namespace twostroke {
 namespace {
 
-typedef uint64_t u64x8 __attribute__((vector_size(64)));
-typedef uint32_t u32x8 __attribute__((vector_size(32)));
+using u64x8 = Lanes<uint64_t, 8>;
 
 constexpr double SLACK = 1e-9;
 constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15;
@@ -33,15 +32,11 @@ INLINE U splitmix64(U z) {
 
 // Above the noise of sixteen tokens from `first` on, by less than 0.07 where it is positive.
 INLINE f32x16 noise_bound(uint64_t key, int64_t first) {
-  u32x16 high;
-  for (int half = 0; half < 2; half++) {
-    u64x8 ids = u64x8{0, 1, 2, 3, 4, 5, 6, 7} + (uint64_t)(first + 8 * half + 1);
-    auto top = __builtin_convertvector(splitmix64(ids * GOLDEN + key) >> 32, u32x8);
-    std::memcpy((char*)&high + 32 * half, &top, 32);
-  }
+  alignas(64) static constexpr uint64_t IDS[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+  auto bits = [&](int half) { return splitmix64((load<u64x8>(IDS + 8 * half) + (uint64_t)first) * GOLDEN + key); };
   // 1 - u >= rest / 2^32, and log2(rest) >= exponent + fraction; where rest is 0 the bound is 110, above all noise
-  u32x16 rest = ~high;
-  f32x16 log2_rest = __builtin_convertvector((i32x16)__builtin_convertvector(rest, f32x16), f32x16) * splat(0x1p-23f) - splat(127.0f);
+  u32x16 rest = ~parts_of<uint32_t, 1>(bits(0), bits(1));
+  f32x16 log2_rest = to_float((i32x16)to_float(rest)) * splat(0x1p-23f) - splat(127.0f);
   return (splat(32.0f) - log2_rest) * splat(0.6931472f) + splat(1e-3f);  // more than all of this rounds off
 }
 

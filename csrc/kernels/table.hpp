@@ -10,7 +10,7 @@ enum class KvFormat : int32_t { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 };  // see
 
 // y[M, N] = x[M, K] W^T + bias (+ residual), or silu(x G^T + ..) * (x U^T + ..); weights in panels (see linear.hpp).
 struct LinearArgs {
-  const void* x;         // [M, K], rows ldx elements apart
+  const void* x;         // [M, K], rows ldx elements apart; see Kernels::wide_inputs
   int64_t ldx;
   const void* w;         // packed
   const float* bias;     // one per channel of all panels, or null
@@ -89,6 +89,7 @@ struct GumbelArgs {
 
 struct Kernels {
   const char* level;
+  bool wide_inputs;  // linear_panels and decoded_panels want inputs of bfloat16 as float32 (an even number of them)
   // Computes panels [begin, end) of PANEL channels each.
   void (*linear_panels)(const LinearArgs&, int64_t begin, int64_t end);
   void (*quantized_panels)(const QuantizedArgs&, int64_t begin, int64_t end);

@@ -1,13 +1,12 @@
-// Sixteen lanes on every processor: GCC's vector types, and the few operations that need an instruction by name.
+// Sixteen lanes on every processor, and the few operations on them that need an instruction by name.
 //
 // A level is one compilation of level.cpp. Nothing here contracts a*b+c by itself (-ffp-contract=off): where a product
 // and a sum are to be rounded once, the code says fma().
 #pragma once
 
-#include <cstdint>
-#include <cstring>
+#include "lanes.hpp"
 
-#if defined(__AVX2__) || defined(__AVX512F__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #elif defined(__ARM_NEON)
 #include <arm_neon.h>
@@ -16,70 +15,110 @@
 namespace twostroke {
 namespace {
 
-typedef float f32x16 __attribute__((vector_size(64)));
-typedef uint32_t u32x16 __attribute__((vector_size(64)));
-typedef int32_t i32x16 __attribute__((vector_size(64)));
-typedef uint16_t u16x16 __attribute__((vector_size(32)));
+using f32x16 = Lanes<float, 16>;
+using u32x16 = Lanes<uint32_t, 16>;
+using i32x16 = Lanes<int32_t, 16>;
+using u16x16 = Lanes<uint16_t, 16>;
+using u8x16 = Lanes<uint8_t, 16>;
 
-#define INLINE inline __attribute__((always_inline))
+INLINE f32x16 splat(float a) { return filled<f32x16>(a); }
+INLINE u32x16 splat(uint32_t a) { return filled<u32x16>(a); }
+INLINE i32x16 splat(int32_t a) { return filled<i32x16>(a); }
 
-template <typename V>
-INLINE V load(const void* p) {
-  V v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
+// 0 to 15.
+INLINE i32x16 lane_numbers() {
+  alignas(64) static constexpr int32_t NUMBERS[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return load<i32x16>(NUMBERS);
 }
-
-template <typename V>
-INLINE void store(void* p, V v) {
-  std::memcpy(p, &v, sizeof v);
-}
-
-INLINE f32x16 splat(float a) { return f32x16{} + a; }
-INLINE u32x16 splat(uint32_t a) { return u32x16{} + a; }
 
 // a * b + c, rounded once where the processor can.
 INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
-  f32x16 out;
-  for (int half = 0; half < 2; half++) {
-    __m256 x, y, z;
-    std::memcpy(&x, (const char*)&a + 32 * half, 32);
-    std::memcpy(&y, (const char*)&b + 32 * half, 32);
-    std::memcpy(&z, (const char*)&c + 32 * half, 32);
-    z = _mm256_fmadd_ps(x, y, z);
-    std::memcpy((char*)&out + 32 * half, &z, 32);
-  }
-  return out;
+  auto of_register = [](auto x, auto y, auto z) { return (Lanes<float, 8>)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z); };
+  return in_registers(of_register, a, b, c);
 #elif defined(__ARM_NEON)
-  f32x16 out;
-  for (int part = 0; part < 4; part++) {
-    float32x4_t x, y, z;
-    std::memcpy(&x, (const char*)&a + 16 * part, 16);
-    std::memcpy(&y, (const char*)&b + 16 * part, 16);
-    std::memcpy(&z, (const char*)&c + 16 * part, 16);
-    z = vfmaq_f32(z, x, y);
-    std::memcpy((char*)&out + 16 * part, &z, 16);
-  }
-  return out;
+  auto of_register = [](auto x, auto y, auto z) {
+    return (Lanes<float, 4>)vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
+  };
+  return in_registers(of_register, a, b, c);
 #else
   return a * b + c;
 #endif
 }
 
-// acc += a[0] * w[.][0] + a[1] * w[.][1]: a pair of bf16 times sixteen pairs of bf16.
-INLINE f32x16 dot_bf16(f32x16 acc, uint32_t a, u32x16 w) {
-#if defined(__AVX512BF16__)
-  return (f32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)w);
+// ---------------------------------------------------------------- numbers of other types
+
+INLINE f32x16 to_float(i32x16 v) {
+  return in_registers([](auto x) { return __builtin_convertvector(x, Lanes<float, sizeof x / 4>); }, v);
+}
+INLINE f32x16 to_float(u32x16 v) {
+  return in_registers([](auto x) { return __builtin_convertvector(x, Lanes<float, sizeof x / 4>); }, v);
+}
+INLINE i32x16 to_int(f32x16 v) {
+  return in_registers([](auto x) { return __builtin_convertvector(x, Lanes<int32_t, sizeof x / 4>); }, v);
+}
+
+// Sixteen small integers, one to a lane; by name, since GCC 12 takes a conversion apart.
+INLINE u32x16 widened(u16x16 v) {
+#if defined(__AVX512F__)
+  return (u32x16)_mm512_maskz_cvtepu16_epi32((__mmask16)-1, (__m256i)v);
+#elif defined(__AVX2__)
+  return {(Lanes<uint32_t, 8>)_mm256_cvtepu16_epi32(_mm256_castsi256_si128((__m256i)v)),
+          (Lanes<uint32_t, 8>)_mm256_cvtepu16_epi32(_mm256_extracti128_si256((__m256i)v, 1))};
 #else
-  uint32_t low = a << 16, high = a & 0xffff0000u;
-  float a0, a1;
-  std::memcpy(&a0, &low, 4);
-  std::memcpy(&a1, &high, 4);
-  acc = fma(splat(a0), (f32x16)(w << 16), acc);
-  return fma(splat(a1), (f32x16)(w & splat(0xffff0000u)), acc);
+  return in_registers([](auto x) {
+    using Wide = Lanes<uint32_t, 4>;
+    return Halves<Wide>{(Wide)__builtin_shufflevector(x, decltype(x){}, 0, 8, 1, 9, 2, 10, 3, 11),
+                        (Wide)__builtin_shufflevector(x, decltype(x){}, 4, 12, 5, 13, 6, 14, 7, 15)};
+  }, v);
+#endif
+}
+INLINE u32x16 widened(u8x16 v) {
+#if defined(__AVX512F__)
+  return (u32x16)_mm512_maskz_cvtepu8_epi32((__mmask16)-1, (__m128i)v);
+#elif defined(__AVX2__)
+  return {(Lanes<uint32_t, 8>)_mm256_cvtepu8_epi32((__m128i)v),
+          (Lanes<uint32_t, 8>)_mm256_cvtepu8_epi32(_mm_unpackhi_epi64((__m128i)v, (__m128i)v))};
+#else
+  using Wide = Lanes<uint16_t, 8>;
+  return widened(u16x16{(Wide)__builtin_shufflevector(v, u8x16{}, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23),
+                        (Wide)__builtin_shufflevector(v, u8x16{}, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)});
+#endif
+}
+
+// The upper 16 bits of every lane, and the lowest 8.
+INLINE u16x16 upper_halves(u32x16 v) {
+#if defined(__AVX512F__)
+  return (u16x16)_mm512_maskz_cvtepi32_epi16((__mmask16)-1, (__m512i)(v >> 16));
+#else
+  return parts_of<uint16_t, 1>(v.low, v.high);
+#endif
+}
+INLINE u8x16 lowest_bytes(i32x16 v) {
+#if defined(__AVX512F__)
+  return (u8x16)_mm512_maskz_cvtepi32_epi8((__mmask16)-1, (__m512i)v);
+#else
+  auto halves = halves_of(parts_of<uint16_t, 0>(v.low, v.high));
+  return parts_of<uint8_t, 0>(halves.low, halves.high);
+#endif
+}
+
+INLINE f32x16 from_half(const void* p) {
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_maskz_cvtph_ps((__mmask16)-1, _mm256_loadu_si256((const __m256i*)p));
+#elif defined(__F16C__)
+  const __m128i* at = (const __m128i*)p;
+  return {(Lanes<float, 8>)_mm256_cvtph_ps(_mm_loadu_si128(at)), (Lanes<float, 8>)_mm256_cvtph_ps(_mm_loadu_si128(at + 1))};
+#elif defined(__ARM_NEON)
+  auto four = [&](int64_t first) { return (Lanes<float, 4>)vcvt_f32_f16(load<float16x4_t>((const char*)p + first * 2)); };
+  return {{four(0), four(4)}, {four(8), four(12)}};
+#else
+  // Shifted into place a half is a float whose exponent is too small by 112; what was subnormal comes right by itself.
+  u32x16 bits = widened(load<u16x16>(p));
+  f32x16 magnitude = (f32x16)((bits & splat(0x7fffu)) << 13) * splat(0x1p112f);
+  return (f32x16)((u32x16)magnitude | (bits & splat(0x8000u)) << 16);
 #endif
 }
 
@@ -92,31 +131,64 @@ INLINE u16x16 to_bf16(f32x16 v) {
   u32x16 rounded = bits + splat(0x7fffu) + ((bits >> 16) & splat(1u));
   u32x16 is_nan = (u32x16)(v != v);
   rounded = (is_nan & (bits | splat(0x400000u))) | (~is_nan & rounded);
-  return __builtin_convertvector(rounded >> 16, u16x16);
+  return upper_halves(rounded);
 #endif
 }
 
-INLINE f32x16 from_bf16(u16x16 v) { return (f32x16)(__builtin_convertvector(v, u32x16) << 16); }
+INLINE f32x16 from_bf16(u16x16 v) { return (f32x16)(widened(v) << 16); }
+
+// Two bf16 to a lane, the first of them in its lower half: what they are as floats.
+INLINE f32x16 first_of_pair(u32x16 pairs) { return (f32x16)(pairs << 16); }
+INLINE f32x16 second_of_pair(u32x16 pairs) { return (f32x16)(pairs & splat(0xffff0000u)); }
+
+// ---------------------------------------------------------------- lanes beside lanes
 
 // Lanes of a where mask is all ones, of b where it is zero.
 INLINE f32x16 select(i32x16 mask, f32x16 a, f32x16 b) {
   return (f32x16)(((u32x16)mask & (u32x16)a) | (~(u32x16)mask & (u32x16)b));
 }
 
-INLINE f32x16 larger(f32x16 a, f32x16 b) { return select(a > b, a, b); }
+// a < b ? a : b and a > b ? a : b, of any number of lanes.
+struct Smaller {
+  template <typename V>
+  INLINE V operator()(V a, V b) const {
+    if constexpr (IS_HALVES<V>) return {(*this)(a.low, b.low), (*this)(a.high, b.high)};
+#if defined(__AVX512F__)
+    else if constexpr (sizeof(V) == 64) return (V)_mm512_maskz_min_ps((__mmask16)-1, (__m512)a, (__m512)b);
+#endif
+    else return a < b ? a : b;
+  }
+};
+struct Larger {
+  template <typename V>
+  INLINE V operator()(V a, V b) const {
+    if constexpr (IS_HALVES<V>) return {(*this)(a.low, b.low), (*this)(a.high, b.high)};
+#if defined(__AVX512F__)
+    else if constexpr (sizeof(V) == 64) return (V)_mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b);
+#endif
+    else return a > b ? a : b;
+  }
+};
+constexpr Smaller smaller;
+constexpr Larger larger;
+
+INLINE f32x16 magnitude(f32x16 v) { return (f32x16)((u32x16)v & splat(0x7fffffffu)); }
 
 // Halves folded onto each other: always the same tree.
-template <typename F>
-INLINE float folded(f32x16 v, const F& f) {
-  v = f(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-  v = f(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-  v = f(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
-  v = f(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
-  return v[0];
+template <typename V, typename F>
+INLINE float folded(V v, const F& f) {
+  if constexpr (sizeof(V) > 16) {
+    auto halves = halves_of(v);
+    return folded(f(halves.low, halves.high), f);
+  } else {
+    v = f(v, (V)__builtin_shufflevector(v, v, 2, 3, 0, 1));
+    v = f(v, (V)__builtin_shufflevector(v, v, 1, 0, 3, 2));
+    return v[0];
+  }
 }
 
 INLINE float sum_of(f32x16 v) {
-  return folded(v, [](f32x16 a, f32x16 b) { return a + b; });
+  return folded(v, [](auto a, auto b) { return a + b; });
 }
 
 INLINE float largest_of(f32x16 v) { return folded(v, larger); }
@@ -138,9 +210,11 @@ INLINE f32x16 exp(f32x16 x) {
   p = fma(p, r, splat(1.6666665459e-1f));
   p = fma(p, r, splat(5.0000001201e-1f));
   p = fma(p, r * r, r + splat(1.0f));
-  i32x16 exponent = ((i32x16)shifted << 23) + (i32x16{} + 0x3f800000);  // the magic number has no low bits
+  i32x16 exponent = ((i32x16)shifted << 23) + splat(0x3f800000);  // the magic number has no low bits
   return select(vanishes, f32x16{}, p * (f32x16)exponent);
 }
+
+// ---------------------------------------------------------------- memory
 
 // Some of sixteen lanes; the others are zero and untouched.
 INLINE f32x16 load_some(const float* p, int64_t count) {

@@ -232,6 +232,25 @@ void check_weights(const Kernels& kernels, int64_t n, int64_t k, int64_t group, 
   }
 }
 
+// Every code at one end of its range and every input at one of its: sums as large as they come, which no register may cut off.
+void check_largest(const Kernels& kernels, int bits, int64_t group) {
+  constexpr int64_t N = 16, K = 512;
+  int highest = (1 << bits) - 1;
+  std::vector<uint16_t> scales((size_t)(N * K / group), nearest_half(1.0));
+  for (int code : {0, highest})
+    for (float input : {1.0f, -1.0f}) {
+      std::vector<uint8_t> codes((size_t)(N * K), (uint8_t)code);
+      std::vector<uint8_t> packed((size_t)packed_quantized_bytes(N, K, false, bits, group, false));
+      pack_quantized(at(codes), at(scales), 0, at(packed), N, K, false, bits, group);
+      std::vector<float> x((size_t)(ROWS * K), input), y((size_t)(ROWS * N));
+      quantized_linear(kernels, at(x), K, at(packed), 0, 0, at(y), ROWS, N, K, false, TYPE<float>, bits, group, false, 0);
+      double expected = (double)input * (code - (1 << (bits - 1))) * (double)K;
+      for (float found : y)
+        expect_close(found, expected, std::fabs(expected) * 1e-5,
+                     [&] { return text(kernels.level, " largest sums, ", bits, " bits group=", group); });
+    }
+}
+
 template <typename T>
 void all_cases(const Kernels& kernels) {
   for (Values values : {Values::normal, Values::tiny, Values::mixed, Values::sparse})
@@ -269,6 +288,8 @@ void all_cases(const Kernels& kernels) {
 }  // namespace
 
 void test_quantized(const Kernels& kernels) {
+  for (int bits : {8, 4})
+    for (int64_t group : {16, 32, 64, 128}) check_largest(kernels, bits, group);
   all_cases<float>(kernels);
   all_cases<uint16_t>(kernels);
 }
