@@ -243,7 +243,7 @@ void check_largest(const Kernels& kernels, int bits, int64_t group) {
       std::vector<uint8_t> packed((size_t)packed_quantized_bytes(N, K, false, bits, group, false));
       pack_quantized(at(codes), at(scales), 0, at(packed), N, K, false, bits, group);
       std::vector<float> x((size_t)(ROWS * K), input), y((size_t)(ROWS * N));
-      quantized_linear(kernels, at(x), K, at(packed), 0, 0, at(y), ROWS, N, K, false, TYPE<float>, bits, group, false, 0);
+      quantized_linear(kernels, at(x), K, at(packed), 0, 0, at(y), ROWS, N, K, false, TYPE<float>, bits, group, false, 0, true);
       double expected = (double)input * (code - (1 << (bits - 1))) * (double)K;
       for (float found : y)
         expect_close(found, expected, std::fabs(expected) * 1e-5,
