@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CMAKE := $(BIN)/cmake
 
 .PHONY: run demo test check bench soak train native native-test native-test-address native-test-thread native-test-arm clean
 
@@ -36,34 +37,34 @@ $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) $(wil
 	touch $@
 
 # The native module inside src/, for working on it without installing: PYTHONPATH=src then finds it.
-native:
-	cmake -S . -B build/native -DPython_EXECUTABLE=$(abspath $(BIN)/python) -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir)
-	cmake --build build/native --parallel
-	cmake --install build/native --prefix src
+native: $(STAMP)
+	$(CMAKE) -S . -B build/native -DPython_EXECUTABLE=$(abspath $(BIN)/python) -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir)
+	$(CMAKE) --build build/native --parallel
+	$(CMAKE) --install build/native --prefix src
 
 # The kernels without Python, under the compiler's sanitizers: levels that have code of their own (avx512 is avx512_bf16 but for
 # one product), as far as this processor runs them; the pool of threads with the plainest, since who shares what is the same.
-NATIVE_TEST := cmake -S . -DTWOSTROKE_MODULE=OFF -DTWOSTROKE_TESTS=ON -DTWOSTROKE_OPTIMISE=-O1
+NATIVE_TEST := $(CMAKE) -S . -DTWOSTROKE_MODULE=OFF -DTWOSTROKE_TESTS=ON -DTWOSTROKE_OPTIMISE=-O1
 IS_ARM := $(filter aarch64 arm64,$(shell uname -m))
 SANITIZED_LEVELS := $(if $(IS_ARM),neon;neon_dotprod,portable;avx2;avx512_bf16;amx)
 PLAINEST_LEVEL := $(if $(IS_ARM),neon,portable)
 native-test: native-test-address native-test-thread
 
-native-test-address:
+native-test-address: $(STAMP)
 	$(NATIVE_TEST) -B build/native-address -DTWOSTROKE_SANITIZE=address,undefined -DTWOSTROKE_LEVELS="$(SANITIZED_LEVELS)"
-	cmake --build build/native-address --parallel
+	$(CMAKE) --build build/native-address --parallel
 	build/native-address/native_tests
 
-native-test-thread:
+native-test-thread: $(STAMP)
 	$(NATIVE_TEST) -B build/native-thread -DTWOSTROKE_SANITIZE=thread -DTWOSTROKE_LEVELS=$(PLAINEST_LEVEL)
-	cmake --build build/native-thread --parallel
+	$(CMAKE) --build build/native-thread --parallel
 	build/native-thread/native_tests
 
 # The kernels of 64-bit Arm on an emulated processor. Debian: apt install g++-aarch64-linux-gnu qemu-user
-native-test-arm:
+native-test-arm: $(STAMP)
 	$(NATIVE_TEST) -B build/native-arm -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake
-	cmake --build build/native-arm --parallel
-	ctest --test-dir build/native-arm --verbose
+	$(CMAKE) --build build/native-arm --parallel
+	$(BIN)/ctest --test-dir build/native-arm --verbose
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
