@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -182,5 +183,11 @@ def operators_for(
             f"kernels={kernels}: {native.why_not(device.type, str(dtype))}. Leave it out, and torch's operators serve."
         )
     if device.type == "cpu":
-        log.info("%s: torch's own operators serve, slower", native.why_not(device.type, str(dtype)))
+        _warn_once(f"{native.why_not(device.type, str(dtype))}; torch's own operators serve, slower")
     return reference.operators()
+
+
+@cache
+def _warn_once(line: str) -> None:
+    """Several operators and engines of a process have the same to say, and nobody asked for any of them to be slow."""
+    log.warning(line)

@@ -203,3 +203,44 @@ def test_a_stream_copies_no_more_than_it_prints(
     load = LoadBesideModel(threads=1)
     generate("import os\n", load=load, cache=CacheConfig(kv_cache_memory=1 << 24), quiet=True)
     assert len(capsys.readouterr().out) > len("import os\n")
+
+
+SLOWER = "torch's own operators serve, slower"
+WITHOUT_NATIVE = """
+import sys
+sys.modules["twostroke.kernels.native._native"] = None  # as where it was not built
+from twostroke.cli.main import main
+main()
+"""
+
+
+def without_native(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", WITHOUT_NATIVE, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+ONE_TOKEN = ("generate", "import os", "--max-tokens", "1", *SMALL)
+
+
+def test_one_line_says_that_the_native_kernels_are_missing() -> None:
+    done = without_native(*ONE_TOKEN)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if "not built" in line] == [
+        "the native kernels were not built (no C++20 compiler when the package was installed); " + SLOWER
+    ]
+    done = without_native(*ONE_TOKEN, "--json", "--quiet")
+    assert json.loads(done.stdout)["prompt"] == "import os"
+    assert done.stderr.count(SLOWER) == 1
+
+
+def test_who_asked_for_the_reference_is_told_nothing() -> None:
+    done = without_native(*ONE_TOKEN, "--kernels", "reference")
+    assert done.returncode == 0, done.stderr
+    assert SLOWER not in done.stderr
+
+
+def test_one_line_says_that_the_native_kernels_lack_a_type() -> None:
+    done = twostroke(*ONE_TOKEN, "--dtype", "float16")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(SLOWER) == 1
+    assert SLOWER not in twostroke(*ONE_TOKEN, "--dtype", "float16", "--kernels", "reference").stderr
