@@ -29,13 +29,13 @@ def settings(options: Any) -> dict[str, Any]:
 
 
 def model_name(model: str) -> str:
-    """A hub id or "embedded" as it is, a folder by its name.
+    """A hub id or "embedded" as it is, a folder or a GGUF file by its name.
 
     >>> model_name("Qwen/Qwen3-0.6B"), model_name("/usr/")
     ('Qwen/Qwen3-0.6B', 'usr')
     """
     path = Path(model).expanduser()
-    return last_part(path) if path.is_dir() else model
+    return last_part(path) if path.exists() else model
 
 
 def last_part(path: Path) -> str:

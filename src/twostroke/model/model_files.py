@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from twostroke.config.load import Quantization
 from twostroke.config.model import ModelConfig
-from twostroke.errors import ModelNotFound
+from twostroke.errors import ModelNotFound, UnsupportedModel
 from twostroke.gguf.container import GGUFFile
 from twostroke.model.checkpoint import find_model_folder, read_model_config
 from twostroke.model.gguf.model_config import read_gguf_config
@@ -64,12 +64,36 @@ def find_model(model: str, *, with_weights: bool = True) -> ModelFiles:
         CorruptCheckpoint: a GGUF file that is truncated or none.
         UnsupportedModel: a GGUF file with tensors or of a version that are not read.
     """
+    path = _gguf_path(model)
+    return ModelFolder(find_model_folder(model, with_weights=with_weights)) if path is None else GGUFModel(path)
+
+
+def find_folder_only(model: str, why: str) -> Path:
+    """The folder of a model, for what a GGUF file cannot be used for.
+
+    Args:
+        model: a folder, a hub id, or "embedded".
+        why: what a folder is needed for: "bench compare writes ...".
+
+    Raises:
+        UnsupportedModel: it is a GGUF file.
+        ModelNotFound: no such file or folder, and the hub does not have it or cannot be reached.
+    """
+    if _gguf_path(model) is not None:
+        raise UnsupportedModel(
+            f"{model!r} is a GGUF file; {why}. Give the folder or hub id that the file was made from."
+        )
+    return find_model_folder(model)
+
+
+def _gguf_path(model: str) -> Path | None:
+    """Where the GGUF file is that these words name; None if they name something else."""
     path = Path(model).expanduser()
-    if path.suffix.lower() == ".gguf" and not path.is_dir():
-        if not path.is_file():
-            raise ModelNotFound(f"there is no file {model!r}. Check the path.")
-        return GGUFModel(path)
-    return ModelFolder(find_model_folder(model, with_weights=with_weights))
+    if path.suffix.lower() != ".gguf" or path.is_dir():
+        return None
+    if not path.is_file():
+        raise ModelNotFound(f"there is no file {model!r}. Check the path.")
+    return path
 
 
 class ModelFolder:

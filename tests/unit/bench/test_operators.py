@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from gguf_files import fixture
 from twostroke.bench import limits
 from twostroke.bench.limits import Limits, measure_limits
+from twostroke.bench.operators.rowwise import sampling_subjects
 from twostroke.bench.operators.run import OPERATORS, KernelOptions, measure, num_copies, print_kernels, run_kernels
 from twostroke.bench.operators.subject import Point, Subject, against_reference, relative_error
 from twostroke.errors import InvalidParameter
 from twostroke.kernels import native, reference
 from twostroke.kernels.dispatch import Operators, operators_for
+from twostroke.model.model_files import find_model
 
 SOME_LIMITS = Limits(1e9, {"float32": 1e10, "bfloat16": 2e10, "int8": 1e10})
 
@@ -32,7 +36,9 @@ def test_all_operators_are_right_at_every_level(
     (path,) = tmp_path.glob("kernels-*-quick.json")
     found = json.loads(path.read_text())["results"]["kernels"]
     assert {one["operator"] for one in found} == set(OPERATORS)
-    assert {one["backend"] for one in found} == {"reference", *native.levels()}
+    for operator in OPERATORS:
+        backends = {one["backend"] for one in found if one["operator"] == operator}
+        assert backends == {"reference", *native.levels()}, operator
     assert {one["kind"] for one in found if one["operator"] == "linear"} == {"bf16", "f32", "int8", "int4"}
     for one in found:
         assert one["is_right"], one
@@ -64,6 +70,35 @@ def test_a_wrong_result_is_told_and_not_timed(wrong_by: float, is_right: bool) -
     (found,) = measure(_subject(wrong_by), native.levels()[-1], SOME_LIMITS, 1, 0)
     assert found.is_right == is_right
     assert (found.seconds is not None) == is_right
+
+
+def test_a_backends_own_draw_is_what_is_measured(random_models: dict[str, Path]) -> None:
+    """One that draws a neighbour is found out, in the rows that go through it."""
+    config = find_model(str(random_models["llama"])).config()
+
+    def wrong_draw(logits: Tensor, peaks: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
+        del peaks, temperatures, keys
+        return torch.zeros(len(logits), dtype=torch.int64)
+
+    errors = {True: dict[str, float](), False: dict[str, float]()}
+    for is_wrong, found in errors.items():
+        operators = replace(reference.operators(), gumbel_argmax=wrong_draw if is_wrong else None)
+        for subject in sampling_subjects(config, quick=True):
+            found[subject.kind] = subject.error(0, subject.build(operators)(0))
+    assert set(errors[False].values()) == {0.0}
+    assert errors[True].pop("temperature") > 0.5
+    assert set(errors[True].values()) == {0.0}
+
+
+def test_a_gguf_file_has_shapes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_STREAM_BYTES", 1 << 22)
+    monkeypatch.setattr(limits, "_SIDES", (64,))
+    model = fixture("llama-q4_0")
+    run_kernels(KernelOptions(model=str(model), operator="rms_norm", backend="reference", quick=True, results=tmp_path))
+    saved = (tmp_path / "kernels-llama-q4_0.gguf-quick.json").read_text()
+    hidden_size = find_model(str(model)).config().hidden_size
+    assert [one["shape"] for one in json.loads(saved)["results"]["kernels"]] == [f"32 rows of {hidden_size}"]
+    assert str(model) not in saved
 
 
 def test_shares_are_told_only_of_what_no_cache_holds() -> None:

@@ -27,7 +27,7 @@ from twostroke.config.load import MAX_THREADS, Kernels
 from twostroke.config.model import ModelConfig
 from twostroke.kernels import native
 from twostroke.kernels.dispatch import operators_for
-from twostroke.model.checkpoint import find_model_folder, read_model_config
+from twostroke.model.model_files import find_model
 
 
 class _Subjects(Protocol):
@@ -54,7 +54,7 @@ class KernelOptions:
     """What is measured."""
 
     model: str = "embedded"
-    """Whose shapes: a model folder, a hub id, or 'embedded'. Its weights are not read."""
+    """Whose shapes: a model folder, a GGUF file, a hub id, or 'embedded'. Its weights are not read."""
     operator: str = "all"
     """linear, attention, rms_norm, rotate, sampling, or all."""
     backend: str = "auto"
@@ -111,7 +111,7 @@ def run_kernels(options: KernelOptions | None = None) -> BenchResult:
     """
     options = options or KernelOptions()
     check_folder(options.results)
-    config = read_model_config(find_model_folder(options.model))
+    config = find_model(options.model).config()
     threads = options.threads or Hardware.of_this_machine().cores
     limits = measure_limits(operators_for(torch.device("cpu"), torch.bfloat16), threads)
     with torch.inference_mode():
@@ -136,9 +136,8 @@ def _measure_all(config: ModelConfig, options: KernelOptions, limits: Limits, th
     with tqdm(subjects, unit="operator", disable=None, leave=False) as bar:
         for subject in bar:
             for backend in options.backends:
-                if subject.backends is None or backend in subject.backends:
-                    bar.set_description(f"{subject.operator} {subject.kind}, {backend}")
-                    yield from measure(subject, backend, limits, threads, cold_bytes)
+                bar.set_description(f"{subject.operator} {subject.kind}, {backend}")
+                yield from measure(subject, backend, limits, threads, cold_bytes)
 
 
 def measure(subject: Subject, backend: str, limits: Limits, threads: int, cold_bytes: int) -> Iterator[Measured]:

@@ -38,8 +38,6 @@ class Subject:
     """How wrong a point's result is; see `relative_error`."""
     tolerance: float
     """Largest error that is rounding."""
-    backends: tuple[str, ...] | None = None
-    """The only ones that it has; None: all."""
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
