@@ -23,8 +23,9 @@ from twostroke.config.model import ModelConfig
 from twostroke.errors import InvalidParameter, SetupError
 from twostroke.kernels.dispatch import Operators, operators_for
 from twostroke.kernels.quantized_weight import QuantizedWeight
-from twostroke.model.checkpoint import find_model_folder, read_model_config
+from twostroke.model.checkpoint import read_model_config
 from twostroke.model.loader import multiplied_parts, open_weights, read_float
+from twostroke.model.model_files import find_folder_only
 from twostroke.model.weight_source import WeightSource
 
 MOST_BYTES_PER_FILE = 4 << 30
@@ -63,12 +64,12 @@ def quantize_folder(
 
     Raises:
         InvalidParameter: `out` exists or cannot be written, a group size that is none or does not divide a map.
-        SetupError: no such model, or one that is quantized already.
+        SetupError: no such model, a GGUF file, or a folder that is quantized already.
     """
     group_size = _checked_group_size(quantization, group_size)
     if out.exists():
         raise InvalidParameter("OUT", str(out), "exists already", "Give another folder, or remove it first.")
-    folder = find_model_folder(model)
+    folder = find_folder_only(model, "its weights run as they are stored, and only a folder's are quantized")
     config = read_model_config(folder)
     source = open_weights(folder, config)
     if source.quantization is not None:

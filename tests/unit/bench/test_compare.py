@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from gguf_files import fixture
 from peer_scripts import SCRIPTS, script_peer
 from twostroke.bench import limits
 from twostroke.bench.compare.measures import Work, checked_tokens, figures_of
@@ -20,7 +21,7 @@ from twostroke.bench.compare.options import CompareOptions
 from twostroke.bench.compare.peer import Peer, PeerFailed, PeerProcess
 from twostroke.bench.compare.run import Contest, run_compare
 from twostroke.bench.compare.show import print_compared
-from twostroke.errors import InvalidParameter
+from twostroke.errors import InvalidParameter, UnsupportedModel
 
 PYTHON = Path(sys.executable)
 SMALL: dict[str, Any] = {
@@ -218,3 +219,8 @@ def test_options_that_mean_nothing_are_refused(bad: dict[str, Any], name: str) -
 def test_work_that_does_not_fit_the_context_is_refused(random_models: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="640"):
         run_compare(CompareOptions(model=str(random_models["llama"]), results=tmp_path, prefill_length=1000))
+
+
+def test_a_gguf_file_is_refused_for_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"llama-q4_0\.gguf' is a GGUF file; .*Give the folder or hub id"):
+        run_compare(CompareOptions(model=str(fixture("llama-q4_0")), peers="", results=tmp_path))

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from gguf_files import fixture
 from twostroke.bench import limits
 from twostroke.bench.reproduce.claim import ReproduceOptions
 from twostroke.bench.reproduce.run import reproduce
+from twostroke.bench.sweep import run as sweep_run
 from twostroke.bench.sweep.fit import fit_quadratic
 from twostroke.bench.sweep.points import least_s
 from twostroke.bench.sweep.run import SweepOptions, run_sweep
@@ -122,3 +124,17 @@ def test_r13_reports_a_small_model_and_claims_nothing(
     assert len(found.claims) == 6
     assert all(claim.holds is None for claim in found.claims)
     assert found.remarks
+
+
+def test_a_gguf_file_is_swept_at_the_rate_of_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = limits.Limits(1e9, {"float32": 1e9, "bfloat16": 2e9, "int8": 4e9})
+    monkeypatch.setattr(sweep_run, "measure_limits", lambda *_: known)
+    model = fixture("llama-q4_0")
+    options = SweepOptions(
+        prompt_lengths="4,8,16", contexts="8", batch_sizes="1", batch_context=8, steps=4, results=tmp_path, plots=False
+    )
+    found = run_sweep(options, LoadConfig(model=str(model), threads=1)).results
+    saved = (tmp_path / "sweep-llama-q4_0.gguf.json").read_text()
+    assert json.loads(saved)["config"]["load"]["model"] == model.name
+    assert str(model) not in saved
+    assert found["machine"]["flops_per_s"] == 4e9

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from gguf_files import fixture
 from twostroke import LLM, SamplingParams
-from twostroke.errors import InvalidParameter, SetupError, TwostrokeError
+from twostroke.errors import InvalidParameter, ModelNotFound, SetupError, TwostrokeError, UnsupportedModel
 from twostroke.model import quantize_folder as module
 from twostroke.model.quantize_folder import quantize_folder
 
@@ -94,3 +95,10 @@ def test_config_says_how_weights_are_stored(random_models: dict[str, Path], tmp_
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (
         random_models["llama"] / "tokenizer.json"
     ).read_bytes()
+
+
+def test_a_gguf_file_is_refused_for_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"llama-q4_0\.gguf' is a GGUF file; .*Give the folder or hub id"):
+        quantize_folder(str(fixture("llama-q4_0")), tmp_path / "out", "int8")
+    with pytest.raises(ModelNotFound, match="there is no file"):
+        quantize_folder(str(tmp_path / "absent.gguf"), tmp_path / "out", "int8")

@@ -39,7 +39,8 @@ from twostroke.bench.report import BenchResult, Hardware, check_folder, save
 from twostroke.bench.workload import SyntheticSpec, synthetic
 from twostroke.errors import InvalidParameter, TwostrokeError
 from twostroke.kernels.dispatch import operators_for
-from twostroke.model.checkpoint import find_model_folder, read_model_config
+from twostroke.model.checkpoint import read_model_config
+from twostroke.model.model_files import find_folder_only
 
 
 @dataclass(slots=True)
@@ -182,12 +183,12 @@ def run_compare(options: CompareOptions | None = None) -> BenchResult:
 
     Raises:
         InvalidParameter: the work does not fit the model's context, or results cannot be written.
-        SetupError: the model cannot be read, or matplotlib is missing while plots are wanted.
+        SetupError: the model cannot be read or is a GGUF file, or matplotlib is missing while plots are wanted.
     """
     options = options or CompareOptions()
     began_s = time.monotonic()
     check_folder(options.results)
-    folder = find_model_folder(options.model).resolve()
+    folder = find_folder_only(options.model, "each peer's own file is made from a folder's weights").resolve()
     config = read_model_config(folder)
     if options.max_request_tokens > config.max_context:
         limit = f"the longest request, {options.max_request_tokens} tokens, exceeds its context ({config.max_context})"

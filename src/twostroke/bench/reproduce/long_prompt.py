@@ -26,7 +26,8 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.kv_format import resolve_kv_format
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.model.checkpoint import find_model_folder, read_model_config
+from twostroke.model.checkpoint import read_model_config
+from twostroke.model.model_files import find_folder_only
 
 BUDGET = 512
 NUM_SHORT = 8
@@ -87,7 +88,8 @@ def _model(
 ) -> tuple[Run, dict[str, Any]]:
     longest = workload.max_request_tokens
     with tempfile.TemporaryDirectory(prefix="twostroke-bench-") as temporary:
-        folder = _with_longer_context(find_model_folder(options.model), Path(temporary), longest)
+        own = find_folder_only(options.model, "its context is lengthened in a folder's config.json")
+        folder = _with_longer_context(own, Path(temporary), longest)
         config = read_model_config(folder)
         num_blocks = sum(-(-r.num_tokens // cache.block_size) for r in workload.requests)
         engine = model_engine(

@@ -19,7 +19,7 @@ from twostroke.bench.sweep.run import SweepOptions, measure_sweep
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
 from twostroke.kernels.dispatch import operators_for
-from twostroke.model.checkpoint import find_model_folder, read_model_config
+from twostroke.model.model_files import find_model
 
 _TITLE = "R13: decode beside its roofline"
 _LARGEST_CACHE = 1 << 29
@@ -31,7 +31,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     if not options.with_model:
         remarks = ("left out: it needs a model",)
         return Reproduction(name="r13", title=_TITLE, claims=(), config={}, workload={}, remarks=remarks)
-    config = read_model_config(find_model_folder(options.model))
+    config = find_model(options.model).config()
     threads = options.threads or Hardware.of_this_machine().cores
     lengths = "64,256,512" if options.full else "16,32,64"
     sweep_options = SweepOptions(

@@ -21,7 +21,8 @@ from twostroke.bench.transformers_peer import TransformersPeer, fastest_peer
 from twostroke.bench.workload import SyntheticSpec, Workload, synthetic
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.model.checkpoint import find_model_folder, read_model_config
+from twostroke.model.checkpoint import read_model_config
+from twostroke.model.model_files import find_folder_only
 
 BATCH = 16
 PROMPTS = Lengths.uniform(16, 96)
@@ -51,7 +52,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     if not options.with_model:
         remarks = ("this compares two engines on a model: nothing was run",)
         return Reproduction(name="vs-transformers", title=title, claims=(), config={}, workload={}, remarks=remarks)
-    folder = find_model_folder(options.model)
+    folder = find_folder_only(options.model, "transformers is to read the same folder")
     config = read_model_config(folder)
     # a model of production size takes minutes where the embedded one takes seconds
     is_embedded = options.model == "embedded"

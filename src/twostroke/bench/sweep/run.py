@@ -28,7 +28,7 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.errors import InvalidParameter
 from twostroke.kernels.dispatch import operators_for
-from twostroke.model.checkpoint import find_model_folder, read_model_config
+from twostroke.model.model_files import find_model
 
 _WARM_UP = (32, 8)
 """Prompt and output tokens."""
@@ -156,7 +156,9 @@ def run_sweep(
     options, load = options or SweepOptions(), load or LoadConfig()
     cache = replace(cache or CacheConfig(), enable_prefix_caching=False)
     check_folder(options.results)
-    model = read_model_config(find_model_folder(load.model))
+    files = find_model(load.model)
+    model = files.config()
+    is_quantized = load.quantization is not None or files.weights(model, None).quantization is not None
     dtype = model.dtype if load.dtype == "auto" else load.dtype
     threads = load.threads or Hardware.of_this_machine().cores
     operators = operators_for(
@@ -166,7 +168,7 @@ def run_sweep(
     sweep = measure_sweep(options, load, cache, model.max_context)
     after = measure_limits(operators, threads)
     limits = before.best_of(after)
-    machine = limits.of("int8" if load.quantization else dtype)
+    machine = limits.of("int8" if is_quantized else dtype)
     suffix = f"-{load.quantization}" if load.quantization else ""
     name = options.name or f"sweep-{Path(model_name(load.model)).name}{suffix}"
     result = BenchResult.now(
@@ -197,6 +199,7 @@ def measure_sweep(
     budget, steps = scheduler.max_num_batched_tokens, options.steps
     in_batch = {n: output_length(n, options.batch_context, steps, budget) for n in batches}
     longest = max(
+        sum(_WARM_UP),
         prompts[-1] + 1,
         contexts[-1] + output_length(1, contexts[-1], steps, budget),
         options.batch_context + max(in_batch.values()),
