@@ -21,14 +21,17 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from twostroke.bench.command import command_line, model_name, settings
+from twostroke.bench.command import command_line, settings
 from twostroke.bench.memory import anonymous_bytes
 from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, save
 from twostroke.config.checks import whole_number
 from twostroke.config.load import DEFAULT_GROUP_SIZE, LoadConfig
 from twostroke.errors import SetupError
-from twostroke.model.checkpoint import find_model_folder, read_model_config
-from twostroke.model.loader import open_weights, weight_bytes
+from twostroke.kernels.dispatch import operators_for
+from twostroke.model.loader import weight_bytes
+from twostroke.model.model_files import ModelFiles, find_model
+
+QUANTIZATIONS = ("none", "int8", "int4")
 
 _SAMPLE_S = 0.005
 
@@ -38,9 +41,10 @@ class StartOptions:
     """What is started, and where the result goes."""
 
     model: str = "embedded"
-    """A model folder, a hub id, or 'embedded'."""
-    quantization: tuple[str, ...] = ("none", "int8", "int4")
-    """Of the weights while loading, a row each; 'none' keeps them; give it several times."""
+    """A model folder, a GGUF file, a hub id, or 'embedded'."""
+    quantization: tuple[str, ...] = ()
+    """Of the weights while loading, a row each; 'none' keeps them; give it several times. Default: none, int8 and int4;
+    none alone where the model is quantized already."""
     kv_cache_memory: int = 1 << 28
     """Bytes for KV blocks."""
     repeats: int = 3
@@ -88,28 +92,29 @@ def run_start(options: StartOptions) -> list[Start]:
     """Starts every row, saves JSON.
 
     Raises:
-        SetupError: a start failed; what it said is in the message.
+        SetupError: a row that the model cannot be loaded in; a start that failed, with what it said.
     """
     check_folder(options.results)
-    folder = find_model_folder(options.model)
-    torch_alone = _run(["-c", "import torch; print(flush=True)"]).anonymous_bytes
+    sizes = _weight_bytes(options, find_model(options.model))
+    torch_alone = _run("importing torch", ["-c", "import torch; print(flush=True)"]).anonymous_bytes
     rows: list[Start] = []
-    for quantization in options.quantization:
-        runs = [_run(_command(options, quantization)) for _ in range(options.repeats)]
+    for quantization, num_weight_bytes in sizes.items():
+        what = f"the start with quantization {quantization}"
+        runs = [_run(what, _command(options, quantization)) for _ in range(options.repeats)]
         rows.append(
             Start(
                 quantization,
                 statistics.median(run.first_line_s for run in runs),
                 statistics.median(run.cpu_s for run in runs),
                 max(run.anonymous_bytes for run in runs) - torch_alone,
-                _weight_bytes(folder, quantization),
+                num_weight_bytes,
                 options.kv_cache_memory,
             )
         )
     result = BenchResult.now(
         options.name,
         command_line("twostroke bench start", options),
-        config={**settings(options), "model": model_name(options.model)},
+        config={**settings(options), "quantization": list(sizes)},
         workload={"prompt": "one word", "output_tokens": 1},
         results={row.quantization: {**asdict(row), "memory_ratio": row.memory_ratio} for row in rows}
         | {"torch_alone_bytes": torch_alone},
@@ -132,6 +137,11 @@ def print_starts(rows: Sequence[Start], console: Console | None = None) -> None:
     (console or Console()).print(table)
 
 
+def _refusal(errors: str) -> str:
+    """What the command line says of an error of ours, without the name it begins with; all there is of any other."""
+    return f"\n{errors}".rpartition("\ntwostroke: ")[2].strip()
+
+
 def _on_load(quantization: str) -> Any:
     return None if quantization == "none" else quantization
 
@@ -142,14 +152,21 @@ def _command(options: StartOptions, quantization: str) -> list[str]:
     return ["-m", "twostroke", "generate", options.model, "Hello", *flags, *chosen]
 
 
-def _weight_bytes(folder: Path, quantization: str) -> int:
-    config = read_model_config(folder)
+def _weight_bytes(options: StartOptions, files: ModelFiles) -> dict[str, int]:
+    """For each row its bytes of weights; one that the model cannot be loaded in is refused here, before any runs."""
+    config = files.config()
     dtype = cast(torch.dtype, getattr(torch, config.dtype))
-    return weight_bytes(open_weights(folder, config), config, dtype, _on_load(quantization), DEFAULT_GROUP_SIZE)
+    keeps_quantized = operators_for(torch.device("cpu"), dtype).keeps_quantized
+    stored = files.weights(config, None).quantization
+    found: dict[str, int] = {}
+    for row in options.quantization or (QUANTIZATIONS if stored is None else QUANTIZATIONS[:1]):
+        source, on_load = files.weights(config, _on_load(row)), _on_load(row)
+        found[row] = weight_bytes(source, config, dtype, on_load, DEFAULT_GROUP_SIZE, keeps_quantized=keeps_quantized)
+    return found
 
 
-def _run(arguments: list[str]) -> _Process:
-    """Runs this Python to its end; its first line on stdout is the first token."""
+def _run(what: str, arguments: list[str]) -> _Process:
+    """Runs this Python to its end; its first line on stdout is the first token. `what` it is stands in an error."""
     before, begin_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     most = 0
@@ -167,7 +184,7 @@ def _run(arguments: list[str]) -> _Process:
     errors = process.communicate()[1]
     watcher.join()
     if process.returncode:
-        raise SetupError(f"twostroke {' '.join(arguments)} failed: {errors.decode(errors='replace').strip()}")
+        raise SetupError(f"{what} failed: {_refusal(errors.decode(errors='replace'))}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return _Process(first_line_s, cpu_s, most)
