@@ -10,24 +10,25 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from twostroke.bench.command import command_line, last_part, model_name, settings
+from twostroke.bench.command import command_line, last_part, settings
+from twostroke.bench.quality.configuration import keywords_of
 from twostroke.bench.quality.held_out import held_out_texts
 from twostroke.bench.quality.scoring import ANSWER, CUE, Document, Needle, Perplexity, needles, perplexity, retrieval
 from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, save
+from twostroke.config.cache import CacheConfig
 from twostroke.config.checks import whole_number
-from twostroke.config.engine import EngineConfig
 from twostroke.errors import InvalidParameter
 from twostroke.llm import LLM
-from twostroke.model.checkpoint import find_model_folder, read_model_config
+from twostroke.model.model_files import ModelFiles, find_model
 from twostroke.tokenizer.tokenizer import Tokenizer
 
+KV_CONFIGURATIONS = ("kv_cache_dtype=int8", "kv_cache_dtype=int4")
 CONFIGURATIONS = (
     "quantization=int8",
     "quantization=int4",
     "quantization=int4,group_size=64",
     "quantization=int4,group_size=128",
-    "kv_cache_dtype=int8",
-    "kv_cache_dtype=int4",
+    *KV_CONFIGURATIONS,
 )
 DISTANCES = (0, 64, 256, 1024, 2048, 3500)
 MOST_RISE = {
@@ -38,26 +39,31 @@ MOST_RISE = {
 }
 """Of perplexity, over the model as it is: what the embedded model on its held-out text is held to."""
 
+MIN_TEXT_TOKENS = 256
+"""Below, a mean is the accident of a few tokens, and a passage is found again because there is no other."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QualityOptions:
     """What is measured, and where the result goes."""
 
     model: str = "embedded"
-    """A model folder, a hub id, or 'embedded'."""
+    """A model folder, a GGUF file, a hub id, or 'embedded'."""
     text: Path | None = None
     """UTF-8 text to score; default: modules of Python's library that the embedded model has not seen."""
-    configuration: tuple[str, ...] = CONFIGURATIONS
+    configuration: tuple[str, ...] = ()
     """Settings of the engine to put beside the model as it is: NAME=VALUE,NAME=VALUE by the names of its flags
-    (quantization=int4,group_size=64); give it several times for several rows."""
+    (quantization=int4,group_size=64); give it several times for several rows. Default: int8 and int4 of weights and of
+    KV; of KV alone where the model is quantized already."""
     context: int | None = None
     """Tokens of a window; default: the model's context, at most 4096."""
     max_text_tokens: int | None = None
-    """Score only so many tokens of the text."""
+    """Score only so many tokens of the text; at least 256."""
     num_needles: int = 16
     """Passages of the retrieval task for each distance; 0 leaves it out."""
     threads: int | None = None
-    """Threads of the model's operators; default: the processors this process may use."""
+    """Threads of the model's operators, unless a configuration says else; default: the processors this process may
+    use."""
     seed: int = 0
     """Of the retrieval task."""
     name: str = "quality"
@@ -67,13 +73,14 @@ class QualityOptions:
 
     def __post_init__(self) -> None:
         """Checks what needs no model, every configuration's names and values among it."""
-        for name, value, low in (("context", self.context, 128), ("max_text_tokens", self.max_text_tokens, 1)):
+        limits = (("context", self.context, 128), ("max_text_tokens", self.max_text_tokens, MIN_TEXT_TOKENS))
+        for name, value, low in limits:
             if value is not None:
                 whole_number(name, value, low)
         whole_number("num_needles", self.num_needles, 0)
         whole_number("seed", self.seed, 0)
         for configuration in self.configuration:
-            EngineConfig.from_keywords(**keywords_of(configuration))
+            keywords_of(configuration)
 
     @property
     def is_the_claim(self) -> bool:
@@ -99,21 +106,6 @@ class Row:
         return self.most_rise is None or self.rise <= self.most_rise
 
 
-def keywords_of(configuration: str) -> dict[str, Any]:
-    """The engine's keywords.
-
-    >>> keywords_of("quantization=int4,group_size=64")
-    {'quantization': 'int4', 'group_size': 64}
-    """
-    found: dict[str, Any] = {}
-    for pair in configuration.split(","):
-        name, equals, value = pair.partition("=")
-        if not (name and equals and value):
-            raise InvalidParameter("configuration", configuration, "must be NAME=VALUE pairs with commas between them")
-        found[name.strip().replace("-", "_")] = int(value) if value.isdigit() else value.strip()
-    return found
-
-
 def run_quality(options: QualityOptions) -> list[Row]:
     """Scores the text and looks for needles in each configuration, saves JSON.
 
@@ -122,13 +114,16 @@ def run_quality(options: QualityOptions) -> list[Row]:
         SetupError: the model cannot be loaded in one of the configurations.
     """
     check_folder(options.results)
-    folder = find_model_folder(options.model)
-    context = options.context or min(read_model_config(folder).max_context, 4096)
-    documents = _documents(options, Tokenizer.from_folder(folder))
-    distances = [distance for distance in DISTANCES if distance + CUE + ANSWER < context]
+    files = find_model(options.model)
+    configurations = _configurations(options, files)
+    context = options.context or min(files.config().max_context, 4096)
+    documents = _documents(options, files.tokenizer())
+    # in a shorter text, what lies between would bring the passage a second time
+    longest = min(context - 1, sum(len(document.token_ids) - 1 for document in documents))
+    distances = [distance for distance in DISTANCES if distance + CUE + ANSWER <= longest]
     prompts = needles(documents, distances, options.num_needles, options.seed)
     rows: list[Row] = []
-    for configuration in ("", *options.configuration):
+    for configuration in ("", *configurations):
         score, found = _measure(options, configuration, documents, prompts, context)
         base = rows[0].score if rows else score
         limit = MOST_RISE.get(configuration) if options.is_the_claim else None
@@ -137,13 +132,25 @@ def run_quality(options: QualityOptions) -> list[Row]:
     return rows
 
 
+def _configurations(options: QualityOptions, files: ModelFiles) -> tuple[str, ...]:
+    """Those asked for, or all that the model can be loaded in; one that it cannot be is refused before any runs."""
+    config = files.config()
+    if not options.configuration:
+        return CONFIGURATIONS if files.weights(config, None).quantization is None else KV_CONFIGURATIONS
+    for configuration in options.configuration:
+        files.weights(config, keywords_of(configuration).get("quantization"))
+    return options.configuration
+
+
 def _documents(options: QualityOptions, tokenizer: Tokenizer) -> list[Document]:
     texts = held_out_texts() if options.text is None else [_read(options.text)]
     before = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     left = options.max_text_tokens
     documents: list[Document] = []
+    num_tokens = 0
     for text in texts:
         token_ids = tokenizer.encode(text, add_special_tokens=False)[:left]
+        num_tokens += len(token_ids)
         if left is not None:
             left -= len(token_ids)
         num_bytes = len((text if options.max_text_tokens is None else tokenizer.decode(token_ids)).encode())
@@ -151,8 +158,9 @@ def _documents(options: QualityOptions, tokenizer: Tokenizer) -> list[Document]:
             # a tokenizer without either token: the first of the text is then not scored
             opening = () if before is None else (before,)
             documents.append(Document((*opening, *token_ids), num_bytes))
-    if sum(len(document.token_ids) for document in documents) < 2:
-        raise InvalidParameter("text", str(options.text), "must have at least two tokens")
+    if num_tokens < MIN_TEXT_TOKENS:
+        limit = f"has {num_tokens} tokens; at least {MIN_TEXT_TOKENS} are needed for figures that mean anything"
+        raise InvalidParameter("text", str(options.text), limit, "Give a longer text.")
     return documents
 
 
@@ -167,11 +175,13 @@ def _measure(
     options: QualityOptions, configuration: str, documents: list[Document], prompts: list[Needle], context: int
 ) -> tuple[Perplexity, dict[int, float]]:
     keywords = keywords_of(configuration) if configuration else {}
-    # windows overlap, and what the cache holds is not scored again
-    fixed: dict[str, Any] = {"enable_prefix_caching": False, "max_model_len": context, "max_num_seqs": 8}
+    # no prefix cache: who asks for the scores of a prompt has all of it computed
+    given: dict[str, Any] = {"threads": options.threads, "enable_prefix_caching": False, "max_num_seqs": 8, **keywords}
     if "kv_cache_memory" not in keywords and "num_kv_blocks" not in keywords:
-        fixed["num_kv_blocks"] = 8 * -(-context // 16)
-    with LLM(options.model, threads=options.threads, **{**fixed, **keywords}) as llm:
+        given["num_kv_blocks"] = given["max_num_seqs"] * -(
+            -context // given.get("block_size", CacheConfig().block_size)
+        )
+    with LLM(options.model, max_model_len=context, **given) as llm:
         return perplexity(llm, documents, context - 1), retrieval(llm, prompts)
 
 
@@ -180,7 +190,7 @@ def _result(options: QualityOptions, rows: Sequence[Row], context: int) -> Bench
     return BenchResult.now(
         options.name,
         command_line("twostroke bench quality", options),
-        config={**settings(options), "model": model_name(options.model)},
+        config={**settings(options), "configuration": [row.configuration for row in rows if row.configuration]},
         workload={"text": text, "context": context, "tokens": rows[0].score.num_tokens},
         results={
             row.configuration or "base": {
