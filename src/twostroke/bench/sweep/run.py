@@ -168,7 +168,8 @@ def run_sweep(
     sweep = measure_sweep(options, load, cache, model.max_context)
     after = measure_limits(operators, threads)
     limits = before.best_of(after)
-    machine = limits.of("int8" if is_quantized else dtype)
+    in_int8 = is_quantized and operators.keeps_quantized and load.activation_quantization != "none"
+    machine = limits.of("int8" if in_int8 else dtype)
     suffix = f"-{load.quantization}" if load.quantization else ""
     name = options.name or f"sweep-{Path(model_name(load.model)).name}{suffix}"
     result = BenchResult.now(
