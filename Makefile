@@ -36,8 +36,12 @@ $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) $(wil
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
+# An environment that was made once has the tools; an older one than the sources will do for these.
+$(BIN)/cmake:
+	$(MAKE) $(STAMP)
+
 # The native module inside src/, for working on it without installing: PYTHONPATH=src then finds it.
-native: $(STAMP)
+native: $(BIN)/cmake
 	$(CMAKE) -S . -B build/native -DPython_EXECUTABLE=$(abspath $(BIN)/python) -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir)
 	$(CMAKE) --build build/native --parallel
 	$(CMAKE) --install build/native --prefix src
@@ -50,18 +54,18 @@ SANITIZED_LEVELS := $(if $(IS_ARM),neon;neon_dotprod,portable;avx2;avx512_bf16;a
 PLAINEST_LEVEL := $(if $(IS_ARM),neon,portable)
 native-test: native-test-address native-test-thread
 
-native-test-address: $(STAMP)
+native-test-address: $(BIN)/cmake
 	$(NATIVE_TEST) -B build/native-address -DTWOSTROKE_SANITIZE=address,undefined -DTWOSTROKE_LEVELS="$(SANITIZED_LEVELS)"
 	$(CMAKE) --build build/native-address --parallel
 	build/native-address/native_tests
 
-native-test-thread: $(STAMP)
+native-test-thread: $(BIN)/cmake
 	$(NATIVE_TEST) -B build/native-thread -DTWOSTROKE_SANITIZE=thread -DTWOSTROKE_LEVELS=$(PLAINEST_LEVEL)
 	$(CMAKE) --build build/native-thread --parallel
 	build/native-thread/native_tests
 
 # The kernels of 64-bit Arm on an emulated processor. Debian: apt install g++-aarch64-linux-gnu qemu-user
-native-test-arm: $(STAMP)
+native-test-arm: $(BIN)/cmake
 	$(NATIVE_TEST) -B build/native-arm -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake
 	$(CMAKE) --build build/native-arm --parallel
 	$(BIN)/ctest --test-dir build/native-arm --verbose
