@@ -27,6 +27,7 @@ from twostroke.engine.output_processor import OutputProcessor
 from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import SetupError
 from twostroke.kernels.dispatch import Operators, operators_for
+from twostroke.kernels.large_pages import return_unused
 from twostroke.kernels.reference.row_tiles import proofs
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
@@ -79,6 +80,7 @@ def build_text_engine(
     """
     begin_s = time.perf_counter()
     loaded = _prepare(config)
+    return_unused()  # reading a large tokenizer takes twice what it keeps
     layout = KVLayout.of(
         loaded.config.layer_windows,
         block_size=config.cache.block_size,

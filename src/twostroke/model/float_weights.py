@@ -10,7 +10,7 @@ from torch import Tensor
 
 from twostroke.errors import UnsupportedModel
 from twostroke.model.checkpoint import Checkpoint
-from twostroke.model.weight_source import StoredWeight
+from twostroke.model.weight_source import ALL_ROWS, StoredWeight
 
 FLOAT_TYPES = ("F32", "F16", "BF16")
 
@@ -35,10 +35,10 @@ class FloatWeights:
         """See WeightSource."""
         return self._checkpoint.path
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+    def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor:
         """See WeightSource."""
         del dtype
-        return self._checkpoint.read(name)
+        return self._checkpoint.read(name)[rows]
 
 
 def check_floats(checkpoint: Checkpoint, names: Mapping[str, object]) -> None:

@@ -14,7 +14,7 @@ from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.model.checkpoint import Checkpoint
 from twostroke.model.float_weights import check_floats
 from twostroke.model.packed_layouts import LAYOUTS, PackedLayout
-from twostroke.model.weight_source import StoredWeight
+from twostroke.model.weight_source import ALL_ROWS, StoredWeight
 
 
 class QuantizedCheckpoint:
@@ -55,14 +55,18 @@ class QuantizedCheckpoint:
         """See WeightSource."""
         return self._config.method
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor | QuantizedWeight:
+    def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
         """See WeightSource."""
         module = name.removesuffix(".weight")
         if module not in self._parts_of:
-            return self._checkpoint.read(name)
-        found = self._layout.unpack(
-            module, {suffix: self._checkpoint.read(part) for suffix, part in self._parts_of[module].items()}
-        )
+            return self._checkpoint.read(name)[rows]
+        shape = self.weights[name].shape
+        parts = {suffix: self._checkpoint.read(part) for suffix, part in self._parts_of[module].items()}
+        if "weight_shape" in parts and tuple(parts["weight_shape"].tolist()) != shape:
+            said = parts["weight_shape"].tolist()
+            raise CorruptCheckpoint(f"{module}.weight_shape is {said}; {self._layout.main} holds {list(shape)}.")
+        of_rows = {suffix: self._layout.rows_of(suffix, part, rows, shape[0]) for suffix, part in parts.items()}
+        found = self._layout.unpack(module, of_rows)
         order = self._order(module, found.group_of, found.codes.shape[1])
         scales = _half_scales(module, found.scales)
         mins = None
@@ -100,7 +104,7 @@ class QuantizedCheckpoint:
                 raise UnsupportedModel(f"{self.path}: {name} has type {kind}; known: {', '.join(part.types)}.")
         size, _ = _kernel_groups(group_size, k)
         floats_per_row = -(-k // size) * (1 if self._config.symmetric else 2)
-        return StoredWeight((n, k), bits / 8 + 2 * floats_per_row / k)
+        return StoredWeight((n, k), bits / 8 + 2 * floats_per_row / k, bool(self._layout.by_rows))
 
     def _order(self, module: str, group_of: Tensor | None, k: int) -> Tensor | None:
         """The inputs sorted by their group. int64 [K], or None where they are already."""
