@@ -27,7 +27,7 @@ class FloatWeights:
             UnsupportedModel: a tensor holds no floats.
         """
         self._checkpoint = checkpoint
-        check_floats(checkpoint, checkpoint.types)
+        check_floats(checkpoint, checkpoint.types, "Quantized weights need quantization_config in config.json.")
         self.weights: Mapping[str, StoredWeight] = {n: StoredWeight(shape) for n, shape in checkpoint.shapes.items()}
 
     @property
@@ -41,7 +41,7 @@ class FloatWeights:
         return self._checkpoint.read(name)[rows]
 
 
-def check_floats(checkpoint: Checkpoint, names: Mapping[str, object]) -> None:
+def check_floats(checkpoint: Checkpoint, names: Mapping[str, object], remedy: str) -> None:
     """Refuses tensors of other types than floats.
 
     Raises:
@@ -50,4 +50,6 @@ def check_floats(checkpoint: Checkpoint, names: Mapping[str, object]) -> None:
     for name in names:
         if checkpoint.types[name] not in FLOAT_TYPES:
             known = ", ".join(FLOAT_TYPES)
-            raise UnsupportedModel(f"{checkpoint.path}: {name} has type {checkpoint.types[name]}; known: {known}.")
+            raise UnsupportedModel(
+                f"{checkpoint.path}: {name} has type {checkpoint.types[name]}; known: {known}. {remedy}"
+            )

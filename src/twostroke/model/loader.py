@@ -13,9 +13,9 @@ from typing import NoReturn, get_args
 import torch
 from torch import Tensor
 
-from twostroke.config.load import DEFAULT_GROUP_SIZE, Quantization, QuantizationOnLoad
+from twostroke.config.load import DEFAULT_GROUP_SIZE, GROUP_SIZES, Quantization, QuantizationOnLoad
 from twostroke.config.model import ModelConfig
-from twostroke.errors import CorruptCheckpoint, SetupError
+from twostroke.errors import CorruptCheckpoint, InvalidParameter, SetupError
 from twostroke.kernels.dispatch import Operators, Weight
 from twostroke.kernels.large_pages import return_unused
 from twostroke.kernels.quantized_weight import QuantizedWeight
@@ -98,15 +98,15 @@ def load_model(  # noqa: PLR0913 (what a model is made of, each by its name)
 
     Raises:
         UnsupportedModel: the architecture or the layout of a weight is not implemented.
-        CorruptCheckpoint: unreadable files, or tensors that are missing, extra or misshapen; all of them are named.
-            Also NaN or infinity in one.
+        CorruptCheckpoint: unreadable files, or what `check_weights` refuses. Also NaN or infinity in a tensor.
+        InvalidParameter: what `check_weights` refuses.
         SetupError: weights too large for `dtype`.
     """
     start_s = time.perf_counter()
     kind, names = model_class(config.architecture), architecture(config.architecture).names
     parameters = kind.parameters(config)
     parts = {name: checkpoint_names(names, name) for name in parameters}
-    _check(source, parameters, parts, config)
+    check_weights(source, config, quantization, group_size)
     on_load = _OnLoad.of(quantization, group_size)
     multiplied = {name for name, parameter in parameters.items() if _is_multiplied(name, config, parameter)}
     weights = _Weights(source, parts, dtype, device, multiplied, on_load and on_load.quantizer(operators))
@@ -117,6 +117,28 @@ def load_model(  # noqa: PLR0913 (what a model is made of, each by its name)
     mib = weight_bytes(source, config, dtype, quantization, group_size, keeps_quantized=keeps_quantized) >> 20
     log.info("%s: %d MiB of weights in %.1f s", source.path.name, mib, time.perf_counter() - start_s)
     return model
+
+
+def check_weights(
+    source: WeightSource, config: ModelConfig, quantization: Quantization | None, group_size: int = DEFAULT_GROUP_SIZE
+) -> None:
+    """Everything that can be refused before the first weight is read.
+
+    Args:
+        source: of the weights.
+        config: of the same model.
+        quantization: of float weights that are multiplied; None keeps them.
+        group_size: weights to a scale, for int4.
+
+    Raises:
+        CorruptCheckpoint: tensors that are missing, extra or misshapen; all of them are named.
+        InvalidParameter: a group size that does not divide the width of a weight.
+    """
+    names = architecture(config.architecture).names
+    parameters = model_class(config.architecture).parameters(config)
+    _check_shapes(source, parameters, {name: checkpoint_names(names, name) for name in parameters}, config)
+    if quantization == "int4":
+        _check_widths(source, multiplied_parts(config), group_size)
 
 
 def weight_bytes(
@@ -291,7 +313,21 @@ def _refuse_not_finite(source: WeightSource, name: str, dtype: torch.dtype) -> N
     )
 
 
-def _check(
+def _check_widths(source: WeightSource, names: Set[str], group_size: int) -> None:
+    for name in sorted(names):
+        k = source.weights[name].shape[-1]
+        if k % group_size:
+            dividing = [str(size) for size in GROUP_SIZES if k % size == 0]
+            remedy = f"Take {' or '.join(dividing)}, or" if dividing else f"None of {GROUP_SIZES} does; take"
+            raise InvalidParameter(
+                "group_size",
+                group_size,
+                f"does not divide the {k} inputs of {name}, as it must for int4",
+                f"{remedy} int8, whose scales are for whole rows.",
+            )
+
+
+def _check_shapes(
     source: WeightSource,
     parameters: dict[str, Parameter],
     parts_of: dict[str, tuple[str, ...]],
