@@ -318,7 +318,11 @@ def _check_widths(source: WeightSource, names: Set[str], group_size: int) -> Non
         k = source.weights[name].shape[-1]
         if k % group_size:
             dividing = [str(size) for size in GROUP_SIZES if k % size == 0]
-            remedy = f"Take {' or '.join(dividing)}, or" if dividing else f"None of {GROUP_SIZES} does; take"
+            remedy = (
+                f"Take {' or '.join(dividing)}, or"
+                if dividing
+                else f"None of {', '.join(map(str, GROUP_SIZES))} does; take"
+            )
             raise InvalidParameter(
                 "group_size",
                 group_size,

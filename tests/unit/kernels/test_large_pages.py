@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
+import platform
 
 import pytest
 import torch
 
-from twostroke.kernels.large_pages import _Pieces, large_pages
+from twostroke.bench.memory import anonymous_bytes
+from twostroke.kernels.large_pages import _Pieces, large_pages, return_unused
 
 
 def test_pieces_lie_close_together_and_overlap_nowhere() -> None:
@@ -48,3 +51,15 @@ def test_any_size(num_bytes: int) -> None:
         assert piece.shape == (num_bytes,)
         piece[0] = piece[-1] = 1
     assert len({piece.data_ptr() for piece in found}) == 3
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps no holes, or cannot be told")
+def test_what_was_freed_goes_back() -> None:
+    """64 MiB in pieces too small for mappings of their own, below one that stays."""
+    pieces = [torch.ones(1 << 16, dtype=torch.uint8) for _ in range(1 << 10)]
+    stays = torch.ones(1 << 16, dtype=torch.uint8)
+    del pieces
+    before = anonymous_bytes(os.getpid())
+    return_unused()
+    assert before - anonymous_bytes(os.getpid()) > 48 << 20
+    assert stays.all()
