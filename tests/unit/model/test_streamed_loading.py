@@ -42,6 +42,17 @@ def test_some_rows_are_those_of_the_whole(name: str) -> None:
     assert num_read == (14 if name.startswith("ct-") else 0)
 
 
+@pytest.mark.parametrize("name", gguf_files.NAMES)
+def test_some_rows_of_gguf_files(name: str) -> None:
+    """Rows of heads are put in order before some of them are taken."""
+    files = find_model(str(gguf_files.fixture(name)))
+    source = files.weights(files.config(), None)
+    for parameter in source.weights:
+        whole, some = (source.read(parameter, torch.float32, rows) for rows in (slice(None), slice(16, 40)))
+        whole, some = (x.dequantize() if isinstance(x, QuantizedWeight) else x for x in (whole, some))
+        assert torch.equal(some, whole[16:40]), parameter
+
+
 class Recorder:
     """A source that remembers how many rows of a weight were asked for at a time."""
 
