@@ -1,12 +1,13 @@
 """QuantizationConfig: `quantization_config` of a config.json, read once and checked; no torch.
 
 Every field that says how numbers are stored is read or refused. Which maps are quantized is seen from the tensors
-themselves; the lists of those that are not (`modules_to_not_convert`, `ignore`, `lm_head`) only repeat it.
+themselves; a map of a layer that is not must be named by the list for it (`modules_to_not_convert`, `ignore`, ...).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -18,6 +19,13 @@ PackedLayoutName = Literal["awq-gemm", "gptq", "gptq_v2", "pack-quantized", "int
 
 GROUP_SIZES = (16, 32, 64, 128)
 """Weights of a row that share a scale in the kernels; multiples of the last are served as several of it."""
+
+LEFT_OUT_BY: Mapping[QuantMethod, str] = {
+    "awq": "modules_to_not_convert",
+    "gptq": "rules of dynamic that begin with -:",
+    "compressed-tensors": "ignore",
+}
+"""Where a checkpoint names the maps that stay floats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +43,12 @@ class QuantizationConfig:
     """Groups are not neighbours: every map says which of its inputs are in which group (act-order)."""
     scale_per_tensor: bool = False
     """One scale for all rows."""
+    left_out: tuple[re.Pattern[str], ...] = ()
+    """Found in the names of maps that stay floats."""
+
+    def leaves_out(self, module: str) -> bool:
+        """Whether a map (`model.layers.0.mlp.down_proj`) is said to stay floats."""
+        return any(pattern.search(module) for pattern in self.left_out)
 
     @classmethod
     def from_hf(cls, given: Mapping[str, Any]) -> QuantizationConfig | None:
@@ -63,6 +77,7 @@ def _read_awq(given: Mapping[str, Any]) -> QuantizationConfig:
         bits=_bits(given, "bits", (4,)),
         group_size=_group_size(given),
         symmetric=False,  # the layout has zero points in every case
+        left_out=_patterns("modules_to_not_convert", map(_literally, list_of(given, "modules_to_not_convert"))),
     )
 
 
@@ -74,7 +89,8 @@ def _read_gptq(given: Mapping[str, Any]) -> QuantizationConfig:
     _refuse_if_set(given, "is_marlin_format", "rotation", "adapter")
     if str(given.get("pack_dtype") or "int32") != "int32":
         raise _unsupported("pack_dtype", given["pack_dtype"], "int32")
-    overrides = [rule for rule in mapping(given, "dynamic") if not rule.startswith("-:")]
+    rules = list(mapping(given, "dynamic"))
+    overrides = [rule for rule in rules if not rule.startswith("-:")]
     if overrides:
         raise _unsupported("dynamic", overrides, "one precision for all maps, and rules that leave maps out (-:)")
     return QuantizationConfig(
@@ -84,6 +100,9 @@ def _read_gptq(given: Mapping[str, Any]) -> QuantizationConfig:
         group_size=_group_size(given),
         symmetric=switch(given, "sym"),
         needs_order=switch(given, "desc_act"),
+        left_out=_patterns("dynamic", (_at_the_start(rule.removeprefix("-:")) for rule in rules))
+        + _patterns("modules_to_not_convert", map(_literally, list_of(given, "modules_to_not_convert")))
+        + _others_than(list_of(given, "modules_in_block_to_quantize")),
     )
 
 
@@ -119,6 +138,7 @@ def _read_compressed_tensors(given: Mapping[str, Any]) -> QuantizationConfig:
         symmetric=switch(weights, "symmetric", default=True),
         needs_order=_has_act_order(weights),
         scale_per_tensor=strategy == "tensor",
+        left_out=_patterns("ignore", map(_name_or_pattern, list_of(given, "ignore"))),
     )
 
 
@@ -160,6 +180,39 @@ def _group_size(given: Mapping[str, Any]) -> int | None:
         shown = ", ".join(map(str, GROUP_SIZES))
         raise _unsupported("group_size", size, f"{shown}, multiples of {GROUP_SIZES[-1]}, and -1 for whole rows")
     return size
+
+
+def _literally(part_of_name: object) -> str:
+    return re.escape(str(part_of_name))
+
+
+def _at_the_start(pattern: str) -> str:
+    return rf"\A(?:{pattern})"
+
+
+def _name_or_pattern(given: object) -> str:
+    """compressed-tensors: `lm_head`, or `re:.*lm_head`."""
+    name = str(given)
+    return _at_the_start(name.removeprefix("re:")) if name.startswith("re:") else rf"\A{re.escape(name)}\Z"
+
+
+def _others_than(quantized: list[Any]) -> tuple[re.Pattern[str], ...]:
+    """GPTQ can name the maps of a layer that are quantized, in lists of those that are done at a time."""
+    names = [name for at_once in quantized for name in (at_once if isinstance(at_once, list) else [at_once])]
+    if not names:
+        return ()
+    ends = "|".join(map(_literally, names))
+    return (re.compile(rf"\A(?!.*\.(?:{ends})\Z)"),)
+
+
+def _patterns(name: str, given: Iterable[str]) -> tuple[re.Pattern[str], ...]:
+    found: list[re.Pattern[str]] = []
+    for pattern in given:
+        try:
+            found.append(re.compile(pattern))
+        except re.error as error:
+            raise _unsupported(name, pattern, f"regular expressions that Python reads ({error})") from error
+    return tuple(found)
 
 
 def _refuse_if_set(given: Mapping[str, Any], *names: str) -> None:

@@ -25,14 +25,15 @@ from twostroke.engine.input_processor import InputProcessor
 from twostroke.engine.journal import Journal, engine_started
 from twostroke.engine.output_processor import OutputProcessor
 from twostroke.engine.text_engine import TextEngine
-from twostroke.errors import SetupError
+from twostroke.errors import DoesNotFit, SetupError
 from twostroke.kernels.dispatch import Operators, operators_for
+from twostroke.kernels.large_pages import return_unused
 from twostroke.kernels.reference.row_tiles import proofs
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_cache.sizing import FreeMemory, KVSizing, size_kv_cache
 from twostroke.log import get_logger
-from twostroke.model.loader import load_model, weight_bytes
+from twostroke.model.loader import check_weights, load_model, weight_bytes
 from twostroke.model.model_files import find_model
 from twostroke.model.registry import num_parameters
 from twostroke.model.weight_source import WeightSource
@@ -79,6 +80,7 @@ def build_text_engine(
     """
     begin_s = time.perf_counter()
     loaded = _prepare(config)
+    return_unused()  # reading a large tokenizer takes twice what it keeps
     layout = KVLayout.of(
         loaded.config.layer_windows,
         block_size=config.cache.block_size,
@@ -191,6 +193,7 @@ def _prepare(config: EngineConfig) -> _Loaded:
             f"activation_quantization={load.activation_quantization}: it is about quantized weights, and those of "
             f"{files.path} are not. Leave it out, or quantize them (--quantization int8 or int4)."
         )
+    check_weights(weights, model_config, load.quantization, load.group_size or DEFAULT_GROUP_SIZE)
     return _Loaded(
         files.path, model_config, weights, dtype, kv_format, device, operators, num_threads, tokenizer, eos_token_ids
     )
@@ -262,8 +265,14 @@ def _free_memory(config: EngineConfig, loaded: _Loaded, layout: KVLayout, num_we
         max_num_seqs=config.scheduler.max_num_seqs,
         bytes_per_element=loaded.dtype.itemsize,
     )
+    free = _free_bytes(loaded.device)
+    if num_weight_bytes > free:
+        raise DoesNotFit(
+            f"the weights of {loaded.path.name} take {num_weight_bytes:,} bytes; {free:,} are free. Free some memory, "
+            "or quantize the weights (--quantization int8 or int4)."
+        )
     return FreeMemory(
-        free_bytes=_free_bytes(loaded.device) - num_weight_bytes,
+        free_bytes=free - num_weight_bytes,
         step_bytes=_step_bytes(config, loaded),
         context_bytes=tables,
     )

@@ -21,12 +21,13 @@ from twostroke.config.load import ActivationQuantization, Kernels
 from twostroke.errors import SetupError
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.stacked_weight import StackedWeight
+from twostroke.kernels.streamed_weight import Matrix
 from twostroke.kernels.tree_mask import TreeMasks
 from twostroke.log import get_logger
 
 log = get_logger(__name__)
 
-Weight = Tensor | QuantizedWeight | StackedWeight
+Weight = Matrix | StackedWeight
 
 
 class Linear(Protocol):

@@ -3,27 +3,74 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
+import threading
+import weakref
 
 import torch
 from torch import Tensor
 
 _LARGE_PAGE = 2 << 20
+_REGION_BYTES = 64 << 20
+_ALIGNMENT = 4096
 
 
 def large_pages(num_bytes: int) -> Tensor:
     """Zeroed bytes that take memory only when they are written for the first time. uint8 [num_bytes]
 
-    They begin at a large page. The first touch of a page costs a fault, and every address has to be translated; where
-    the system offers large pages, there are 512 times fewer of both (docs/negative-results.md, "a prefix cache that
-    made prompts slower").
+    They lie on large pages. The first touch of a page costs a fault, and every address has to be translated; where the
+    system offers large pages, there are 512 times fewer of both (docs/negative-results.md, "a prefix cache that
+    made prompts slower"). A large page is there as a whole, so small pieces lie one behind the other: on pages of its
+    own, a matrix of 1.1 MiB would take 2.
     """
+    if num_bytes > _REGION_BYTES // 2:
+        return _bytes_of(_map(num_bytes), num_bytes, 0)
+    return _pieces.take(num_bytes)
+
+
+class _Pieces:
+    """Pieces of regions. Only they keep their region: it goes with the last of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._newest: weakref.ref[mmap.mmap] | None = None
+        self._num_taken = 0
+        """Bytes of the newest region."""
+
+    def take(self, num_bytes: int) -> Tensor:
+        """Bytes that nobody has had."""
+        with self._lock:
+            region = None if self._newest is None else self._newest()
+            if region is None or self._num_taken + num_bytes > _REGION_BYTES:
+                region, self._num_taken = _map(_REGION_BYTES), 0
+                self._newest = weakref.ref(region)
+            begin = self._num_taken
+            self._num_taken += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+            return _bytes_of(region, num_bytes, begin)
+
+
+_pieces = _Pieces()
+
+
+def _map(num_bytes: int) -> mmap.mmap:
     # private: memory that could be shared with a forked process gets no large pages on most systems
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     pages = mmap.mmap(-1, num_bytes + _LARGE_PAGE, **private)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel built without them
             pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
+
+
+def _bytes_of(pages: mmap.mmap, num_bytes: int, begin: int) -> Tensor:
+    """Counted from the first large page."""
     whole = torch.frombuffer(pages, dtype=torch.uint8)
-    begin = -whole.data_ptr() % _LARGE_PAGE
+    begin += -whole.data_ptr() % _LARGE_PAGE
     return whole[begin : begin + num_bytes]
+
+
+def return_unused() -> None:
+    """Gives back to the system what was freed and is kept for the next allocation, where the C library can (glibc)."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # no such library, or no such function in it
+        ctypes.CDLL(None).malloc_trim(0)

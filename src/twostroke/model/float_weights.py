@@ -10,7 +10,7 @@ from torch import Tensor
 
 from twostroke.errors import UnsupportedModel
 from twostroke.model.checkpoint import Checkpoint
-from twostroke.model.weight_source import StoredWeight
+from twostroke.model.weight_source import ALL_ROWS, StoredWeight
 
 FLOAT_TYPES = ("F32", "F16", "BF16")
 
@@ -27,7 +27,7 @@ class FloatWeights:
             UnsupportedModel: a tensor holds no floats.
         """
         self._checkpoint = checkpoint
-        check_floats(checkpoint, checkpoint.types)
+        check_floats(checkpoint, checkpoint.types, "Quantized weights need quantization_config in config.json.")
         self.weights: Mapping[str, StoredWeight] = {n: StoredWeight(shape) for n, shape in checkpoint.shapes.items()}
 
     @property
@@ -35,13 +35,13 @@ class FloatWeights:
         """See WeightSource."""
         return self._checkpoint.path
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+    def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor:
         """See WeightSource."""
         del dtype
-        return self._checkpoint.read(name)
+        return self._checkpoint.read(name)[rows]
 
 
-def check_floats(checkpoint: Checkpoint, names: Mapping[str, object]) -> None:
+def check_floats(checkpoint: Checkpoint, names: Mapping[str, object], remedy: str) -> None:
     """Refuses tensors of other types than floats.
 
     Raises:
@@ -50,4 +50,6 @@ def check_floats(checkpoint: Checkpoint, names: Mapping[str, object]) -> None:
     for name in names:
         if checkpoint.types[name] not in FLOAT_TYPES:
             known = ", ".join(FLOAT_TYPES)
-            raise UnsupportedModel(f"{checkpoint.path}: {name} has type {checkpoint.types[name]}; known: {known}.")
+            raise UnsupportedModel(
+                f"{checkpoint.path}: {name} has type {checkpoint.types[name]}; known: {known}. {remedy}"
+            )

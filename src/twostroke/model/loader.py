@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, get_args
 
 import torch
 from torch import Tensor
 
-from twostroke.config.load import DEFAULT_GROUP_SIZE, Quantization, QuantizationOnLoad
+from twostroke.config.load import DEFAULT_GROUP_SIZE, GROUP_SIZES, Quantization, QuantizationOnLoad
 from twostroke.config.model import ModelConfig
-from twostroke.errors import CorruptCheckpoint, SetupError
+from twostroke.errors import CorruptCheckpoint, InvalidParameter, SetupError
 from twostroke.kernels.dispatch import Operators, Weight
+from twostroke.kernels.large_pages import return_unused
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.stacked_weight import StackedWeight, stack
+from twostroke.kernels.streamed_weight import StreamedWeight
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import Checkpoint, shorten
 from twostroke.model.decoder import DecoderModel, Parameter, Placement
@@ -25,7 +28,7 @@ from twostroke.model.float_weights import FloatWeights
 from twostroke.model.quantized_checkpoint import QuantizedCheckpoint
 from twostroke.model.registry import architecture, model_class
 from twostroke.model.weight_map import checkpoint_names
-from twostroke.model.weight_source import WeightSource
+from twostroke.model.weight_source import ALL_ROWS, WeightSource
 
 log = get_logger(__name__)
 
@@ -95,15 +98,15 @@ def load_model(  # noqa: PLR0913 (what a model is made of, each by its name)
 
     Raises:
         UnsupportedModel: the architecture or the layout of a weight is not implemented.
-        CorruptCheckpoint: unreadable files, or tensors that are missing, extra or misshapen; all of them are named.
-            Also NaN or infinity in one.
+        CorruptCheckpoint: unreadable files, or what `check_weights` refuses. Also NaN or infinity in a tensor.
+        InvalidParameter: what `check_weights` refuses.
         SetupError: weights too large for `dtype`.
     """
     start_s = time.perf_counter()
     kind, names = model_class(config.architecture), architecture(config.architecture).names
     parameters = kind.parameters(config)
     parts = {name: checkpoint_names(names, name) for name in parameters}
-    _check(source, parameters, parts, config)
+    check_weights(source, config, quantization, group_size)
     on_load = _OnLoad.of(quantization, group_size)
     multiplied = {name for name, parameter in parameters.items() if _is_multiplied(name, config, parameter)}
     weights = _Weights(source, parts, dtype, device, multiplied, on_load and on_load.quantizer(operators))
@@ -114,6 +117,28 @@ def load_model(  # noqa: PLR0913 (what a model is made of, each by its name)
     mib = weight_bytes(source, config, dtype, quantization, group_size, keeps_quantized=keeps_quantized) >> 20
     log.info("%s: %d MiB of weights in %.1f s", source.path.name, mib, time.perf_counter() - start_s)
     return model
+
+
+def check_weights(
+    source: WeightSource, config: ModelConfig, quantization: Quantization | None, group_size: int = DEFAULT_GROUP_SIZE
+) -> None:
+    """Everything that can be refused before the first weight is read.
+
+    Args:
+        source: of the weights.
+        config: of the same model.
+        quantization: of float weights that are multiplied; None keeps them.
+        group_size: weights to a scale, for int4.
+
+    Raises:
+        CorruptCheckpoint: tensors that are missing, extra or misshapen; all of them are named.
+        InvalidParameter: a group size that does not divide the width of a weight.
+    """
+    names = architecture(config.architecture).names
+    parameters = model_class(config.architecture).parameters(config)
+    _check_shapes(source, parameters, {name: checkpoint_names(names, name) for name in parameters}, config)
+    if quantization == "int4":
+        _check_widths(source, multiplied_parts(config), group_size)
 
 
 def weight_bytes(
@@ -221,17 +246,41 @@ class _Weights(Mapping[str, Weight]):
         self._multiplied, self._quantize = multiplied, quantize
 
     def __getitem__(self, name: str) -> Weight:
+        return_unused()  # what packing took before: holes that are a little too small next time would add up
         parts = self._parts[name]
-        # who packs or quantizes a matrix makes memory of its own of it
-        found = stack([self._read(part, copy=name not in self._multiplied) for part in parts])
         if name not in self._multiplied:
+            found = stack([self._read(part, copy=True) for part in parts])
             assert not isinstance(found, StackedWeight), name
             return _plain(found)
-        return self._quantize(found) if self._quantize is not None and isinstance(found, Tensor) else found
+        stored = [self._source.weights[part] for part in parts]
+        is_of_floats = all(part.bytes_per_weight is None for part in stored)
+        if is_of_floats or (len(stored) == 1 and stored[0].is_by_rows):
+            num_rows = [part.shape[0] for part in stored]
+            shape = (sum(num_rows), stored[0].shape[1])
+            return StreamedWeight(shape, self._dtype, partial(self._rows, list(zip(parts, num_rows, strict=True))))
+        # whether quantized maps are alike is seen from all of them
+        return stack([self._on_load(self._read(part)) for part in parts])
 
-    def _read(self, name: str, *, copy: bool) -> Tensor | QuantizedWeight:
-        """On the device; a copy is memory of our own: what the source's file maps would change with the file."""
-        stored = self._source.read(name, self._dtype)
+    def _rows(self, parts: Sequence[tuple[str, int]], begin: int, end: int) -> Tensor | QuantizedWeight:
+        """Rows of parts that lie one under the other, each given with its number of rows."""
+        found: list[Tensor | QuantizedWeight] = []
+        for name, num_rows in parts:
+            first, last = max(begin, 0), min(end, num_rows)
+            if first < last:
+                found.append(self._read(name, slice(first, last)))
+            begin, end = begin - num_rows, end - num_rows
+        rows = stack(found)
+        assert not isinstance(rows, StackedWeight), parts
+        return self._on_load(rows)
+
+    def _on_load(self, weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight:
+        return self._quantize(weight) if self._quantize is not None and isinstance(weight, Tensor) else weight
+
+    def _read(self, name: str, rows: slice = ALL_ROWS, *, copy: bool = False) -> Tensor | QuantizedWeight:
+        """On the device. A copy is memory of our own, as who packs a matrix makes in any case: what the source's file
+        maps would change with the file.
+        """
+        stored = self._source.read(name, self._dtype, rows)
         if isinstance(stored, QuantizedWeight):
             found = stored.to(self._device)
             is_finite = _is_finite(found.scales) and (found.mins is None or _is_finite(found.mins))
@@ -264,7 +313,25 @@ def _refuse_not_finite(source: WeightSource, name: str, dtype: torch.dtype) -> N
     )
 
 
-def _check(
+def _check_widths(source: WeightSource, names: Set[str], group_size: int) -> None:
+    for name in sorted(names):
+        k = source.weights[name].shape[-1]
+        if k % group_size:
+            dividing = [str(size) for size in GROUP_SIZES if k % size == 0]
+            remedy = (
+                f"Take {' or '.join(dividing)}, or"
+                if dividing
+                else f"None of {', '.join(map(str, GROUP_SIZES))} does; take"
+            )
+            raise InvalidParameter(
+                "group_size",
+                group_size,
+                f"does not divide the {k} inputs of {name}, as it must for int4",
+                f"{remedy} int8, whose scales are for whole rows.",
+            )
+
+
+def _check_shapes(
     source: WeightSource,
     parameters: dict[str, Parameter],
     parts_of: dict[str, tuple[str, ...]],

@@ -57,6 +57,8 @@ class PackedLayout(ABC):
     main: ClassVar[str]
     """The tensor that a map has if it is quantized."""
     main_types: ClassVar[tuple[str, ...]] = ("I32",)
+    by_rows: ClassVar[tuple[str, ...]] = ()
+    """The tensors that have a row for each output, if the main one is among them."""
 
     def __init__(self, config: QuantizationConfig) -> None:
         self.config = config
@@ -81,6 +83,21 @@ class PackedLayout(ABC):
         Raises:
             CorruptCheckpoint: they contradict each other.
         """
+
+    def rows_of(self, suffix: str, part: Tensor, rows: slice, n: int) -> Tensor:
+        """What some rows of a weight [n, K] need of one of its tensors.
+
+        Args:
+            suffix: the last part of its name.
+            part: the tensor.
+            rows: from where, a multiple of 8, to where.
+            n: rows of the weight.
+        """
+        if suffix not in self.by_rows or part.shape == (1,):  # a scale for all
+            return part
+        begin, end, _ = rows.indices(n)
+        per_row = -(-n // part.shape[0])
+        return part[begin // per_row : -(-end // per_row)]
 
     def num_groups(self, k: int) -> int:
         """Groups of a row of k."""
@@ -176,6 +193,7 @@ class PackQuantized(PackedLayout):
     """compressed-tensors' weights of 4 or 8 bits in words."""
 
     main = "weight_packed"
+    by_rows = ("weight_packed", "weight_scale", "weight_zero_point")
 
     def weight_shape(self, main: tuple[int, int]) -> tuple[int, int]:
         """See PackedLayout."""
@@ -198,9 +216,6 @@ class PackQuantized(PackedLayout):
     def unpack(self, module: str, parts: Mapping[str, Tensor]) -> Unpacked:
         """See PackedLayout."""
         codes = _fields(parts["weight_packed"], self.config.bits)
-        if parts["weight_shape"].tolist() != list(codes.shape):
-            shape = parts["weight_shape"].tolist()
-            raise CorruptCheckpoint(f"{module}.weight_shape is {shape}; weight_packed holds {list(codes.shape)}.")
         zeros = parts.get("weight_zero_point")
         if zeros is not None:
             zeros = _fields(zeros.T, self.config.bits)[:, : len(codes)].T
@@ -212,6 +227,7 @@ class IntQuantized(PackedLayout):
     """compressed-tensors' weights of 8 bits, signed, a byte each."""
 
     main = "weight"
+    by_rows = ("weight", "weight_scale", "weight_zero_point")
     main_types = ("I8",)
 
     def weight_shape(self, main: tuple[int, int]) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -24,7 +25,7 @@ from twostroke.errors import InvalidParameter, SetupError
 from twostroke.kernels.dispatch import Operators, operators_for
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.model.checkpoint import read_model_config
-from twostroke.model.loader import multiplied_parts, open_weights, read_float
+from twostroke.model.loader import check_weights, multiplied_parts, open_weights, read_float
 from twostroke.model.model_files import find_folder_only
 from twostroke.model.weight_source import WeightSource
 
@@ -75,7 +76,7 @@ def quantize_folder(
     if source.quantization is not None:
         raise SetupError(f"{folder} is quantized already ({source.quantization}). Quantize the original.")
     quantized = multiplied_parts(config)
-    _check_widths(source, quantized, quantization, group_size)
+    check_weights(source, config, quantization, group_size)
     operators = operators_for(torch.device("cpu"), getattr(torch, config.dtype))
     operators.set_num_threads(threads)
     try:
@@ -92,7 +93,7 @@ def quantize_folder(
     except BaseException as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         if isinstance(error, OSError):
-            raise InvalidParameter("OUT", str(out), f"cannot be written ({error.strerror})") from error
+            raise InvalidParameter("OUT", str(out), f"cannot be written ({error.strerror or error})") from error
         raise
     return QuantizedFolder(out, before, after)
 
@@ -103,16 +104,6 @@ def _checked_group_size(quantization: QuantizationOnLoad, group_size: int | None
     if group_size is not None and group_size not in GROUP_SIZES:
         raise InvalidParameter("group_size", group_size, f"must be one of {', '.join(map(str, GROUP_SIZES))}")
     return group_size or DEFAULT_GROUP_SIZE
-
-
-def _check_widths(source: WeightSource, names: set[str], quantization: QuantizationOnLoad, group_size: int) -> None:
-    if quantization == "int8":
-        return
-    for name in sorted(names & source.weights.keys()):
-        k = source.weights[name].shape[-1]
-        if k % group_size:
-            limit = f"does not divide the {k} inputs of {name}, as the layout wants"
-            raise InvalidParameter("group_size", group_size, limit, "Take a smaller one, or int8.")
 
 
 def _tensors(
@@ -170,7 +161,10 @@ def _save(tensors: Iterator[tuple[int, dict[str, Tensor]]], folder: Path) -> tup
     held: dict[str, Tensor] = {}
 
     def flush() -> None:
-        save_file(held, folder / f"part-{len(names)}", metadata={"format": "pt"})
+        try:
+            save_file(held, folder / f"part-{len(names)}", metadata={"format": "pt"})
+        except SafetensorError as error:  # what the library makes of a full disk
+            raise OSError(str(error)) from error
         names.append(list(held))
         held.clear()
 

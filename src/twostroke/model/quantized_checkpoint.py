@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from twostroke.config.quantization import GROUP_SIZES, QuantizationConfig
+from twostroke.config.quantization import GROUP_SIZES, LEFT_OUT_BY, QuantizationConfig
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.model.checkpoint import Checkpoint
 from twostroke.model.float_weights import check_floats
 from twostroke.model.packed_layouts import LAYOUTS, PackedLayout
-from twostroke.model.weight_source import StoredWeight
+from twostroke.model.weight_source import ALL_ROWS, StoredWeight
 
 
 class QuantizedCheckpoint:
@@ -36,14 +36,16 @@ class QuantizedCheckpoint:
         self._parts_of = _find_parts(checkpoint, self._layout)
         packed = {name for parts in self._parts_of.values() for name in parts.values()}
         plain = {name: shape for name, shape in checkpoint.shapes.items() if name not in packed}
-        check_floats(checkpoint, plain)
+        twice = sorted(plain.keys() & {f"{module}.weight" for module in self._parts_of})
+        if twice:
+            raise CorruptCheckpoint(f"{checkpoint.path}: {twice[0]} is there twice, as floats and quantized.")
+        self._check_main_tensors(plain)
+        check_floats(checkpoint, plain, f"It is no part of a map that is quantized ({config.layout}).")
+        self._check_left_out(plain)
         self.weights: Mapping[str, StoredWeight] = {
             **{name: StoredWeight(shape) for name, shape in plain.items()},
             **{f"{module}.weight": self._stored(module) for module in self._parts_of},
         }
-        twice = sorted(plain.keys() & {f"{module}.weight" for module in self._parts_of})
-        if twice:
-            raise CorruptCheckpoint(f"{checkpoint.path}: {twice[0]} is there twice, as floats and quantized.")
 
     @property
     def path(self) -> Path:
@@ -55,14 +57,18 @@ class QuantizedCheckpoint:
         """See WeightSource."""
         return self._config.method
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor | QuantizedWeight:
+    def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
         """See WeightSource."""
         module = name.removesuffix(".weight")
         if module not in self._parts_of:
-            return self._checkpoint.read(name)
-        found = self._layout.unpack(
-            module, {suffix: self._checkpoint.read(part) for suffix, part in self._parts_of[module].items()}
-        )
+            return self._checkpoint.read(name)[rows]
+        shape = self.weights[name].shape
+        parts = {suffix: self._checkpoint.read(part) for suffix, part in self._parts_of[module].items()}
+        if "weight_shape" in parts and tuple(parts["weight_shape"].tolist()) != shape:
+            said = parts["weight_shape"].tolist()
+            raise CorruptCheckpoint(f"{module}.weight_shape is {said}; {self._layout.main} holds {list(shape)}.")
+        of_rows = {suffix: self._layout.rows_of(suffix, part, rows, shape[0]) for suffix, part in parts.items()}
+        found = self._layout.unpack(module, of_rows)
         order = self._order(module, found.group_of, found.codes.shape[1])
         scales = _half_scales(module, found.scales)
         mins = None
@@ -73,6 +79,33 @@ class QuantizedCheckpoint:
         scales, mins = (None if x is None else x.repeat_interleave(times, 1) for x in (scales, mins))
         assert scales is not None
         return QuantizedWeight(codes.contiguous(), scales, mins, self._config.bits, size, dtype, order)
+
+    def _check_main_tensors(self, plain: Mapping[str, object]) -> None:
+        """Scales without codes are named after what they miss, not after the type that they have."""
+        main, kinds = self._layout.main, ", ".join(self._layout.main_types)
+        others = self._layout.parts(0, 0).keys() - {main}
+        for name in plain:
+            module, _, suffix = name.rpartition(".")
+            if suffix not in others:
+                continue
+            kind = self._checkpoint.types.get(f"{module}.{main}")
+            if kind is None:
+                raise CorruptCheckpoint(f"{self.path}: {module}.{main} is missing ({self._config.layout}).")
+            raise UnsupportedModel(f"{self.path}: {module}.{main} has type {kind}; known: {kinds}.")
+
+    def _check_left_out(self, plain: Mapping[str, tuple[int, ...]]) -> None:
+        """A map of a layer that stays floats without config.json saying so was put there by another hand."""
+        for name, shape in plain.items():
+            module = name.removesuffix(".weight")
+            is_map_of_layer = ".layers." in module and module != name and len(shape) == 2
+            if is_map_of_layer and not self._config.leaves_out(module):
+                main = f"{module}.{self._layout.main}"
+                raise UnsupportedModel(
+                    f"{self.path}: {name} is stored as {self._checkpoint.types[name]}, but config.json says that maps "
+                    f"are quantized ({self._config.method}: {main}). Supported: every map of a layer stored so, but "
+                    f"for those that quantization_config leaves out ({LEFT_OUT_BY[self._config.method]}); and no "
+                    "quantization_config where none is quantized."
+                )
 
     def _stored(self, module: str) -> StoredWeight:
         """Checks a map's tensors, and says what they make up."""
@@ -100,7 +133,7 @@ class QuantizedCheckpoint:
                 raise UnsupportedModel(f"{self.path}: {name} has type {kind}; known: {', '.join(part.types)}.")
         size, _ = _kernel_groups(group_size, k)
         floats_per_row = -(-k // size) * (1 if self._config.symmetric else 2)
-        return StoredWeight((n, k), bits / 8 + 2 * floats_per_row / k)
+        return StoredWeight((n, k), bits / 8 + 2 * floats_per_row / k, bool(self._layout.by_rows))
 
     def _order(self, module: str, group_of: Tensor | None, k: int) -> Tensor | None:
         """The inputs sorted by their group. int64 [K], or None where they are already."""

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from twostroke.kernels.quantized_weight import QuantizedWeight
 
+ALL_ROWS = slice(None)
+
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
@@ -20,6 +22,8 @@ class StoredWeight:
     shape: tuple[int, ...]
     bytes_per_weight: float | None = None
     """Of a quantized one, once it is loaded; None for floats, which take the type that the model runs in."""
+    is_by_rows: bool = True
+    """Whether some of its rows can be read without the others."""
 
 
 class WeightSource(Protocol):
@@ -44,13 +48,14 @@ class WeightSource(Protocol):
         """Everything there is."""
         ...
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor | QuantizedWeight:
-        """One weight.
+    def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
+        """One weight, or some of its rows.
 
         Args:
             name: one of `weights`.
             dtype: of the activations that a quantized weight is multiplied with. Floats come as they are stored, and
                 may be memory of the file.
+            rows: from where to where; all, of a weight that is not stored by rows (`StoredWeight.is_by_rows`).
 
         Raises:
             CorruptCheckpoint: its bytes cannot be read, or contradict each other.

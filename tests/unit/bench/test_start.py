@@ -28,7 +28,8 @@ def test_a_start_is_measured_from_outside(random_models: dict[str, Path], tmp_pa
     # whoever watched nothing would see less than torch alone, and come out below zero
     assert 0 < row.anonymous_bytes < 1 << 30
     saved = json.loads((tmp_path / "start.json").read_text())["results"]
-    assert saved["int8"]["memory_ratio"] == row.memory_ratio
+    assert saved["int8"]["memory_ratio"] == row.anonymous_bytes / (row.weight_bytes + (1 << 22))
+    assert saved["int8"]["ratio_to_weights"] == row.anonymous_bytes / row.weight_bytes
     assert saved["torch_alone_bytes"] > 1 << 20
 
 

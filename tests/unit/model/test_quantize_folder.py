@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +105,18 @@ def test_a_gguf_file_is_refused_for_what_it_is(tmp_path: Path) -> None:
         quantize_folder(str(fixture("llama-q4_0")), tmp_path / "out", "int8")
     with pytest.raises(ModelNotFound, match="there is no file"):
         quantize_folder(str(tmp_path / "absent.gguf"), tmp_path / "out", "int8")
+
+
+def test_a_full_disk_is_said_in_a_line(random_models: dict[str, Path], tmp_path: Path) -> None:
+    """A limit on the size of files fails as a full disk does: in the library that writes them."""
+    program = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); "
+        "from twostroke.cli.main import main; main()"
+    )
+    arguments = ["quantize", str(random_models["llama"]), str(tmp_path / "out"), "--quantization", "int8"]
+    ran = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    assert ran.returncode != 0
+    assert "Traceback" not in ran.stderr
+    assert re.search(r"OUT=.*: cannot be written \(.*\)", ran.stderr)
+    assert not list(tmp_path.iterdir())

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from oracle.naive_model import logits as transformers_logits
 from oracle.paged_driver import PagedDriver
-from oracles import awq, compressed_tensors, gptq
+from quantized_folders import (
+    ACT_ORDER,
+    ASYMMETRIC,
+    AWQ,
+    FIXTURES,
+    NAMES,
+    PACKED,
+    edit,
+    edit_config,
+    open_folder,
+    oracle_weights,
+)
 from twostroke.config.kv_format import resolve_kv_format
-from twostroke.config.load import Kernels, Quantization
+from twostroke.config.load import Kernels
 from twostroke.errors import CorruptCheckpoint, SetupError, UnsupportedModel
 from twostroke.kernels import native
 from twostroke.kernels.dispatch import operators_for
@@ -29,18 +38,8 @@ from twostroke.model.decoder import DecoderModel
 from twostroke.model.loader import load_model, open_weights, weight_bytes
 
 CPU = torch.device("cpu")
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "quantized"
-NAMES = sorted(path.name for path in FIXTURES.iterdir() if (path / "config.json").is_file())
-ACT_ORDER, ASYMMETRIC = "gptq-4bit-g32-actorder-qwen3", "gptq-4bit-g32-asym-llama"
-PACKED, AWQ = "ct-pack-4bit-g32-llama", "awq-g32-llama"
 TOKEN_IDS = [int(i) for i in np.random.default_rng(0).integers(0, 128, 48)]
 HALF_ROUNDING = 2**-11
-
-
-def oracle_weights(folder: Path) -> dict[str, Tensor]:
-    method = json.loads((folder / "config.json").read_text())["quantization_config"]["quant_method"]
-    oracle = {"awq": awq, "gptq": gptq, "compressed-tensors": compressed_tensors}[method]
-    return {name: torch.from_numpy(weight) for name, weight in oracle.dequantize(folder).items()}
 
 
 def rounded(module: torch.nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
@@ -91,32 +90,6 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     """Of the centred logits: a constant added to all of them changes no distribution."""
     found, expected = (x - x.mean(-1, keepdim=True) for x in (found, expected))
     return float((found - expected).norm() / expected.norm())
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> Callable[[str], Path]:
-    """Copies a fixture, to be changed."""
-
-    def copy(name: str) -> Path:
-        return Path(shutil.copytree(FIXTURES / name, tmp_path / name))
-
-    return copy
-
-
-def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors")
-
-
-def edit_config(folder: Path, **changes: Any) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] |= changes
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def open_folder(folder: Path, quantization: Quantization | None = None) -> Any:
-    return open_weights(folder, read_model_config(folder), quantization)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -194,6 +167,7 @@ def test_maps_that_cannot_be_one_stay_apart(kernels: Kernels, copy: Callable[[st
     ordered, mixed = copy(ACT_ORDER), copy(AWQ)
     edit(ordered, lambda tensors: unordered(tensors, "self_attn.k_proj", "mlp.up_proj"))
     edit(mixed, as_floats(mixed, "self_attn.v_proj", "mlp.gate_proj"))
+    edit_config(mixed, modules_to_not_convert=["0.self_attn.v_proj", "0.mlp.gate_proj"])
     for folder in (ordered, mixed):
         error = relative_error(found_logits(folder, kernels), expected_logits(folder))
         assert error < (1e-3 if kernels == "reference" else 0.04), error
@@ -225,6 +199,7 @@ def test_bias_beside_maps_that_stay_apart(copy: Callable[[str], Path]) -> None:
             tensors[f"model.layers.0.self_attn.{projection}_proj.bias"].normal_(generator=torch.manual_seed(1))
 
     edit(folder, change)
+    edit_config(folder, dynamic={r"-:.*\.0\.self_attn\.k_proj": {}})
     assert relative_error(found_logits(folder, "reference"), expected_logits(folder)) < 1e-5
 
 
@@ -294,7 +269,16 @@ Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
     ("fixture", "change", "error", "said"),
     [
         (AWQ, drop(f"{Q}.qzeros"), CorruptCheckpoint, rf"{Q}\.qzeros is missing \(awq-gemm\)"),
-        (AWQ, drop(f"{Q}.qweight"), UnsupportedModel, rf"{Q}\.qzeros has type I32"),
+        (AWQ, drop(f"{Q}.qweight"), CorruptCheckpoint, rf"{Q}\.qweight is missing \(awq-gemm\)"),
+        (ACT_ORDER, drop(f"{DOWN}.qweight"), CorruptCheckpoint, rf"{DOWN}\.qweight is missing \(gptq\)"),
+        (PACKED, drop(f"{Q}.weight_packed"), CorruptCheckpoint, rf"{Q}\.weight_packed is missing \(pack-quantized\)"),
+        (AWQ, set_tensor(f"{Q}.qweight", Tensor.float), UnsupportedModel, rf"{Q}\.qweight has type F32; known: I32"),
+        (
+            AWQ,
+            add("rest", torch.zeros(1, dtype=torch.int32)),
+            UnsupportedModel,
+            "rest has type I32; .* no part of a map",
+        ),
         (
             AWQ,
             set_tensor(f"{Q}.scales", lambda t: t[:1]),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -11,12 +13,17 @@ from torch import Tensor
 from twostroke.kernels.large_pages import large_pages
 from twostroke.kernels.native.extension import TYPE_CODES, Kernels, address, native
 from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.kernels.stacked_weight import StackedWeight, stack
+from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
+
+_PANEL = 64
+"""Channels side by side (csrc/kernels/table.hpp)."""
 
 
 class _Panels(ABC):
     """A weight [N, K], or [2 N, K] with G above U, in the kernels' order, and its bias."""
 
-    def __init__(self, kernels: Kernels, weight: Tensor | QuantizedWeight, bias: Tensor | None, *, gated: bool) -> None:
+    def __init__(self, kernels: Kernels, weight: Matrix, bias: Tensor | None, *, gated: bool) -> None:
         self._kernels = kernels
         rows, self._k = weight.shape
         self._n, self._gated = rows // 2 if gated else rows, gated
@@ -39,22 +46,53 @@ class _Panels(ABC):
         """Writes y; the rows of x are contiguous."""
 
 
-def _panels(
-    kernels: Kernels, weight: Tensor | QuantizedWeight, bias: Tensor | None, *, gated: bool, quantizes_inputs: bool
-) -> _Panels:
-    if isinstance(weight, QuantizedWeight):
-        return _QuantizedPanels(kernels, weight, bias, gated=gated, quantizes_inputs=quantizes_inputs)
-    return _FloatPanels(kernels, weight, bias, gated=gated)
+_AT_ONCE = 1 << 20
+"""Numbers of a streamed weight: codes of a MiB, which stay in a processor's caches until they are packed."""
+
+_Range = tuple[int, int, Tensor | QuantizedWeight]
+"""Outputs [begin, begin + count) and their rows of the weight, [count, K] or [2 count, K] with G above U."""
+
+
+def _ranges(weight: Matrix, *, gated: bool) -> Iterator[_Range]:
+    """A whole number of panels each, but for the last."""
+    n, k = weight.shape[0] // 2 if gated else weight.shape[0], weight.shape[1]
+    if not isinstance(weight, StreamedWeight):
+        yield 0, n, weight
+        return
+    unit, at_once = (_PANEL // 2, _AT_ONCE // 2) if gated else (_PANEL, _AT_ONCE)
+    step = max(unit, at_once // k // unit * unit)
+    for begin in range(0, n, step):
+        end = min(begin + step, n)
+        found = [weight.rows(begin, end), *([weight.rows(n + begin, n + end)] if gated else [])]
+        rows = stack(found)
+        assert not isinstance(rows, StackedWeight), "the rows of a streamed weight are of one format"
+        yield begin, end - begin, rows
+
+
+def _panels(kernels: Kernels, weight: Matrix, bias: Tensor | None, *, gated: bool, quantizes_inputs: bool) -> _Panels:
+    ranges = _ranges(weight, gated=gated)
+    begin, count, first = next(ranges)
+    all_ranges = chain([(begin, count, first)], ranges)
+    if isinstance(first, QuantizedWeight):
+        return _QuantizedPanels(
+            kernels, weight, bias, first, all_ranges, gated=gated, quantizes_inputs=quantizes_inputs
+        )
+    return _FloatPanels(kernels, weight, bias, all_ranges, gated=gated)
 
 
 class _FloatPanels(_Panels):
     """Weights of float32 or bfloat16."""
 
-    def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None, *, gated: bool) -> None:
+    def __init__(
+        self, kernels: Kernels, weight: Matrix, bias: Tensor | None, ranges: Iterator[_Range], *, gated: bool
+    ) -> None:
         super().__init__(kernels, weight, bias, gated=gated)
         self._packed = large_pages(native.packed_bytes(self._n, self._k, gated, self._type))
-        weight = weight.contiguous()
-        native.pack_linear(weight.data_ptr(), self._packed.data_ptr(), self._n, self._k, gated, self._type)
+        for begin, count, found in ranges:
+            assert isinstance(found, Tensor), found
+            rows = found.contiguous()
+            to = self._packed.data_ptr() + native.packed_bytes(begin, self._k, gated, self._type)
+            native.pack_linear(rows.data_ptr(), to, count, self._k, gated, self._type)
 
     def rows(self, ids: Tensor) -> Tensor:
         """See _Panels."""
@@ -88,31 +126,37 @@ class _QuantizedPanels(_Panels):
     def __init__(
         self,
         kernels: Kernels,
-        weight: QuantizedWeight,
+        weight: Matrix,
         bias: Tensor | None,
+        like: QuantizedWeight,
+        ranges: Iterator[_Range],
         *,
         gated: bool,
         quantizes_inputs: bool,
     ) -> None:
         super().__init__(kernels, weight, bias, gated=gated)
         self._quantizes_inputs = quantizes_inputs
-        self._bits, self._group, self._has_min = weight.bits, weight.group_size, weight.mins is not None
-        self._order = None if weight.order is None else weight.order.to(torch.int32)
-        num_bytes = native.packed_quantized_bytes(self._n, self._k, gated, self._bits, self._group, self._has_min)
-        self._packed = large_pages(num_bytes)
-        codes, scales = weight.codes.contiguous(), weight.scales.contiguous()
-        mins = None if weight.mins is None else weight.mins.contiguous()
-        native.pack_quantized(
-            codes.data_ptr(),
-            scales.data_ptr(),
-            address(mins),
-            self._packed.data_ptr(),
-            self._n,
-            self._k,
-            gated,
-            self._bits,
-            self._group,
-        )
+        self._bits, self._group, self._has_min = like.bits, like.group_size, like.mins is not None
+        self._order = None if like.order is None else like.order.to(torch.int32)
+        self._packed = large_pages(self._packed_bytes(self._n))
+        for begin, count, rows in ranges:
+            assert isinstance(rows, QuantizedWeight), rows
+            codes, scales = rows.codes.contiguous(), rows.scales.contiguous()
+            mins = None if rows.mins is None else rows.mins.contiguous()
+            native.pack_quantized(
+                codes.data_ptr(),
+                scales.data_ptr(),
+                address(mins),
+                self._packed.data_ptr() + self._packed_bytes(begin),
+                count,
+                self._k,
+                gated,
+                self._bits,
+                self._group,
+            )
+
+    def _packed_bytes(self, n: int) -> int:
+        return native.packed_quantized_bytes(n, self._k, self._gated, self._bits, self._group, self._has_min)
 
     def rows(self, ids: Tensor) -> Tensor:
         """See _Panels."""
@@ -165,7 +209,7 @@ class NativeLinear:
     def __init__(
         self,
         kernels: Kernels,
-        weight: Tensor | QuantizedWeight,
+        weight: Matrix,
         bias: Tensor | None,
         *,
         quantizes_inputs: bool = True,
@@ -195,7 +239,7 @@ class NativeGated:
     def __init__(
         self,
         kernels: Kernels,
-        weight: Tensor | QuantizedWeight,
+        weight: Matrix,
         bias: Tensor | None,
         *,
         quantizes_inputs: bool = True,

@@ -8,16 +8,18 @@ from torch import Tensor
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.reference.elementwise import silu_and_mul
 from twostroke.kernels.reference.row_tiles import in_row_tiles, linear_heights
+from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
 
 
 class PackedLinear:
     """y = x W^T + b with bits per row that do not depend on the other rows; weights as torch keeps them."""
 
-    def __init__(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> None:
+    def __init__(self, weight: Matrix, bias: Tensor | None) -> None:
         """Takes weight [N, K] and bias [N], and proves the heights they may be multiplied at (row_tiles).
 
         A quantized weight is multiplied as the numbers it stands for.
         """
+        weight = weight.whole() if isinstance(weight, StreamedWeight) else weight
         # a copy: what a file maps would change with the file
         weight = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight.clone().contiguous()
         self.weight, self.bias = weight, bias
@@ -42,7 +44,7 @@ class PackedLinear:
 class PackedGated:
     """silu(x G^T) * (x U^T), G and U one under the other in weight [2 N, K]."""
 
-    def __init__(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> None:
+    def __init__(self, weight: Matrix, bias: Tensor | None) -> None:
         """Packs both as one product."""
         self._linear = PackedLinear(weight, bias)
 

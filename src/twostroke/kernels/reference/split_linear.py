@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from twostroke.kernels.dispatch import GatedLinear, Linear, Weight
-from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.reference.elementwise import silu_and_mul
 from twostroke.kernels.stacked_weight import StackedWeight
+from twostroke.kernels.streamed_weight import Matrix
 
-PackPart = Callable[[Tensor | QuantizedWeight, Tensor | None], Linear]
+PackPart = Callable[[Matrix, Tensor | None], Linear]
 """A backend's own way to pack one weight [N, K] and its bias [N]."""
 
 
@@ -46,7 +46,7 @@ def pack_linear(pack: PackPart, weight: Weight, bias: Tensor | None) -> Linear:
 
 def pack_gated(
     pack: PackPart,
-    pack_whole: Callable[[Tensor | QuantizedWeight, Tensor | None], GatedLinear],
+    pack_whole: Callable[[Matrix, Tensor | None], GatedLinear],
     weight: Weight,
     bias: Tensor | None,
 ) -> GatedLinear:

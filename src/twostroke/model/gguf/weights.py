@@ -19,7 +19,7 @@ from twostroke.model.gguf.blocks import REPACKED
 from twostroke.model.gguf.model_config import ROPE_FREQS, gguf_architecture
 from twostroke.model.registry import architecture, model_class
 from twostroke.model.weight_map import checkpoint_names, gguf_name
-from twostroke.model.weight_source import StoredWeight
+from twostroke.model.weight_source import ALL_ROWS, StoredWeight
 
 log = get_logger(__name__)
 
@@ -66,30 +66,33 @@ class GGUFWeights:
         """See WeightSource."""
         return self._file.path
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor | QuantizedWeight:
+    def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
         """See WeightSource."""
         tensor = self._stored[name]
-        data = torch.from_numpy(tensor.data)
-        if not tensor.type.is_quantized:
-            return self._reordered(name, data.view(_FLOATS[tensor.type.name]))
         # rows are put in order before they are taken apart: fewer bytes move
-        blocks = self._reordered(name, data).unflatten(-1, (-1, tensor.type.block_bytes))
-        return REPACKED[tensor.type.name].repack(blocks, tensor.shape, dtype)
+        data, places = torch.from_numpy(tensor.data), self._places(name, rows)
+        if not tensor.type.is_quantized:
+            return data.view(_FLOATS[tensor.type.name])[places]
+        blocks = data[places].unflatten(-1, (-1, tensor.type.block_bytes))
+        return REPACKED[tensor.type.name].repack(blocks, (len(blocks), tensor.shape[1]), dtype)
 
-    def _reordered(self, name: str, rows: Tensor) -> Tensor:
-        if not self._has_permuted_heads:
-            return rows
+    def _places(self, name: str, rows: slice) -> slice | Tensor:
+        """Where in the file some rows of a weight are."""
         num_heads = {"q_proj": self._num_heads, "k_proj": self._num_kv_heads}.get(name.split(".")[-2])
-        return rows if num_heads is None else _in_halves(rows, num_heads)
+        if num_heads is None or not self._has_permuted_heads:
+            return rows
+        return _in_halves(self._stored[name].shape[0], num_heads)[rows]
 
 
-def _in_halves(rows: Tensor, num_heads: int) -> Tensor:
-    """Rows of each head in the order of Hugging Face: undoes the interleaving of llama.cpp's conversion.
+def _in_halves(num_rows: int, num_heads: int) -> Tensor:
+    """The rows of each head in the order of Hugging Face: undoes the interleaving of llama.cpp's conversion.
 
-    Stored are row 0 of the first half, row 0 of the second, row 1 of the first ...; rows [num_heads * head_dim, ...].
+    Stored are row 0 of the first half, row 0 of the second, row 1 of the first ... int64 [num_rows]
+
+    >>> _in_halves(12, num_heads=2).tolist()
+    [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
     """
-    of_heads = rows.view(num_heads, rows.shape[0] // num_heads // 2, 2, *rows.shape[1:])
-    return of_heads.transpose(1, 2).reshape(rows.shape)
+    return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).flatten()
 
 
 def _bytes_per_weight(tensor: StoredTensor) -> float | None:

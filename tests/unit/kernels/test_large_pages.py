@@ -1,0 +1,65 @@
+"""Memory for weights: dense, zeroed, nobody's twice, and gone with the last who had some of it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+
+import pytest
+import torch
+
+from twostroke.bench.memory import anonymous_bytes
+from twostroke.kernels.large_pages import _Pieces, large_pages, return_unused
+
+
+def test_pieces_lie_close_together_and_overlap_nowhere() -> None:
+    pieces = _Pieces()
+    sizes = [1, 4096, 4097, 3 << 20, 100]
+    found = [pieces.take(size) for size in sizes]
+    for i, piece in enumerate(found):
+        assert piece.shape == (sizes[i],)
+        assert not piece.any()
+        piece.fill_(i + 1)
+    assert all(bool((piece == i + 1).all()) for i, piece in enumerate(found))
+    begin, end = found[0].data_ptr(), found[-1].data_ptr() + sizes[-1]
+    assert begin % (2 << 20) == 0
+    assert all(piece.data_ptr() % 64 == 0 for piece in found)
+    assert end - begin < sum(sizes) + 4096 * len(sizes)
+
+
+def test_a_region_goes_with_its_last_piece() -> None:
+    pieces = _Pieces()
+    first, second = pieces.take(10), pieces.take(10)
+    assert pieces._newest is not None
+    region = pieces._newest
+    del first
+    gc.collect()
+    assert region() is not None
+    second.fill_(1)
+    del second
+    gc.collect()
+    assert region() is None
+    assert not pieces.take(10).any()
+
+
+@pytest.mark.parametrize("num_bytes", [1, 31 << 20, 65 << 20])
+def test_any_size(num_bytes: int) -> None:
+    found = [large_pages(num_bytes) for _ in range(3)]
+    for piece in found:
+        assert piece.dtype is torch.uint8
+        assert piece.shape == (num_bytes,)
+        piece[0] = piece[-1] = 1
+    assert len({piece.data_ptr() for piece in found}) == 3
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps no holes, or cannot be told")
+def test_what_was_freed_goes_back() -> None:
+    """64 MiB in pieces too small for mappings of their own, below one that stays."""
+    pieces = [torch.ones(1 << 16, dtype=torch.uint8) for _ in range(1 << 10)]
+    stays = torch.ones(1 << 16, dtype=torch.uint8)
+    del pieces
+    before = anonymous_bytes(os.getpid())
+    return_unused()
+    assert before - anonymous_bytes(os.getpid()) > 48 << 20
+    assert stays.all()

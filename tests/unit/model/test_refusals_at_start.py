@@ -1,0 +1,35 @@
+"""What config.json, the tensors and the machine say is compared before anything large is read or made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from model_folders import write_random_model
+from twostroke import LLM
+from twostroke.errors import CorruptCheckpoint, DoesNotFit, InvalidParameter
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "hidden_size", "intermediate_size"])
+def test_sizes_of_no_tensor_are_no_question_of_memory(name: str, tmp_path: Path) -> None:
+    folder = write_random_model(tmp_path, "llama")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: 2_000_000_000}))
+    with pytest.raises(CorruptCheckpoint, match=r"wrong shape: .* instead of \[(\d+, )?2000000000"):
+        LLM(str(folder))
+
+
+def test_weights_that_do_not_fit(random_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twostroke.engine.assembly.free_host_bytes", lambda: 1000)
+    with pytest.raises(DoesNotFit, match=r"the weights of \S+ take [\d,]+ bytes; 1,000 are free"):
+        LLM(str(random_models["llama"]))
+
+
+@pytest.mark.parametrize(("width", "remedy"), [(80, r"None of 32, 64, 128 does; take int8"), (96, "Take 32, or int8")])
+def test_groups_divide_the_width(width: int, remedy: str, tmp_path: Path) -> None:
+    folder = write_random_model(tmp_path, "llama", intermediate_size=width)
+    said = rf"group_size=64: does not divide the {width} inputs of model\.layers\.0\.mlp\.down_proj\.weight.* {remedy}"
+    with pytest.raises(InvalidParameter, match=said):
+        LLM(str(folder), quantization="int4", group_size=64)
