@@ -11,7 +11,7 @@ from twostroke.bench.compare.measures import Work
 from twostroke.bench.compare.peer import PEERS
 from twostroke.bench.report import DEFAULT_FOLDER
 from twostroke.config.checks import number, one_of, switch, text, whole_number
-from twostroke.config.load import MAX_THREADS
+from twostroke.config.load import MAX_THREADS, ActivationQuantization
 from twostroke.errors import InvalidParameter
 
 Precision = Literal["bf16", "int8", "int4"]
@@ -36,6 +36,8 @@ class CompareOptions:
     """NAME=INTERPRETER: the Python of the environment with a peer in it; default: our own. Can be repeated."""
     precision: Precision = "bf16"
     """Of the weights: bf16, int8 (peers: Q8_0) or int4 (peers: Q4_0)."""
+    activation_quantization: ActivationQuantization | None = None
+    """Of twostroke, as in its settings; the peers do as they do."""
     threads: int | None = None
     """Threads of every engine; default: the processors this process may use."""
     rounds: int = 3
@@ -65,6 +67,11 @@ class CompareOptions:
         """Checks what needs no model."""
         text("model", self.model)
         one_of("precision", self.precision, ("bf16", "int8", "int4"))
+        if self.activation_quantization is not None:
+            one_of("activation_quantization", self.activation_quantization, ("int8", "none"))
+            if self.precision == "bf16":
+                limit = "is about quantized weights"
+                raise InvalidParameter("activation_quantization", self.activation_quantization, limit, "Leave it out.")
         whole_number("threads", 1 if self.threads is None else self.threads, 1, MAX_THREADS)
         whole_number("rounds", self.rounds, 1)
         for name in ("time_limit", "answer_limit"):
@@ -129,7 +136,8 @@ class CompareOptions:
     @property
     def name(self) -> str:
         """Of the files that are written."""
-        return f"compare-{Path(model_name(self.model)).name}-{self.precision}"
+        activations = f"-activations-{self.activation_quantization}" if self.activation_quantization else ""
+        return f"compare-{Path(model_name(self.model)).name}-{self.precision}{activations}"
 
     def as_json(self) -> dict[str, Any]:
         """What a result says of them: nothing that names a place."""

@@ -86,6 +86,7 @@ class Contest:
             order = {
                 "model": str(model),
                 "precision": self.options.precision,
+                "activation_quantization": self.options.activation_quantization,
                 "threads": self.threads,
                 "max_model_len": self.options.max_request_tokens,
                 "max_num_seqs": self.options.max_num_requests,

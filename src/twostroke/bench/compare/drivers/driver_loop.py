@@ -33,6 +33,8 @@ class LoadOrder:
     """A Hugging Face folder or a GGUF file, whichever the engine reads."""
     precision: str
     """bf16, int8 or int4."""
+    activation_quantization: str | None
+    """As twostroke's setting; other engines do as they do."""
     threads: int
     max_model_len: int
     """Tokens of the longest request, prompt and output."""

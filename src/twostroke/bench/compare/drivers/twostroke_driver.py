@@ -7,13 +7,13 @@ and 4 bits are quantized from the folder while loading. KV is bfloat16.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from .driver_loop import LoadOrder, TokenTime, serve
 
 if TYPE_CHECKING:
     from twostroke.bench.model_engine import ModelEngine
-    from twostroke.config.load import Quantization
+    from twostroke.config.load import ActivationQuantization, Quantization
 
 
 class Twostroke:
@@ -33,6 +33,7 @@ class Twostroke:
                 model=order.model,
                 dtype="bfloat16",
                 quantization=quantizations[order.precision],
+                activation_quantization=cast("ActivationQuantization | None", order.activation_quantization),
                 threads=order.threads,
                 max_model_len=order.max_model_len,
             ),
