@@ -26,7 +26,7 @@ WEIGHT_FORMATS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int4": {"dtype": "bfloat16", "quantization": "int4"},
-    "int4 of 64": {"quantization": "int4", "group_size": 64},
+    "int4 beside float32": {"quantization": "int4"},
     "int4, activations as they are": {"dtype": "bfloat16", "quantization": "int4", "activation_quantization": "none"},
     SLOW_TO_START: {"dtype": "bfloat16", "quantization": "int8", "kernels": "reference"},
 }
