@@ -12,7 +12,7 @@ from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.model.decoder import DecoderModel
 from twostroke.runner.input_batch import InputBatch, build_input_batch
 from twostroke.runner.kv_storage import KVStorage
-from twostroke.runner.request_table import RequestTable
+from twostroke.runner.request_table import RequestRow, RequestTable
 from twostroke.sampling.logprobs import num_slice_rows, token_logprobs
 from twostroke.sampling.noise import NoiseStream
 from twostroke.sampling.sampler import SampledTokens, Sampler
@@ -79,8 +79,10 @@ class ModelRunner:
         while self._announced:
             self._add_row(self._announced.pop(next(iter(self._announced))))
         for scheduled in batch.requests:
-            if any(update.block_ids for update in scheduled.block_tables):
-                self._table.update_blocks(self._table[scheduled.request_id], scheduled.block_tables)
+            for update in scheduled.block_tables:
+                if update.block_ids:  # most steps open no block
+                    self._table.update_blocks(self._table[scheduled.request_id], scheduled.block_tables)
+                    break
         inputs = build_input_batch(batch, self._table)
         attention = self._attention_metadata(inputs)
         input_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
@@ -143,11 +145,13 @@ class ModelRunner:
 
     def _keep(self, inputs: InputBatch, sampled: SampledTokens, token_ids: list[int]) -> None:
         """Takes the sampled tokens behind those that are known."""
-        sound = [i for i in range(len(token_ids)) if i not in sampled.errors]
-        rows = [inputs.rows[seq] for seq in inputs.sampling_seqs[sound].tolist()]
-        kept = [token_ids[i] for i in sound]
-        for row, token_id in zip(rows, kept, strict=True):
-            row.sampling.append(token_id)
+        rows: list[RequestRow] = []
+        kept: list[int] = []
+        for i, seq in enumerate(inputs.sampling_seqs.tolist()):
+            if i not in sampled.errors:
+                rows.append(inputs.rows[seq])
+                kept.append(token_ids[i])
+                rows[-1].sampling.append(token_ids[i])
         self._table.append_tokens(rows, kept)
 
     def _prompt_logprobs(
