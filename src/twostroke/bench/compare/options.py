@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from twostroke.bench.command import model_name
 from twostroke.bench.compare.measures import Work
@@ -68,7 +68,7 @@ class CompareOptions:
         text("model", self.model)
         one_of("precision", self.precision, ("bf16", "int8", "int4"))
         if self.activation_quantization is not None:
-            one_of("activation_quantization", self.activation_quantization, ("int8", "none"))
+            one_of("activation_quantization", self.activation_quantization, get_args(ActivationQuantization))
             if self.precision == "bf16":
                 limit = "is about quantized weights"
                 raise InvalidParameter("activation_quantization", self.activation_quantization, limit, "Leave it out.")
