@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,11 +21,12 @@ from twostroke.cost.step_cost import MachineLimits, ModelShape
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.engine import Engine
 from twostroke.engine.event_sinks import JsonlEventLog
-from twostroke.engine.input_processor import InputProcessor
+from twostroke.engine.facts import EngineFacts, input_processor
 from twostroke.engine.journal import Journal, engine_started
 from twostroke.engine.output_processor import OutputProcessor
 from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import DoesNotFit, SetupError
+from twostroke.events import EventLog
 from twostroke.kernels.dispatch import Operators, operators_for
 from twostroke.kernels.large_pages import return_unused
 from twostroke.kernels.reference.row_tiles import proofs
@@ -62,17 +63,45 @@ class _Loaded:
     operators: Operators
     num_threads: int
     tokenizer: Tokenizer
+    tokenizer_path: Path
     eos_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """An engine, and what the side that speaks text has to know of it."""
+
+    engine: Engine
+    facts: EngineFacts
+    tokenizer: Tokenizer
 
 
 def build_text_engine(
     config: EngineConfig, around_executor: Callable[[Executor], Executor] | None = None
 ) -> TextEngine:
-    """Loads a model and builds the engine around it.
+    """Loads a model and builds the engine around it, with text at both ends; the rest is as for `build_engine`."""
+    built = build_engine(config, around_executor)
+    return TextEngine(
+        built.engine,
+        input_processor(built.facts, built.tokenizer),
+        OutputProcessor(built.tokenizer),
+        clock=monotonic_clock,
+        uses_priority=built.facts.uses_priority,
+        startup_lines=built.facts.startup_lines,
+    )
+
+
+def build_engine(
+    config: EngineConfig,
+    around_executor: Callable[[Executor], Executor] | None = None,
+    listeners: Sequence[EventLog] = (),
+) -> BuiltEngine:
+    """Loads a model and builds the engine that runs sequences of its token ids.
 
     Args:
         config: everything a user may set.
         around_executor: puts another executor around the one that computes, to watch it (benchmarks do).
+        listeners: hear every event, beside the file and the ring of the engine's own.
 
     Raises:
         SetupError: no such model, files that contradict each other, sizes that do not fit.
@@ -101,27 +130,27 @@ def build_text_engine(
         # opened before a weight is read, which may take minutes: a path that cannot be written is refused at once
         path = config.load.event_log
         event_log = None if path is None else if_it_fails.enter_context(JsonlEventLog(path))
-        engine = _build_engine(config, loaded, layout, sizing, event_log, around_executor)
+        engine = _build_engine(config, loaded, layout, sizing, event_log, listeners, around_executor)
         if_it_fails.pop_all()  # the engine's from here on
     lines = _startup_lines(loaded, num_weight_bytes, layout, sizing, time.perf_counter() - begin_s)
     for line in lines:
         # a note, such as a shorter context than the model's, is nothing to find out from a refused prompt
         log.log(logging.WARNING if line.startswith("note") else logging.INFO, line)
-    inputs = InputProcessor(
-        loaded.tokenizer,
+    facts = EngineFacts(
+        model=loaded.path.name,
+        tokenizer_path=str(loaded.tokenizer_path),
         max_model_len=sizing.max_model_len,
-        vocab_size=loaded.config.vocab_size,
         max_logprobs=config.load.max_logprobs,
-        eos_token_ids=loaded.eos_token_ids,
-    )
-    return TextEngine(
-        engine,
-        inputs,
-        OutputProcessor(loaded.tokenizer),
-        clock=monotonic_clock,
+        vocab_size=loaded.config.vocab_size,
+        hidden_size=loaded.config.hidden_size,
+        eos_token_ids=tuple(sorted(loaded.eos_token_ids)),
+        max_num_seqs=config.scheduler.max_num_seqs,
+        num_blocks=sizing.num_blocks,
+        block_size=layout.block_size,
         uses_priority=config.scheduler.policy == "priority",
         startup_lines=lines,
     )
+    return BuiltEngine(engine, facts, loaded.tokenizer)
 
 
 def _build_engine(
@@ -130,6 +159,7 @@ def _build_engine(
     layout: KVLayout,
     sizing: KVSizing,
     event_log: JsonlEventLog | None,
+    listeners: Sequence[EventLog],
     around_executor: Callable[[Executor], Executor] | None,
 ) -> Engine:
     """Reads the weights and builds what runs them."""
@@ -160,7 +190,7 @@ def _build_engine(
         executor if around_executor is None else around_executor(executor),
         block_size=config.cache.block_size,
         hashes_blocks=config.cache.enable_prefix_caching,
-        journal=_journal(config, loaded, layout, sizing, machine, event_log),
+        journal=_journal(config, loaded, layout, sizing, machine, event_log, listeners),
         clock=monotonic_clock,
     )
     return engine
@@ -195,7 +225,17 @@ def _prepare(config: EngineConfig) -> _Loaded:
         )
     check_weights(weights, model_config, load.quantization, load.group_size or DEFAULT_GROUP_SIZE)
     return _Loaded(
-        files.path, model_config, weights, dtype, kv_format, device, operators, num_threads, tokenizer, eos_token_ids
+        files.path,
+        model_config,
+        weights,
+        dtype,
+        kv_format,
+        device,
+        operators,
+        num_threads,
+        tokenizer,
+        of_tokenizer.path,
+        eos_token_ids,
     )
 
 
@@ -224,6 +264,7 @@ def _journal(
     sizing: KVSizing,
     machine: MachineLimits,
     event_log: JsonlEventLog | None,
+    listeners: Sequence[EventLog],
 ) -> Journal:
     """The event log, begun with everything that a replay has to be built from."""
     model = loaded.config
@@ -247,7 +288,7 @@ def _journal(
         model=f"{loaded.path.name} ({model.architecture}, {num_parameters(model)} parameters, {loaded.dtype})",
         now_s=monotonic_clock(),
     )
-    return Journal(replace(started, machine=machine), shape, event_log)
+    return Journal(replace(started, machine=machine), shape, event_log, listeners)
 
 
 def _max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:

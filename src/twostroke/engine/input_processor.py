@@ -74,8 +74,10 @@ class InputProcessor:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._chat_template = ChatTemplate(tokenizer.chat_templates, tokenizer.named_tokens)
 
-    def process(self, prompt: Prompt, params: SamplingParams | None = None) -> PromptInput:
-        """Checks a completion prompt.
+    def process(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, add_special_tokens: bool = True
+    ) -> PromptInput:
+        """Checks a completion prompt; a text is framed as the model expects unless add_special_tokens says not to.
 
         Raises:
             InvalidPrompt: empty, too long, not text, or token ids that the model does not have.
@@ -84,7 +86,7 @@ class InputProcessor:
         """
         params = _checked_kind(params)
         if isinstance(prompt, str):
-            return self._process_text(prompt, params)
+            return self._process_text(prompt, params, add_special_tokens)
         given = cast(Any, prompt)
         if not isinstance(given, Mapping):
             raise InvalidPrompt(
@@ -97,7 +99,7 @@ class InputProcessor:
         if len(given) != 1:
             raise InvalidPrompt("a prompt object must have either 'prompt' or 'prompt_token_ids'.")
         if "prompt" in given:
-            return self._process_text(given["prompt"], params)
+            return self._process_text(given["prompt"], params, add_special_tokens)
         token_ids = self._checked_token_ids(given["prompt_token_ids"])
         return self._checked(None, token_ids, params)
 

@@ -40,15 +40,22 @@ class Journal:
         started: the first event, without which no replay is possible.
         shape: of the model, for the cost of each step.
         file: for all events, or None; the journal closes it.
+        listeners: hear all events, too.
     """
 
-    def __init__(self, started: EngineStarted, shape: ModelShape, file: JsonlEventLog | None) -> None:
+    def __init__(
+        self,
+        started: EngineStarted,
+        shape: ModelShape,
+        file: JsonlEventLog | None,
+        listeners: Sequence[EventLog] = (),
+    ) -> None:
         self._process = started.process
         self._shape = shape
         self._machine = started.machine
         self._files = ExitStack()
         self.recent = EventRing(RING_CAPACITY)
-        self._sinks: list[EventLog] = [self.recent]
+        self._sinks: list[EventLog] = [self.recent, *listeners]
         if file is not None:
             self._sinks.append(self._files.enter_context(file))
         self._emit(started)

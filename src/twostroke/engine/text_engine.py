@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from twostroke.batch import NewRequest
-from twostroke.config.checks import unicode
 from twostroke.engine.clock import Clock
 from twostroke.engine.engine import Engine
-from twostroke.engine.generation import GenerationRequest
+from twostroke.engine.front_desk import FrontDesk
 from twostroke.engine.input_processor import InputProcessor, Prompt, PromptInput
 from twostroke.engine.output_processor import OutputKind, OutputProcessor
-from twostroke.errors import EngineError, InvalidParameter
+from twostroke.errors import EngineError
 from twostroke.outputs import RequestOutput
-from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
-
-MAX_NAME_BYTES = 1024
-"""Of a request_id or a cache_salt in UTF-8; ids go into every event of the log."""
-MAX_PRIORITY = 2**31
-"""Either way; far beyond any scheme of priorities, and exact in the scheduler's floating-point keys."""
 
 
 class TextEngine:
@@ -52,13 +41,9 @@ class TextEngine:
         startup_lines: Sequence[str] = (),
     ) -> None:
         self._engine = engine
-        self._inputs = inputs
-        self._outputs = outputs
+        self._desk = FrontDesk(engine, inputs, outputs, clock=clock, uses_priority=uses_priority)
         self._clock = clock
-        self._uses_priority = uses_priority
         self.startup_lines = tuple(startup_lines)
-        self._names = (f"request-{number}" for number in itertools.count())
-        self._ended: dict[str, RequestOutput] = {}
         self._is_closed = False
         self._is_whole = True
 
@@ -75,7 +60,7 @@ class TextEngine:
     @property
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
-        return not self._is_closed and (self._engine.has_work or bool(self._ended))
+        return not self._is_closed and (self._engine.has_work or self._desk.has_ended)
 
     @property
     def is_whole(self) -> bool:
@@ -84,7 +69,7 @@ class TextEngine:
 
     def prepare(self, prompt: Prompt, params: SamplingParams | None = None) -> PromptInput:
         """Checks and encodes a prompt for `enqueue`, in any thread; raises what `submit` raises for it."""
-        return self._inputs.process(prompt, params)
+        return self._desk.prepare(prompt, params)
 
     def prepare_chat(
         self,
@@ -97,7 +82,7 @@ class TextEngine:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> PromptInput:
         """Like `prepare`, for a conversation; the arguments are those of InputProcessor.process_chat."""
-        return self._inputs.process_chat(
+        return self._desk.prepare_chat(
             messages,
             params,
             tools=tools,
@@ -195,38 +180,14 @@ class TextEngine:
         `arrival_time_s` is when the caller asked, on this engine's `clock`: preparing counts as waiting.
         """
         self.check_open()
-        self._check_priority(priority)
-        kind = _checked_kind(kind)
-        if cache_salt is not None:
-            _check_name("cache_salt", cache_salt)
-            if not cache_salt:
-                remedy = "Leave it out to share with everybody who has none."
-                raise InvalidParameter("cache_salt", cache_salt, "must not be empty", remedy)
-        if request_id is None:
-            request_id = next(name for name in self._names if not self._is_live(name))
-        else:
-            _check_name("request_id", request_id)
-            if not request_id:
-                raise InvalidParameter("request_id", request_id, "must not be empty", "Leave it out, and one is made.")
-            if self._is_live(request_id):
-                raise InvalidParameter("request_id", request_id, "is in use by a request that has not ended")
-        seed = secrets.randbits(63) if prompt.params.seed is None else prompt.params.seed
-        sequence_ids = self._outputs.add(
-            request_id, prompt, seeds=[seed] * prompt.params.n, arrival_time_s=arrival_time_s, kind=kind
+        return self._desk.enqueue(
+            prompt,
+            arrival_time_s=arrival_time_s,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            kind=kind,
         )
-        try:
-            for index, sequence_id in enumerate(sequence_ids):
-                new_request = _sequence(prompt, sequence_id, index, seed)
-                self._engine.add_request(
-                    GenerationRequest(new_request, arrival_time_s, prompt.max_tokens, priority, cache_salt)
-                )
-        except BaseException:
-            # all of the sequences or none; the engine ignores those that it does not know
-            for sequence_id in sequence_ids:
-                self._engine.finish(sequence_id, FinishReason.ABORT)
-            self._outputs.discard(request_id)
-            raise
-        return request_id
 
     def abort(self, request_id: str) -> bool:
         """Ends a request now; its last output, finish_reason "abort", comes with the next step.
@@ -238,13 +199,7 @@ class TextEngine:
             EngineError: the engine is closed.
         """
         self.check_open()
-        sequence_ids = self._outputs.live_sequence_ids(request_id)
-        for sequence_id in sequence_ids:
-            self._engine.finish(sequence_id, FinishReason.ABORT)
-        output = self._outputs.abort(request_id, self._clock())
-        if output is not None:
-            self._ended[request_id] = output
-        return bool(sequence_ids)
+        return self._desk.abort(request_id)
 
     def step(self) -> list[RequestOutput]:
         """One step of the engine; the outputs of requests that it, or an abort before it, has changed.
@@ -255,18 +210,13 @@ class TextEngine:
         self.check_open()
         self._is_whole = False
         ended = self.take_ended()
-        processed = self._outputs.process(self._engine.step())
-        for accepted in processed.accepted:
-            if accepted.finish_reason is not None:
-                # a stop string is only seen here; for what the engine ended itself this does nothing
-                self._engine.finish(accepted.request_id, accepted.finish_reason)
+        outputs = self._desk.take_in(self._engine.step())
         self._is_whole = True
-        return [*ended, *processed.outputs]
+        return [*ended, *outputs]
 
     def take_ended(self) -> list[RequestOutput]:
         """The last outputs of aborted requests, without a step: their names are free again."""
-        ended, self._ended = list(self._ended.values()), {}
-        return ended
+        return self._desk.take_ended()
 
     def close(self) -> None:
         """Gives back memory; what still runs ends without a word. A second time does nothing."""
@@ -283,50 +233,3 @@ class TextEngine:
                 "a step of this engine was broken off in the middle (by a second Ctrl-C, a signal handler that raises, "
                 "or an error of ours); its books no longer add up. Start a new one."
             )
-
-    def _is_live(self, request_id: str) -> bool:
-        """Whether an output of this name is still to come: one that was aborted has its last before it."""
-        return self._outputs.is_live(request_id) or request_id in self._ended
-
-    def _check_priority(self, priority: Any) -> None:
-        if not isinstance(priority, int) or isinstance(priority, bool):
-            raise InvalidParameter("priority", priority, f"must be a whole number, not {type(priority).__name__}")
-        if abs(priority) > MAX_PRIORITY:
-            raise InvalidParameter("priority", priority, f"must be from {-MAX_PRIORITY} to {MAX_PRIORITY}")
-        if priority and not self._uses_priority:
-            raise InvalidParameter("priority", priority, "needs the policy 'priority'; this engine runs 'fcfs'")
-
-
-def _checked_kind(kind: Any) -> OutputKind:
-    try:
-        return OutputKind(kind)
-    except ValueError:
-        raise InvalidParameter("kind", kind, f"must be one of {', '.join(map(repr, map(str, OutputKind)))}") from None
-
-
-def _check_name(parameter: str, value: Any) -> None:
-    """Of callers, hashed and written to the event log: text that UTF-8 can write, and not a book."""
-    if not isinstance(value, str):
-        raise InvalidParameter(parameter, value, f"must be a text, not {type(value).__name__}")
-    unicode(parameter, value)
-    num_bytes = len(value.encode("utf-8"))
-    if num_bytes > MAX_NAME_BYTES:
-        raise InvalidParameter(
-            parameter, value, f"has {num_bytes} bytes in UTF-8, at most {MAX_NAME_BYTES}", "Send a hash of it."
-        )
-
-
-def _sequence(prompt: PromptInput, sequence_id: str, index: int, seed: int) -> NewRequest:
-    """One of a prompt's n sequences, for the engine."""
-    params = prompt.params
-    if index:  # one sequence reports the prompt's log-probabilities; the others may use the prefix cache
-        params = dataclasses.replace(params, prompt_logprobs=None)
-    return NewRequest(
-        sequence_id,
-        prompt.prompt_token_ids,
-        params,
-        seed=seed,
-        sample_index=index,
-        eos_token_ids=tuple(sorted(prompt.eos_token_ids)),
-        bad_words_token_ids=prompt.bad_words_token_ids,
-    )

@@ -283,13 +283,13 @@ def test_cancelled_while_it_waits_to_be_queued(folder: str) -> None:
 
 def test_a_slow_prompt_holds_nobody_up(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(engine: AsyncEngine) -> None:
-        inputs = engine._engine._inputs
+        inputs = engine._engine._desk._inputs
         process, may_end = inputs.process, threading.Event()
 
-        def slow(prompt: Any, *args: Any) -> Any:
+        def slow(prompt: Any, *args: Any, **kwargs: Any) -> Any:
             if prompt == "slow":
                 assert may_end.wait(PATIENCE_S)
-            return process({"prompt_token_ids": [5]} if prompt == "slow" else prompt, *args)
+            return process({"prompt_token_ids": [5]} if prompt == "slow" else prompt, *args, **kwargs)
 
         monkeypatch.setattr(inputs, "process", slow)
         task = asyncio.create_task(anext(engine.generate("slow", SamplingParams(max_tokens=1))))

@@ -1,0 +1,40 @@
+"""What the side that speaks text has to know of an engine, wherever that runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twostroke.engine.input_processor import InputProcessor
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """Settled when the model is loaded and memory is divided; the same for as long as the engine lives."""
+
+    model: str
+    """The name of its folder or file."""
+    tokenizer_path: str
+    """The folder or GGUF file that the tokenizer comes from."""
+    max_model_len: int
+    max_logprobs: int
+    vocab_size: int
+    hidden_size: int
+    eos_token_ids: tuple[int, ...]
+    max_num_seqs: int
+    num_blocks: int
+    block_size: int
+    uses_priority: bool
+    startup_lines: tuple[str, ...]
+    """What was loaded and how memory was divided, for people."""
+
+
+def input_processor(facts: EngineFacts, tokenizer: Tokenizer) -> InputProcessor:
+    """The checks that this engine's limits ask for."""
+    return InputProcessor(
+        tokenizer,
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        max_logprobs=facts.max_logprobs,
+        eos_token_ids=facts.eos_token_ids,
+    )
