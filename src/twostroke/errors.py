@@ -12,6 +12,7 @@
     │   └── DoesNotFit              an explicit size that memory cannot hold, with the arithmetic
     ├── UnreadableEvent             a line of an event log that is none, or of another version
     └── EngineError                 ours: a step failed, or the engine has stopped
+        └── EngineUnavailable       no engine takes requests now; one may soon
 
 Each message names the value, the limit and the remedy. Broken invariants of our own are assertions, not these.
 """
@@ -86,6 +87,10 @@ class UnreadableEvent(TwostrokeError, ValueError):
 
 class EngineError(TwostrokeError):
     """Our failure: a request ended with an error because its step failed, or the engine has stopped."""
+
+
+class EngineUnavailable(EngineError):
+    """Nothing was begun; asking again later may help."""
 
 
 def _short(value: object) -> str:

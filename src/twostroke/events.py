@@ -107,7 +107,23 @@ class StepCommitted:
     """When the engine was done with it; `time_s` is when the result was there, which is its tokens' time."""
 
 
-Event = EngineStarted | MeasurementBegan | RequestArrived | RequestFinishedByCaller | StepScheduled | StepCommitted
+@dataclass(frozen=True, slots=True)
+class PrefixCacheReset:
+    """Every cached prefix was forgotten, by an administrator."""
+
+    time_s: float
+    process: str
+
+
+Event = (
+    EngineStarted
+    | MeasurementBegan
+    | RequestArrived
+    | RequestFinishedByCaller
+    | StepScheduled
+    | StepCommitted
+    | PrefixCacheReset
+)
 _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
 
 

@@ -50,6 +50,11 @@ class NaiveBlockPool:
         if self.find(key) is None:
             self.blocks[block_id].key = key
 
+    def forget_names(self) -> None:
+        """No block has a name."""
+        for block in self.blocks:
+            block.key = None
+
     def find(self, key: tuple[int, bytes]) -> int | None:
         """Looks at every block."""
         return next((i for i, block in enumerate(self.blocks) if block.key == key), None)

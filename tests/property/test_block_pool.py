@@ -57,6 +57,12 @@ class BlockPoolMachine(RuleBasedStateMachine):
         for block_id in reversed(block_ids):
             self.naive.free(block_id)
 
+    @rule()
+    def forget_names(self) -> None:
+        """An administrator resets the prefix cache."""
+        self.pool.forget_names()
+        self.naive.forget_names()
+
     @invariant()
     def agrees(self) -> None:
         """Both tell the same story."""

@@ -11,6 +11,7 @@ from twostroke.events import (
     EngineStarted,
     Event,
     MeasurementBegan,
+    PrefixCacheReset,
     RequestArrived,
     RequestFinishedByCaller,
     StepCommitted,
@@ -57,6 +58,8 @@ class _Reader:
                 self._scheduled(event)
             case StepCommitted():
                 self._committed(event)
+            case PrefixCacheReset():
+                pass
             case RequestFinishedByCaller():
                 self._finish(event.request_id)
 

@@ -94,6 +94,11 @@ class Engine:
         self._journal.finished_by_caller(request_id, reason, self._clock())
         return True
 
+    def reset_prefix_cache(self) -> bool:
+        """No prefix computed so far is found any more; who runs keeps its blocks. False when there was none."""
+        self._journal.prefix_cache_reset(self._clock())
+        return self._scheduler.reset_prefix_cache() > 0
+
     def step(self) -> list[TokenUpdate]:
         """Decide, compute, account."""
         self._submit_ahead()

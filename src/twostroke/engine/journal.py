@@ -17,6 +17,7 @@ from twostroke.events import (
     EventLog,
     EventRing,
     MeasurementBegan,
+    PrefixCacheReset,
     RequestArrived,
     RequestFinishedByCaller,
     StepCommitted,
@@ -78,6 +79,10 @@ class Journal:
     ) -> None:
         """A step's result, there at `result_s`, was taken in."""
         self._emit(StepCommitted(result_s, self._process, step, tuple(commits), operator_time_s, now_s))
+
+    def prefix_cache_reset(self, now_s: float) -> None:
+        """Cached prefixes were forgotten."""
+        self._emit(PrefixCacheReset(now_s, self._process))
 
     def measurement_began(self, now_s: float) -> None:
         """What follows is measured; what came before warmed the engine up."""

@@ -133,6 +133,11 @@ class OutputProcessor:
         """Whether a request of this id has not ended."""
         return request_id in self._answers
 
+    def awaits(self, sequence_id: str) -> bool:
+        """Whether updates of this sequence are still taken; an engine elsewhere may send some after an abort."""
+        owner = self._owner.get(sequence_id)
+        return owner is not None and owner[0].streams[owner[1]].finish_reason is None
+
     def live_sequence_ids(self, request_id: str) -> tuple[str, ...]:
         """Which sequences of a request still run; the engine ends them when the request is aborted."""
         answer = self._answers.get(request_id)

@@ -107,6 +107,19 @@ class BlockPool:
             self._block_ids[key] = block_id
             self._keys[block_id] = key
 
+    def forget_names(self) -> int:
+        """Nothing can be found any more: cached blocks become free, used ones stay their holders'.
+
+        Returns:
+            How many names there were.
+        """
+        num_names = len(self._block_ids)
+        self._block_ids.clear()
+        self._keys = [None] * self.num_blocks
+        self._free.extend(self._evictable)
+        self._evictable.clear()
+        return num_names
+
     def _evict(self) -> int:
         block_id, _ = self._evictable.popitem(last=False)
         key = self._keys[block_id]

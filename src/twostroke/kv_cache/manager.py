@@ -135,6 +135,10 @@ class KVCacheManager:
         table.num_reported = min(table.num_reported, len(table.rows[0]))
         table.num_tokens = num_tokens
 
+    def reset_prefix_cache(self) -> int:
+        """No prefix computed so far is found any more; who runs keeps its blocks. Returns how many were forgotten."""
+        return self._prefix_cache.forget()
+
     def free(self, request_id: str) -> None:
         """Ends a request's hold on its blocks; named ones stay findable until they are evicted."""
         self._reservation.close(self._tables.pop(request_id))

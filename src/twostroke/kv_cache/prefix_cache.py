@@ -39,6 +39,10 @@ class PrefixCache(Protocol):
         """Makes a block findable whose tokens are all computed and final."""
         ...
 
+    def forget(self) -> int:
+        """Nothing known so far is found any more; returns how many blocks that were."""
+        ...
+
 
 class SharedPrefixCache:
     """Names in the block pool are the cache; this is the search over all KV groups.
@@ -87,6 +91,10 @@ class SharedPrefixCache:
         """Names the block."""
         self._pool.name(block_id, group_id, block_hash)
 
+    def forget(self) -> int:
+        """Takes all names away."""
+        return self._pool.forget_names()
+
     def _extend(self, found: list[list[int]], runs: list[int], block_hash: bytes) -> bool:
         """Looks at one more block in every group; whether a hit may end behind it."""
         usable = True
@@ -128,3 +136,7 @@ class NoPrefixCache:
 
     def insert(self, block_id: int, group_id: int, block_hash: bytes) -> None:
         """Forgets it."""
+
+    def forget(self) -> int:
+        """There is nothing."""
+        return 0

@@ -13,6 +13,7 @@ from twostroke.events import (
     EngineStarted,
     Event,
     MeasurementBegan,
+    PrefixCacheReset,
     RequestArrived,
     RequestFinishedByCaller,
     StepCommitted,
@@ -78,6 +79,8 @@ def _feed(scheduler: Scheduler, event: Event) -> Difference | None:
             decided = scheduler.schedule(event.time_s)
             if decided != event.batch:
                 return Difference(event.batch, decided)
+        case PrefixCacheReset():
+            scheduler.reset_prefix_cache()
         case MeasurementBegan():
             pass
         case EngineStarted():

@@ -150,6 +150,10 @@ class Scheduler:
         if request is not None:
             self._end(request, reason)
 
+    def reset_prefix_cache(self) -> int:
+        """No prefix computed so far is found any more; returns how many blocks were forgotten."""
+        return self._kv.reset_prefix_cache()
+
     # ------------------------------------------------------------------ phases of a step
 
     def _rounds_of(self, config: SchedulerConfig) -> tuple[tuple[_Phase, ...], ...]:

@@ -1,0 +1,112 @@
+"""EngineClient: all that the API knows of engines, be it one in a process of its own or many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from twostroke.engine.facts import EngineFacts
+from twostroke.engine.input_processor import InputProcessor, PromptInput
+from twostroke.engine.output_processor import OutputKind
+from twostroke.outputs import RequestOutput
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+
+class EngineState(StrEnum):
+    """What can be said of an engine without asking it."""
+
+    STARTING = "starting"  # the model is being loaded, for the first time or again
+    RUNNING = "running"
+    STALLED = "stalled"  # work is queued and no step was committed for too long
+    FAILED = "failed"  # it died, and starting it again did not help
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """Whether there is progress, and if not, why not."""
+
+    state: EngineState
+    cause: str
+    """In words."""
+    num_requests: int = 0
+    """That have not ended."""
+    num_restarts: int = 0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether waiting may help: false where somebody has to do something."""
+        return self.state in (EngineState.STARTING, EngineState.RUNNING)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are taken now."""
+        return self.state is EngineState.RUNNING
+
+
+class OutputStream(Protocol):
+    """The outputs of one request, for one reader."""
+
+    async def take(self) -> list[RequestOutput]:
+        """Waits for outputs and returns all that are there; empty after the end, or when it was closed.
+
+        The last output is `finished`.
+
+        Raises:
+            EngineError: the engine died under the request.
+        """
+        ...
+
+    def close(self) -> None:
+        """Nobody reads on: a request that has not ended is aborted within a step. A second time does nothing."""
+        ...
+
+
+class EngineClient(Protocol):
+    """Takes prompts, gives back what becomes of them. For one event loop."""
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Of the engine that runs, or ran last."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of the model."""
+        ...
+
+    @property
+    def inputs(self) -> InputProcessor:
+        """Checks and encodes prompts, in any thread."""
+        ...
+
+    def now_s(self) -> float:
+        """The clock on which requests arrive, in seconds."""
+        ...
+
+    def health(self) -> EngineHealth:
+        """How it is, at once."""
+        ...
+
+    def generate(
+        self,
+        prompt: PromptInput,
+        *,
+        request_id: str,
+        arrival_time_s: float,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        kind: OutputKind = OutputKind.DELTA,
+    ) -> OutputStream:
+        """Queues a prompt; close what it returns, whatever happens.
+
+        Raises:
+            ClientError: the request cannot be run as asked.
+            EngineUnavailable: no engine takes requests now; asking again later may help.
+        """
+        ...
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forgets cached prefixes; those that running requests use stay. False when nothing was cached."""
+        ...

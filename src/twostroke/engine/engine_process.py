@@ -1,0 +1,94 @@
+"""One engine process seen from the other side: its life from spawn to exit, and the two sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from twostroke.config.engine import EngineConfig
+from twostroke.engine.messages import COMMANDS, REPORTS, Command, Report, Start, Stop, addresses, unbounded
+
+COMMAND = (sys.executable, "-m", "twostroke.engine.process")
+STOP_PATIENCE_S = 10.0
+"""How long a process that was told to stop may take, before it is killed."""
+
+
+class EngineProcess:
+    """A child process that runs an engine.
+
+    Its standard input is a pipe that this object holds: when this process ends, however it does, the child ends too.
+    The sockets are new for each process, so nothing of one that died is ever taken for its successor's.
+    """
+
+    def __init__(self, child: asyncio.subprocess.Process, folder: Path) -> None:
+        self._child = child
+        self._folder = folder
+        to_engine, from_engine = addresses(folder)
+        self._context = zmq.asyncio.Context()
+        # a plain socket to send with: queueing needs no event loop
+        self._commands = unbounded(zmq.Context(self._context).socket(zmq.PUSH))
+        self._commands.bind(to_engine)
+        self._reports = unbounded(self._context.socket(zmq.PULL))
+        self._reports.bind(from_engine)
+        self._exit = asyncio.create_task(child.wait())
+
+    @classmethod
+    async def spawn(cls, config: EngineConfig, command: Sequence[str] = COMMAND) -> EngineProcess:
+        """Starts a child that loads what the config says; its reports tell how that goes."""
+        folder = Path(tempfile.mkdtemp(prefix="twostroke-"))  # for this user only
+        child = await asyncio.create_subprocess_exec(
+            *command,
+            str(folder),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=sys.stderr,
+            start_new_session=True,  # a Ctrl-C is for the HTTP process, which lets running requests end
+        )
+        process = cls(child, folder)
+        process.send(Start(config))
+        return process
+
+    @property
+    def pid(self) -> int:
+        """Of the child."""
+        return self._child.pid
+
+    def send(self, command: Command) -> None:
+        """Queues a command; one that nobody is left to read is lost."""
+        self._commands.send(COMMANDS.encode(command))
+
+    async def receive(self) -> Report | None:
+        """The next report; None when the child has exited and everything it said was read."""
+        receiving = asyncio.ensure_future(self._reports.recv())
+        try:
+            await asyncio.wait((receiving, self._exit), return_when=asyncio.FIRST_COMPLETED)
+            if not receiving.done():
+                # what it sent at the very end may still be on its way through the socket
+                await asyncio.wait((receiving,), timeout=0.2)
+            return REPORTS.decode(receiving.result()) if receiving.done() else None
+        finally:
+            receiving.cancel()
+
+    async def ending(self) -> str:
+        """How it ended, in words; waits until it has."""
+        code = await self._exit
+        return f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
+
+    async def stop(self) -> None:
+        """Ends the child, kindly first, and removes the sockets. A second time does nothing."""
+        if not self._exit.done():
+            self.send(Stop())
+            try:
+                await asyncio.wait_for(asyncio.shield(self._exit), STOP_PATIENCE_S)
+            except TimeoutError:
+                self._child.kill()
+                await self._exit
+        self._commands.close()
+        self._reports.close()
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,220 @@
+"""What the two processes of a server say to each other: msgpack over two one-way ZeroMQ sockets.
+
+    HTTP process                                               engine process
+    ────────────                                               ──────────────
+    Start(config)              ──────────────────────────────►   loads the model
+                               ◄──────────────────────────────   Ready(facts) | Refused(reason)
+    Add, Finish, ResetPrefixCache, Stop  ────────────────────►   between steps
+                               ◄──────────────────────────────   Progress(updates, events), once a step
+
+Neither end ever waits for the other: sending is queueing, and who has work to do only looks whether something came.
+Token ids only; text and templates stay in the HTTP process.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import zmq
+
+from twostroke.config.engine import EngineConfig
+from twostroke.engine.facts import EngineFacts
+from twostroke.engine.generation import GenerationRequest
+from twostroke.engine.output_processor import TokenUpdate
+from twostroke.events import (
+    EngineStarted,
+    Event,
+    MeasurementBegan,
+    PrefixCacheReset,
+    RequestArrived,
+    RequestFinishedByCaller,
+    StepCommitted,
+    StepScheduled,
+)
+from twostroke.request import FinishReason
+
+
+class _Message(msgspec.Struct, array_like=True, tag=True):
+    """One of a union; its name travels with it."""
+
+
+class Start(_Message):
+    """The first message: what to load."""
+
+    config: EngineConfig
+
+
+class Add(_Message):
+    """A sequence to run."""
+
+    request: GenerationRequest
+
+
+class Finish(_Message):
+    """A sequence to end."""
+
+    request_id: str
+    reason: FinishReason
+
+
+class ResetPrefixCache(_Message):
+    """Forget what no running request uses."""
+
+
+class Stop(_Message):
+    """End the process; whatever runs ends without a word."""
+
+
+Command = Start | Add | Finish | ResetPrefixCache | Stop
+
+
+class Ready(_Message):
+    """The model is loaded."""
+
+    facts: EngineFacts
+
+
+class Refused(_Message):
+    """It cannot be loaded as asked."""
+
+    kind: str
+    """The type of the error, one of errors.py."""
+    reason: str
+
+
+class Failed(_Message):
+    """A step broke the engine's books; the process ends with this."""
+
+    reason: str
+
+
+class Started(_Message):
+    """Carries EngineStarted."""
+
+    event: EngineStarted
+
+
+class Measured(_Message):
+    """Carries MeasurementBegan."""
+
+    event: MeasurementBegan
+
+
+class Arrived(_Message):
+    """Carries RequestArrived."""
+
+    event: RequestArrived
+
+
+class Ended(_Message):
+    """Carries RequestFinishedByCaller."""
+
+    event: RequestFinishedByCaller
+
+
+class Forgotten(_Message):
+    """Carries PrefixCacheReset."""
+
+    event: PrefixCacheReset
+
+
+class Scheduled(_Message):
+    """Carries StepScheduled."""
+
+    event: StepScheduled
+
+
+class Committed(_Message):
+    """Carries StepCommitted."""
+
+    event: StepCommitted
+
+
+CarriedEvent = Started | Measured | Arrived | Ended | Forgotten | Scheduled | Committed
+_CARRIERS: dict[type[Event], type[CarriedEvent]] = {
+    EngineStarted: Started,
+    MeasurementBegan: Measured,
+    RequestArrived: Arrived,
+    RequestFinishedByCaller: Ended,
+    PrefixCacheReset: Forgotten,
+    StepScheduled: Scheduled,
+    StepCommitted: Committed,
+}
+
+
+class Progress(_Message):
+    """What happened since the last one: a step's tokens, and every event in its order."""
+
+    updates: Sequence[TokenUpdate]
+    events: Sequence[CarriedEvent]
+
+
+class CacheWasReset(_Message):
+    """The answer to ResetPrefixCache."""
+
+    had_blocks: bool
+
+
+Report = Ready | Refused | Failed | Progress | CacheWasReset
+
+
+def carried(event: Event) -> CarriedEvent:
+    """The event as it travels: a union on the wire needs names, which the dataclasses of the log have not."""
+    return _CARRIERS[type(event)](event)  # pyright: ignore[reportArgumentType] (the table pairs them)
+
+
+def _plain_path(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"{type(value).__name__} does not travel")
+
+
+def _read_path(kind: type, value: Any) -> Any:
+    if issubclass(kind, Path):
+        return Path(value)
+    raise NotImplementedError(f"{kind.__name__} does not travel")
+
+
+_Out = TypeVar("_Out")
+
+
+class Encoding(Generic[_Out]):
+    """Bytes of messages one way, messages of bytes the other."""
+
+    def __init__(self, incoming: Any) -> None:
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=_plain_path)
+        self._decoder: msgspec.msgpack.Decoder[_Out] = msgspec.msgpack.Decoder(incoming, dec_hook=_read_path)
+
+    def encode(self, message: Command | Report) -> bytes:
+        """For the other process."""
+        return self._encoder.encode(message)
+
+    def decode(self, frame: bytes) -> _Out:
+        """From the other process."""
+        return self._decoder.decode(frame)
+
+
+COMMANDS: Encoding[Command] = Encoding(Command)
+REPORTS: Encoding[Report] = Encoding(Report)
+
+
+def addresses(folder: Path) -> tuple[str, str]:
+    """Of the two sockets, to the engine and from it, in a folder that nobody else may enter.
+
+    They live in files: a network port could be spoken to by anybody on the machine.
+    """
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    assert mode == stat.S_IRWXU, f"{folder} is open to others: {mode:o}"
+    return f"ipc://{folder}/to-engine", f"ipc://{folder}/from-engine"
+
+
+def unbounded(socket: Any) -> Any:
+    """A socket that queues in memory whatever the other end has not taken, and drops it when closed."""
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.LINGER, 0)
+    return socket

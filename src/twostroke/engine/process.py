@@ -1,0 +1,182 @@
+"""The engine in a process of its own: `python -m twostroke.engine.process FOLDER`, started by RemoteEngine.
+
+Its loop never waits for anybody while there is work: between two steps it looks which commands came, and after each
+step it queues one report. It ends when it is told to, when a step breaks its books, or when the process that started
+it is gone, which it notices by its standard input.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+
+from twostroke.config.engine import EngineConfig
+from twostroke.engine.assembly import build_engine
+from twostroke.engine.engine import Engine
+from twostroke.engine.messages import (
+    COMMANDS,
+    REPORTS,
+    Add,
+    CacheWasReset,
+    CarriedEvent,
+    Command,
+    Failed,
+    Finish,
+    Progress,
+    Ready,
+    Refused,
+    Report,
+    ResetPrefixCache,
+    Start,
+    addresses,
+    carried,
+    unbounded,
+)
+from twostroke.errors import TwostrokeError
+from twostroke.events import Event
+from twostroke.log import get_logger
+from twostroke.runner.executor import Executor
+
+log = get_logger(__name__)
+
+
+class _Outbox:
+    """Events on their way to the other process."""
+
+    def __init__(self) -> None:
+        self._events: list[CarriedEvent] = []
+
+    def append(self, event: Event) -> None:
+        """Keeps one until the next report."""
+        self._events.append(carried(event))
+
+    def take(self) -> list[CarriedEvent]:
+        """All that have come since."""
+        events, self._events = self._events, []
+        return events
+
+
+class _Channel:
+    """This process's ends of the two sockets."""
+
+    def __init__(self, folder: Path) -> None:
+        to_engine, from_engine = addresses(folder)
+        context = zmq.Context()
+        self._commands = unbounded(context.socket(zmq.PULL))
+        self._commands.connect(to_engine)
+        self._reports = unbounded(context.socket(zmq.PUSH))
+        self._reports.setsockopt(zmq.LINGER, 1000)  # the last report says why there are no more
+        self._reports.connect(from_engine)
+        self._context = context
+
+    def receive(self, *, wait: bool) -> Command | None:
+        """The next command; None when there is none and nobody waits."""
+        try:
+            return COMMANDS.decode(self._commands.recv(0 if wait else zmq.NOBLOCK))
+        except zmq.Again:
+            return None
+
+    def send(self, report: Report) -> None:
+        """Queues a report."""
+        self._reports.send(REPORTS.encode(report))
+
+    def close(self) -> None:
+        """Sends what is queued, for a second at most."""
+        self._commands.close()
+        self._reports.close()
+        self._context.term()
+
+
+def serve(folder: Path, around_executor: Callable[[Executor], Executor] | None = None) -> int:
+    """Loads what the first command says and runs it until the end; returns the process's exit code.
+
+    Args:
+        folder: of the sockets.
+        around_executor: puts another executor around the one that computes; tests inject faults there.
+    """
+    channel = _Channel(folder)
+    try:
+        start = channel.receive(wait=True)
+        assert isinstance(start, Start), f"the first command was {start}"
+        return _run(channel, start.config, around_executor)
+    finally:
+        channel.close()
+
+
+def _run(channel: _Channel, config: EngineConfig, around_executor: Callable[[Executor], Executor] | None) -> int:
+    outbox = _Outbox()
+    try:
+        built = build_engine(config, around_executor, listeners=(outbox,))
+    except TwostrokeError as error:
+        channel.send(Refused(type(error).__name__, str(error)))
+        return 1
+    channel.send(Ready(built.facts))
+    channel.send(Progress((), outbox.take()))
+    try:
+        _loop(channel, built.engine, outbox)
+    except Exception as error:
+        log.exception("the engine has stopped")
+        channel.send(Progress((), outbox.take()))
+        channel.send(Failed(f"{type(error).__name__}: {error}"))
+        return 1
+    finally:
+        built.engine.close()
+    return 0
+
+
+def _loop(channel: _Channel, engine: Engine, outbox: _Outbox) -> None:
+    """Commands between steps, steps while there is work, sleep otherwise."""
+    while True:
+        command = channel.receive(wait=not engine.has_work)
+        while command is not None:
+            if not _obey(command, channel, engine):
+                return
+            command = channel.receive(wait=False)
+        updates = engine.step() if engine.has_work else ()
+        events = outbox.take()
+        if updates or events:
+            channel.send(Progress(updates, events))
+
+
+def _obey(command: Command, channel: _Channel, engine: Engine) -> bool:
+    """Does what it says; False ends the loop."""
+    match command:
+        case Add(request):
+            engine.add_request(request)
+        case Finish(request_id, reason):
+            engine.finish(request_id, reason)
+        case ResetPrefixCache():
+            channel.send(CacheWasReset(engine.reset_prefix_cache()))
+        case _:
+            return False
+    return True
+
+
+def end_with_parent() -> None:
+    """Ends this process at once when its standard input does: nobody is left to run for."""
+
+    def watch() -> None:
+        while os.read(0, 4096):  # nothing is ever sent; a buffered reader would hold a lock at exit
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True, name="twostroke-parent").start()
+
+
+def main(around_executor: Callable[[Executor], Executor] | None = None) -> None:
+    """The process's entry."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the HTTP process decides
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="engine: %(levelname)s %(message)s")
+    end_with_parent()
+    sys.exit(serve(Path(sys.argv[1]), around_executor))
+
+
+if __name__ == "__main__":
+    main()

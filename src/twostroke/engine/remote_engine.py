@@ -1,0 +1,355 @@
+"""RemoteEngine: an EngineClient whose engine runs in a process of its own, watched and started again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from twostroke.config.engine import EngineConfig
+from twostroke.engine.client import EngineHealth, EngineState, OutputStream
+from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.engine_process import COMMAND, EngineProcess
+from twostroke.engine.facts import EngineFacts, input_processor
+from twostroke.engine.front_desk import FrontDesk
+from twostroke.engine.generation import GenerationRequest
+from twostroke.engine.input_processor import InputProcessor, PromptInput
+from twostroke.engine.messages import (
+    Add,
+    CacheWasReset,
+    Failed,
+    Finish,
+    Progress,
+    Ready,
+    Refused,
+    Report,
+    ResetPrefixCache,
+)
+from twostroke.engine.output_processor import OutputKind, OutputProcessor, TokenUpdate
+from twostroke.errors import EngineError, EngineUnavailable, SetupError
+from twostroke.events import EventLog
+from twostroke.log import get_logger
+from twostroke.outputs import RequestOutput
+from twostroke.request import FinishReason
+from twostroke.tokenizer.loading import load_tokenizer
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+log = get_logger(__name__)
+
+MAX_FAST_DEATHS = 3
+"""Deaths in a row without a step between them: then it is no accident, and starting again would not help."""
+RESTART_DELAY_S = 1.0
+
+
+class _Stream:
+    """See OutputStream. Reader and writer share a loop."""
+
+    def __init__(self, abandon: Callable[[_Stream], None]) -> None:
+        self._items: deque[RequestOutput | Exception] = deque()
+        self._reader: asyncio.Future[None] | None = None
+        self._abandon = abandon
+        self._is_ended = False
+
+    def put(self, item: RequestOutput | Exception) -> None:
+        """Hands an item over."""
+        self._is_ended = isinstance(item, Exception) or item.finished
+        self._items.append(item)
+        self._wake()
+
+    async def take(self) -> list[RequestOutput]:
+        """See OutputStream."""
+        if not self._items and not self._is_ended:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        outputs: list[RequestOutput] = []
+        while self._items:
+            item = self._items[0]
+            if isinstance(item, Exception):
+                if outputs:
+                    break
+                self._items.popleft()
+                raise item
+            outputs.append(item)
+            self._items.popleft()
+        return outputs
+
+    def close(self) -> None:
+        """See OutputStream."""
+        if not self._is_ended:
+            self._is_ended = True
+            self._abandon(self)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+
+class _Wire:
+    """The engine as the front desk sees it: what it is asked becomes a command to the process that runs now."""
+
+    def __init__(self) -> None:
+        self.process: EngineProcess | None = None
+
+    def add_request(self, request: GenerationRequest) -> None:
+        """Queues a sequence."""
+        assert self.process is not None, "nobody checks requests in while no engine runs"
+        self.process.send(Add(request))
+
+    def finish(self, request_id: str, reason: FinishReason) -> None:
+        """Ends a sequence, if there is a process that may still run it."""
+        if self.process is not None:
+            self.process.send(Finish(request_id, reason))
+
+
+class RemoteEngine:
+    """See EngineClient. `start` it, and `close` it; in between it looks after its process by itself.
+
+    Args:
+        config: of the engine.
+        listeners: hear every event of every process that runs, as it is reported.
+        stall_after_s: with work queued and no step for so long, the engine counts as stalled.
+        command: starts the process; tests put another around it.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        listeners: Sequence[EventLog] = (),
+        stall_after_s: float = 30.0,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self._config = config
+        self._listeners = tuple(listeners)
+        self._stall_after_s = stall_after_s
+        self._command = tuple(command)
+        self._wire = _Wire()
+        self._streams: dict[str, _Stream] = {}
+        self._resets: deque[asyncio.Future[bool]] = deque()
+        self._state = EngineState.STARTING
+        self._cause = "the model is being loaded"
+        self._num_restarts = 0
+        self._num_fast_deaths = 0
+        self._progress_s = self.now_s()
+        self._supervisor: asyncio.Task[None] | None = None
+        self._facts: EngineFacts | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._inputs: InputProcessor | None = None
+        self._desk: FrontDesk | None = None
+
+    # ------------------------------------------------------------------ what EngineClient promises
+
+    @property
+    def facts(self) -> EngineFacts:
+        """See EngineClient."""
+        assert self._facts is not None, "start() has not returned"
+        return self._facts
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """See EngineClient."""
+        assert self._tokenizer is not None, "start() has not returned"
+        return self._tokenizer
+
+    @property
+    def inputs(self) -> InputProcessor:
+        """See EngineClient."""
+        assert self._inputs is not None, "start() has not returned"
+        return self._inputs
+
+    def now_s(self) -> float:
+        """The monotonic clock, which all processes of a machine share."""
+        return monotonic_clock()
+
+    def health(self) -> EngineHealth:
+        """See EngineClient."""
+        state, cause = self._state, self._cause
+        num_requests = len(self._streams)
+        waited_s = self.now_s() - self._progress_s
+        if state is EngineState.RUNNING and num_requests and waited_s > self._stall_after_s:
+            state = EngineState.STALLED
+            cause = f"{num_requests} requests are queued and no step was committed for {waited_s:.1f} s"
+        return EngineHealth(state, cause, num_requests, self._num_restarts)
+
+    def generate(
+        self,
+        prompt: PromptInput,
+        *,
+        request_id: str,
+        arrival_time_s: float,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        kind: OutputKind = OutputKind.DELTA,
+    ) -> OutputStream:
+        """See EngineClient."""
+        if self._state is not EngineState.RUNNING or self._desk is None:
+            raise EngineUnavailable(f"the engine takes no requests now: {self._cause}.")
+        desk = self._desk
+        if not self._streams:
+            self._progress_s = self.now_s()  # it was idle, which is no stall
+        desk.enqueue(
+            prompt,
+            request_id=request_id,
+            arrival_time_s=arrival_time_s,
+            priority=priority,
+            cache_salt=cache_salt,
+            kind=kind,
+        )
+
+        def abandon(stream: _Stream) -> None:
+            if self._streams.get(request_id) is stream:
+                del self._streams[request_id]
+                desk.abort(request_id)
+                desk.take_ended()
+
+        stream = self._streams[request_id] = _Stream(abandon)
+        return stream
+
+    async def reset_prefix_cache(self) -> bool:
+        """See EngineClient."""
+        if self._wire.process is None or self._state is not EngineState.RUNNING:
+            raise EngineUnavailable(f"the engine takes no commands now: {self._cause}.")
+        reset: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._resets.append(reset)
+        self._wire.process.send(ResetPrefixCache())
+        return await reset
+
+    # ------------------------------------------------------------------ its own life
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs now."""
+        return None if self._wire.process is None else self._wire.process.pid
+
+    async def start(self) -> None:
+        """Loads the model.
+
+        Raises:
+            SetupError: it cannot be loaded as the config says.
+        """
+        process = await self._spawn()
+        self._supervisor = asyncio.create_task(self._supervise(process), name="twostroke-supervisor")
+
+    async def close(self) -> None:
+        """Ends the process; streams that are still open end with an EngineError. A second time does nothing."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._supervisor
+            self._supervisor = None
+        self._end(EngineState.CLOSED, "it was closed")
+        process, self._wire.process = self._wire.process, None
+        if process is not None:
+            await process.stop()
+
+    async def _spawn(self) -> EngineProcess:
+        """A process whose model is loaded."""
+        process = await EngineProcess.spawn(self._config, self._command)
+        try:
+            report = await process.receive()
+            match report:
+                case Ready(facts):
+                    await self._meet(facts)
+                case Refused(kind, reason):
+                    raise SetupError(f"{kind}: {reason}" if kind != SetupError.__name__ else reason)
+                case _:
+                    raise SetupError(f"the engine process {await process.ending()} before its model was loaded.")
+        except BaseException:
+            await process.stop()
+            raise
+        self._wire.process = process
+        self._progress_s = self.now_s()
+        self._state, self._cause = EngineState.RUNNING, "steps are committed while there is work"
+        return process
+
+    async def _meet(self, facts: EngineFacts) -> None:
+        """Prepares this side; the tokenizer is read once, outside of the loop."""
+        if self._tokenizer is None:
+            self._tokenizer = await asyncio.to_thread(load_tokenizer, Path(facts.tokenizer_path))
+        if facts != self._facts:
+            self._facts, self._inputs = facts, input_processor(facts, self._tokenizer)
+        assert self._inputs is not None, "made with the first facts"
+        self._desk = FrontDesk(
+            self._wire,
+            self._inputs,
+            OutputProcessor(self._tokenizer),
+            clock=self.now_s,
+            uses_priority=facts.uses_priority,
+        )
+
+    async def _supervise(self, process: EngineProcess) -> None:
+        """Reads reports while the process lives; starts another when it has died."""
+        current: EngineProcess | None = process
+        while current is not None:
+            reason = await self._read(current)
+            ending = f"the engine process {await current.ending()}{reason}"
+            self._wire.process = None
+            await current.stop()
+            log.error("%s", ending)
+            self._end(EngineState.STARTING, f"{ending}; it is being started again")
+            current = await self._restart(ending)
+
+    async def _restart(self, ending: str) -> EngineProcess | None:
+        """Another process; None when that does not help."""
+        while self._num_fast_deaths < MAX_FAST_DEATHS:
+            self._num_fast_deaths += 1
+            self._num_restarts += 1
+            try:
+                return await self._spawn()
+            except SetupError as error:
+                log.error("the engine could not be started again: %s", error)
+                self._cause = f"{ending}; starting it again failed ({error})"
+                await asyncio.sleep(RESTART_DELAY_S)
+        self._state = EngineState.FAILED
+        self._cause = f"{ending}, {MAX_FAST_DEATHS} times in a row; it was given up"
+        return None
+
+    async def _read(self, process: EngineProcess) -> str:
+        """Takes reports in until there are no more; returns what the process said of its end."""
+        reason = ""
+        while (report := await process.receive()) is not None:
+            if isinstance(report, Failed):
+                reason = f" ({report.reason})"
+            else:
+                self._take_in(report)
+        return reason
+
+    def _take_in(self, report: Report) -> None:
+        match report:
+            case Progress(updates, events):
+                self._progress_s = self.now_s()
+                if updates:
+                    self._num_fast_deaths = 0
+                    self._deliver(updates)
+                for carrier in events:
+                    for listener in self._listeners:
+                        listener.append(carrier.event)
+            case CacheWasReset(had_blocks):
+                reset = self._resets.popleft()
+                if not reset.done():  # who asked may have left
+                    reset.set_result(had_blocks)
+            case Ready() | Refused() | Failed():
+                raise AssertionError(f"not expected of an engine that runs: {report}")
+
+    def _deliver(self, updates: Sequence[TokenUpdate]) -> None:
+        assert self._desk is not None, "an engine that runs has been met"
+        for output in self._desk.take_in(updates):
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                if output.finished:
+                    del self._streams[output.request_id]
+                stream.put(output)
+
+    def _end(self, state: EngineState, cause: str) -> None:
+        """Nothing runs any more: whoever waits is told why."""
+        self._state, self._cause = state, cause
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.put(EngineError(f"the request was lost: {cause}."))
+        while self._resets:
+            reset = self._resets.popleft()
+            if not reset.done():
+                reset.set_exception(EngineError(cause))
