@@ -5,14 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from twostroke.version import __version__
+
 if TYPE_CHECKING:
     from twostroke.config.engine import EngineConfig
     from twostroke.engine.async_engine import AsyncEngine
     from twostroke.llm import LLM
     from twostroke.outputs import CompletionOutput, RequestOutput
     from twostroke.sampling_params import SamplingParams
-
-__version__ = "0.1.0"
 
 _HOME = {
     "LLM": "twostroke.llm",
@@ -30,6 +30,7 @@ __all__ = [
     "EngineConfig",
     "RequestOutput",
     "SamplingParams",
+    "__version__",
 ]
 
 

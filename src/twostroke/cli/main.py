@@ -18,6 +18,7 @@ app = App(
 )
 app.command("twostroke.cli.generate:generate")
 app.command("twostroke.cli.chat:chat")
+app.command("twostroke.cli.serve:serve")
 app.command("twostroke.cli.quantize:quantize")
 app.command("twostroke.cli.bench:app", name="bench")
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
+from twostroke.config.checks import whole_number
 from twostroke.errors import InvalidParameter, InvalidPrompt, UnknownParameter
 from twostroke.sampling_params import SamplingParams
 from twostroke.tokenizer.chat_template import ChatTemplate
@@ -75,9 +76,20 @@ class InputProcessor:
         self._chat_template = ChatTemplate(tokenizer.chat_templates, tokenizer.named_tokens)
 
     def process(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, add_special_tokens: bool = True
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        add_special_tokens: bool = True,
+        truncate_prompt_tokens: int | None = None,
     ) -> PromptInput:
-        """Checks a completion prompt; a text is framed as the model expects unless add_special_tokens says not to.
+        """Checks a completion prompt.
+
+        Args:
+            prompt: text, or {"prompt_token_ids": [...]}.
+            params: how to sample and when to stop.
+            add_special_tokens: whether a text is framed as the model expects.
+            truncate_prompt_tokens: keep that many tokens, the last ones; -1 keeps what leaves room for max_tokens.
 
         Raises:
             InvalidPrompt: empty, too long, not text, or token ids that the model does not have.
@@ -85,8 +97,9 @@ class InputProcessor:
             InvalidParameter: a sampling parameter that this model cannot serve, or no SamplingParams at all.
         """
         params = _checked_kind(params)
+        cut = self._cut(truncate_prompt_tokens, params)
         if isinstance(prompt, str):
-            return self._process_text(prompt, params, add_special_tokens)
+            return self._process_text(prompt, params, add_special_tokens, cut)
         given = cast(Any, prompt)
         if not isinstance(given, Mapping):
             raise InvalidPrompt(
@@ -99,33 +112,66 @@ class InputProcessor:
         if len(given) != 1:
             raise InvalidPrompt("a prompt object must have either 'prompt' or 'prompt_token_ids'.")
         if "prompt" in given:
-            return self._process_text(given["prompt"], params, add_special_tokens)
+            return self._process_text(given["prompt"], params, add_special_tokens, cut)
         token_ids = self._checked_token_ids(given["prompt_token_ids"])
-        return self._checked(None, token_ids, params)
+        return self._checked(None, token_ids[-cut:], params)
 
-    def process_chat(
+    def process_chat(  # noqa: PLR0913 (the template's arguments by their names, for checkers and readers)
         self,
         messages: Sequence[Mapping[str, Any]],
         params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
+        truncate_prompt_tokens: int | None = None,
     ) -> PromptInput:
-        """Renders a conversation with the model's chat template and checks it; raises what `process` raises."""
+        """Renders a conversation with the model's chat template and checks it; raises what `process` raises.
+
+        The first arguments are those of ChatTemplate.render. A template has written the begin token already where the
+        model has one, so `add_special_tokens` is False; it and `truncate_prompt_tokens` are as for `process`.
+        """
         params = _checked_kind(params)
-        text = self._chat_template.render(
+        cut = self._cut(truncate_prompt_tokens, params)
+        text = self.render_chat(
             messages,
             tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        return self._process_text(text, params, add_special_tokens, cut)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """A conversation as the model reads it; see ChatTemplate.render."""
+        return self._chat_template.render(
+            messages,
+            tools=tools,
+            documents=documents,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs=chat_template_kwargs,
         )
-        # The template has written the begin token already, where the model has one.
-        return self._process_text(text, params, add_special_tokens=False)
 
-    def _process_text(self, text: Any, params: SamplingParams, add_special_tokens: bool = True) -> PromptInput:
+    def encode(self, text: Any, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of any text, an empty or a long one too.
+
+        Raises:
+            InvalidPrompt: no text, half a character, or one that the tokenizer has no ids for.
+        """
         if not isinstance(text, str):
             raise InvalidPrompt(f"the prompt must be a text, not {type(text).__name__}.")
         try:
@@ -134,9 +180,21 @@ class InputProcessor:
             raise InvalidPrompt(
                 f"the prompt has half a character (a lone surrogate) at position {error.start}; send valid Unicode."
             ) from error
-        token_ids = tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _cut(self, truncate_prompt_tokens: int | None, params: SamplingParams) -> int:
+        """How many tokens of a prompt are kept, its last ones; 0 keeps all, as a slice [-0:] does."""
+        if truncate_prompt_tokens is None:
+            return 0
+        if truncate_prompt_tokens == -1:
+            return max(1, self._max_model_len - (params.max_tokens or 1))
+        whole_number("truncate_prompt_tokens", truncate_prompt_tokens, 1, limit="at least 1, or -1 for what fits")
+        return truncate_prompt_tokens
+
+    def _process_text(self, text: Any, params: SamplingParams, add_special_tokens: bool, cut: int) -> PromptInput:
+        token_ids = tuple(self.encode(text, add_special_tokens=add_special_tokens))
         # Not out of range for a tokenizer that passed check_vocab, so only its length is looked at.
-        return self._checked(text, token_ids, params)
+        return self._checked(text, token_ids[-cut:], params)
 
     def _checked_token_ids(self, given: Any) -> tuple[int, ...]:
         if not isinstance(given, (list, tuple)):

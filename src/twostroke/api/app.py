@@ -1,0 +1,76 @@
+"""The ASGI application: routes behind the gate, and one shape for every error."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+from twostroke.api.context import ServerContext
+from twostroke.api.gate import Gate
+from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, validation_answer
+from twostroke.api.routes.generate import generate_router, json_response
+from twostroke.api.routes.models import models_router
+from twostroke.api.routes.operations import operations_router
+from twostroke.config.server import ServerConfig
+from twostroke.engine.client import EngineClient
+from twostroke.errors import TwostrokeError
+from twostroke.version import __version__
+
+
+def build_app(engine: EngineClient, config: ServerConfig, model: str) -> FastAPI:
+    """The application.
+
+    Args:
+        engine: started.
+        config: of the server.
+        model: the model as the user named it, which clients may call it by unless served_model_name says else.
+    """
+    names = config.served_model_name or (model,)
+    context = ServerContext(engine=engine, config=config, model_names=names, started_s=int(time.time()))
+    # the interactive pages would load their parts from elsewhere
+    app = FastAPI(title="Twostroke", version=__version__, docs_url=None, redoc_url=None)
+    for router in (generate_router(context), models_router(context), operations_router(context)):
+        app.include_router(router)
+    _answer_errors(app)
+    app.add_middleware(Gate, config=config, now_s=engine.now_s)  # pyright: ignore[reportArgumentType] (an ASGI app)
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(config.cors_origins), allow_methods=["*"], allow_headers=["*"]
+        )
+    return app
+
+
+def _answer_errors(app: FastAPI) -> None:
+    """Every error, whoever raises it, is answered in OpenAI's shape."""
+
+    async def known(request: Request, error: Exception) -> Response:
+        del request
+        return _response(error_body(error))
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        del request
+        assert isinstance(error, RequestValidationError)
+        return _response(validation_answer(error.errors()))
+
+    async def by_framework(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        told: Any = error.detail
+        message = f"{told}: {request.method} {request.url.path}" if error.status_code in (404, 405) else str(told)
+        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+        return _response(HTTPError(error.status_code, message, headers=headers).answer)
+
+    app.add_exception_handler(TwostrokeError, known)
+    app.add_exception_handler(HTTPError, known)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, by_framework)
+    app.add_exception_handler(Exception, known)
+
+
+def _response(answer: ErrorAnswer) -> Response:
+    return json_response(answer.body, answer.headers, answer.status)

@@ -1,0 +1,194 @@
+"""A completion: from the request's fields to the engine and back, whole or as a stream. No HTTP in here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, cast
+
+from twostroke.api.generation import Caller, Generation, prepared
+from twostroke.api.logprobs import CompletionLogprobs, prompt_logprobs
+from twostroke.api.protocol.completions import CompletionRequest
+from twostroke.api.sse import DONE, event
+from twostroke.api.translate import check_stream_options, completion_params
+from twostroke.api.usage import UsageCount
+from twostroke.engine.client import EngineClient
+from twostroke.engine.input_processor import Prompt, PromptInput
+from twostroke.engine.output_processor import OutputKind
+from twostroke.errors import InvalidPrompt
+from twostroke.outputs import CompletionOutput, LogprobsAtPosition, RequestOutput
+
+Object = dict[str, Any]
+
+
+class Completion:
+    """One call of /v1/completions.
+
+    Args:
+        engine: that answers.
+        request: checked against the schema.
+        answer_id: of the answer.
+        model: the name that the answer gives the model.
+        created: when, in whole seconds since 1970.
+    """
+
+    def __init__(
+        self, engine: EngineClient, request: CompletionRequest, *, answer_id: str, model: str, created: int
+    ) -> None:
+        self._engine = engine
+        self._request = request
+        self._head: Object = {"id": answer_id, "object": "text_completion", "created": created, "model": model}
+        self._usage = UsageCount()
+        self._n = request.n or 1
+        self._writers: dict[tuple[int, int], _ChoiceWriter] = {}
+        self._generation: Generation | None = None
+
+    async def open(self, caller: Caller) -> None:
+        """Checks everything and queues the prompts.
+
+        Raises:
+            ClientError: a field cannot be used.
+            EngineUnavailable: no engine takes requests now.
+        """
+        request = self._request
+        request.check_refused()
+        check_stream_options(request)
+        params = completion_params(request)
+        given = _prompts(request.prompt)
+        frames = request.add_special_tokens is not False
+
+        def prepare() -> list[PromptInput]:
+            return [
+                self._engine.inputs.process(
+                    prompt,
+                    params,
+                    add_special_tokens=frames,
+                    truncate_prompt_tokens=request.truncate_prompt_tokens,
+                )
+                for prompt in given
+            ]
+
+        prompts = await prepared(prepare, sum(len(prompt) for prompt in given if isinstance(prompt, str)))
+        self._generation = Generation(
+            self._engine,
+            prompts,
+            self._head["id"],
+            caller,
+            priority=request.priority or 0,
+            cache_salt=request.cache_salt,
+            kind=OutputKind.DELTA if request.stream else OutputKind.FINAL,
+        )
+
+    def close(self) -> None:
+        """The caller has left, or has its answer."""
+        if self._generation is not None:
+            self._generation.close()
+
+    async def answer(self) -> Object:
+        """The whole answer; raises what Generation.whole raises."""
+        assert self._generation is not None, "open() comes first"
+        choices: list[Object] = []
+        for number, output in enumerate(await self._generation.whole()):
+            self._count(number, output)
+            for part in self._best(output.outputs):
+                index = number * self._n + len(choices) % self._n
+                choices.append(self._writer(number, part.index).choice(index, output, part))
+        return {**self._head, "choices": choices, "usage": self._usage.as_json()}
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The answer as events; raises what Generation.take raises."""
+        assert self._generation is not None, "open() comes first"
+        options = self._request.stream_options
+        wants_usage = options is not None and bool(options.include_usage)
+        continuous = options is not None and bool(options.continuous_usage_stats)
+        while outputs := await self._generation.take():
+            events: list[bytes] = []
+            for number, output in outputs:
+                self._count(number, output)
+                for part in output.outputs:
+                    choice = self._writer(number, part.index).choice(number * self._n + part.index, output, part)
+                    chunk: Object = {**self._head, "choices": [choice]}
+                    if wants_usage or continuous:
+                        chunk["usage"] = self._usage.as_json() if continuous else None
+                    events.append(event(chunk))
+            yield b"".join(events)
+        if wants_usage:
+            yield event({**self._head, "choices": [], "usage": self._usage.as_json()})
+        yield DONE
+
+    def _count(self, number: int, output: RequestOutput) -> None:
+        if self._request.max_tokens == 0:  # a token was made and is not part of the answer
+            for part in output.outputs:
+                part.text, part.token_ids = "", ()
+                part.logprobs = None if part.logprobs is None else []
+        self._usage.add(number, output)
+
+    def _best(self, parts: Sequence[CompletionOutput]) -> Sequence[CompletionOutput]:
+        """The n most likely per token, the most likely first; all of them as they are when there is no choice."""
+        if len(parts) == self._n:
+            return parts
+        return sorted(parts, key=_mean_logprob, reverse=True)[: self._n]
+
+    def _writer(self, number: int, index: int) -> _ChoiceWriter:
+        key = number, index
+        if key not in self._writers:
+            self._writers[key] = _ChoiceWriter(self._request, self._engine)
+        return self._writers[key]
+
+
+class _ChoiceWriter:
+    """Writes one choice, whole or piece by piece; the first piece brings what is said of the prompt."""
+
+    def __init__(self, request: CompletionRequest, engine: EngineClient) -> None:
+        self._request = request
+        self._tokenizer = engine.tokenizer
+        as_token_ids = bool(request.return_tokens_as_token_ids)
+        self._logprobs = CompletionLogprobs(engine.tokenizer, as_token_ids=as_token_ids)
+        self._is_first = True
+        self._prompt_logprobs: Sequence[LogprobsAtPosition | None] = ()
+
+    def choice(self, index: int, output: RequestOutput, part: CompletionOutput) -> Object:
+        request = self._request
+        is_first, self._is_first = self._is_first, False
+        echoes = is_first and bool(request.echo)
+        choice: Object = {
+            "index": index,
+            "text": self._prompt_text(output) + part.text if echoes else part.text,
+            "logprobs": None if request.logprobs is None else self._logprobs_of(output, part, echoes),
+            "finish_reason": part.finish_reason,
+            "stop_reason": part.stop_reason,
+        }
+        if request.prompt_logprobs is not None and is_first:
+            choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        if request.return_token_ids:
+            choice["token_ids"] = part.token_ids
+            choice["prompt_token_ids"] = output.prompt_token_ids if is_first else None
+        return choice
+
+    def _prompt_text(self, output: RequestOutput) -> str:
+        if output.prompt is not None and self._request.truncate_prompt_tokens is None:
+            return output.prompt
+        return self._tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
+
+    def _logprobs_of(self, output: RequestOutput, part: CompletionOutput, echoes: bool) -> Object:
+        token_ids: Sequence[int] = part.token_ids
+        entries: Sequence[LogprobsAtPosition | None] = part.logprobs or []
+        if echoes:
+            # the second of n choices was generated without them: the first one's are its own
+            token_ids = (*output.prompt_token_ids, *token_ids)
+            entries = [*(output.prompt_logprobs or ()), *entries]
+        return self._logprobs.of(token_ids, entries, self._request.logprobs or 0)
+
+
+def _mean_logprob(part: CompletionOutput) -> float:
+    return (part.cumulative_logprob or 0.0) / max(1, len(part.token_ids))
+
+
+def _prompts(given: str | list[Any]) -> list[Prompt]:
+    """Each prompt by itself: a text, token ids, or a list of either."""
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise InvalidPrompt("prompt is an empty list; send at least one text, or one token id.")
+    if isinstance(given[0], int):
+        return [{"prompt_token_ids": given}]
+    return [item if isinstance(item, str) else {"prompt_token_ids": cast(list[int], item)} for item in given]

@@ -1,0 +1,72 @@
+"""What every route shares: the engine, the settings, the names and the clock of answers."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from twostroke.api.generation import Caller
+from twostroke.api.http_errors import HTTPError
+from twostroke.api.protocol.fields import WireObject
+from twostroke.config.server import ServerConfig
+from twostroke.engine.client import EngineClient
+from twostroke.log import get_logger
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """One server."""
+
+    engine: EngineClient
+    config: ServerConfig
+    model_names: tuple[str, ...]
+    """What clients may call the model; answers have the first."""
+    started_s: int
+    """When, in whole seconds since 1970."""
+
+    def caller(self, request: Request) -> Caller:
+        """Who asks. The body was read fully when the middleware noted the time."""
+        state = request.scope["state"]
+        return Caller(state.get("arrival_time_s", self.engine.now_s()), state.get("tenant", ""))
+
+    def answer_id(self, prefix: str, wanted: str | None) -> str:
+        """Of an answer: cmpl-…, with the caller's name in it where there is one."""
+        return f"{prefix}-{wanted or uuid.uuid4().hex}"
+
+    def created(self) -> int:
+        """Whole seconds since 1970."""
+        return int(time.time())
+
+    def check_model(self, name: str | None) -> str:
+        """The name that the answer gives the model.
+
+        Raises:
+            HTTPError: 404, there is no such model.
+        """
+        if name is None or name in self.model_names:
+            return name or self.model_names[0]
+        known = ", ".join(map(repr, self.model_names))
+        message = f"the model {name!r} does not exist; this server has {known}."
+        raise HTTPError(404, message, code="model_not_found", param="model")
+
+    def check_fields(self, request: WireObject) -> Mapping[str, str]:
+        """Headers that name the fields nobody knows.
+
+        Raises:
+            HTTPError: 400, there are some and the server is strict.
+        """
+        unknown = request.unknown_fields
+        if not unknown:
+            return {}
+        names = ", ".join(name.encode("ascii", "backslashreplace").decode()[:64] for name in unknown[:32])
+        if self.config.strict:
+            message = f"unknown fields: {names}. Leave them out, or start the server without --strict."
+            raise HTTPError(400, message, code="unknown_field", param=unknown[0])
+        log.warning("ignored unknown fields of a request: %s", names)
+        return {"x-ignored-params": "".join(c if c.isprintable() else "?" for c in names)}

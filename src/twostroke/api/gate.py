@@ -1,0 +1,172 @@
+"""The gate before every route: who asks, how much they send, and when their request was complete. Pure ASGI.
+
+A request passes when it has a key (where keys are set), fits the limits, and has arrived as a whole; only then does a
+route see it, so that nobody holds a route open by sending slowly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers, MutableHeaders
+
+from twostroke.api.http_errors import ErrorAnswer, HTTPError
+from twostroke.api.sse import Message, Receive, Send
+from twostroke.config.server import ServerConfig
+
+App = Callable[[Message, Receive, Send], Any]
+
+OPEN_PATHS = frozenset({"/health", "/ping"})
+"""Liveness; all others need a key where keys are set."""
+ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/server_info", "/flight_recorder"})
+BODY_TIMEOUT_S = 30.0
+"""A body that has not come by then is not coming."""
+
+
+class Gate:
+    """ASGI middleware.
+
+    Args:
+        app: behind the gate.
+        config: keys and limits.
+        now_s: the engine's clock, for the time of arrival.
+    """
+
+    def __init__(self, app: App, config: ServerConfig, now_s: Callable[[], float]) -> None:
+        self._app = app
+        self._keys = [(key.encode(), _tenant(key)) for key in config.api_key]
+        self._admin_key = None if config.admin_api_key is None else config.admin_api_key.encode()
+        self._max_body_bytes = config.max_body_bytes
+        self._now_s = now_s
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Lets a request through, or answers it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        request_id = _request_id(headers)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(raw=message["headers"]).append("x-request-id", request_id)
+            await send(message)
+
+        state: dict[str, Any] = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        try:
+            state["tenant"] = self._check_key(scope, headers)
+            body = await self._read_body(headers, receive)
+        except HTTPError as error:
+            await answer_error(error.answer, send_with_id)
+            return
+        state["arrival_time_s"] = self._now_s()
+        await self._app(scope, _replay(body, receive), send_with_id)
+
+    def _check_key(self, scope: Message, headers: Headers) -> str:
+        """The tenant whose key was sent; refuses a request that needs a key and has none."""
+        path = scope["path"]
+        if path in OPEN_PATHS:
+            return ""
+        given = _given_key(headers)
+        if path in ADMIN_PATHS and (self._admin_key is not None or not self._keys):
+            self._check_admin(scope, given)
+            return ""
+        if not self._keys:
+            return ""
+        # every key is compared, in constant time each: how long it takes tells nothing
+        found = [tenant for key, tenant in self._keys if hmac.compare_digest(key, given)]
+        if not found:
+            raise _unauthorized("a valid API key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
+        return found[0]
+
+    def _check_admin(self, scope: Message, given: bytes) -> None:
+        if self._admin_key is None:
+            client = scope.get("client")
+            if client is None or client[0] not in ("127.0.0.1", "::1"):
+                message = "administration is for this machine only, as no admin key is set (--admin-api-key)."
+                raise HTTPError(403, message, kind="permission_error", code="forbidden")
+        elif not hmac.compare_digest(self._admin_key, given):
+            raise _unauthorized("the admin key is needed: send 'Authorization: Bearer ADMIN_KEY'.")
+
+    async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
+        most = self._max_body_bytes
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length) > most:
+            raise _too_large(most)
+        chunks: list[bytes] = []
+        num_bytes = 0
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                while True:
+                    message = await receive()
+                    chunk: bytes = message.get("body", b"")
+                    num_bytes += len(chunk)
+                    if num_bytes > most:
+                        raise _too_large(most)
+                    chunks.append(chunk)
+                    if not message.get("more_body", False):
+                        return b"".join(chunks)
+        except TimeoutError:
+            raise HTTPError(408, f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s.", code="timeout") from None
+
+
+async def answer_error(answer: ErrorAnswer, send: Send) -> None:
+    """Sends an error without a route."""
+    body = msgspec.json.encode(answer.body)
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers += [(name.encode(), value.encode()) for name, value in answer.headers.items()]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body that was read, then whatever comes (a disconnect)."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replay
+
+
+def _given_key(headers: Mapping[str, str]) -> bytes:
+    """The key, however clients send it: as a bearer token, as Anthropic's header, or as a browser's password."""
+    kind, _, credentials = headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return credentials.strip().encode("latin-1")
+    if kind.lower() == "basic":
+        try:
+            return base64.b64decode(credentials, validate=True).partition(b":")[2]
+        except (binascii.Error, ValueError):
+            return b""
+    return headers.get("x-api-key", "").encode("latin-1")
+
+
+def _request_id(headers: Mapping[str, str]) -> str:
+    """The client's, when it is fit for a header and a log; else one is made."""
+    given = headers.get("x-request-id", "")
+    return given if 0 < len(given) <= 256 and given.isascii() and given.isprintable() else uuid.uuid4().hex
+
+
+def _tenant(key: str) -> str:
+    """A name for a key that does not give it away."""
+    return f"key-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+
+
+def _unauthorized(message: str) -> HTTPError:
+    challenge = {"www-authenticate": 'Bearer realm="twostroke"'}
+    return HTTPError(401, message, kind="authentication_error", code="invalid_api_key", headers=challenge)
+
+
+def _too_large(most: int) -> HTTPError:
+    message = f"the body is larger than {most:,} bytes; shorten it, or start the server with --max-body-bytes."
+    return HTTPError(413, message, code="request_too_large")

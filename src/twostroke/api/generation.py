@@ -1,0 +1,136 @@
+"""The engine requests behind one answer: one per prompt, opened together, read together, closed together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from twostroke.engine.client import EngineClient, OutputStream
+from twostroke.engine.input_processor import PromptInput
+from twostroke.engine.output_processor import OutputKind
+from twostroke.errors import EngineError
+from twostroke.outputs import RequestOutput
+from twostroke.request import FinishReason
+
+INLINE_CHARS = 4096
+"""Prompts up to this length are encoded at once; longer ones in a thread, while the others' tokens are sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and what the engine has to know of that."""
+
+    arrival_time_s: float
+    """When the request was fully read, on the engine's clock."""
+    tenant: str = ""
+    """Whose key it was; empty where no keys are set."""
+
+
+async def prepared(prepare: Callable[[], list[PromptInput]], num_chars: int) -> list[PromptInput]:
+    """What `prepare` returns, in a thread when that may take long."""
+    return prepare() if num_chars <= INLINE_CHARS else await asyncio.to_thread(prepare)
+
+
+class Generation:
+    """Prompts in the engine.
+
+    Args:
+        engine: that runs them.
+        prompts: checked.
+        answer_id: of the answer; the engine's requests are called by it, numbered when there are several.
+        caller: who asks.
+        priority: lower is served earlier.
+        cache_salt: for the prefix cache.
+        kind: deltas for a stream, the whole otherwise.
+
+    Raises:
+        ClientError: one cannot be run; none runs then.
+        EngineUnavailable: no engine takes requests now.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        prompts: Sequence[PromptInput],
+        answer_id: str,
+        caller: Caller,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        kind: OutputKind,
+    ) -> None:
+        self._streams: list[OutputStream] = []
+        try:
+            for index, prompt in enumerate(prompts):
+                stream = engine.generate(
+                    prompt,
+                    request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{index}",
+                    arrival_time_s=caller.arrival_time_s,
+                    priority=priority,
+                    cache_salt=cache_salt,
+                    kind=kind,
+                )
+                self._streams.append(stream)
+        except BaseException:
+            self.close()
+            raise
+        self._unread = set(range(len(self._streams)))
+        self._pending: dict[asyncio.Task[list[RequestOutput]], int] = {}
+
+    async def whole(self) -> list[RequestOutput]:
+        """One output per prompt, in their order; for kind "final".
+
+        Raises:
+            EngineError: it died, or a request failed.
+            Abandoned: it was closed meanwhile.
+        """
+        return [_checked((await stream.take())[-1:]) for stream in self._streams]
+
+    async def take(self) -> list[tuple[int, RequestOutput]]:
+        """Outputs that are there, each with the number of its prompt; empty after the last.
+
+        Raises what `whole` raises.
+        """
+        if len(self._streams) == 1:
+            return [(0, _checked([output])) for output in await self._streams[0].take()]
+        return await self._take_any()
+
+    def close(self) -> None:
+        """Nobody reads on; what still runs is aborted."""
+        for stream in self._streams:
+            stream.close()
+
+    async def _take_any(self) -> list[tuple[int, RequestOutput]]:
+        """Of several streams: whichever have something."""
+        for index in self._unread.difference(self._pending.values()):
+            self._pending[asyncio.ensure_future(self._streams[index].take())] = index
+        if not self._pending:
+            return []
+        done, _ = await asyncio.wait(self._pending, return_when=asyncio.FIRST_COMPLETED)
+        found: list[tuple[int, RequestOutput]] = []
+        for task in sorted(done, key=lambda task: self._pending[task]):
+            index = self._pending.pop(task)
+            outputs = task.result()
+            if not outputs or outputs[-1].finished:
+                self._unread.discard(index)
+            found += [(index, _checked([output])) for output in outputs]
+        if not found:
+            raise Abandoned  # a stream that ends without an end was closed
+        return found
+
+
+class Abandoned(Exception):
+    """The caller has left; there is nobody to answer."""
+
+
+def _checked(outputs: Sequence[RequestOutput]) -> RequestOutput:
+    """The output, unless it is that of a request that failed or was given up."""
+    if not outputs:
+        raise Abandoned
+    output = outputs[0]
+    if output.error is not None:
+        raise EngineError(output.error)
+    if any(part.finish_reason is FinishReason.ABORT for part in output.outputs):
+        raise EngineError("the request was aborted by the server's administrator or its shutdown.")
+    return output

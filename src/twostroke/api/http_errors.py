@@ -1,0 +1,101 @@
+"""Errors as OpenAI writes them: every refusal and failure of the server has this one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from twostroke.errors import (
+    ClientError,
+    EngineError,
+    EngineUnavailable,
+    InvalidParameter,
+    InvalidPrompt,
+    UnknownParameter,
+)
+from twostroke.log import get_logger
+
+log = get_logger(__name__)
+
+
+class HTTPError(Exception):
+    """A refusal with a status of its own.
+
+    Args:
+        status: of HTTP.
+        message: for the caller: the value, the limit, the remedy.
+        kind: OpenAI's `type`.
+        code: OpenAI's `code`, for programs.
+        param: the field at fault.
+        headers: to send with it.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.answer = ErrorAnswer(status, _body(message, kind, code, param), dict(headers or {}))
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """Status, body and headers of a failure."""
+
+    status: int
+    body: dict[str, Any]
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+
+
+RESTART_RETRY_S = 3
+"""What a client is told to wait for an engine that is being started again."""
+
+
+def error_body(error: Exception) -> ErrorAnswer:
+    """What a client is told of an error; of our own mistakes no more than that they are ours."""
+    if isinstance(error, HTTPError):
+        return error.answer
+    if isinstance(error, ClientError):
+        name = error.name if isinstance(error, InvalidParameter | UnknownParameter) else None
+        code = "context_length_exceeded" if isinstance(error, InvalidPrompt) and "max_model_len" in str(error) else None
+        return ErrorAnswer(400, _body(str(error), "invalid_request_error", code, name))
+    if isinstance(error, EngineUnavailable):
+        body = _body(str(error), "service_unavailable_error", "engine_unavailable", None)
+        return ErrorAnswer(503, body, {"retry-after": str(RESTART_RETRY_S)})
+    if isinstance(error, EngineError):
+        return ErrorAnswer(500, _body(str(error), "server_error", "engine_error", None))
+    log.error("a mistake of ours", exc_info=error)
+    return ErrorAnswer(500, _body("an internal error; see the server's log.", "server_error", None, None))
+
+
+def validation_answer(problems: Sequence[Mapping[str, Any]]) -> ErrorAnswer:
+    """What a client is told of a body that does not fit the schema: the first field that is wrong, in one sentence."""
+    if any(problem["type"] == "json_invalid" for problem in problems):
+        reason = problems[0].get("ctx", {}).get("error", "")
+        message = f"the body is no valid JSON ({reason}, at character {problems[0]['loc'][-1]})."
+        return ErrorAnswer(400, _body(message, "invalid_request_error", "invalid_json", None))
+    first = min(problems, key=lambda problem: -len(problem.get("loc", ())), default={})
+    place = [part for part in first.get("loc", ()) if part != "body"]
+    # where a field may be of several kinds, pydantic puts the kind's name into the path
+    name = ".".join(str(part) for part in place if not (isinstance(part, str) and "[" in part))
+    value = first.get("input")
+    told = f": {name}={_short(value)}" if name else ""
+    message = f"the request is not valid{told}: {first.get('msg', 'see the schema')}."
+    top = str(place[0]) if place else None
+    return ErrorAnswer(400, _body(message, "invalid_request_error", None, top))
+
+
+def _body(message: str, kind: str, code: str | None, param: str | None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"

@@ -1,0 +1,98 @@
+"""Log-probabilities as the two APIs write them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from twostroke.outputs import Logprob, LogprobsAtPosition
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+
+class CompletionLogprobs:
+    """The four parallel lists of a completion, for one choice; `text_offset` goes on from piece to piece.
+
+    Args:
+        tokenizer: of the model.
+        as_token_ids: write tokens as token_id:42.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, as_token_ids: bool) -> None:
+        self._tokenizer = tokenizer
+        self._as_token_ids = as_token_ids
+        self._offset = 0
+
+    def of(
+        self, token_ids: Sequence[int], entries: Sequence[LogprobsAtPosition | None], num_top: int
+    ) -> dict[str, Any]:
+        """The lists for these tokens; the first token of a prompt has no entry.
+
+        The token itself is always among its top ones and has the very same number there, which evaluation harnesses
+        compare to see whether it was the most likely one.
+        """
+        tokens: list[str] = []
+        offsets: list[int] = []
+        for token_id in token_ids:
+            text = self._tokenizer.decoded_token(token_id)
+            tokens.append(self._name(token_id, text))
+            offsets.append(self._offset)
+            self._offset += len(text)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [
+                None if entry is None else entry[token_id].logprob
+                for token_id, entry in zip(token_ids, entries, strict=True)
+            ],
+            "top_logprobs": [
+                None if entry is None else self._top(token_id, entry, num_top)
+                for token_id, entry in zip(token_ids, entries, strict=True)
+            ],
+            "text_offset": offsets,
+        }
+
+    def _top(self, token_id: int, entry: LogprobsAtPosition, num_top: int) -> dict[str, float]:
+        likely = sorted((i for i in entry if entry[i].rank <= num_top), key=lambda i: entry[i].rank)
+        top = {self._name(i, entry[i].decoded_token): entry[i].logprob for i in likely if i != token_id}
+        # last: two tokens may be written alike, and its own number must be the one that is found
+        top[self._name(token_id, entry[token_id].decoded_token)] = entry[token_id].logprob
+        return top
+
+    def _name(self, token_id: int, text: str) -> str:
+        return f"token_id:{token_id}" if self._as_token_ids else text
+
+
+def chat_logprobs(
+    token_ids: Sequence[int],
+    entries: Sequence[LogprobsAtPosition],
+    num_top: int,
+    tokenizer: Tokenizer,
+    *,
+    as_token_ids: bool,
+) -> dict[str, Any]:
+    """The object of a chat's choice."""
+
+    def written(token_id: int, logprob: Logprob) -> dict[str, Any]:
+        token = f"token_id:{token_id}" if as_token_ids else logprob.decoded_token
+        return {"token": token, "logprob": logprob.logprob, "bytes": list(tokenizer.token_bytes(token_id))}
+
+    content: list[dict[str, Any]] = []
+    for token_id, entry in zip(token_ids, entries, strict=True):
+        likely = sorted((i for i in entry if entry[i].rank <= num_top), key=lambda i: entry[i].rank)
+        top = [written(i, entry[i]) for i in likely]
+        content.append({**written(token_id, entry[token_id]), "top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def prompt_logprobs(entries: Sequence[LogprobsAtPosition | None] | None) -> list[dict[str, Any] | None] | None:
+    """Log-probabilities of a prompt's tokens, as vLLM writes them: by token id."""
+    if entries is None:
+        return None
+    return [
+        None
+        if entry is None
+        else {
+            str(token_id): {"logprob": of.logprob, "rank": of.rank, "decoded_token": of.decoded_token}
+            for token_id, of in entry.items()
+        }
+        for entry in entries
+    ]

@@ -1,0 +1,97 @@
+"""What becomes of each field of a request: it acts, it is bookkeeping, it is refused, or nobody knows it.
+
+    acts          changes the answer; the routes read it
+    bookkeeping   the client's own notes; accepted, changes nothing
+    refused       would change the answer and is not supported: 400 that names it, unless its value asks for nothing
+    unknown       not in the schema at all: named in the header x-ignored-params; 400 with --strict
+
+`standings` is the one source of docs/api-fields.md and of the tests that hold every field to what is said of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+from twostroke.errors import InvalidParameter
+
+
+class Standing(StrEnum):
+    """What a field may be."""
+
+    ACTS = "acts"
+    BOOKKEEPING = "bookkeeping"
+    REFUSED = "refused"
+
+
+_STANDING = "x-standing"
+_NEUTRAL = "x-neutral"
+
+
+class WireObject(BaseModel):
+    """An object that clients send: types are taken literally; unknown fields are kept, to be named."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    @property
+    def unknown_fields(self) -> list[str]:
+        """Fields of the request that nobody reads, those of objects within it by their path."""
+        return sorted(_unknown(self, ""))
+
+    def check_refused(self) -> None:
+        """Refuses fields that would have to act and do not.
+
+        Raises:
+            InvalidParameter: names the first.
+        """
+        for name in type(self).model_fields:
+            refused = _refusal(self, name)
+            if refused:
+                raise InvalidParameter(name, getattr(self, name), f"is not supported: {refused}", "Leave it out.")
+
+
+def bookkeeping(description: str) -> Any:
+    """A field of the client's own."""
+    return Field(default=None, description=description, json_schema_extra={_STANDING: Standing.BOOKKEEPING})
+
+
+def refused(why: str, *neutral: Any) -> Any:
+    """A field that is not supported; None and the `neutral` values ask for nothing and pass."""
+    extra: Any = {_STANDING: Standing.REFUSED, _NEUTRAL: [None, *neutral]}
+    return Field(default=None, description=why, json_schema_extra=extra)
+
+
+def standings(kind: type[WireObject]) -> Iterator[tuple[str, Standing, str]]:
+    """Name, standing and description of each field."""
+    for name, field in kind.model_fields.items():
+        yield field.alias or name, _standing(field), field.description or ""
+
+
+def _standing(field: FieldInfo) -> Standing:
+    return Standing(_extra(field).get(_STANDING, Standing.ACTS))
+
+
+def _extra(field: FieldInfo) -> dict[str, Any]:
+    return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+
+
+def _refusal(request: WireObject, name: str) -> str:
+    """Why this field, with the value it has, cannot be served; empty when it can."""
+    field = type(request).model_fields[name]
+    if _standing(field) is not Standing.REFUSED or getattr(request, name) in _extra(field)[_NEUTRAL]:
+        return ""
+    return field.description or "not supported"
+
+
+def _unknown(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, WireObject):
+        yield from (path + name for name in value.model_extra or ())
+        for name in type(value).model_fields:
+            yield from _unknown(getattr(value, name), f"{path}{name}.")
+    elif isinstance(value, list):
+        for item in value:  # pyright: ignore[reportUnknownVariableType]
+            yield from _unknown(item, path)

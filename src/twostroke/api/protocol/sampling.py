@@ -1,0 +1,105 @@
+"""Fields that completions and chats share: OpenAI's, and those that users of vLLM know."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from twostroke.api.protocol.fields import WireObject, bookkeeping
+
+TokenIds = list[Annotated[int, Field(ge=0, le=2**31 - 1)]]
+
+
+class StreamOptions(WireObject):
+    """How a stream reports usage."""
+
+    include_usage: bool | None = Field(default=None, description="One more chunk at the end holds the usage.")
+    continuous_usage_stats: bool | None = Field(default=None, description="Every chunk holds the usage so far.")
+    include_obfuscation: bool | None = bookkeeping("Padding against eavesdroppers; there is none here.")
+
+
+class StructuredOutputsField(WireObject):
+    """What the output has to be; exactly one."""
+
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json", description="A JSON schema.")
+    regex: str | None = Field(default=None, description="A regular expression.")
+    choice: list[str] | None = Field(default=None, description="One of these texts.")
+    grammar: str | None = Field(default=None, description="A grammar, Lark or GBNF.")
+    json_object: bool | None = Field(default=None, description="Any JSON object.")
+
+
+class SamplingFields(WireObject):
+    """How tokens are chosen and where the generation ends."""
+
+    model: str | None = Field(default=None, description="The served model's name; may be left out, there is one.")
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(
+        default=None, description="0 is greedy; default 1."
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(default=None, description="Nucleus sampling; default 1.")
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(
+        default=None, description="Keep the k most likely tokens; 0 or -1 keeps all."
+    )
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None, description="Keep tokens at least this likely relative to the most likely one."
+    )
+    n: Annotated[int, Field(ge=1, le=128)] | None = Field(default=None, description="Choices per prompt; default 1.")
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
+        default=None, description="The same seed gives the same tokens."
+    )
+    stop: str | list[str] | None = Field(default=None, description="Texts that end the generation.")
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
+        default=None, description="Subtracted once from tokens already in the output."
+    )
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
+        default=None, description="Subtracted per occurrence from tokens already in the output."
+    )
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = Field(
+        default=None, description="Above 1 discourages tokens of prompt and output."
+    )
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        default=None, description="Token id to what is added to its logit."
+    )
+    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        default=None, description="Before so many tokens nothing ends."
+    )
+    ignore_eos: bool | None = Field(default=None, description="Go on behind the model's end-of-text tokens.")
+    stop_token_ids: TokenIds | None = Field(default=None, description="Token ids that end the generation.")
+    bad_words: list[str] | None = Field(default=None, description="Words that may not be generated.")
+    allowed_token_ids: TokenIds | None = Field(default=None, description="Only these may be generated.")
+    include_stop_str_in_output: bool | None = Field(default=None, description="Keep the stop string in the text.")
+    skip_special_tokens: bool | None = Field(
+        default=None, description="Leave special tokens out of the text; default true."
+    )
+    prompt_logprobs: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        default=None, description="Log-probabilities of the prompt's tokens, with this many of the most likely."
+    )
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(
+        default=None, description="Keep only the last k tokens of the prompt; -1: as many as the context holds."
+    )
+    add_special_tokens: bool | None = Field(
+        default=None, description="Frame the prompt as the tokenizer says; default true for texts, false for chats."
+    )
+    return_token_ids: bool | None = Field(default=None, description="Token ids of prompt and output beside the text.")
+    return_tokens_as_token_ids: bool | None = Field(
+        default=None, description="Tokens of log-probabilities are written as token_id:42."
+    )
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31)] | None = Field(
+        default=None, description="Lower is served earlier; needs --policy priority."
+    )
+    cache_salt: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="Share cached prefixes only with requests of this salt.",
+    )
+    request_id: str | None = Field(
+        default=None, min_length=1, max_length=256, description="A name of the caller's; part of the answer's id."
+    )
+    structured_outputs: StructuredOutputsField | None = Field(default=None, description="Constrains the output.")
+    stream: bool | None = Field(default=None, description="Send what is new as server-sent events.")
+    stream_options: StreamOptions | None = Field(default=None, description="Only with stream.")
+    user: str | None = bookkeeping("The end user's name.")
+
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]

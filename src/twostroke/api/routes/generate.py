@@ -1,0 +1,98 @@
+"""The routes that generate: completions and chats."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from twostroke.api.chat import Chat
+from twostroke.api.completions import Completion
+from twostroke.api.context import ServerContext
+from twostroke.api.generation import Abandoned, Caller
+from twostroke.api.protocol.chat import ChatRequest
+from twostroke.api.protocol.completions import CompletionRequest
+from twostroke.api.sse import EventStream, close_on_disconnect
+
+CLIENT_CLOSED_REQUEST = 499
+"""Nobody receives it; the access log shows it."""
+
+
+class Call(Protocol):
+    """One request on its way through the engine."""
+
+    async def open(self, caller: Caller) -> None:
+        """Checks and queues it."""
+        ...
+
+    async def answer(self) -> dict[str, Any]:
+        """The whole answer."""
+        ...
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The answer as events."""
+        ...
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        ...
+
+
+def generate_router(context: ServerContext) -> APIRouter:
+    """The routes."""
+    router = APIRouter(tags=["generate"])
+
+    @router.post("/v1/completions")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue a text."""
+        headers = context.check_fields(body)
+        call = Completion(
+            context.engine,
+            body,
+            answer_id=context.answer_id("cmpl", body.request_id),
+            model=context.check_model(body.model),
+            created=context.created(),
+        )
+        return await respond(call, request, context.caller(request), streams=bool(body.stream), headers=headers)
+
+    @router.post("/v1/chat/completions")
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        headers = context.check_fields(body)
+        call = Chat(
+            context.engine,
+            body,
+            answer_id=context.answer_id("chatcmpl", body.request_id),
+            model=context.check_model(body.model),
+            created=context.created(),
+        )
+        return await respond(call, request, context.caller(request), streams=bool(body.stream), headers=headers)
+
+    return router
+
+
+async def respond(
+    call: Call, request: Request, caller: Caller, *, streams: bool, headers: Mapping[str, str]
+) -> Response:
+    """Runs a call and answers; a client that leaves ends it within a step."""
+    await call.open(caller)
+    if streams:
+        return EventStream(call.chunks(), call, headers=headers)
+    watch = asyncio.ensure_future(close_on_disconnect(request.receive, call))
+    try:
+        return json_response(await call.answer(), headers)
+    except Abandoned:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    finally:
+        watch.cancel()
+        call.close()
+
+
+def json_response(body: Any, headers: Mapping[str, str] | None = None, status: int = 200) -> Response:
+    """A JSON answer, written by the fast encoder."""
+    content = msgspec.json.encode(body)
+    return Response(content, status_code=status, media_type="application/json", headers=dict(headers or {}))

@@ -1,0 +1,116 @@
+"""What is served, and its tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.responses import Response
+
+from twostroke.api.context import ServerContext
+from twostroke.api.protocol.fields import WireObject
+from twostroke.api.protocol.sampling import TokenIds
+from twostroke.api.routes.generate import json_response
+
+
+class TokenizeRequest(WireObject):
+    """A text, or a conversation, to count and to see in tokens."""
+
+    model: str | None = Field(default=None, description="The served model's name.")
+    prompt: str | None = Field(default=None, description="A text.")
+    messages: list[dict[str, Any]] | None = Field(default=None, min_length=1, description="A conversation.")
+    add_special_tokens: bool | None = Field(default=None, description="Default true for a text, false for a chat.")
+    add_generation_prompt: bool | None = Field(default=None, description="Of a conversation; default true.")
+    continue_final_message: bool | None = Field(default=None, description="Of a conversation.")
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="Of a conversation.")
+    tools: list[dict[str, Any]] | None = Field(default=None, description="Of a conversation.")
+    return_token_strs: bool | None = Field(default=None, description="The pieces beside the ids.")
+
+
+class DetokenizeRequest(WireObject):
+    """Tokens to see as text."""
+
+    model: str | None = Field(default=None, description="The served model's name.")
+    tokens: Annotated[TokenIds, Field(max_length=2**20)]
+
+
+def models_router(context: ServerContext) -> APIRouter:
+    """The routes."""
+    router = APIRouter(tags=["models"])
+
+    def described(name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": context.started_s,
+            "owned_by": "twostroke",
+            "root": context.engine.facts.model,
+            "parent": None,
+            "max_model_len": context.engine.facts.max_model_len,
+        }
+
+    @router.get("/v1/models")
+    async def models() -> Response:
+        """The models: one, under each of its names."""
+        return json_response({"object": "list", "data": [described(name) for name in context.model_names]})
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        """One model."""
+        return json_response(described(context.check_model(name)))
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> Response:
+        """A text or a conversation in tokens, as the engine would see it."""
+        headers = context.check_fields(body)
+        context.check_model(body.model)
+        token_ids = await asyncio.to_thread(_token_ids, context, body)
+        tokenizer = context.engine.tokenizer
+        answer: dict[str, Any] = {
+            "count": len(token_ids),
+            "max_model_len": context.engine.facts.max_model_len,
+            "tokens": token_ids,
+            "token_strs": tokenizer.tokens(token_ids) if body.return_token_strs else None,
+        }
+        return json_response(answer, headers)
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        """Tokens as text, special ones included."""
+        headers = context.check_fields(body)
+        context.check_model(body.model)
+        text = context.engine.tokenizer.decode(body.tokens, skip_special_tokens=False)
+        return json_response({"prompt": text}, headers)
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> Response:
+        """What evaluation harnesses ask before they count tokens."""
+        tokenizer = context.engine.tokenizer
+        return json_response(
+            {
+                **tokenizer.named_tokens,
+                "chat_template": tokenizer.chat_templates.get("default"),
+                "vocab_size": tokenizer.vocab_size,
+                "model_max_length": context.engine.facts.max_model_len,
+                "tokenizer_class": "PreTrainedTokenizerFast",
+            }
+        )
+
+    return router
+
+
+def _token_ids(context: ServerContext, body: TokenizeRequest) -> list[int]:
+    inputs = context.engine.inputs
+    if body.messages is not None:
+        continues = bool(body.continue_final_message)
+        text = inputs.render_chat(
+            body.messages,
+            tools=body.tools,
+            add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
+            continue_final_message=continues,
+            chat_template_kwargs=body.chat_template_kwargs,
+        )
+        return inputs.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    return inputs.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)

@@ -1,0 +1,73 @@
+"""A server from start to end: the engine's process, the socket, the signals."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import uvicorn
+
+from twostroke.api.app import build_app
+from twostroke.config.engine import EngineConfig
+from twostroke.config.server import ServerConfig
+from twostroke.engine.remote_engine import RemoteEngine
+from twostroke.errors import SetupError
+from twostroke.log import get_logger
+
+log = get_logger(__name__)
+
+BACKLOG = 2048
+KEEP_ALIVE_S = 75
+
+
+async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: bool = False) -> None:
+    """Serves until it is told to stop; then what runs may end, for as long as the config says.
+
+    Raises:
+        SetupError: the model cannot be loaded, or the address cannot be listened on.
+    """
+    listener = _listen(config)
+    engine = RemoteEngine(engine_config, stall_after_s=config.stall_timeout_s)
+    try:
+        await engine.start()
+        if not quiet:
+            for line in engine.facts.startup_lines:
+                sys.stderr.write(line + "\n")
+        scheme = "http" if config.ssl_certfile is None else "https"
+        host, port = listener.getsockname()[:2]
+        sys.stderr.write(f"serving  {scheme}://{f'[{host}]' if ':' in host else host}:{port}\n")
+        sys.stderr.flush()
+        server = uvicorn.Server(
+            uvicorn.Config(
+                build_app(engine, config, engine_config.load.model),  # pyright: ignore[reportArgumentType]
+                http="httptools",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=max(1, round(config.drain_timeout_s)),
+                ssl_certfile=config.ssl_certfile,
+                ssl_keyfile=config.ssl_keyfile,
+            )
+        )
+        await server.serve(sockets=[listener])
+    finally:
+        await engine.close()
+        listener.close()
+
+
+def _listen(config: ServerConfig) -> socket.socket:
+    """The socket, before the model is loaded: an address that is taken is told at once."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((config.host, config.port))
+    except OSError as error:
+        listener.close()
+        raise SetupError(
+            f"{config.host}:{config.port} cannot be listened on ({error.strerror or error}). Choose another --port."
+        ) from error
+    return listener

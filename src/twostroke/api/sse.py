@@ -1,0 +1,101 @@
+"""Server-sent events: an answer that is written while it is made, and given up when nobody reads it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, Protocol
+
+import msgspec
+from starlette.responses import Response
+
+from twostroke.api.generation import Abandoned
+from twostroke.api.http_errors import error_body
+from twostroke.log import get_logger
+
+log = get_logger(__name__)
+
+_encode = msgspec.json.encode
+DONE = b"data: [DONE]\n\n"
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class Closable(Protocol):
+    """What runs for a caller."""
+
+    def close(self) -> None:
+        """The caller has left."""
+        ...
+
+
+def event(body: Mapping[str, Any]) -> bytes:
+    """One event without a name."""
+    return b"data: %b\n\n" % _encode(body)
+
+
+def named_event(name: str, body: Mapping[str, Any]) -> bytes:
+    """One event with a name, as the Responses and Messages APIs have them."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(body))
+
+
+def error_event(error: Exception) -> bytes:
+    """What a stream ends with that has begun and cannot go on."""
+    return event(error_body(error).body)
+
+
+async def close_on_disconnect(receive: Receive, closable: Closable) -> None:
+    """Gives the work up when the client is gone; cancel it when the work is done."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    closable.close()
+
+
+class EventStream(Response):
+    """Writes events as they come; every write holds all that are there.
+
+    Args:
+        events: encoded, several to an item when they came together.
+        closable: is closed when the client leaves, and at the end.
+        on_error: the last bytes when the stream fails.
+        headers: of the response.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        closable: Closable,
+        *,
+        on_error: Callable[[Exception], bytes] = lambda error: error_event(error) + DONE,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._events = events
+        self._closable = closable
+        self._on_error = on_error
+        self.background = None
+        self.status_code = 200
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Sends the stream."""
+        del scope
+        watch = asyncio.ensure_future(close_on_disconnect(receive, self._closable))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            try:
+                async for chunk in self._events:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            except Abandoned:
+                return
+            except Exception as error:
+                if error_body(error).status >= 500:
+                    log.warning("a stream ended with %s: %s", type(error).__name__, error)
+                await send({"type": "http.response.body", "body": self._on_error(error), "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            watch.cancel()
+            self._closable.close()

@@ -1,0 +1,36 @@
+"""What a request cost, in tokens."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from twostroke.outputs import RequestOutput
+
+
+class UsageCount:
+    """Counts the tokens of one answer while its outputs come, as deltas or whole."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[int, tuple[int, int]] = {}
+        self._num_output_tokens: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self.num_reasoning_tokens = 0
+        """Of the output; whoever parses it counts them."""
+
+    def add(self, prompt: int, output: RequestOutput) -> None:
+        """Takes an output of the prompt-th prompt; each token must be in one output only."""
+        self._prompts[prompt] = (len(output.prompt_token_ids), output.num_cached_tokens)
+        for part in output.outputs:
+            self._num_output_tokens[prompt, part.index] += len(part.token_ids)
+
+    def as_json(self) -> dict[str, Any]:
+        """OpenAI's object."""
+        num_prompt_tokens = sum(num_tokens for num_tokens, _ in self._prompts.values())
+        num_output_tokens = sum(self._num_output_tokens.values())
+        return {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": num_output_tokens,
+            "total_tokens": num_prompt_tokens + num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(cached for _, cached in self._prompts.values())},
+            "completion_tokens_details": {"reasoning_tokens": self.num_reasoning_tokens},
+        }

@@ -1,0 +1,59 @@
+"""`twostroke serve [MODEL]`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from twostroke.cli.flags import (
+    CacheFlags,
+    LoadBesideModel,
+    LoadBesideModelFlags,
+    ModelFlag,
+    QuietFlag,
+    SchedulerFlags,
+    with_model,
+)
+from twostroke.config.cache import CacheConfig
+from twostroke.config.engine import EngineConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.config.server import ServerConfig
+
+ServerFlags = Annotated[ServerConfig, Parameter(name="*", group="Server")]
+
+__all__ = ["Path"]  # cyclopts evaluates the annotations of ServerConfig in this module
+
+
+def serve(
+    model: str | None = None,
+    /,
+    *,
+    model_flag: ModelFlag = None,
+    server: ServerFlags = ServerConfig(),
+    load: LoadBesideModelFlags = LoadBesideModel(),
+    cache: CacheFlags = CacheConfig(),
+    scheduler: SchedulerFlags = SchedulerConfig(),
+    quiet: QuietFlag = False,
+) -> None:
+    """Serve a model to OpenAI clients, on this machine unless --host says otherwise.
+
+    Parameters
+    ----------
+    model
+        Model folder, GGUF file or hub id; without it the embedded code model answers (a demonstration).
+    model_flag
+        The same as MODEL.
+    quiet
+        No start-up lines but the address.
+    """
+    import uvloop  # what takes long to import is for this command only
+
+    from twostroke.api.serve import serve as run
+
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(message)s")
+    config = EngineConfig(load=with_model(load, by_place=model, by_flag=model_flag), cache=cache, scheduler=scheduler)
+    uvloop.run(run(config, server, quiet=quiet))

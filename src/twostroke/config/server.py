@@ -1,0 +1,61 @@
+"""Settings of the server: where it listens, who may ask, and how much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from twostroke.config.checks import number, switch, text, whole_number
+from twostroke.errors import InvalidParameter
+
+MAX_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The HTTP side of `twostroke serve`."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; only this machine unless told otherwise."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one, which is printed."""
+    served_model_name: tuple[str, ...] = ()
+    """Names that clients may call the model by, the first in answers; default: as MODEL was given."""
+    api_key: tuple[str, ...] = ()
+    """Keys of which one is needed for every route but liveness; without any, everybody may ask."""
+    admin_api_key: str | None = None
+    """Key for administration; default: administration is for this machine only."""
+    chat_template: Path | None = None
+    """A Jinja file instead of the model's own chat template."""
+    tool_call_parser: str | None = None
+    """How the model writes tool calls; without it a chat with tools is refused."""
+    reasoning_parser: str | None = None
+    """How the model marks its reasoning; without it the reasoning is part of the answer."""
+    cors_origins: tuple[str, ...] = ()
+    """Web pages of these origins may call the server; '*' lets all."""
+    strict: bool = False
+    """Refuse requests with fields that nobody here knows, instead of naming them in a header."""
+    ssl_certfile: Path | None = None
+    """Certificate, for TLS."""
+    ssl_keyfile: Path | None = None
+    """Its private key."""
+    stall_timeout_s: float = 30.0
+    """With work queued and no step for so long, /health says that the engine stalls."""
+    drain_timeout_s: float = 30.0
+    """On SIGTERM, running requests have so long to end."""
+    max_body_bytes: int = 16 * 2**20
+    """Longest request body."""
+
+    def __post_init__(self) -> None:
+        """Checks types and ranges."""
+        text("host", self.host)
+        whole_number("port", self.port, 0, MAX_PORT)
+        for name in ("served_model_name", "api_key", "cors_origins"):
+            for value in getattr(self, name):
+                text(name, value)
+        switch("strict", self.strict)
+        number("stall_timeout_s", self.stall_timeout_s, 0.1, 86400, "0.1 to 86400 (seconds)")
+        number("drain_timeout_s", self.drain_timeout_s, 0, 86400, "0 to 86400 (seconds)")
+        whole_number("max_body_bytes", self.max_body_bytes, 1024)
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise InvalidParameter("ssl_keyfile", self.ssl_keyfile, "goes with ssl_certfile", "Give both or neither.")
