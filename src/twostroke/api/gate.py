@@ -19,7 +19,7 @@ import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 
 from twostroke.api.http_errors import ErrorAnswer, HTTPError
-from twostroke.api.sse import Message, Receive, Send
+from twostroke.api.sse import SERVER_SEND, Message, Receive, Send
 from twostroke.config.server import ServerConfig
 
 App = Callable[[Message, Receive, Send], Any]
@@ -62,6 +62,7 @@ class Gate:
 
         state: dict[str, Any] = scope.setdefault("state", {})
         state["request_id"] = request_id
+        state[SERVER_SEND] = send
         try:
             state["tenant"] = self._check_key(scope, headers)
             body = await self._read_body(headers, receive)

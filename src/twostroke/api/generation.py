@@ -85,16 +85,22 @@ class Generation:
             EngineError: it died, or a request failed.
             Abandoned: it was closed meanwhile.
         """
-        return [_checked((await stream.take())[-1:]) for stream in self._streams]
+        outputs: list[RequestOutput] = []
+        for stream in self._streams:
+            taken = await stream.take()
+            if not taken:
+                raise Abandoned
+            outputs.append(_checked(taken[-1]))
+        return outputs
 
     async def take(self) -> list[tuple[int, RequestOutput]]:
         """Outputs that are there, each with the number of its prompt; empty after the last.
 
         Raises what `whole` raises.
         """
-        if len(self._streams) == 1:
-            return [(0, _checked([output])) for output in await self._streams[0].take()]
-        return await self._take_any()
+        if len(self._streams) > 1:
+            return await self._take_any()
+        return [(0, _checked(output)) for output in await self._streams[0].take()]
 
     def close(self) -> None:
         """Nobody reads on; what still runs is aborted."""
@@ -114,7 +120,7 @@ class Generation:
             outputs = task.result()
             if not outputs or outputs[-1].finished:
                 self._unread.discard(index)
-            found += [(index, _checked([output])) for output in outputs]
+            found += [(index, _checked(output)) for output in outputs]
         if not found:
             raise Abandoned  # a stream that ends without an end was closed
         return found
@@ -124,13 +130,11 @@ class Abandoned(Exception):
     """The caller has left; there is nobody to answer."""
 
 
-def _checked(outputs: Sequence[RequestOutput]) -> RequestOutput:
-    """The output, unless it is that of a request that failed or was given up."""
-    if not outputs:
-        raise Abandoned
-    output = outputs[0]
-    if output.error is not None:
-        raise EngineError(output.error)
-    if any(part.finish_reason is FinishReason.ABORT for part in output.outputs):
-        raise EngineError("the request was aborted by the server's administrator or its shutdown.")
+def _checked(output: RequestOutput) -> RequestOutput:
+    """The output, unless it is the last of a request that failed or was ended by somebody else."""
+    if output.finished:
+        if output.error is not None:
+            raise EngineError(output.error)
+        if any(part.finish_reason is FinishReason.ABORT for part in output.outputs):
+            raise EngineError("the request was aborted by the server's administrator or its shutdown.")
     return output

@@ -23,6 +23,10 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 
+SERVER_SEND = "server_send"
+"""Where the gate leaves the server's own `send` in a request's state."""
+
+
 class Closable(Protocol):
     """What runs for a caller."""
 
@@ -82,13 +86,14 @@ class EventStream(Response):
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Sends the stream."""
-        del scope
+        # each event passes no middleware: they have had the start of the response, and there are many events
+        write: Send = scope["state"].get(SERVER_SEND, send)
         watch = asyncio.ensure_future(close_on_disconnect(receive, self._closable))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             try:
                 async for chunk in self._events:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    await write({"type": "http.response.body", "body": chunk, "more_body": True})
             except Abandoned:
                 return
             except Exception as error:

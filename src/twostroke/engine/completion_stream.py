@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from twostroke.batch import TokenLogprobs
 from twostroke.engine.stop_checker import StopMatch, StopStrings
@@ -15,8 +15,7 @@ from twostroke.tokenizer.detokenizer import IncrementalDetokenizer
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(NamedTuple):
     """How much of what a step made belongs to the output; the engine has committed all of it before."""
 
     request_id: str
@@ -87,23 +86,32 @@ class CompletionStream:
         assert self.finish_reason is None, f"tokens for a sequence that ended with {self.finish_reason}"
         text_ids = token_ids[:-1] if finish_reason is FinishReason.STOP else token_ids
         num_tokens = len(token_ids)
-        # Without stop strings no token has to be looked at alone.
-        chunks = [[token_id] for token_id in text_ids] if self._params.stop else [text_ids]
-        for position, chunk in enumerate(chunks, start=1):
-            may_stop = len(self._token_ids) + position > self._params.min_tokens
-            if self._add_text(self._detokenizer.push(chunk), may_stop):
-                num_tokens = position
-                break
-        self._token_ids += token_ids[:num_tokens]
-        self.times.token_times_s += [time_s] * num_tokens
-        for entry in logprobs[:num_tokens]:
-            self._logprobs.append(decode_logprobs(entry, self._tokenizer))
-            self._cumulative_logprob += entry.logprobs[0]
+        if self._params.stop:
+            num_tokens = self._push_until_stop(text_ids, num_tokens)
+            token_ids = token_ids[:num_tokens]
+        else:  # no token has to be looked at alone
+            text = self._detokenizer.push(text_ids)
+            if text:
+                self._text.append(text)
+        self._token_ids.extend(token_ids)
+        self.times.token_times_s.extend([time_s] * num_tokens)
+        if logprobs:
+            for entry in logprobs[:num_tokens]:
+                self._logprobs.append(decode_logprobs(entry, self._tokenizer))
+                self._cumulative_logprob += entry.logprobs[0]
         if self.finish_reason is None and finish_reason is not None:
             self.finish(finish_reason, time_s, stop_reason)
         elif self.finish_reason is not None:
             self.times.finish_s = time_s
         return num_tokens, self.finish_reason
+
+    def _push_until_stop(self, text_ids: Sequence[int], num_tokens: int) -> int:
+        """Adds the text of token after token; returns how many count, those of `num_tokens` behind a stop do not."""
+        for position, token_id in enumerate(text_ids, start=1):
+            may_stop = len(self._token_ids) + position > self._params.min_tokens
+            if self._add_text(self._detokenizer.push((token_id,)), may_stop):
+                return position
+        return num_tokens
 
     def finish(self, reason: FinishReason, time_s: float, stop_reason: int | None = None) -> None:
         """Nothing more will come: what was held back of the text is released."""
@@ -119,7 +127,7 @@ class CompletionStream:
     def take_delta(self) -> CompletionOutput:
         """What is new since the last delta."""
         text = "".join(self._text)
-        self._text = []
+        self._text.clear()
         delta = self._output(text, self._num_tokens_sent)
         self._num_tokens_sent = len(self._token_ids)
         return delta

@@ -32,9 +32,10 @@ class EngineProcess:
         self._folder = folder
         to_engine, from_engine = addresses(folder)
         self._context = zmq.asyncio.Context()
-        # a plain socket to send with: queueing needs no event loop
+        # A plain socket to send with: queueing needs no event loop. The sender is the end that connects, both ways: its
+        # queue is there at once and stays, whether or not the other process is, so sending never blocks.
         self._commands = unbounded(zmq.Context(self._context).socket(zmq.PUSH))
-        self._commands.bind(to_engine)
+        self._commands.connect(to_engine)
         self._reports = unbounded(self._context.socket(zmq.PULL))
         self._reports.bind(from_engine)
         self._exit = asyncio.create_task(child.wait())

@@ -183,11 +183,8 @@ class FrontDesk:
         return bool(sequence_ids)
 
     def take_in(self, updates: Sequence[TokenUpdate]) -> tuple[RequestOutput, ...]:
-        """Makes outputs of what a step made, and ends the sequences in whose text a stop string was found.
-
-        Updates of sequences that were ended here while the runner, elsewhere, had a step on its way are left out.
-        """
-        processed = self._outputs.process(update for update in updates if self._outputs.awaits(update.request_id))
+        """Makes outputs of what a step made, and ends the sequences in whose text a stop string was found."""
+        processed = self._outputs.process(updates)
         for accepted in processed.accepted:
             if accepted.finish_reason is not None:
                 # a stop string is only seen here; for what the engine ended itself this does nothing

@@ -205,7 +205,8 @@ REPORTS: Encoding[Report] = Encoding(Report)
 def addresses(folder: Path) -> tuple[str, str]:
     """Of the two sockets, to the engine and from it, in a folder that nobody else may enter.
 
-    They live in files: a network port could be spoken to by anybody on the machine.
+    They live in files: a network port could be spoken to by anybody on the machine. Who sends connects, who receives
+    binds.
     """
     mode = stat.S_IMODE(folder.stat().st_mode)
     assert mode == stat.S_IRWXU, f"{folder} is open to others: {mode:o}"

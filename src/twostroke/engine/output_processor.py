@@ -51,12 +51,11 @@ class TokenUpdate(NamedTuple):
     num_preemptions: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessedUpdates:
+class ProcessedUpdates(NamedTuple):
     """What became of a step's updates."""
 
     accepted: tuple[Accepted, ...]
-    """One per update, in their order."""
+    """One per update that was taken, in their order."""
     outputs: tuple[RequestOutput, ...]
     """For the callers; one per prompt at most."""
 
@@ -107,16 +106,22 @@ class OutputProcessor:
         self._forget(self._answers[request_id])
 
     def process(self, updates: Iterable[TokenUpdate]) -> ProcessedUpdates:
-        """Takes what a step made, for any of the live sequences."""
+        """Takes what a step made, for any of the live sequences.
+
+        Updates of sequences that have ended here, while an engine elsewhere had a step on its way, are left out.
+        """
         accepted: list[Accepted] = []
         touched: dict[str, _Answer] = {}
         for update in updates:
-            answer, index = self._owner[update.request_id]
+            owner = self._owner.get(update.request_id)
+            if owner is None or owner[0].streams[owner[1]].finish_reason is not None:
+                continue
+            answer, index = owner
             accepted.append(answer.push(index, update))
             touched[answer.request_id] = answer
         outputs = [output for answer in touched.values() if (output := answer.take()) is not None]
         for answer in touched.values():
-            if answer.is_finished:
+            if not answer.num_running:
                 self._forget(answer)
         return ProcessedUpdates(tuple(accepted), tuple(outputs))
 
@@ -132,11 +137,6 @@ class OutputProcessor:
     def is_live(self, request_id: str) -> bool:
         """Whether a request of this id has not ended."""
         return request_id in self._answers
-
-    def awaits(self, sequence_id: str) -> bool:
-        """Whether updates of this sequence are still taken; an engine elsewhere may send some after an abort."""
-        owner = self._owner.get(sequence_id)
-        return owner is not None and owner[0].streams[owner[1]].finish_reason is None
 
     def live_sequence_ids(self, request_id: str) -> tuple[str, ...]:
         """Which sequences of a request still run; the engine ends them when the request is aborted."""
@@ -169,6 +169,8 @@ class _Answer:
     arrival_time_s: float
     kind: OutputKind
     streams: list[CompletionStream] = field(init=False)
+    num_running: int = field(init=False)
+    """Sequences that have not ended."""
     _prompt_logprobs: list[LogprobsAtPosition | None] | None = field(init=False)
     _changed: set[int] = field(default_factory=set[int])
     _num_cached_tokens: int = 0
@@ -181,12 +183,9 @@ class _Answer:
             CompletionStream(self.tokenizer, params, i, seed, RequestTimes(self.arrival_time_s))
             for i, seed in enumerate(self.seeds)
         ]
+        self.num_running = len(self.streams)
         positions: list[LogprobsAtPosition | None] = [None] * len(self.prompt.prompt_token_ids)
         self._prompt_logprobs = None if params.prompt_logprobs is None else positions
-
-    @property
-    def is_finished(self) -> bool:
-        return all(stream.finish_reason is not None for stream in self.streams)
 
     def push(self, index: int, update: TokenUpdate) -> Accepted:
         stream = self.streams[index]
@@ -203,7 +202,10 @@ class _Answer:
         num_tokens, finish_reason = stream.push(
             update.token_ids, update.logprobs, update.time_s, update.finish_reason, update.stop_reason
         )
-        if num_tokens or finish_reason is not None:
+        if finish_reason is not None:
+            self.num_running -= 1
+            self._changed.add(index)
+        elif num_tokens:
             self._changed.add(index)
         return Accepted(update.request_id, num_tokens, finish_reason, stream.stop_reason)
 
@@ -211,13 +213,14 @@ class _Answer:
         for index, stream in enumerate(self.streams):
             if stream.finish_reason is None:
                 stream.finish(reason, time_s)
+                self.num_running -= 1
                 self._changed.add(index)
 
     def take(self) -> RequestOutput | None:
         """The output to hand out now, if any."""
         changed = sorted(self._changed)
         self._changed.clear()
-        finished = self.is_finished
+        finished = self.num_running == 0
         if not changed or (self.kind is OutputKind.FINAL and not finished):
             return None
         if self.kind is OutputKind.DELTA:

@@ -70,7 +70,7 @@ class _Channel:
         to_engine, from_engine = addresses(folder)
         context = zmq.Context()
         self._commands = unbounded(context.socket(zmq.PULL))
-        self._commands.connect(to_engine)
+        self._commands.bind(to_engine)
         self._reports = unbounded(context.socket(zmq.PUSH))
         self._reports.setsockopt(zmq.LINGER, 1000)  # the last report says why there are no more
         self._reports.connect(from_engine)
