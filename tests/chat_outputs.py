@@ -100,6 +100,7 @@ HERMES = (
     Output(
         "arguments null", "hermes", _hermes('{"id": 12, "name": "now", "arguments": null, "type": "x"}'), "", (NOW,)
     ),
+    _same("an id without end", "hermes", _hermes('{"id": "' + "x" * 600 + '", "name": "now"}')),
     Output("a name as an escape", "hermes", _hermes(r'{"name": "n\u006fw", "arguments": {}}'), "", (NOW,)),
     Output(
         "raw newline in a string",
@@ -166,14 +167,16 @@ QWEN3_CODER = (
     Output(
         "types of the schema",
         "qwen3_coder",
-        "I will.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
-        "<parameter=fresh>\nTrue\n</parameter>\n<parameter=options>\n{'a': None, \"b\": [1]}\n</parameter>\n"
+        "I will.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
+        "<parameter=days>\n3\n</parameter>\n<parameter=fresh>\nTrue\n</parameter>\n"
+        "<parameter=options>\n{'a': None, \"b\": [1]}\n</parameter>\n"
         "<parameter=unit>\nnull\n</parameter>\n<parameter=anything>\n[1, 2]\n</parameter>\n</function>\n</tool_call>",
         "I will.",
         (
             ToolCall(
                 "get_weather",
-                '{"city": "Paris", "days": 3, "fresh": true, "options": {"a": null, "b": [1]}, "unit": null, "anything": [1, 2]}',
+                '{"city": "Paris", "days": 3, "fresh": true, "options": {"a": null, "b": [1]}, '
+                '"unit": null, "anything": [1, 2]}',
             ),
         ),
     ),
@@ -182,7 +185,8 @@ QWEN3_CODER = (
     Output(
         "a value of several lines with tags and quotes",
         "qwen3_coder",
-        '<tool_call>\n<function=write>\n<parameter=text>\n\n<b>"x"</b> </tool_call>\n\n</parameter>\n</function>\n</tool_call>',
+        '<tool_call>\n<function=write>\n<parameter=text>\n\n<b>"x"</b> </tool_call>\n\n</parameter>\n'
+        "</function>\n</tool_call>",
         "",
         (ToolCall("write", r'{"text": "\n<b>\"x\"</b> </tool_call>\n"}'),),
     ),
@@ -222,6 +226,13 @@ QWEN3_CODER = (
         "",
         (ToolCall("get_weather", '{"city": "Paris"'),),
     ),
+    Output(
+        "a parameter's name without end",
+        "qwen3_coder",
+        "<function=now>\n<parameter=" + "x" * 600,
+        "<parameter=" + "x" * 600,
+        (NOW,),
+    ),
     _same("no function", "qwen3_coder", "<tool_call>\nnow()\n</tool_call> <function="),
 )
 
@@ -244,7 +255,8 @@ PYTHONIC = (
     Output(
         "all literals",
         "pythonic",
-        "[get_weather(city='Pa)\\'r\\n', days=-3, fresh=True, options={'a': [None, (1.5, \"x\")]},\n unit=null), now()]",
+        "[get_weather(city='Pa)\\'r\\n', days=-3, fresh=True, options={'a': [None, (1.5, \"x\")]},\n "
+        "unit=null), now()]",
         "",
         (
             ToolCall(
@@ -291,15 +303,28 @@ MISTRAL = (
     Output("arguments marked", "mistral", 'Ok.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}', "Ok.", (PARIS,)),
     Output("with an id", "mistral", '[TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e[ARGS]{"city": "Paris"}', "", (PARIS,)),
     Output("with thoughts", "mistral", "[THINK]Hm.[/THINK][TOOL_CALLS]now{}", "", (NOW,), "Hm.", "mistral"),
+    _same("an id without end", "mistral", "[TOOL_CALLS]now[CALL_ID]" + "x" * 600 + "[ARGS]{}"),
     _same("no arguments", "mistral", "[TOOL_CALLS]now and then"),
     _same("no name", "mistral", '[TOOL_CALLS] "now" {}'),
 )
 
 _V3_CALL = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{"city": "Paris"}\n```<｜tool▁call▁end｜>'  # noqa: RUF001
 DEEPSEEK = (
+    Output(
+        "the second has no end",
+        "deepseek_v31",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>"  # noqa: RUF001
+        "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{} x",  # noqa: RUF001
+        "x",
+        (NOW, NOW),
+    ),
     Output("one call", "deepseek_v3", f"Ok.<｜tool▁calls▁begin｜>{_V3_CALL}<｜tool▁calls▁end｜>", "Ok.", (PARIS,)),  # noqa: RUF001
-    Output("two", "deepseek_v3", f"<｜tool▁calls▁begin｜>{_V3_CALL}\n{_V3_CALL}<｜tool▁calls▁end｜>x", "x", (PARIS, PARIS)),  # noqa: RUF001
-    Output("cut off", "deepseek_v3", f"<｜tool▁calls▁begin｜>{_V3_CALL[:-19]}", "", (ToolCall("get_weather", '{"city": "Paris"}'),)),  # noqa: RUF001
+    Output(
+        "two", "deepseek_v3", f"<｜tool▁calls▁begin｜>{_V3_CALL}\n{_V3_CALL}<｜tool▁calls▁end｜>x", "x", (PARIS, PARIS)  # noqa: RUF001
+    ),
+    Output(
+        "cut off", "deepseek_v3", f"<｜tool▁calls▁begin｜>{_V3_CALL[:-19]}", "", (PARIS,)  # noqa: RUF001
+    ),
     _same("empty", "deepseek_v3", "<｜tool▁calls▁begin｜> <｜tool▁calls▁end｜>"),  # noqa: RUF001
     Output(
         "one call",
@@ -336,7 +361,8 @@ OTHERS = (
         "two",
         "kimi_k2",
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
-        '{"city": "Paris"}<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>'
+        '{"city": "Paris"}<|tool_call_end|><|tool_call_begin|>functions.now:1'
+        "<|tool_call_argument_begin|>{}<|tool_call_end|>"
         "<|tool_calls_section_end|>",
         "",
         (PARIS, NOW),
@@ -352,7 +378,9 @@ REASONING = (
     Output("a second thought", None, "a</think>b</think><think>c", "b</think><think>c", (), "a", "deepseek_r1"),
     Output("cut off", None, "<think>\nHm.\n", "", (), "Hm.\n", "deepseek_r1"),
     Output("cut off in the tag", None, "Hm.\n</thi", "", (), "Hm.\n</thi", "deepseek_r1"),
-    Output("in words", None, "Here's my thought process:\nHm. Here is my response: Yes.", " Yes.", (), "Hm. ", "granite"),
+    Output(
+        "in words", None, "Here's my thought process:\nHm. Here is my response: Yes.", " Yes.", (), "Hm. ", "granite"
+    ),
     Output("tokens", None, "[THINK]Hm.[/THINK]Yes.", "Yes.", (), "Hm.", "mistral"),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""However a generation is cut into pieces, and whatever it is, its deltas add up to what the naive parser finds in the whole."""
+"""However a generation is cut into pieces, its deltas add up to what the naive parser finds in the whole."""
 
 from __future__ import annotations
 

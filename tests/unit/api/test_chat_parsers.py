@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from oracle import naive_chat_parser as naive
 from twostroke.api.parsers.chat_parser import make_parser
 from twostroke.api.parsers.deltas import ContentDelta, Delta, ReasoningDelta, ToolCall, ToolCallArguments, ToolCallBegin
 from twostroke.api.parsers.families import TOOL_CALL_FAMILIES
-from twostroke.api.parsers.tool_choice import NamedTool
+from twostroke.api.parsers.tool_choice import NamedTool, Tool
 from twostroke.errors import InvalidParameter
 
 
@@ -187,6 +188,39 @@ def test_streamed_string_values_are_valid_json_however_they_are_cut() -> None:
         deltas += parser.push(f"{text[cut:]}</parameter></function>") + parser.finish()
         arguments = "".join(d.text for d in deltas if isinstance(d, ToolCallArguments))
         assert json.loads(arguments) == {"city": text}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "null", "null"),
+        ({"type": "string"}, " 3\n", " 3\n"),
+        ({"type": ["string", "null"]}, "None", None),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "3", "3"),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "NULL", None),
+        ({"type": "integer"}, " 3 ", 3),
+        ({"type": "integer"}, "3.5", 3.5),
+        ({"type": "integer"}, "0x10", 16),
+        ({"type": "integer"}, "9" * 5000, "9" * 5000),
+        ({"type": "boolean"}, "FALSE", False),
+        ({"type": "boolean"}, "yes", "yes"),
+        ({"type": "number"}, "Infinity", "Infinity"),
+        ({"type": "array"}, "['\\d', (1,)]", ["\\d", [1]]),
+        ({"type": "array"}, "['\\ud800']", "['\\ud800']"),
+        ({"type": "array"}, "[" * 3000, "[" * 3000),
+        ({"type": "object"}, "{1: 2}", "{1: 2}"),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": [1, 2]}, "1", 1),
+        ({"$ref": "#/$defs/x"}, "{}", {}),
+        ({"type": 3, "anyOf": 4}, "x", "x"),
+        (True, "[1]", [1]),
+    ],
+)
+def test_plain_values_become_what_the_schema_says(schema: Any, text: str, value: object) -> None:
+    tool = Tool("f", {"type": "object", "properties": {"a": schema}})
+    parser = make_parser("qwen3_coder", None, tools=[tool])
+    (call,) = parser.parse(f"<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>").tool_calls
+    assert json.loads(call.arguments) == {"a": value}
 
 
 def test_python_warnings_of_odd_escapes_stay_inside() -> None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import re
-import warnings
 from collections.abc import Collection
-from typing import Any, NoReturn
 
 from twostroke.api.parsers.output import Output
+from twostroke.api.parsers.python_literals import keywords_as_json
 from twostroke.api.parsers.source import Reading, Source
 
 _NAME = re.compile(r"[A-Za-z_][\w.\-]{0,127}")
 _STRUCTURE = re.compile(r"[^()\[\]{}\"']*")
-_CLOSER = {"(": ")", "[": "]", "{": "}"}
-_WORDS = {"true": True, "false": False, "null": None}
-"""JSON's words, which models write among Python's."""
+_OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 
 
 def read_python_calls(source: Source, output: Output, names: Collection[str], end: str = "") -> Reading[bool]:
@@ -53,7 +48,7 @@ def _read_call(source: Source, output: Output, names: Collection[str]) -> Readin
     if name is None or name not in names or not _NAME.fullmatch(name):
         return False
     text = yield from _read_parentheses(source)
-    arguments = _as_json(text) if text is not None else None
+    arguments = keywords_as_json(text) if text is not None else None
     if arguments is None:
         return False
     output.begin_tool_call(name)
@@ -65,7 +60,7 @@ def _read_call(source: Source, output: Output, names: Collection[str]) -> Readin
 def _read_parentheses(source: Source) -> Reading[str | None]:
     """From an opening bracket to the one that closes it; None if that does not come."""
     start = source.position
-    closers: list[str] = []
+    depth = 0
     while (yield from source.more()):
         source.match(_STRUCTURE)
         char = source.text[source.position : source.position + 1]
@@ -73,11 +68,8 @@ def _read_parentheses(source: Source) -> Reading[str | None]:
             yield from _skip_string(source, char)
             continue
         source.position += len(char)
-        if char in _CLOSER:
-            closers.append(_CLOSER[char])
-        elif char and closers.pop() != char:
-            return None
-        elif not closers:
+        depth += (char in _OPENING) - (char in _CLOSING)
+        if depth == 0:
             return source.text[start : source.position]
     return None
 
@@ -93,52 +85,5 @@ def _skip_string(source: Source, quote: str) -> Reading[None]:
             return
         source.position += 1
         if source.text[source.position - 1] == "\\":
-            yield from source.more()
-            source.position += 1
+            source.position += 1  # whatever it is, and even if it has not come
     source.position = len(source.text)
-
-
-def _as_json(parentheses: str) -> str | None:
-    """`(city="Paris", days=3)` as a JSON object; None if these are not keyword arguments with literal values.
-
-    >>> _as_json("(city='Paris', days=-3, tags=('a', true))")
-    '{"city": "Paris", "days": -3, "tags": ["a", true]}'
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in strings that Python does not know
-            call = ast.parse("call" + parentheses, mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
-            return None
-        arguments = {keyword.arg or _refuse(keyword): _value(keyword.value) for keyword in call.keywords}
-        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        text.encode()
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return None
-    return text
-
-
-def _value(node: ast.expr) -> Any:
-    """What a literal stands for in JSON."""
-    match node:
-        case ast.Constant(value=str() | int() | float() | None as value):
-            return value
-        case ast.Name(id=word) if word in _WORDS:
-            return _WORDS[word]
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return -value
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_value(item) for item in items]
-        case ast.Dict(keys=keys, values=values):
-            return {_key(key): _value(value) for key, value in zip(keys, values, strict=True)}
-        case _:
-            return _refuse(node)
-
-
-def _key(node: ast.expr | None) -> str:
-    key = _value(node) if node is not None else None
-    return key if isinstance(key, str) else _refuse(node)
-
-
-def _refuse(node: object) -> NoReturn:
-    raise ValueError(f"{node} is no JSON value")

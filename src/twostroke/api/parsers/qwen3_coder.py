@@ -11,7 +11,6 @@ a.txt
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from typing import Any
 
 from twostroke.api.parsers.json_calls import is_function_name
 from twostroke.api.parsers.output import Output
+from twostroke.api.parsers.python_literals import literal_as_json
 from twostroke.api.parsers.source import MAX_HEAD_CHARS, Reading, Source, Stops
 from twostroke.api.parsers.tool_choice import Tool
 
@@ -107,19 +107,21 @@ def types_of(schema: Any) -> set[str]:
     >>> sorted(types_of({"anyOf": [{"type": "string"}, {"type": "null"}]}))
     ['null', 'string']
     """
-    if not isinstance(schema, Mapping):
-        return set()
-    types = schema.get("type")
-    if isinstance(types, str):
-        return {types}
-    if isinstance(types, list):
-        return {name for name in types if isinstance(name, str)}
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list):
-            return set().union(*map(types_of, schema[key]))
-    if isinstance(schema.get("enum"), list):
-        return {"string" if isinstance(value, str) else "" for value in schema["enum"]}
-    return set()
+    types: set[str] = set()
+    pending = [schema]
+    while pending:
+        match pending.pop():
+            case str() as name:
+                types.add(name)
+            case list() as names_or_schemas:
+                pending += names_or_schemas
+            case Mapping() as part:
+                pending += [part.get("type"), part.get("anyOf"), part.get("oneOf")]
+                if "type" not in part and isinstance(part.get("enum"), list):
+                    pending += ["string" for value in part["enum"] if isinstance(value, str)]
+            case _:
+                pass
+    return types
 
 
 def as_json(text: str, types: set[str]) -> str:
@@ -137,10 +139,8 @@ def as_json(text: str, types: set[str]) -> str:
         return _quoted(text)
     if _is_json(bare):
         return bare
-    try:
-        return json.dumps(ast.literal_eval(bare), ensure_ascii=False, allow_nan=False)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return _quoted(text)
+    literal = literal_as_json(bare)
+    return _quoted(text) if literal is None else literal
 
 
 def _is_json(text: str) -> bool:

@@ -42,7 +42,6 @@ REASONING_FAMILIES: dict[str, ReasoningFamily] = {
     "granite": ReasoningFamily(
         ("Here is my thought process:", "Here's my thought process:"), ("Here is my response:", "Here's my response:")
     ),
-    "kimi": ReasoningFamily(("◁think▷",), ("◁/think▷",)),
     "mistral": ReasoningFamily(("[THINK]",), ("[/THINK]",)),
     "qwen3": THINK,
     "seed_oss": ReasoningFamily(("<seed:think>",), ("</seed:think>",)),

@@ -27,6 +27,7 @@ class Stops:
         self.texts = texts
         self.max_chars = max(map(len, texts))
         self._pattern = re.compile("|".join(map(re.escape, texts)))
+        self._first_char = re.compile("|".join({re.escape(text[0]) for text in texts}))
 
     def find(self, text: str, position: int = 0) -> tuple[int, str] | None:
         """Where the first of them begins, and which it is."""
@@ -39,9 +40,10 @@ class Stops:
         >>> Stops("<think>").num_undecided("a < b <th")
         3
         """
-        for start in range(max(0, len(text) - self.max_chars + 1), len(text)):
-            if any(stop.startswith(text[start:]) for stop in self.texts):
-                return len(text) - start
+        for found in self._first_char.finditer(text, max(0, len(text) - self.max_chars + 1)):
+            end = text[found.start() :]
+            if any(stop.startswith(end) for stop in self.texts):
+                return len(end)
         return 0
 
 

@@ -10,6 +10,9 @@ from twostroke.errors import InvalidParameter
 
 JsonSchema = dict[str, Any]
 
+MAX_SCHEMA_DEPTH = 64
+"""Of lists and objects within a tool's parameters; chat templates take no more either."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tool:
@@ -86,16 +89,22 @@ def tool_choice_schema(
     return schema if parallel_tool_calls else {**schema, "maxItems": 1}
 
 
-def _moved(schema: Any, root: str) -> Any:
+def _moved(schema: Any, root: str, depth: int = MAX_SCHEMA_DEPTH) -> Any:
     """A schema, or a part of one, with the references of a document whose root is elsewhere now."""
+    if depth == 0:
+        raise InvalidParameter(
+            "tools", root.rpartition("/")[2], f"parameters are nested deeper than {MAX_SCHEMA_DEPTH}"
+        )
     if isinstance(schema, Mapping):
         return {
-            key: root + value[1:]
-            if key == "$ref" and isinstance(value, str) and value[:1] == "#"
-            else _moved(value, root)
+            key: root + value[1:] if _is_local_reference(key, value) else _moved(value, root, depth - 1)
             for key, value in schema.items()
         }
-    return [_moved(part, root) for part in schema] if isinstance(schema, list) else schema
+    return [_moved(part, root, depth - 1) for part in schema] if isinstance(schema, list) else schema
+
+
+def _is_local_reference(key: str, value: object) -> bool:
+    return key == "$ref" and isinstance(value, str) and value.startswith("#")
 
 
 def _pointer(name: str) -> str:
