@@ -119,6 +119,19 @@ def test_text_that_is_no_call_comes_out_as_it_is(data: st.DataObject | None, nam
     assert streamed(pieces, name, None, "auto", "") == ParsedMessage("", text, ())
 
 
+@given(data=st.data(), output=st.sampled_from([o for o in OUTPUTS if o.reasoning_parser]))
+def test_reasoning_tokens_are_the_same_token_by_token_and_at_once(data: st.DataObject, output: Output) -> None:
+    tokens = [piece for piece in pieces_of(data, output.text) if piece]
+    streaming = make_parser(output.tool_call_parser, output.reasoning_parser, tools=TOOLS, prompt=output.prompt)
+    for token in tokens:
+        streaming.push(token, 1)
+    streaming.finish()
+    whole = make_parser(output.tool_call_parser, output.reasoning_parser, tools=TOOLS, prompt=output.prompt)
+    whole.parse(output.text, tokens)
+    assert whole.num_reasoning_tokens == streaming.num_reasoning_tokens
+    assert (whole.num_reasoning_tokens > 0) == bool(output.reasoning or output.name == "nothing thought")
+
+
 @given(data=st.data(), tool_choice=st.sampled_from(["required", NamedTool("get_weather")]))
 def test_calls_that_are_bare_json(data: st.DataObject, tool_choice: ToolChoice) -> None:
     bits = [

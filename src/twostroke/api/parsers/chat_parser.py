@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from twostroke.api.parsers.deltas import Delta, ParsedMessage, join_deltas
@@ -72,8 +72,8 @@ class ChatParser:
     def num_reasoning_tokens(self) -> int:
         """Tokens up to the end of the reasoning, its tags among them (`completion_tokens_details.reasoning_tokens`).
 
-        Exact where tokens are pushed one by one; of a push in which the reasoning ends, the same share of the tokens
-        as of the characters. Final after `finish`; 0 before it is known that there is reasoning.
+        Exact where tokens are pushed one by one, or given to `parse`; of a push in which the reasoning ends, the same
+        share of the tokens as of the characters. Final after `finish`; 0 before it is known that there is reasoning.
         """
         is_known = self._reasoning_end is not None or self._starts_in_reasoning or self._output.has_reasoning
         return self._num_reasoning_tokens if is_known else 0
@@ -93,9 +93,21 @@ class ChatParser:
         self._output.finish()
         return deltas + self._output.drain()
 
-    def parse(self, text: str) -> ParsedMessage:
-        """A whole generation at once; for a parser that has read nothing."""
-        return join_deltas(self.push(text) + self.finish())
+    def parse(self, text: str, token_texts: Iterable[str] = ()) -> ParsedMessage:
+        """A whole generation at once; for a parser that has read nothing.
+
+        Args:
+            text: all of it.
+            token_texts: what each token added to it, for `num_reasoning_tokens`; read as far as the reasoning goes.
+        """
+        message = join_deltas(self.push(text) + self.finish())
+        num_chars_left = self._reasoning_end or 0
+        for token_text in token_texts:
+            if num_chars_left <= 0:
+                break
+            num_chars_left -= len(token_text)
+            self._num_reasoning_tokens += 1
+        return message
 
     def _advance(self, start: int, num_tokens: int) -> list[Delta]:
         was_known = self._reasoning_end is not None
