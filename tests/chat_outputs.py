@@ -180,6 +180,7 @@ QWEN3_CODER = (
             ),
         ),
     ),
+    Output("no line ends", "qwen3_xml", "<tool_call><function=now></function></tool_call>", "", (NOW,)),
     Output("no parameters", "qwen3_coder", "<tool_call>\n<function=now>\n</function>\n</tool_call>", "", (NOW,)),
     Output("no wrapper", "qwen3_coder", "<function=now>\n</function>\n</tool_call> x", "x", (NOW,)),
     Output(

@@ -104,4 +104,5 @@ PARSERS: dict[str, Callable[[str, Sequence[Tool]], list[str | ToolCall]]] = {
     "phi4_mini_json": json_family("functools"),
     "pythonic": python_family(),
     "qwen3_coder": qwen3_coder,
+    "qwen3_xml": qwen3_coder,
 }

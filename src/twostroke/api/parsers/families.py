@@ -43,7 +43,10 @@ class ToolCallFamily:
 
 
 def read_content(source: Source, output: Output, family: ToolCallFamily, tools: Tools) -> Reading[None]:
-    """Content and calls to the end of the text. A marker with no call behind it is content."""
+    """Content and calls to the end of the text; the source has forgotten what came before.
+
+    A marker with no call behind it is content.
+    """
     if family.bare:
         yield from source.space()
         if (yield from source.literal(family.bare)):
@@ -74,8 +77,7 @@ def read_plain_content(source: Source, emit: Callable[[str], None]) -> Reading[N
 def named_tool(name: str) -> ToolCallFamily:
     """The output when the choice of tool is a name: the arguments and nothing else."""
 
-    def read(source: Source, output: Output, tools: Tools, marker: str) -> Reading[bool]:
-        del tools, marker
+    def read(source: Source, output: Output, _tools: Tools, _marker: str) -> Reading[bool]:
         return read_arguments(source, output, name)
 
     return ToolCallFamily((), read, bare="{")
@@ -96,20 +98,20 @@ def _python(*markers: str, end: str = "") -> ToolCallFamily:
 
 
 def _section(section: Section, *more_markup: str) -> ToolCallFamily:
-    def read(source: Source, output: Output, tools: Tools, marker: str) -> Reading[bool]:
-        del tools, marker
+    def read(source: Source, output: Output, _tools: Tools, _marker: str) -> Reading[bool]:
         return read_section(source, output, section)
 
     return ToolCallFamily((section.begin,), read, markup=(*section.markup, *more_markup))
 
 
-def _mistral(source: Source, output: Output, tools: Tools, marker: str) -> Reading[bool]:
-    del tools, marker
+def _mistral(source: Source, output: Output, _tools: Tools, _marker: str) -> Reading[bool]:
     return read_mistral_calls(source, output)
 
 
 REQUIRED = _json(bare="[")
 """The output when some call is required: a list as `tool_choice_schema` describes it."""
+
+QWEN3_CODER = ToolCallFamily(QWEN3_CODER_MARKERS, read_qwen3_coder_call, markup=("</tool_call>",))
 
 TOOL_CALL_FAMILIES: dict[str, ToolCallFamily] = {
     "deepseek_v3": _section(DEEPSEEK_V3, DEEPSEEK_SEPARATOR),
@@ -125,5 +127,6 @@ TOOL_CALL_FAMILIES: dict[str, ToolCallFamily] = {
     "mistral": ToolCallFamily(MISTRAL_MARKUP[:1], _mistral, markup=MISTRAL_MARKUP),
     "phi4_mini_json": _json("functools"),
     "pythonic": _python(),
-    "qwen3_coder": ToolCallFamily(QWEN3_CODER_MARKERS, read_qwen3_coder_call, markup=("</tool_call>",)),
+    "qwen3_coder": QWEN3_CODER,
+    "qwen3_xml": QWEN3_CODER,
 }  # fmt: skip
