@@ -1,0 +1,132 @@
+"""How families of models write tool calls: a table of names, as vLLM has them, and what is common to all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from twostroke.api.parsers.json_calls import read_arguments, read_json_calls
+from twostroke.api.parsers.output import Output
+from twostroke.api.parsers.python_calls import read_python_calls
+from twostroke.api.parsers.qwen3_coder import MARKERS as QWEN3_CODER_MARKERS
+from twostroke.api.parsers.qwen3_coder import read_qwen3_coder_call
+from twostroke.api.parsers.sections import (
+    DEEPSEEK_SEPARATOR,
+    DEEPSEEK_V3,
+    DEEPSEEK_V31,
+    KIMI_K2,
+    MISTRAL_MARKUP,
+    Section,
+    read_mistral_calls,
+    read_section,
+)
+from twostroke.api.parsers.source import Reading, Source, Stops
+from twostroke.api.parsers.tool_choice import Tool
+
+Tools = Mapping[str, Tool]
+"""By name."""
+ReadCalls = Callable[[Source, Output, Tools, str], Reading[bool]]
+"""Reads the calls behind a marker, the last argument; False if there is none, with nothing handed on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallFamily:
+    """Where calls may begin, and how they are read from there."""
+
+    markers: tuple[str, ...]
+    """What stands before calls, anywhere in the content. None of them begins with another."""
+    read_calls: ReadCalls
+    bare: str = ""
+    """The character with which calls begin that have no marker; such calls come first in the content, or are none."""
+    markup: tuple[str, ...] = ()
+    """What may be single tokens of the model, beside the markers."""
+
+
+def read_content(source: Source, output: Output, family: ToolCallFamily, tools: Tools) -> Reading[None]:
+    """Content and calls to the end of the text; the source has forgotten what came before.
+
+    A marker with no call behind it is content.
+    """
+    if family.bare:
+        yield from source.space()
+        if (yield from source.literal(family.bare)):
+            source.position -= 1
+            if not (yield from family.read_calls(source, output, tools, "")):
+                source.position = 0
+        else:
+            source.position = 0
+    if not family.markers:
+        yield from read_plain_content(source, output.content)
+        return
+    markers = Stops(*family.markers)
+    while marker := (yield from source.copy_until(markers, output.content)):
+        source.position = len(marker)
+        if not (yield from family.read_calls(source, output, tools, marker)):
+            output.content(marker)
+            source.position = len(marker)
+
+
+def read_plain_content(source: Source, emit: Callable[[str], None]) -> Reading[None]:
+    """Content that can hold no call."""
+    while (yield from source.more()):
+        emit(source.text[source.position :])
+        source.position = len(source.text)
+        source.forget()
+
+
+def named_tool(name: str) -> ToolCallFamily:
+    """The output when the choice of tool is a name: the arguments and nothing else."""
+
+    def read(source: Source, output: Output, _tools: Tools, _marker: str) -> Reading[bool]:
+        return read_arguments(source, output, name)
+
+    return ToolCallFamily((), read, bare="{")
+
+
+def _json(*markers: str, end: str = "", bare: str = "", markup: tuple[str, ...] = ()) -> ToolCallFamily:
+    def read(source: Source, output: Output, tools: Tools, marker: str) -> Reading[bool]:
+        return read_json_calls(source, output, names=None if marker else tools, end=end if marker else "")
+
+    return ToolCallFamily(markers, read, bare, markup or ((end,) if end else ()))
+
+
+def _python(*markers: str, end: str = "") -> ToolCallFamily:
+    def read(source: Source, output: Output, tools: Tools, marker: str) -> Reading[bool]:
+        return read_python_calls(source, output, tools, end if marker else "")
+
+    return ToolCallFamily(markers, read, "[", (end,) if end else ())
+
+
+def _section(section: Section, *more_markup: str) -> ToolCallFamily:
+    def read(source: Source, output: Output, _tools: Tools, _marker: str) -> Reading[bool]:
+        return read_section(source, output, section)
+
+    return ToolCallFamily((section.begin,), read, markup=(*section.markup, *more_markup))
+
+
+def _mistral(source: Source, output: Output, _tools: Tools, _marker: str) -> Reading[bool]:
+    return read_mistral_calls(source, output)
+
+
+REQUIRED = _json(bare="[")
+"""The output when some call is required: a list as `tool_choice_schema` describes it."""
+
+QWEN3_CODER = ToolCallFamily(QWEN3_CODER_MARKERS, read_qwen3_coder_call, markup=("</tool_call>",))
+
+TOOL_CALL_FAMILIES: dict[str, ToolCallFamily] = {
+    "deepseek_v3": _section(DEEPSEEK_V3, DEEPSEEK_SEPARATOR),
+    "deepseek_v31": _section(DEEPSEEK_V31),
+    "granite": _json("<|tool_call|>", "<tool_call>"),
+    "hermes": _json("<tool_call>", end="</tool_call>"),
+    "internlm": _json("<|action_start|><|plugin|>", end="<|action_end|>",
+                      markup=("<|action_start|>", "<|plugin|>", "<|action_end|>")),
+    "jamba": _json("<tool_calls>", end="</tool_calls>"),
+    "kimi_k2": _section(KIMI_K2),
+    "llama3_json": _json("<|python_tag|>", bare="{"),
+    "llama4_pythonic": _python("<|python_start|>", end="<|python_end|>"),
+    "mistral": ToolCallFamily(MISTRAL_MARKUP[:1], _mistral, markup=MISTRAL_MARKUP),
+    "phi4_mini_json": _json("functools"),
+    "pythonic": _python(),
+    "qwen3_coder": QWEN3_CODER,
+    "qwen3_xml": QWEN3_CODER,
+}  # fmt: skip

@@ -1,0 +1,195 @@
+"""Calls as JSON: `{"name": ..., "arguments": {...}}`, alone, in a list, or one after the other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from twostroke.api.parsers.json_text import JsonValue, decoded_string, read_short_string, read_value
+from twostroke.api.parsers.output import Output
+from twostroke.api.parsers.source import Reading, Source
+
+ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
+OTHER_KEYS = frozenset({"type", "id"})
+"""Beside the name and the arguments; an object with any other key is no call."""
+
+_FUNCTION_NAME = re.compile(r"[^\s<>\[\]{}()\"'`|,;=]{1,128}")
+_DIGITS = re.compile(r"[0-9]*")
+_CLOSERS = re.compile(r"[\s}\]]*")
+
+
+def is_function_name(name: str) -> bool:
+    """Whether a text can be the name of a function, and not a piece of something else."""
+    return _FUNCTION_NAME.fullmatch(name) is not None
+
+
+def read_arguments(source: Source, output: Output, name: str) -> Reading[bool]:
+    """A call's arguments, an object, handed on as they come. Without the beginning of one nothing is handed on.
+
+    Returns:
+        Whether the call has begun. The arguments are then read as far as they go, whole or not.
+    """
+    start = source.position
+    if not (yield from source.literal("{")):
+        return False
+    yield from source.space()
+    if not (yield from source.literal('"', "}")):
+        return False
+    source.position = start
+    output.begin_tool_call(name)
+    value = JsonValue()
+    while not value.has_ended and (yield from source.more()):
+        output.arguments(value.take(source))
+        source.forget()
+    return True
+
+
+def read_json_calls(
+    source: Source, output: Output, *, names: Collection[str] | None = None, end: str = ""
+) -> Reading[bool]:
+    """One call or several: in a list or not, with or without commas or semicolons between them.
+
+    Args:
+        source: at the first of them.
+        output: takes the calls.
+        names: of the functions that there are, where nothing but the form tells a call from text; None for any.
+        end: the markup that follows.
+
+    Returns:
+        Whether there was a call. The source then stands where the calls end; text that does not fit is left there.
+    """
+    yield from source.space()
+    is_list = bool((yield from source.literal("[")))
+    yield from source.space()
+    if not (yield from _read_call(source, output, names)):
+        return False
+    while True:
+        end_of_call = source.position
+        yield from source.space()
+        yield from source.literal(",", ";")
+        yield from source.space()
+        if not (yield from _read_call(source, output, names)):
+            source.position = end_of_call
+            break
+    if end:
+        yield from _read_end(source, end)
+    elif is_list:
+        yield from source.closing("]")
+    return True
+
+
+def _read_end(source: Source, end: str) -> Reading[None]:
+    """The markup after the calls, with the brackets that close what is still open, be they too many or too few."""
+    end_of_calls = source.position
+    yield from source.every(_CLOSERS)
+    if source.num_unread and not (yield from source.closing(end)) and source.num_unread:
+        source.position = end_of_calls
+
+
+def _read_call(source: Source, output: Output, names: Collection[str] | None) -> Reading[bool]:
+    """One object, if it is a call; its members may come in any order."""
+    if not (yield from source.literal("{")):
+        return False
+    name = arguments = None
+    while name is None:
+        key = yield from _read_key(source)
+        if key == "name":
+            name = yield from read_short_string(source)
+            if name is None or not is_function_name(name) or (names is not None and name not in names):
+                return False
+        elif key in ARGUMENT_KEYS and arguments is None:
+            arguments = yield from _read_whole_arguments(source)
+            if arguments is None:
+                return False
+        elif key not in OTHER_KEYS or not (yield from _read_scalar(source)):
+            return False
+        yield from source.space()
+        if name is None and not (yield from source.literal(",")):
+            return False
+    if arguments is None:
+        return (yield from _read_rest_of_call(source, output, name))
+    output.begin_tool_call(name)
+    output.arguments(arguments)
+    yield from _read_other_members(source)
+    return True
+
+
+def _read_rest_of_call(source: Source, output: Output, name: str) -> Reading[bool]:
+    """What follows the name where the arguments did not come before it."""
+    while (yield from source.literal(",")):
+        key = yield from _read_key(source)
+        if key in ARGUMENT_KEYS:
+            if not (yield from _read_arguments_of_any_kind(source, output, name)):
+                return False
+            yield from _read_other_members(source)
+            return True
+        if key not in OTHER_KEYS or not (yield from _read_scalar(source)):
+            return False
+        yield from source.space()
+    if not (yield from source.literal("}")):
+        return False
+    output.begin_tool_call(name)
+    output.arguments("{}")
+    return True
+
+
+def _read_arguments_of_any_kind(source: Source, output: Output, name: str) -> Reading[bool]:
+    """Arguments as an object, which is handed on as it comes, as a string that holds one, or null."""
+    start = source.position
+    if (yield from read_arguments(source, output, name)):
+        return True
+    source.position = start
+    arguments = yield from _read_whole_arguments(source)
+    if arguments is None:
+        return False
+    output.begin_tool_call(name)
+    output.arguments(arguments)
+    return True
+
+
+def _read_whole_arguments(source: Source) -> Reading[str | None]:
+    if (yield from source.literal("null")):
+        return "{}"
+    yield from source.more()
+    first = source.text[source.position : source.position + 1]
+    if first not in ("{", '"'):
+        return None
+    text = yield from read_value(source)
+    if text is None or first == "{":
+        return text
+    decoded = decoded_string(text)
+    return decoded if decoded is not None and decoded.strip()[:1] == "{" else None
+
+
+def _read_key(source: Source) -> Reading[str | None]:
+    """`"key": ` with the space around it."""
+    yield from source.space()
+    key = yield from read_short_string(source)
+    yield from source.space()
+    if not (yield from source.literal(":")):
+        return None
+    yield from source.space()
+    return key
+
+
+def _read_scalar(source: Source) -> Reading[bool]:
+    """The value of a member that says nothing about the call: a short string or a number."""
+    if (yield from read_short_string(source)) is not None:
+        return True
+    start = source.position
+    yield from source.every(_DIGITS)
+    return source.position > start
+
+
+def _read_other_members(source: Source) -> Reading[None]:
+    """The rest of an object whose name and arguments are known; if it is not what it should be, nothing is read."""
+    start = source.position
+    yield from source.space()
+    while (yield from source.literal(",")):
+        key = yield from _read_key(source)
+        if key not in OTHER_KEYS or not (yield from _read_scalar(source)):
+            source.position = start
+            return
+        yield from source.space()
+    if not (yield from source.literal("}")) and source.num_unread:
+        source.position = start

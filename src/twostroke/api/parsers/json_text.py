@@ -1,0 +1,116 @@
+"""JSON that a model is writing: where a value ends, and short strings."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from twostroke.api.parsers.source import MAX_HEAD_CHARS, Reading, Source
+
+_BARE = re.compile(r"[\sA-Za-z0-9_.,:+-]*")
+"""What JSON has outside of strings beside brackets."""
+_IN_STRING = re.compile(r'[^"\\]*')
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f]")
+_CLOSER = {"{": "}", "[": "]"}
+
+
+class JsonValue:
+    """Finds the end of an object, a list or a string while it comes.
+
+    It follows strings and brackets only, so that a slip of the model elsewhere (a comma too many, a bare word) is
+    passed on for the client to see, while markup that follows an unfinished value does not become a part of it.
+    """
+
+    def __init__(self) -> None:
+        self._closers: list[str] = []
+        """Brackets that are still to come, the innermost last."""
+        self._in_string = False
+        self._is_escaped = False
+        self.has_ended = False
+        """Whether the value is complete, or what came next cannot belong to it."""
+        self.is_whole = False
+
+    def take(self, source: Source) -> str:
+        """Reads what belongs to the value of the text that has come.
+
+        Control characters in strings, which JSON forbids and models write, are escaped.
+        """
+        taken: list[str] = []
+        while source.num_unread and not self.has_ended:
+            if self._in_string:
+                taken.append(_CONTROL.sub(_escaped, self._take_of_string(source)))
+            else:
+                taken.append(source.match(_BARE) if self._closers else "")
+                taken.append(self._take_structure(source))
+        return "".join(taken)
+
+    def _take_of_string(self, source: Source) -> str:
+        if self._is_escaped:
+            self._is_escaped = False
+            return self._take_char(source)
+        taken = source.match(_IN_STRING)
+        if not source.num_unread:
+            return taken
+        char = self._take_char(source)
+        self._is_escaped = char == "\\"
+        if char == '"':
+            self._in_string = False
+            self._end_if_outermost()
+        return taken + char
+
+    def _take_structure(self, source: Source) -> str:
+        """The next bracket or quotation mark, if that is what is there."""
+        char = source.text[source.position : source.position + 1]
+        if char in _CLOSER:
+            self._closers.append(_CLOSER[char])
+        elif char == '"':
+            self._in_string = True
+        elif char and self._closers and char == self._closers[-1]:
+            self._closers.pop()
+            self._end_if_outermost()
+        else:
+            self.has_ended = bool(char)
+            return ""
+        return self._take_char(source)
+
+    def _end_if_outermost(self) -> None:
+        self.has_ended = self.is_whole = not self._closers
+
+    @staticmethod
+    def _take_char(source: Source) -> str:
+        source.position += 1
+        return source.text[source.position - 1]
+
+
+def read_value(source: Source) -> Reading[str | None]:
+    """The text of an object, a list or a string, all at once; None if it is not whole."""
+    value = JsonValue()
+    taken: list[str] = []
+    while not value.has_ended and (yield from source.more()):
+        taken.append(value.take(source))
+    return "".join(taken) if value.is_whole else None
+
+
+def read_short_string(source: Source) -> Reading[str | None]:
+    """A string such as a name, decoded; None if there is none, or a longer one than MAX_HEAD_CHARS."""
+    if not (yield from source.more()) or source.text[source.position] != '"':
+        return None
+    while not (text := source.match(_STRING)):
+        if source.num_unread > MAX_HEAD_CHARS or not (yield from source.more(source.num_unread + 1)):
+            return None
+    return decoded_string(text) if len(text) <= MAX_HEAD_CHARS else None
+
+
+def decoded_string(text: str) -> str | None:
+    """What a JSON string says; None if it is none, or if it holds half of a surrogate pair."""
+    try:
+        decoded: str = json.loads(text, strict=False)
+        decoded.encode()
+    except ValueError:
+        return None
+    return decoded
+
+
+def _escaped(control: re.Match[str]) -> str:
+    return json.dumps(control.group())[1:-1]

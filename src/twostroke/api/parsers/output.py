@@ -1,0 +1,127 @@
+"""What a parser has found out, as deltas: whitespace that is layout is taken off here, for every family alike."""
+
+from __future__ import annotations
+
+from twostroke.api.parsers.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallBegin
+
+
+class _Margin:
+    """Whitespace that is kept back until it is known to stand between text and text."""
+
+    def __init__(self, stripped: str | None) -> None:
+        self._stripped = stripped
+        """The characters in question; None for all whitespace."""
+        self._kept: list[str] = []
+        self.has_text = False
+        """Whether anything else has come."""
+
+    def pass_on(self, text: str, *, drop_before: bool) -> str:
+        """What is certain to be text now.
+
+        Args:
+            text: what comes next.
+            drop_before: whether the whitespace before the first text is layout.
+        """
+        body = text.rstrip(self._stripped)
+        if not body:
+            self._kept.append(text)
+            return ""
+        certain = "".join(self._kept) + body
+        self._kept = [text[len(body) :]]
+        if drop_before and not self.has_text:
+            certain = certain.lstrip(self._stripped)
+        self.has_text = True
+        return certain
+
+    def rest(self) -> str:
+        """What was kept back, given up."""
+        rest, self._kept = "".join(self._kept), []
+        return rest
+
+
+class Output:
+    """Collects the deltas of one generation.
+
+    Newlines just within the tags of reasoning, and after them, belong to the tags: chat templates write them there.
+    Whitespace beside a tool call is layout where there is no text on the other side of it.
+
+        <think>\\n Hm. \\n</think>\\n\\n Sure: \\n<tool_call>...</tool_call>\\n
+              [-]     [----------------]     [-]                          [-]   dropped
+
+    Args:
+        max_tool_calls: further calls are dropped (`parallel_tool_calls` false); None for no limit.
+    """
+
+    def __init__(self, max_tool_calls: int | None = None) -> None:
+        self._max_tool_calls = max_tool_calls
+        self._deltas: list[Delta] = []
+        self._num_tool_calls = 0
+        self._reasoning = _Margin("\n")
+        self._content = _Margin(None)
+        self._call_is_last = False
+        """Whether a call came after the last content."""
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether there is any but its tags."""
+        return self._reasoning.has_text
+
+    def reasoning(self, text: str) -> None:
+        """More reasoning."""
+        if certain := self._reasoning.pass_on(text, drop_before=True):
+            self._add(ReasoningDelta(certain))
+
+    def end_reasoning(self) -> None:
+        """Its closing tag has come."""
+        self._reasoning.rest()
+
+    def content(self, text: str) -> None:
+        """More content."""
+        if certain := self._content.pass_on(text, drop_before=self._call_is_last):
+            self._add(ContentDelta(certain))
+            self._call_is_last = False
+
+    def verbatim_content(self, text: str) -> None:
+        """Content of a generation that can hold no call: nothing is kept back."""
+        self._add(ContentDelta(text))
+
+    def begin_tool_call(self, name: str) -> None:
+        """A call begins; the arguments that follow are its own."""
+        self._num_tool_calls += 1
+        self._call_is_last = True
+        if not self._is_dropped:
+            self._deltas.append(ToolCallBegin(self._num_tool_calls - 1, name))
+
+    def arguments(self, text: str) -> None:
+        """More of the arguments of the call that began last."""
+        if text and not self._is_dropped:
+            self._add(ToolCallArguments(self._num_tool_calls - 1, text))
+
+    def finish(self) -> None:
+        """The generation has ended."""
+        if rest := self._reasoning.rest():
+            self._add(ReasoningDelta(rest))
+        rest = self._content.rest()
+        if rest and not self._call_is_last:
+            self._add(ContentDelta(rest))
+
+    def drain(self) -> list[Delta]:
+        """The deltas since the last time."""
+        drained, self._deltas = self._deltas, []
+        return drained
+
+    @property
+    def _is_dropped(self) -> bool:
+        return self._max_tool_calls is not None and self._num_tool_calls > self._max_tool_calls
+
+    def _add(self, delta: ReasoningDelta | ContentDelta | ToolCallArguments) -> None:
+        """Pieces of a kind that are certain at the same time are one delta."""
+        last = self._deltas[-1] if self._deltas else None
+        if isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            self._deltas[-1] = ReasoningDelta(last.text + delta.text)
+        elif isinstance(delta, ContentDelta) and isinstance(last, ContentDelta):
+            self._deltas[-1] = ContentDelta(last.text + delta.text)
+        elif isinstance(delta, ToolCallArguments) and isinstance(last, ToolCallArguments):
+            self._deltas[-1] = ToolCallArguments(delta.index, last.text + delta.text)
+        else:
+            self._deltas.append(delta)

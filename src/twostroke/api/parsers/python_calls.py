@@ -1,0 +1,89 @@
+"""Calls as Python: `[get_weather(city="Paris"), now()]`, of Llama 3.2, Llama 4 and ToolACE."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from twostroke.api.parsers.output import Output
+from twostroke.api.parsers.python_literals import keywords_as_json
+from twostroke.api.parsers.source import Reading, Source
+
+_NAME = re.compile(r"[A-Za-z_][\w.\-]{0,127}")
+_STRUCTURE = re.compile(r"[^()\[\]{}\"']*")
+_OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
+
+
+def read_python_calls(source: Source, output: Output, names: Collection[str], end: str = "") -> Reading[bool]:
+    """A list of calls of known functions with keyword arguments that are literals; False if there is none.
+
+    A call is handed on when it is whole, for its arguments have to be converted; what is no call stays unread.
+
+    Args:
+        source: at the opening bracket, or whitespace before it.
+        output: takes the calls.
+        names: of the functions that there are.
+        end: markup that may follow the list.
+    """
+    yield from source.space()
+    if not (yield from source.literal("[")):
+        return False
+    if not (yield from _read_call(source, output, names)):
+        return False
+    while True:
+        end_of_call = source.position
+        yield from source.space()
+        if not (yield from source.literal(",")) or not (yield from _read_call(source, output, names)):
+            source.position = end_of_call
+            break
+    yield from source.closing("]")
+    if end:
+        yield from source.closing(end)
+    return True
+
+
+def _read_call(source: Source, output: Output, names: Collection[str]) -> Reading[bool]:
+    yield from source.space()
+    name = yield from source.until("(")
+    if name is None or name not in names or not _NAME.fullmatch(name):
+        return False
+    text = yield from _read_parentheses(source)
+    arguments = keywords_as_json(text) if text is not None else None
+    if arguments is None:
+        return False
+    output.begin_tool_call(name)
+    output.arguments(arguments)
+    source.forget()
+    return True
+
+
+def _read_parentheses(source: Source) -> Reading[str | None]:
+    """From an opening bracket to the one that closes it; None if that does not come."""
+    start = source.position
+    depth = 0
+    while (yield from source.more()):
+        source.match(_STRUCTURE)
+        char = source.text[source.position : source.position + 1]
+        if char in ("'", '"'):
+            yield from _skip_string(source, char)
+            continue
+        source.position += len(char)
+        depth += (char in _OPENING) - (char in _CLOSING)
+        if depth == 0:
+            return source.text[start : source.position]
+    return None
+
+
+def _skip_string(source: Source, quote: str) -> Reading[None]:
+    """A string literal, or what there is of it."""
+    yield from source.more(3)
+    end = quote * 3 if source.text.startswith(quote * 3, source.position) else quote
+    source.position += len(end)
+    while (yield from source.more(len(end))):
+        if source.text.startswith(end, source.position):
+            source.position += len(end)
+            return
+        source.position += 1
+        if source.text[source.position - 1] == "\\":
+            source.position += 1  # whatever it is, and even if it has not come
+    source.position = len(source.text)

@@ -1,0 +1,112 @@
+"""Which tools a model may or must call, and the JSON schema that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from twostroke.errors import InvalidParameter
+
+JsonSchema = dict[str, Any]
+
+MAX_SCHEMA_DEPTH = 64
+"""Of lists and objects within a tool's parameters; chat templates take no more either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the client offers."""
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    """JSON schema of its arguments, an object."""
+
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        """Name to schema of each argument that the schema names."""
+        properties = self.parameters.get("properties")
+        return properties if isinstance(properties, Mapping) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTool:
+    """The model must call this function, once."""
+
+    name: str
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+def checked_tool_choice(tools: Sequence[Tool], tool_choice: ToolChoice) -> ToolChoice:
+    """The choice, if these tools leave it.
+
+    Raises:
+        InvalidParameter: a call is required and there are no tools, or not that one; two tools have the same name.
+    """
+    names = [tool.name for tool in tools]
+    for name in {name for name in names if names.count(name) > 1}:
+        raise InvalidParameter("tools", name, "two tools have this name", "Rename one.")
+    if isinstance(tool_choice, NamedTool) and tool_choice.name not in names:
+        raise InvalidParameter("tool_choice", tool_choice.name, f"must be one of tools: {', '.join(names) or 'none'}")
+    if tool_choice == "required" and not tools:
+        raise InvalidParameter("tool_choice", tool_choice, "needs at least one of tools")
+    return tool_choice
+
+
+def tool_choice_schema(
+    tools: Sequence[Tool], tool_choice: ToolChoice, *, parallel_tool_calls: bool = True
+) -> JsonSchema | None:
+    """What the model's answer has to be where a call is required; None where it is free.
+
+    A named function: its arguments. "required": a list of `{"name": ..., "parameters": ...}`, as vLLM has it. Each
+    tool's schema stays a document of its own, in `$defs`, so that its references keep their meaning.
+
+    Raises:
+        InvalidParameter: as of `checked_tool_choice`.
+    """
+    tool_choice = checked_tool_choice(tools, tool_choice)
+    if isinstance(tool_choice, NamedTool):
+        return dict(next(tool.parameters for tool in tools if tool.name == tool_choice.name))
+    if tool_choice != "required":
+        return None
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, "parameters": {"$ref": f"#/$defs/{_pointer(tool.name)}"}},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    schema: JsonSchema = {
+        "type": "array",
+        "minItems": 1,
+        "items": {"anyOf": calls},
+        "$defs": {tool.name: _moved(tool.parameters, f"#/$defs/{_pointer(tool.name)}") for tool in tools},
+    }
+    return schema if parallel_tool_calls else {**schema, "maxItems": 1}
+
+
+def _moved(schema: Any, root: str, depth: int = MAX_SCHEMA_DEPTH) -> Any:
+    """A schema, or a part of one, with the references of a document whose root is elsewhere now."""
+    if depth == 0:
+        raise InvalidParameter(
+            "tools", root.rpartition("/")[2], f"parameters are nested deeper than {MAX_SCHEMA_DEPTH}"
+        )
+    if isinstance(schema, Mapping):
+        return {
+            key: root + value[1:] if _is_local_reference(key, value) else _moved(value, root, depth - 1)
+            for key, value in schema.items()
+        }
+    return [_moved(part, root, depth - 1) for part in schema] if isinstance(schema, list) else schema
+
+
+def _is_local_reference(key: str, value: object) -> bool:
+    return key == "$ref" and isinstance(value, str) and value.startswith("#")
+
+
+def _pointer(name: str) -> str:
+    """A key as JSON pointers write it (RFC 6901)."""
+    return name.replace("~", "~0").replace("/", "~1")
