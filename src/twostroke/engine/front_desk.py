@@ -244,4 +244,5 @@ def _sequence(prompt: PromptInput, sequence_id: str, index: int, seed: int) -> N
         sample_index=index,
         eos_token_ids=tuple(sorted(prompt.eos_token_ids)),
         bad_words_token_ids=prompt.bad_words_token_ids,
+        grammar=prompt.grammar,
     )
