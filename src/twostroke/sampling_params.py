@@ -55,7 +55,7 @@ class StructuredOutputs:
         """Checks the kinds, and turns a schema into its text."""
         if self.json_object is not None:
             switch("structured_outputs.json_object", self.json_object)
-        given = [f.name for f in fields(self) if getattr(self, f.name) not in (None, False)]
+        given = self._given
         if len(given) != 1:
             limit = f"must have exactly one of {', '.join(f.name for f in fields(self))}"
             raise InvalidParameter("structured_outputs", given, limit, "Ask for two forms in two requests.")
@@ -66,10 +66,19 @@ class StructuredOutputs:
             object.__setattr__(self, "choice", _texts(name, self.choice, MAX_STRUCTURE_BYTES))
             if not self.choice:
                 raise InvalidParameter(name, [], "must have at least one text")
-        texts = self.choice or (self.json, self.regex, self.grammar)
+        texts = self.choice or (self.json, self.regex, self.grammar)  # json_object is none
         num_bytes = sum(_num_bytes(name, text) for text in texts if text is not None)
         if num_bytes > MAX_STRUCTURE_BYTES:
             raise InvalidParameter(name, f"{num_bytes} bytes", f"at most {MAX_STRUCTURE_BYTES} in UTF-8")
+
+    @property
+    def kind(self) -> str:
+        """Which of them it is."""
+        return self._given[0]
+
+    @property
+    def _given(self) -> list[str]:
+        return [f.name for f in fields(self) if getattr(self, f.name) not in (None, False)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

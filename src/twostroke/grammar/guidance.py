@@ -14,7 +14,7 @@ from llguidance.numpy import fill_next_token_bitmask
 
 from twostroke.errors import InvalidParameter
 from twostroke.grammar.backend import TokenBits
-from twostroke.grammar.notation import refusal, to_llguidance
+from twostroke.grammar.notation import NO_TEXT, refusal, to_llguidance
 from twostroke.grammar.vocabulary import GuidanceVocabulary, TokenReader
 from twostroke.sampling_params import StructuredOutputs
 
@@ -22,6 +22,10 @@ MAX_KEPT = 64
 """Grammars that are kept compiled."""
 MAX_LEXER_STATES = 50_000
 """Of one matcher; a state takes one to two kilobytes, and a schema of a few fields some hundred states."""
+MAX_ITEMS_PER_TOKEN = 10_000
+MAX_LEXER_FUEL_PER_TOKEN = 50_000
+"""A fifth and a quarter of llguidance's own limits: every request of the engine waits while a mask is made. A schema of
+500 optional properties stays below; a request whose grammar does not ends with an error, alone."""
 
 
 class Guidance:
@@ -51,10 +55,9 @@ class Guidance:
         bits = np.zeros(-(-self._vocab_size // 32), np.int32)
         matcher.fill_mask(bits)
         if not matcher.failure and not self._can_begin(bits):
-            limit = "no text but the empty one has this form, or this model has no token that could begin it"
-            raise InvalidParameter("structured_outputs", wanted, limit)
+            raise refusal(wanted, NO_TEXT)
         if matcher.failure:
-            raise InvalidParameter("structured_outputs", wanted, refusal(wanted, matcher.failure))
+            raise refusal(wanted, matcher.failure)
         return grammar
 
     def matcher(self, grammar: str) -> GuidanceMatcher:
@@ -66,8 +69,7 @@ class Guidance:
                 self._kept.move_to_end(grammar)
                 return GuidanceMatcher(first.deep_copy(), vocabulary)
         # outside the lock: another thread's grammar may be the one that takes long
-        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-        first = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=limits)
+        first = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=_limits())
         if not first.is_error():
             with self._using_kept:
                 self._kept[grammar] = first.deep_copy()
@@ -85,6 +87,15 @@ class Guidance:
         allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")
         allowed[list(self._eos_token_ids)] = 0
         return bool(allowed.any())
+
+
+def _limits() -> LLParserLimits:
+    return LLParserLimits(
+        max_lexer_states=MAX_LEXER_STATES,
+        step_max_items=MAX_ITEMS_PER_TOKEN,
+        step_lexer_fuel=MAX_LEXER_FUEL_PER_TOKEN,
+        verbose_errors=False,  # they would quote the schema
+    )
 
 
 class GuidanceMatcher:

@@ -14,6 +14,8 @@ from twostroke.sampling_params import StructuredOutputs
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 """Between the parts of JSON. Unbounded, a weak model may well write spaces until max_tokens; 32 indent six levels."""
 
+_MAX_REASON = 200
+NO_TEXT = "no text but the empty one matches it, or no token of this model can begin one"
 _TOP = '%llguidance {"no_forcing": true}\nstart: @wanted'
 """Every tokenization of an allowed text is allowed. By default llguidance leaves only the tokenizer's own where the
 text is certain, which would take the last way out of a request whose bad_words or allowed_token_ids forbid it."""
@@ -28,20 +30,26 @@ def to_llguidance(wanted: StructuredOutputs) -> str:
     try:
         inner = _inner(wanted)
     except (ValueError, RecursionError) as error:
-        raise InvalidParameter("structured_outputs", _given(wanted), refusal(wanted, str(error))) from error
+        raise refusal(wanted, str(error)) from error
     return json.dumps({"grammars": [{"lark_grammar": _TOP}, inner | {"name": "wanted"}]}, ensure_ascii=False)
 
 
-def refusal(wanted: StructuredOutputs, reason: str) -> str:
-    """What of llguidance's answer is about the request: a report with quotations and positions becomes a line."""
+def refusal(wanted: StructuredOutputs, reason: str) -> InvalidParameter:
+    """The error for what llguidance does not take. Of its report, with quotations and positions, a line is kept."""
     found = re.search(r"^error: (.+)$", reason, re.MULTILINE)
     line = found.group(1) if found else re.sub(r"^(at )?\d+\(\d+\): ", "", reason.strip()).partition("\n")[0]
     if line.startswith("NoExtension"):
-        line = "no text matches it"
-    return f"this {_kind(wanted)} cannot be followed: {line[:200] or 'no reason was given'}"
+        line = NO_TEXT
+    return InvalidParameter(
+        f"structured_outputs.{wanted.kind}",
+        getattr(wanted, wanted.kind),
+        f"cannot be followed: {line[:_MAX_REASON] or 'no reason was given'}",
+        "Ask for less, and check the rest in the text.",
+    )
 
 
 def _inner(wanted: StructuredOutputs) -> dict[str, object]:
+    """What was asked for, as one part of a grammar."""
     if wanted.regex is not None:
         return _only(LLMatcher.grammar_from_regex(wanted.regex))
     if wanted.choice is not None:
@@ -64,15 +72,3 @@ def _only(grammar: str) -> dict[str, object]:
     """The one part of a grammar in JSON form."""
     (part,) = json.loads(grammar)["grammars"]
     return part
-
-
-def _given(wanted: StructuredOutputs) -> object:
-    return wanted.json or wanted.regex or wanted.choice or wanted.grammar or wanted.json_object
-
-
-def _kind(wanted: StructuredOutputs) -> str:
-    if wanted.regex is not None:
-        return "regex"
-    if wanted.choice is not None:
-        return "choice"
-    return "JSON schema" if wanted.grammar is None else "grammar"

@@ -205,7 +205,8 @@ class Sampler:
 def _why_empty(state: SamplingState) -> str:
     """What to tell a request that has no token left to draw."""
     failure = "" if state.constraint is None else state.constraint.failure
-    return f"structured_outputs cannot go on: {failure}" if failure else NOTHING_ALLOWED
+    # of a report the first line: the others would quote the schema
+    return f"structured_outputs cannot go on: {failure.splitlines()[0]}" if failure else NOTHING_ALLOWED
 
 
 def _not_finite(values: Tensor) -> list[int]:
