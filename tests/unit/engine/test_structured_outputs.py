@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+import gguf_files
 from twostroke import LLM, AsyncEngine, RequestOutput, SamplingParams, StructuredOutputs
 from twostroke.batch import NewRequest
 from twostroke.engine.generation import GenerationRequest
@@ -74,8 +75,20 @@ def test_outputs_have_the_form(engines: dict[str, LLM], model: str, form: str) -
                 assert (form, sequence.finish_reason) in {("lark", "length"), ("gbnf", "length")}
 
 
+@pytest.mark.parametrize("name", ["llama-q8_0", "qwen3-q8_0", "llama3-f32"])
+def test_tokenizers_of_gguf_files(name: str) -> None:
+    """SentencePiece and byte-level BPE as llama.cpp's files hold them."""
+    with LLM(str(gguf_files.fixture(name)), kv_cache_memory=1 << 24, threads=1) as llm:
+        for form in ("regex", "choice", "json"):
+            wanted, is_right = FORMS[form]
+            params = [SamplingParams(structured_outputs=wanted, max_tokens=400, seed=seed) for seed in range(4)]
+            sequences = [output.outputs[0] for output in llm.generate(["a"] * 4, params)]
+            assert any(sequence.finish_reason == "stop" for sequence in sequences)
+            assert all(is_right(s.text) for s in sequences if s.finish_reason == "stop"), sequences
+
+
 def test_any_json_object(engines: dict[str, LLM]) -> None:
-    sequence = one(engines["embedded"], {"json_object": True}, logit_bias={}, temperature=2.0, max_tokens=500)
+    sequence = one(engines["embedded"], {"json_object": True}, temperature=2.0, max_tokens=500)
     if sequence.finish_reason == "stop":
         assert isinstance(json.loads(sequence.text), dict)
     assert sequence.text.startswith("{")

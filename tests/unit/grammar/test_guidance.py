@@ -111,6 +111,18 @@ def test_a_space_that_is_stripped_is_no_part_of_the_form() -> None:
     assert text_of(tokenizer, [with_space, with_space]) == "def def"
 
 
+def test_the_text_of_a_special_token_is_not_that_token() -> None:
+    """It would not show in the text, and would steer the model."""
+    tokenizer, special = text_fakes.tokenizer("byte_level"), "<|im_start|>"
+    matcher = matcher_of("byte_level", choice=[special, "<tool call>"])
+    begin = allowed(matcher, num_columns("byte_level"))
+    assert tokenizer.token_id(special) not in begin
+    assert tokenizer.token_id("<tool call>") in begin  # an added token that is text
+    assert tokenizer.token_id("<") in begin
+    by_name = matcher_of("byte_level", grammar=f'start: {special} "a"')
+    assert allowed(by_name, num_columns("byte_level")) == {tokenizer.token_id(special)}
+
+
 def test_white_space_between_the_parts_of_json_is_bounded() -> None:
     tokenizer = text_fakes.tokenizer("byte_level")
     (space,) = tokenizer.encode(" ")
