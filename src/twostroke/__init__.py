@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from twostroke.engine.async_engine import AsyncEngine
     from twostroke.llm import LLM
     from twostroke.outputs import CompletionOutput, RequestOutput
-    from twostroke.sampling_params import SamplingParams
+    from twostroke.sampling_params import SamplingParams, StructuredOutputs
 
 _HOME = {
     "LLM": "twostroke.llm",
     "AsyncEngine": "twostroke.engine.async_engine",
     "EngineConfig": "twostroke.config.engine",
     "SamplingParams": "twostroke.sampling_params",
+    "StructuredOutputs": "twostroke.sampling_params",
     "RequestOutput": "twostroke.outputs",
     "CompletionOutput": "twostroke.outputs",
 }
@@ -30,6 +31,7 @@ __all__ = [
     "EngineConfig",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
     "__version__",
 ]
 

@@ -51,6 +51,8 @@ class NewRequest:
     """Generated before, elsewhere: it goes on after these, and they count as output."""
     eos_token_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    grammar: str | None = None
+    """Of structured outputs, as grammar.backend.GrammarBackend compiled it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,8 @@ class RequestResult(NamedTuple):
     """Position in the prompt of the first of them."""
     error: str | None = None
     """Set when this request cannot go on (its logits are not finite); the others are untouched."""
+    is_complete: bool = False
+    """Whether it ends here, because nothing can follow in the form that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from twostroke.config.checks import number, switch, unicode, whole_number
 from twostroke.errors import InvalidParameter, UnknownParameter
@@ -15,16 +16,77 @@ MAX_N = 128
 MAX_STOP_STRINGS = 64
 MAX_BAD_WORDS = 1024
 MAX_SEED = 2**63 - 1
+MAX_STRUCTURE_BYTES = 2**16
+"""Of a schema, a grammar, or all choices together, in UTF-8: what takes longest to compile takes a second then."""
 REPETITION_PENALTIES = (0.01, 100.0)
 """Logits are divided and multiplied by it in float32: much smaller ones become 0 there, and the logits infinite."""
+
+
+_Params = TypeVar("_Params", "StructuredOutputs", "SamplingParams")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputs:
+    """The form that an output has to have; exactly one of these, whose names are vLLM's.
+
+    Whether the form can be followed shows when it is compiled for a model (grammar/).
+
+    Raises:
+        InvalidParameter: none or several of them, one of the wrong kind, or one that is too long.
+        UnknownParameter: a keyword that is not a field.
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    """A JSON schema, as an object or as its text; kept as text."""
+    regex: str | None = None
+    """A regular expression that the whole output matches; no look-around, no back-references."""
+    choice: tuple[str, ...] | None = None
+    """The output is one of these texts."""
+    grammar: str | None = None
+    """A context-free grammar: Lark's notation, or llama.cpp's GBNF."""
+    json_object: bool | None = None
+    """The output is some JSON object."""
+
+    def __new__(cls, **given: Any) -> StructuredOutputs:
+        """Refuses unknown names before the generated constructor would, with the nearest known one."""
+        return _new(cls, given)
+
+    def __post_init__(self) -> None:
+        """Checks the kinds, and turns a schema into its text."""
+        if self.json_object is not None:
+            switch("structured_outputs.json_object", self.json_object)
+        given = self._given
+        if len(given) != 1:
+            limit = f"must have exactly one of {', '.join(f.name for f in fields(self))}"
+            raise InvalidParameter("structured_outputs", given, limit, "Ask for two forms in two requests.")
+        name = f"structured_outputs.{given[0]}"
+        if self.json is not None:
+            object.__setattr__(self, "json", _schema(name, self.json))
+        elif self.choice is not None:
+            object.__setattr__(self, "choice", _texts(name, self.choice, MAX_STRUCTURE_BYTES))
+            if not self.choice:
+                raise InvalidParameter(name, [], "must have at least one text")
+        texts = self.choice or (self.json, self.regex, self.grammar)  # json_object is none
+        num_bytes = sum(_num_bytes(name, text) for text in texts if text is not None)
+        if num_bytes > MAX_STRUCTURE_BYTES:
+            raise InvalidParameter(name, f"{num_bytes} bytes", f"at most {MAX_STRUCTURE_BYTES} in UTF-8")
+
+    @property
+    def kind(self) -> str:
+        """Which of them it is."""
+        return self._given[0]
+
+    @property
+    def _given(self) -> list[str]:
+        return [f.name for f in fields(self) if getattr(self, f.name) not in (None, False)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling and stopping of one request; the names and defaults are vLLM's.
 
-    Order in which they act on the logits: allowed_token_ids, bad_words, min_tokens, logit_bias, penalties,
-    temperature, min_p, top_k, top_p, then the choice (Gumbel-max with per-request noise).
+    Order in which they act on the logits: structured_outputs, allowed_token_ids, bad_words, min_tokens, logit_bias,
+    penalties, temperature, min_p, top_k, top_p, then the choice (Gumbel-max with per-request noise).
 
     The defaults are these for every model: values that a model recommends in its generation_config.json are not
     applied (vLLM's `--generation-config vllm`), so a request means the same wherever it is sent. They are logged when
@@ -65,7 +127,7 @@ class SamplingParams:
     min_tokens: int = 0
     """The first this many tokens end nothing, as in vLLM: end-of-text and stop tokens are not drawn among them, and a
     stop string that is complete within their text is passed over. So an end comes with the next token at the earliest,
-    or with max_tokens."""
+    or with max_tokens; or with structured_outputs that nothing can follow."""
     stop: tuple[str, ...] = ()
     """Texts that end the generation; a string or a sequence of strings."""
     stop_token_ids: tuple[int, ...] = ()
@@ -80,14 +142,14 @@ class SamplingParams:
     """The same for each token of the prompt but the first."""
     skip_special_tokens: bool = True
     """Whether special tokens are left out of the text."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form that the output has to have; a mapping of StructuredOutputs' fields will do. A form that nothing can
+    follow ends the output, with finish_reason "stop"; where it may go on, only end-of-text does, which ignore_eos
+    keeps away."""
 
     def __new__(cls, **given: Any) -> SamplingParams:
         """Refuses unknown names before the generated constructor would, with the nearest known one."""
-        known = {f.name for f in fields(cls)}
-        for name in given:
-            if name not in known:
-                raise UnknownParameter(name, known, "SamplingParams")
-        return object.__new__(cls)
+        return _new(cls, given)
 
     def __post_init__(self) -> None:
         """Normalises the shorthand forms (one stop string, lists) and checks every range."""
@@ -98,6 +160,7 @@ class SamplingParams:
             self._set("allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
         if self.logit_bias is not None:
             self._set("logit_bias", _bias(self.logit_bias))
+        self._set("structured_outputs", _structured(self.structured_outputs))
         self._check_choice()
         self._check_length()
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
@@ -185,6 +248,15 @@ class SamplingParams:
                 whole_number(name, value, 0)
 
 
+def _new(cls: type[_Params], given: Mapping[str, Any]) -> _Params:
+    """An instance to be initialised by keywords, all of which it knows."""
+    known = {f.name for f in fields(cls)}
+    for name in given:
+        if name not in known:
+            raise UnknownParameter(name, known, cls.__name__)
+    return object.__new__(cls)
+
+
 def _texts(name: str, value: object, most: int) -> tuple[str, ...]:
     texts: tuple[Any, ...] = (value,) if isinstance(value, str) else () if value is None else _tuple(name, value)
     if any(not isinstance(text, str) or not text for text in texts):
@@ -221,3 +293,36 @@ def _bias(value: object) -> dict[int, float]:
         number("logit_bias", amount, -100.0, 100.0, "between -100 and 100 for each token")
         bias[token_id] = float(amount)
     return bias
+
+
+def _structured(given: object) -> StructuredOutputs | None:
+    if given is None or isinstance(given, StructuredOutputs):
+        return given
+    if not isinstance(given, Mapping):
+        limit = "must be StructuredOutputs, or an object with one of its fields"
+        raise InvalidParameter("structured_outputs", given, limit)
+    fields_by_name = cast(Mapping[Any, Any], given)
+    return StructuredOutputs(**{str(name): value for name, value in fields_by_name.items()})
+
+
+def _schema(name: str, given: object) -> str:
+    """The text of a JSON schema; the order of its keys is that of the output's."""
+    limit, remedy = "must be a JSON schema", 'Send an object such as {"type": "object"}, or its text.'
+    try:
+        parsed = json.loads(given) if isinstance(given, str) else given
+        if not isinstance(parsed, Mapping):
+            raise InvalidParameter(name, given, f"{limit}, an object", remedy)
+        return given if isinstance(given, str) else json.dumps(parsed, ensure_ascii=False, allow_nan=False)
+    except RecursionError as error:
+        raise InvalidParameter(name, given, f"{limit}, not nested as deeply as this") from error
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InvalidParameter):
+            raise
+        raise InvalidParameter(name, given, f"{limit}; {error}", remedy) from error
+
+
+def _num_bytes(name: str, text: object) -> int:
+    if not isinstance(text, str):
+        raise InvalidParameter(name, text, f"must be a text, not {type(text).__name__}")
+    unicode(name, text)
+    return len(text.encode("utf-8"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.load import ActivationQuantization, Device, DType, Kernels, LoadConfig, Quantization
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter
-from twostroke.sampling_params import SamplingParams
+from twostroke.sampling_params import SamplingParams, StructuredOutputs
 
 LoadFlags = Annotated[LoadConfig, Parameter(name="*", group="Model")]
 CacheFlags = Annotated[CacheConfig, Parameter(name="*", group="KV cache")]
@@ -34,6 +35,24 @@ def _read_bias(_: type, tokens: Sequence[Token]) -> dict[int, float]:
         raise InvalidParameter("logit_bias", text, "must be ID:BIAS pairs with commas between them") from None
 
 
+def _read_structure(_: type, tokens: Sequence[Token]) -> StructuredOutputs:
+    """{"regex": "[0-9]+"} to StructuredOutputs(regex="[0-9]+")."""
+    text = tokens[0].value
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        limit = f"must be JSON ({error})"
+        raise InvalidParameter("structured_outputs", text, limit, """Quote it: '{"regex": "[0-9]+"}'.""") from error
+    params = SamplingParams(structured_outputs=given)
+    if params.structured_outputs is None:
+        raise InvalidParameter("structured_outputs", text, 'must be an object such as {"regex": "[0-9]+"}')
+    return params.structured_outputs
+
+
+Structure = Annotated[
+    StructuredOutputs | None,
+    Parameter(converter=_read_structure, accepts_keys=False, n_tokens=1, consume_multiple=False, metavar="JSON"),
+]
 LogitBias = Annotated[
     Mapping[int, float] | None,
     Parameter(converter=_read_bias, accepts_keys=False, n_tokens=1, consume_multiple=False, metavar="ID:BIAS,..."),
@@ -50,6 +69,9 @@ class CompletionSampling(SamplingParams):
     """Most tokens to generate."""
     logit_bias: LogitBias = field(default=None, hash=False)
     """Added to the logits of token ids; --logit-bias 42:-5,7:2 makes 42 less and 7 more likely."""
+    structured_outputs: Structure = None
+    """The form that the output has to have, one of json (a schema), regex, choice, grammar and json_object; for example
+    --structured-outputs '{"choice": ["yes", "no"]}'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +86,9 @@ class ChatSampling(SamplingParams):
     """Most tokens to generate."""
     logit_bias: LogitBias = field(default=None, hash=False)
     """Added to the logits of token ids; --logit-bias 42:-5,7:2 makes 42 less and 7 more likely."""
+    structured_outputs: Structure = None
+    """The form that the output has to have, one of json (a schema), regex, choice, grammar and json_object; for example
+    --structured-outputs '{"choice": ["yes", "no"]}'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,8 @@ from twostroke.engine.output_processor import OutputProcessor
 from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import DoesNotFit, SetupError
 from twostroke.events import EventLog
+from twostroke.grammar.backend import GrammarBackend
+from twostroke.grammar.guidance import Guidance
 from twostroke.kernels.dispatch import Operators, operators_for
 from twostroke.kernels.large_pages import return_unused
 from twostroke.kernels.reference.row_tiles import proofs
@@ -65,6 +67,7 @@ class _Loaded:
     tokenizer: Tokenizer
     tokenizer_path: Path
     eos_token_ids: frozenset[int]
+    grammars: GrammarBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class BuiltEngine:
     engine: Engine
     facts: EngineFacts
     tokenizer: Tokenizer
+    grammars: GrammarBackend
 
 
 def build_text_engine(
@@ -83,7 +87,7 @@ def build_text_engine(
     built = build_engine(config, around_executor)
     return TextEngine(
         built.engine,
-        input_processor(built.facts, built.tokenizer),
+        input_processor(built.facts, built.tokenizer, built.grammars),
         OutputProcessor(built.tokenizer),
         clock=monotonic_clock,
         uses_priority=built.facts.uses_priority,
@@ -150,7 +154,7 @@ def build_engine(
         uses_priority=config.scheduler.policy == "priority",
         startup_lines=lines,
     )
-    return BuiltEngine(engine, facts, loaded.tokenizer)
+    return BuiltEngine(engine, facts, loaded.tokenizer, loaded.grammars)
 
 
 def _build_engine(
@@ -183,6 +187,7 @@ def _build_engine(
         Sampler(loaded.config.vocab_size, loaded.eos_token_ids, loaded.device, loaded.operators.gumbel_argmax),
         max_model_len=sizing.max_model_len,
         device=loaded.device,
+        grammars=loaded.grammars,
     )
     executor: Executor = InProcessExecutor(runner)
     engine = Engine(
@@ -236,6 +241,7 @@ def _prepare(config: EngineConfig) -> _Loaded:
         tokenizer,
         of_tokenizer.path,
         eos_token_ids,
+        Guidance(tokenizer, model_config.vocab_size, eos_token_ids),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from twostroke.batch import TokenLogprobs
@@ -37,13 +37,21 @@ class CompletionStream:
         index: among the sequences of the prompt.
         seed: its tokens are drawn with.
         times: where to note when each token was there, and the end.
+        eos_token_ids: the model's end-of-text tokens.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, params: SamplingParams, index: int, seed: int, times: RequestTimes
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        index: int,
+        seed: int,
+        times: RequestTimes,
+        eos_token_ids: Collection[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self._params = params
+        self._eos_token_ids = eos_token_ids
         self._index = index
         self._seed = seed
         self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
@@ -77,14 +85,14 @@ class CompletionStream:
             logprobs: one per token when the request asked for them.
             time_s: when they were there; tokens of one step share it.
             finish_reason: why the engine ends it behind these tokens, if it does. STOP means that the last token is an
-                end-of-text or stop token.
+                end-of-text or stop token, or completes structured outputs.
             stop_reason: the stop token id.
 
         Returns:
             How many of the tokens count, and why it ended, if it did: a stop string may end it earlier.
         """
         assert self.finish_reason is None, f"tokens for a sequence that ended with {self.finish_reason}"
-        text_ids = token_ids[:-1] if finish_reason is FinishReason.STOP else token_ids
+        text_ids = token_ids[:-1] if self._ends_text(token_ids, finish_reason, stop_reason) else token_ids
         num_tokens = len(token_ids)
         if self._params.stop:
             num_tokens = self._push_until_stop(text_ids, num_tokens)
@@ -117,7 +125,7 @@ class CompletionStream:
         """Nothing more will come: what was held back of the text is released."""
         assert self.finish_reason is None, f"ended twice: {self.finish_reason}, then {reason}"
         # the text that was held back is that of the last token but the one that ended it
-        num_text_tokens = self.num_tokens - (reason is FinishReason.STOP)
+        num_text_tokens = self.num_tokens - self._ends_text(self._token_ids, reason, stop_reason)
         may_stop = reason in (FinishReason.LENGTH, FinishReason.STOP) and num_text_tokens > self._params.min_tokens
         if not self._add_text(self._detokenizer.finish(), may_stop):
             self._release(self._stops.finish())
@@ -149,6 +157,10 @@ class CompletionStream:
             stop_reason=self.stop_reason,
             seed=self._seed,
         )
+
+    def _ends_text(self, token_ids: Sequence[int], reason: FinishReason | None, stop_reason: int | None) -> bool:
+        """Whether the last token is no text: the one that completes structured outputs is."""
+        return reason is FinishReason.STOP and (stop_reason is not None or token_ids[-1] in self._eos_token_ids)
 
     def _add_text(self, text: str, may_stop: bool) -> bool:
         """Appends text as far as it is certain; True when a stop string ended it."""

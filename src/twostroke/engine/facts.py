@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twostroke.engine.input_processor import InputProcessor
+from twostroke.grammar.backend import GrammarBackend
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 
@@ -29,12 +30,13 @@ class EngineFacts:
     """What was loaded and how memory was divided, for people."""
 
 
-def input_processor(facts: EngineFacts, tokenizer: Tokenizer) -> InputProcessor:
-    """The checks that this engine's limits ask for."""
+def input_processor(facts: EngineFacts, tokenizer: Tokenizer, grammars: GrammarBackend | None = None) -> InputProcessor:
+    """The checks that this engine's limits ask for; the grammars are shared with an engine in the same process."""
     return InputProcessor(
         tokenizer,
         max_model_len=facts.max_model_len,
         vocab_size=facts.vocab_size,
         max_logprobs=facts.max_logprobs,
         eos_token_ids=facts.eos_token_ids,
+        grammars=grammars,
     )

@@ -233,6 +233,8 @@ def _sequence(prompt: PromptInput, sequence_id: str, index: int, seed: int) -> N
     params = prompt.params
     if index:  # one sequence reports the prompt's log-probabilities; the others may use the prefix cache
         params = dataclasses.replace(params, prompt_logprobs=None)
+    if prompt.grammar is not None:  # which says it all; a schema need not travel twice
+        params = dataclasses.replace(params, structured_outputs=None)
     return NewRequest(
         sequence_id,
         prompt.prompt_token_ids,
@@ -241,4 +243,5 @@ def _sequence(prompt: PromptInput, sequence_id: str, index: int, seed: int) -> N
         sample_index=index,
         eos_token_ids=tuple(sorted(prompt.eos_token_ids)),
         bad_words_token_ids=prompt.bad_words_token_ids,
+        grammar=prompt.grammar,
     )

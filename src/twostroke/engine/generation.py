@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from twostroke.batch import Commit, NewRequest, RequestResult
-from twostroke.engine.stop_checker import find_token_stop
+from twostroke.engine.stop_checker import TokenStop, find_token_stop
 from twostroke.kv_cache.block_hash import hash_blocks
 from twostroke.request import Arrival, FinishReason
 
@@ -69,6 +69,8 @@ class Generation:
         new = self.request.new_request
         stop = find_token_stop(result.token_ids, len(self.output_token_ids), new.params, new.eos_token_ids)
         num_accepted = len(result.token_ids) if stop is None else stop.num_tokens
+        if result.is_complete and num_accepted == len(result.token_ids) and (stop is None or stop.stop_reason is None):
+            stop = TokenStop(num_accepted, FinishReason.STOP)  # also with the last of max_tokens
         self.output_token_ids.extend(result.token_ids[:num_accepted])
         commit = Commit(
             self.request.request_id,

@@ -9,6 +9,8 @@ from typing import Any, TypedDict, cast
 
 from twostroke.config.checks import whole_number
 from twostroke.errors import InvalidParameter, InvalidPrompt, UnknownParameter
+from twostroke.grammar.backend import GrammarBackend
+from twostroke.grammar.guidance import Guidance
 from twostroke.sampling_params import SamplingParams
 from twostroke.tokenizer.chat_template import ChatTemplate
 from twostroke.tokenizer.tokenizer import Tokenizer
@@ -40,6 +42,8 @@ class PromptInput:
     """Token id sequences that spell a bad word; the last id of one may not follow the others."""
     eos_token_ids: frozenset[int] = frozenset()
     """The model's end-of-text tokens, whether or not the request ignores them."""
+    grammar: str | None = None
+    """Of structured outputs, compiled."""
 
     @property
     def max_tokens(self) -> int:
@@ -57,6 +61,8 @@ class InputProcessor:
         vocab_size: embedding rows of the model.
         max_logprobs: most log-probabilities a request may ask for per token.
         eos_token_ids: the model's end-of-text tokens, see `tokenizer.settings.read_eos_token_ids`.
+        grammars: compiles structured outputs; None makes one of its own, which an engine in this process would not
+            share.
     """
 
     def __init__(
@@ -67,12 +73,14 @@ class InputProcessor:
         vocab_size: int,
         max_logprobs: int = 20,
         eos_token_ids: Collection[int] = (),
+        grammars: GrammarBackend | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._max_logprobs = max_logprobs
         self._eos_token_ids = frozenset(eos_token_ids)
+        self._grammars = grammars or Guidance(tokenizer, vocab_size, self._eos_token_ids)
         self._chat_template = ChatTemplate(tokenizer.chat_templates, tokenizer.named_tokens)
 
     def process(
@@ -222,12 +230,14 @@ class InputProcessor:
                 f"--max-model-len {len(token_ids) + 1} or more."
             )
         bad_words = tuple(seq for word in params.bad_words for seq in self._bad_word(word))
+        wanted = params.structured_outputs
         return PromptInput(
             prompt_text=text,
             prompt_token_ids=token_ids,
             params=self._checked_params(params, num_left, bad_words),
             bad_words_token_ids=bad_words,
             eos_token_ids=self._eos_token_ids,
+            grammar=None if wanted is None else self._grammars.compile(wanted),
         )
 
     def _checked_params(

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from twostroke.batch import NewRequest, RequestResult, ScheduledBatch, StepResult, TokenLogprobs
+from twostroke.grammar.backend import GrammarBackend
 from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.model.decoder import DecoderModel
 from twostroke.runner.input_batch import InputBatch, build_input_batch
@@ -31,6 +32,7 @@ class ModelRunner:
         sampler: chooses tokens.
         max_model_len: longest request, in tokens.
         device: where the tensors of a step are made.
+        grammars: makes the matchers of structured outputs.
     """
 
     def __init__(
@@ -41,11 +43,13 @@ class ModelRunner:
         *,
         max_model_len: int,
         device: torch.device,
+        grammars: GrammarBackend,
     ) -> None:
         self._model = model
         self._kv = kv
         self._sampler = sampler
         self._device = device
+        self._grammars = grammars
         self._table = RequestTable(kv.layout, max_model_len)
         self._announced: dict[str, NewRequest] = {}
         self._attention_layout = kv.attention_layout(model.config.num_heads)
@@ -60,7 +64,8 @@ class ModelRunner:
     def _add_row(self, request: NewRequest) -> None:
         rules = self._sampler.rules(request.params, request.bad_words_token_ids)
         stream = NoiseStream(request.seed, request.sample_index)
-        state = SamplingState(rules, stream, request.prompt_token_ids, request.output_token_ids)
+        matcher = None if request.grammar is None else self._grammars.matcher(request.grammar)
+        state = SamplingState(rules, stream, request.prompt_token_ids, request.output_token_ids, matcher)
         token_ids = request.prompt_token_ids + request.output_token_ids
         self._table.add(request.request_id, token_ids, state, len(request.prompt_token_ids))
 
@@ -137,7 +142,12 @@ class ModelRunner:
                     results[seq] = RequestResult(request_id, (), error=sampled.errors[i])
                 else:
                     logprobs = () if found is None else (TokenLogprobs(*found),)
-                    results[seq] = RequestResult(request_id, (token_ids[i],), logprobs=logprobs)
+                    results[seq] = RequestResult(
+                        request_id,
+                        (token_ids[i],),
+                        logprobs=logprobs,
+                        is_complete=inputs.rows[seq].sampling.is_complete,
+                    )
         for seq, (start, scored) in prompt_logprobs.items():
             result = results.get(seq) or RequestResult(batch.requests[seq].request_id, ())
             results[seq] = result._replace(prompt_logprobs=scored, prompt_logprobs_start=start)

@@ -12,11 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from twostroke.sampling.rowwise import keep_set_bits_
 from twostroke.sampling.state import SamplingState
 
 
 def process_logits(logits: Tensor, states: Sequence[SamplingState]) -> None:
-    """Applies allowed_token_ids, bad_words, min_tokens, logit_bias and penalties. logits: float32 [R, V], changed."""
+    """Applies structured_outputs, allowed_token_ids, bad_words, min_tokens, logit_bias and penalties.
+
+    logits: float32 [R, V], changed.
+    """
+    _keep_grammatical(logits, states)
     _keep_allowed(logits, states)
     _forbid(logits, states)
     _add_bias(logits, states)
@@ -28,6 +33,12 @@ def _flat_indices(logits: Tensor, rows: Sequence[int], ids: Sequence[np.ndarray 
     vocab_size = logits.shape[1]
     parts = [np.asarray(row_ids, np.int64) + row * vocab_size for row, row_ids in zip(rows, ids, strict=True)]
     return torch.from_numpy(np.concatenate(parts)).to(logits.device)
+
+
+def _keep_grammatical(logits: Tensor, states: Sequence[SamplingState]) -> None:
+    for row, state in enumerate(states):
+        if state.constraint is not None:
+            keep_set_bits_(logits[row], state.constraint.bits)
 
 
 def _keep_allowed(logits: Tensor, states: Sequence[SamplingState]) -> None:

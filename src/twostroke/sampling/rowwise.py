@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 SLICE_ELEMENTS = 2**15 - 1
@@ -68,6 +69,15 @@ def exclude_below_(logits: Tensor, floor: Tensor) -> None:
         np.putmask(array, array < floor.numpy(), -np.inf)
     else:
         logits.masked_fill_(logits < floor, -torch.inf)
+
+
+def keep_set_bits_(row: Tensor, bits: NDArray[np.int32]) -> None:
+    """Sets the columns whose bits are not set to -inf; the lowest bit of the first word is column 0. [V], float32."""
+    is_kept = np.unpackbits(bits.view(np.uint8), bitorder="little", count=len(row))
+    if row.device.type == "cpu":
+        np.copyto(row.numpy(), -np.inf, where=is_kept == 0)
+    else:
+        row.masked_fill_(torch.from_numpy(is_kept == 0).to(row.device), -torch.inf)
 
 
 def take_rows(values: Tensor, rows: Sequence[int]) -> Tensor:

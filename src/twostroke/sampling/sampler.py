@@ -19,7 +19,7 @@ from twostroke.sampling_params import SamplingParams
 
 NOT_FINITE = "the model's logits are not finite"
 NOTHING_ALLOWED = (
-    "no token may come next: allowed_token_ids, bad_words and min_tokens together exclude all of them. "
+    "no token may come next: structured_outputs, allowed_token_ids, bad_words and min_tokens together exclude all. "
     "Allow more tokens, or lower min_tokens."
 )
 
@@ -93,7 +93,7 @@ class Sampler:
             if is_changed:
                 process_logits(some_logits, some_states)
                 emptied = _not_finite(row_maxima(some_logits))
-                errors |= {rows[i]: NOTHING_ALLOWED for i in emptied}
+                errors |= {rows[i]: _why_empty(some_states[i]) for i in emptied}
                 some_logits[emptied] = 0.0  # drawn for nothing, but drawn in peace
             token_ids[rows] = self._choose(some_logits, some_states)
         return token_ids, errors
@@ -200,6 +200,13 @@ class Sampler:
             for (row, num_top), position in zip(wanted.items(), some, strict=True):
                 found[row] = position.first(num_top)
         return found
+
+
+def _why_empty(state: SamplingState) -> str:
+    """What to tell a request that has no token left to draw."""
+    failure = "" if state.constraint is None else state.constraint.failure
+    # of a report the first line: the others would quote the schema
+    return f"structured_outputs cannot go on: {failure.splitlines()[0]}" if failure else NOTHING_ALLOWED
 
 
 def _not_finite(values: Tensor) -> list[int]:

@@ -10,6 +10,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from twostroke.grammar.backend import GrammarMatcher
+from twostroke.sampling.constraint import Constraint
 from twostroke.sampling.noise import NoiseStream
 from twostroke.sampling_params import SamplingParams
 
@@ -24,6 +26,7 @@ class SamplingRules:
     vocab_size: int
     allowed_ids: Ids | None
     """Sorted, each once."""
+    eos_ids: Ids
     bias_ids: Ids
     bias_values: NDArray[np.float32]
     end_ids: Ids
@@ -58,6 +61,7 @@ class SamplingRules:
             params=params,
             vocab_size=vocab_size,
             allowed_ids=None if params.allowed_token_ids is None else _ids(params.allowed_token_ids, vocab_size),
+            eos_ids=_ids((i for i in eos_token_ids if i < vocab_size), vocab_size),
             bias_ids=np.array(list(bias), np.int64),
             bias_values=np.array(list(bias.values()), np.float32),
             end_ids=_ids((i for i in ends if i < vocab_size), vocab_size),
@@ -124,7 +128,16 @@ class SamplingState:
     generated stays output (and is penalised as output), also when it is computed again as if it were prompt.
     """
 
-    __slots__ = ("_num_output_tokens", "_num_prompt_tokens", "_tail", "_tail_len", "counts", "rules", "stream")
+    __slots__ = (
+        "_num_output_tokens",
+        "_num_prompt_tokens",
+        "_tail",
+        "_tail_len",
+        "constraint",
+        "counts",
+        "rules",
+        "stream",
+    )
 
     def __init__(
         self,
@@ -132,7 +145,9 @@ class SamplingState:
         stream: NoiseStream,
         prompt_token_ids: Sequence[int],
         output_token_ids: Sequence[int] = (),
+        matcher: GrammarMatcher | None = None,
     ) -> None:
+        """`matcher`, for structured outputs, is at the beginning of the text and belongs to this sequence alone."""
         self.rules = rules
         self.stream = stream
         self._num_prompt_tokens = len(prompt_token_ids)
@@ -147,6 +162,13 @@ class SamplingState:
             # An id beyond the vocabulary would reach into another request's row.
             assert max((*prompt, *output_token_ids), default=0) < rules.vocab_size, "token id outside the vocabulary"
             self.counts = TokenCounts(prompt, output_token_ids)
+        self.constraint: Constraint | None = None
+        """Only for structured outputs."""
+        if matcher is not None:
+            ignores_eos = rules.params.ignore_eos
+            self.constraint = Constraint(matcher, rules.vocab_size, rules.eos_ids, ignores_eos=ignores_eos)
+            for token_id in output_token_ids:
+                self.constraint.append(token_id)
 
     @property
     def position(self) -> int:
@@ -161,17 +183,21 @@ class SamplingState:
             self._tail = (*self._tail, token_id)[-self._tail_len :]
         if self.counts is not None:
             self.counts.add(token_id)
+        if self.constraint is not None:
+            self.constraint.append(token_id)
 
     def ahead(self, token_ids: Iterable[int]) -> SamplingState:
         """The state as it would be after these tokens; this one stays as it is.
 
-        A row that is to be drawn behind tokens which are not certain yet (drafts) brings such a state.
+        A row that is to be drawn behind tokens which are not certain yet (drafts) brings such a state. Behind a draft
+        that the grammar forbids no token may come: that row is an error, but its draft is not accepted either.
         """
         new = object.__new__(SamplingState)
         new.rules, new.stream = self.rules, self.stream
         new._num_prompt_tokens, new._num_output_tokens = self._num_prompt_tokens, self._num_output_tokens
         new._tail_len, new._tail = self._tail_len, self._tail
         new.counts = None if self.counts is None else self.counts.copy()
+        new.constraint = None if self.constraint is None else self.constraint.copy()
         for token_id in token_ids:
             new.append(token_id)
         return new
@@ -193,11 +219,17 @@ class SamplingState:
         rules = self.rules
         return bool(
             self.counts is not None
+            or self.constraint is not None
             or rules.allowed_ids is not None
             or len(rules.bias_ids)
             or rules.bad_endings
             or self._is_held_back
         )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output has the form that was asked for, and nothing can follow."""
+        return self.constraint is not None and self.constraint.is_complete
 
     @property
     def _is_held_back(self) -> bool:

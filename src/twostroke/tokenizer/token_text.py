@@ -38,8 +38,17 @@ class TextStream(Protocol):
 class TokenText(Protocol):
     """What tokens stand for in one tokenizer."""
 
+    @property
+    def reads_alone(self) -> bool:
+        """Whether `first_bytes` and `token_bytes` are all there is to know: no token changes what another one meant."""
+        ...
+
     def token_bytes(self, token: str) -> bytes:
         """What the token adds in the middle of a text."""
+        ...
+
+    def first_bytes(self, token: str) -> bytes:
+        """What the token adds at the beginning of a text."""
         ...
 
     def start(self) -> TextStream:
@@ -71,6 +80,8 @@ def _byte_alphabet() -> dict[str, int]:
 class ByteLevelText:
     """Tokens are bytes written in the byte alphabet; a character may be spread over several."""
 
+    reads_alone = True
+
     def __init__(self) -> None:
         self._alphabet = _byte_alphabet()
         self._bytes: dict[str, bytes] = {}
@@ -85,6 +96,10 @@ class ByteLevelText:
                 known = token.encode("utf-8")
             self._bytes[token] = known
         return known
+
+    def first_bytes(self, token: str) -> bytes:
+        """The same as anywhere."""
+        return self.token_bytes(token)
 
     def start(self) -> TextStream:
         """An incremental UTF-8 decoder: it holds back exactly an incomplete character."""
@@ -138,6 +153,15 @@ class ByteFallbackText:
         piece = self.piece(token)
         return bytes([piece]) if isinstance(piece, int) else piece.encode("utf-8")
 
+    @property
+    def reads_alone(self) -> bool:
+        """Not where so much is stripped that it may take several tokens."""
+        return self.num_strip <= 1
+
+    def first_bytes(self, token: str) -> bytes:
+        """Without the space that is stripped."""
+        return self.token_bytes(token).removeprefix(self.strip.encode("utf-8") if self.num_strip else b"")
+
     def start(self) -> TextStream:
         """Holds back a run of byte tokens until it ends: one wrong byte turns the whole run into U+FFFD."""
         return _ByteFallbackStream(self)
@@ -184,6 +208,8 @@ class _ByteFallbackStream:
 class ByTokenText:
     """Each token adds a text of its own, another one when it is the first (no leading space)."""
 
+    reads_alone = True
+
     def __init__(self, raw: RawTokenizer) -> None:
         self._raw = raw
         self._alone = self._decode(["a"])
@@ -203,6 +229,10 @@ class ByTokenText:
     def token_bytes(self, token: str) -> bytes:
         """Its text in the middle, with the leading space."""
         return self.rest(token).encode("utf-8")
+
+    def first_bytes(self, token: str) -> bytes:
+        """Its text at the beginning."""
+        return self.first(token).encode("utf-8")
 
     def start(self) -> TextStream:
         """Only has to know whether a token has come."""
@@ -231,6 +261,8 @@ class _ByTokenStream:
 class OpaqueText:
     """A decoder we do not know: a later token may change what an earlier one meant, so nothing is certain early."""
 
+    reads_alone = False
+
     def __init__(self, raw: RawTokenizer) -> None:
         self._raw = raw
 
@@ -241,6 +273,10 @@ class OpaqueText:
     def token_bytes(self, token: str) -> bytes:
         """The token decoded alone, for want of better."""
         return self.decode([token]).encode("utf-8")
+
+    def first_bytes(self, token: str) -> bytes:
+        """The same."""
+        return self.token_bytes(token)
 
     def start(self) -> TextStream:
         """Collects."""

@@ -108,6 +108,11 @@ class Tokenizer:
         token = self.token(token_id)
         return b"" if token is None else self._text.token_bytes(token)
 
+    def first_token_bytes(self, token_id: int) -> bytes:
+        """What one token adds at the beginning of a text; nothing for an id that has no token."""
+        token = self.token(token_id)
+        return b"" if token is None else self._text.first_bytes(token)
+
     def decoded_token(self, token_id: int) -> str:
         """`token_bytes` as text, for display: part of a character shows as U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
@@ -115,6 +120,11 @@ class Tokenizer:
     def token_id(self, token: str) -> int | None:
         """The id of a vocabulary entry."""
         return self._raw.token_to_id(token)
+
+    @property
+    def reads_alone(self) -> bool:
+        """Whether a text is exactly its first token's bytes and then the bytes of the others."""
+        return self._text.reads_alone
 
     @property
     def text(self) -> TokenText:

@@ -35,7 +35,7 @@ def update_of(request_id: str, time_s: float, *made: Any, **extra: Any) -> Token
 
 
 def begin(kind: OutputKind = OutputKind.FINAL, **params: Any) -> tuple[OutputProcessor, tuple[str, ...]]:
-    inputs = InputProcessor(TOKENIZER, max_model_len=64, vocab_size=TOKENIZER.vocab_size)
+    inputs = InputProcessor(TOKENIZER, max_model_len=64, vocab_size=TOKENIZER.vocab_size, eos_token_ids=[EOS])
     prompt = inputs.process("def f", SamplingParams(**{"max_tokens": None} | params))
     processor = OutputProcessor(TOKENIZER)
     ids = processor.add("r", prompt, seeds=range(100, 100 + prompt.params.n), arrival_time_s=10.0, kind=kind)
@@ -311,7 +311,7 @@ def test_metrics_come_with_the_end() -> None:
 
 def test_no_two_sequences_are_called_the_same() -> None:
     """Whatever callers make up: names that look like sequences of another request, and names used again."""
-    inputs = InputProcessor(TOKENIZER, max_model_len=64, vocab_size=TOKENIZER.vocab_size)
+    inputs = InputProcessor(TOKENIZER, max_model_len=64, vocab_size=TOKENIZER.vocab_size, eos_token_ids=[EOS])
     processor = OutputProcessor(TOKENIZER)
     seen: list[str] = []
     for name, n in [("a", 2), ("a-0", 1), ("a#0.0", 1), ("a#0", 2), ("a", 2), ("a#4", 1)]:

@@ -89,7 +89,9 @@ def test_deciding_a_step_ahead_changes_no_token(folder: str) -> None:
         SamplingParams(max_tokens=3 + i, seed=i, temperature=0.9, stop="e" if i % 3 == 0 else (), logprobs=1)
         for i in range(12)
     ]
-    prompts = [{"prompt_token_ids": list(range(i, 2 * i + 5))} for i in range(12)]
+    # the step behind a complete text is decided before anybody knows that it is complete
+    params += [SamplingParams(seed=i, min_tokens=i, structured_outputs={"regex": "[a-z]{3}"}) for i in range(4)]
+    prompts = [{"prompt_token_ids": list(range(i, 2 * i + 5))} for i in range(len(params))]
 
     def run(engine: TextEngine) -> list[Any]:
         ids = [engine.submit(p, q) for p, q in zip(prompts, params, strict=True)]

@@ -1,0 +1,63 @@
+"""What the rest of the engine knows of grammars, whoever implements them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twostroke.sampling_params import StructuredOutputs
+
+TokenBits = NDArray[np.int32]
+"""A bit for each column of the logits: token i is bit i % 32, from the lowest, of word i // 32. [ceil(V / 32)]."""
+
+
+class GrammarMatcher(Protocol):
+    """How far one generated sequence has come in its grammar: a function of the tokens that it accepted."""
+
+    def fill_mask(self, bits: TokenBits) -> None:
+        """Says which tokens may come next: bits that are set. End-of-text tokens may where the text may end here.
+
+        None may after a token that was not allowed, or when the grammar has outgrown its limits (`failure`).
+        """
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Takes the next token."""
+        ...
+
+    def copy(self) -> GrammarMatcher:
+        """An independent one; drafts are tried on copies, which cost less than what it takes to roll back."""
+        ...
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the text may end here."""
+        ...
+
+    @property
+    def failure(self) -> str:
+        """Why no token may come; empty while one may."""
+        ...
+
+
+class GrammarBackend(Protocol):
+    """Makes matchers for one model; safe to share between threads."""
+
+    def compile(self, wanted: StructuredOutputs) -> str:
+        """Checks what a request wants, and writes it as `matcher` reads it, here or in another process.
+
+        Raises:
+            InvalidParameter: it cannot be followed; the message names what is not supported.
+        """
+        ...
+
+    def matcher(self, grammar: str) -> GrammarMatcher:
+        """A matcher at the beginning of a text.
+
+        Args:
+            grammar: what `compile` made. The first time takes a while, so whoever receives requests for an engine that
+                must not wait may ask for a matcher in a thread of its own, and throw it away.
+        """
+        ...

@@ -1,0 +1,137 @@
+"""Grammars by llguidance (https://github.com/guidance-ai/llguidance): derivatives of regular expressions under an
+Earley parser, so that nothing is built in advance and no schema takes long to compile.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+from threading import Lock
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits
+from llguidance.numpy import fill_next_token_bitmask
+
+from twostroke.errors import InvalidParameter
+from twostroke.grammar.backend import TokenBits
+from twostroke.grammar.notation import NO_TEXT, refusal, to_llguidance
+from twostroke.grammar.vocabulary import GuidanceVocabulary, TokenReader
+from twostroke.sampling_params import StructuredOutputs
+
+MAX_KEPT = 64
+"""Grammars that are kept compiled."""
+MAX_LEXER_STATES = 50_000
+"""Of one matcher; a state takes one to two kilobytes, and a schema of a few fields some hundred states."""
+MAX_ITEMS_PER_TOKEN = 10_000
+MAX_LEXER_FUEL_PER_TOKEN = 50_000
+"""A fifth and a quarter of llguidance's own limits: every request of the engine waits while a mask is made. A schema of
+500 optional properties stays below; a request whose grammar does not ends with an error, alone."""
+
+
+class Guidance:
+    """See GrammarBackend. Nothing is made before somebody asks for structure.
+
+    Args:
+        tokens: reads the model's tokens.
+        vocab_size: columns of its logits.
+        eos_token_ids: its end-of-text tokens.
+    """
+
+    def __init__(self, tokens: TokenReader, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        self._tokens = tokens
+        self._vocab_size = vocab_size
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._vocabulary: GuidanceVocabulary | None = None
+        self._making_vocabulary, self._using_kept = Lock(), Lock()
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def compile(self, wanted: StructuredOutputs) -> str:
+        """See GrammarBackend."""
+        if not self._tokens.reads_alone:
+            limit = "this model's tokenizer has a decoder in which a token's text depends on the tokens around it"
+            raise InvalidParameter("structured_outputs", wanted, limit, "Leave it out, and check the text afterwards.")
+        grammar = to_llguidance(wanted)
+        matcher = self.matcher(grammar)
+        bits = np.zeros(-(-self._vocab_size // 32), np.int32)
+        matcher.fill_mask(bits)
+        if not matcher.failure and not self._can_begin(bits):
+            raise refusal(wanted, NO_TEXT)
+        if matcher.failure:
+            raise refusal(wanted, matcher.failure)
+        return grammar
+
+    def matcher(self, grammar: str) -> GuidanceMatcher:
+        """See GrammarBackend; one that cannot be used says so in `failure`, and allows nothing."""
+        vocabulary = self._ready_vocabulary()
+        with self._using_kept:
+            first = self._kept.get(grammar)
+            if first is not None:
+                self._kept.move_to_end(grammar)
+                return GuidanceMatcher(first.deep_copy(), vocabulary)
+        # outside the lock: another thread's grammar may be the one that takes long
+        first = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=_limits())
+        if not first.is_error():
+            with self._using_kept:
+                self._kept[grammar] = first.deep_copy()
+                if len(self._kept) > MAX_KEPT:
+                    self._kept.popitem(last=False)
+        return GuidanceMatcher(first, vocabulary)
+
+    def _ready_vocabulary(self) -> GuidanceVocabulary:
+        with self._making_vocabulary:
+            if self._vocabulary is None:
+                self._vocabulary = GuidanceVocabulary(self._tokens, self._vocab_size, self._eos_token_ids)
+            return self._vocabulary
+
+    def _can_begin(self, bits: TokenBits) -> bool:
+        allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")
+        allowed[list(self._eos_token_ids)] = 0
+        return bool(allowed.any())
+
+
+def _limits() -> LLParserLimits:
+    return LLParserLimits(
+        max_lexer_states=MAX_LEXER_STATES,
+        step_max_items=MAX_ITEMS_PER_TOKEN,
+        step_lexer_fuel=MAX_LEXER_FUEL_PER_TOKEN,
+        verbose_errors=False,  # they would quote the schema
+    )
+
+
+class GuidanceMatcher:
+    """See GrammarMatcher."""
+
+    __slots__ = ("_is_at_beginning", "_matcher", "_vocabulary")
+
+    def __init__(self, matcher: LLMatcher, vocabulary: GuidanceVocabulary, is_at_beginning: bool = True) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._is_at_beginning = is_at_beginning
+
+    def fill_mask(self, bits: TokenBits) -> None:
+        """See GrammarMatcher."""
+        vocabulary = self._vocabulary
+        assert bits.shape == (vocabulary.num_words,), f"{bits.shape}, {vocabulary.num_words} words"
+        whole = np.zeros((1, vocabulary.num_list_words), np.int32)
+        fill_next_token_bitmask(self._matcher, whole)
+        start = vocabulary.first_id // 32 if self._is_at_beginning else 0
+        bits[:] = 0 if self._matcher.is_error() else whole[0, start : start + vocabulary.num_words]
+
+    def accept(self, token_id: int) -> None:
+        """See GrammarMatcher."""
+        self._matcher.consume_token(token_id + (self._vocabulary.first_id if self._is_at_beginning else 0))
+        self._is_at_beginning = False
+
+    def copy(self) -> GuidanceMatcher:
+        """See GrammarMatcher."""
+        return GuidanceMatcher(self._matcher.deep_copy(), self._vocabulary, self._is_at_beginning)
+
+    @property
+    def is_accepting(self) -> bool:
+        """See GrammarMatcher."""
+        return not self._matcher.is_error() and self._matcher.is_accepting()
+
+    @property
+    def failure(self) -> str:
+        """See GrammarMatcher."""
+        return self._matcher.get_error() if self._matcher.is_error() else ""
