@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import text_fakes
 from twostroke.engine.completion_stream import CompletionStream
+from twostroke.engine.input_processor import PromptInput
 from twostroke.engine.stop_checker import StopStrings
 from twostroke.request import FinishReason
 from twostroke.request_times import RequestTimes
@@ -122,7 +123,7 @@ def test_streams_equal_the_oracle(data: st.DataObject, kind: str, include: bool,
         stop=[*stops, "never there"], include_stop_str_in_output=include, min_tokens=min_tokens, max_tokens=None
     )
     expected = oracle(tokenizer, ids, params)
-    stream = CompletionStream(tokenizer, params, index=0, seed=0, times=RequestTimes(0.0))
+    stream = CompletionStream(tokenizer, PromptInput("", (0,), params), index=0, seed=0, times=RequestTimes(0.0))
     sizes = itertools.cycle(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
     deltas: list[str] = []
     num_accepted = 0

@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from twostroke.api.context import ServerContext
+from twostroke.api.dialect import Dialect
 from twostroke.api.gate import Gate
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, validation_answer
 from twostroke.api.routes.generate import generate_router, json_response
@@ -32,7 +33,13 @@ def build_app(engine: EngineClient, config: ServerConfig, model: str) -> FastAPI
         model: the model as the user named it, which clients may call it by unless served_model_name says else.
     """
     names = config.served_model_name or (model,)
-    context = ServerContext(engine=engine, config=config, model_names=names, started_s=int(time.time()))
+    context = ServerContext(
+        engine=engine,
+        config=config,
+        dialect=Dialect(config.tool_call_parser, config.reasoning_parser),
+        model_names=names,
+        started_s=int(time.time()),
+    )
     # the interactive pages would load their parts from elsewhere
     app = FastAPI(title="Twostroke", version=__version__, docs_url=None, redoc_url=None)
     for router in (generate_router(context), models_router(context), operations_router(context)):

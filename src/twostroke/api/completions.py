@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
+from twostroke.api.dialect import structured_outputs
 from twostroke.api.generation import Caller, Generation, prepared
 from twostroke.api.logprobs import CompletionLogprobs, prompt_logprobs
 from twostroke.api.protocol.completions import CompletionRequest
@@ -52,7 +53,7 @@ class Completion:
         request = self._request
         request.check_refused()
         check_stream_options(request)
-        params = completion_params(request)
+        params = completion_params(request, structured_outputs(request.structured_outputs, None, None))
         given = _prompts(request.prompt)
         frames = request.add_special_tokens is not False
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from twostroke.api.dialect import Dialect
 from twostroke.api.generation import Caller
 from twostroke.api.http_errors import HTTPError
 from twostroke.api.protocol.fields import WireObject
@@ -25,6 +26,7 @@ class ServerContext:
 
     engine: EngineClient
     config: ServerConfig
+    dialect: Dialect
     model_names: tuple[str, ...]
     """What clients may call the model; answers have the first."""
     started_s: int

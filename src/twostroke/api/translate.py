@@ -8,7 +8,7 @@ from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.completions import CompletionRequest
 from twostroke.api.protocol.sampling import SamplingFields
 from twostroke.errors import InvalidParameter
-from twostroke.sampling_params import MAX_SEED, SamplingParams
+from twostroke.sampling_params import MAX_SEED, SamplingParams, StructuredOutputs
 
 SAME_NAMES = (
     "temperature",
@@ -33,13 +33,13 @@ SAME_NAMES = (
 """Fields that mean what the parameter of the same name means; one that is left out, or null, has its default."""
 
 
-def completion_params(request: CompletionRequest) -> SamplingParams:
-    """The sampling of a completion.
+def completion_params(request: CompletionRequest, form: StructuredOutputs | None) -> SamplingParams:
+    """The sampling of a completion whose output has to have that form.
 
     Raises:
         InvalidParameter: fields that contradict each other, or a value that cannot be used.
     """
-    given = _shared(request)
+    given = _shared(request, form)
     if request.max_tokens is not None:
         if not request.max_tokens and not request.echo:
             raise InvalidParameter("max_tokens", 0, "must be at least 1 unless echo is set")
@@ -55,9 +55,9 @@ def completion_params(request: CompletionRequest) -> SamplingParams:
     return SamplingParams(**given)
 
 
-def chat_params(request: ChatRequest) -> SamplingParams:
-    """The sampling of a chat; raises what `completion_params` raises."""
-    given = _shared(request)
+def chat_params(request: ChatRequest, form: StructuredOutputs | None) -> SamplingParams:
+    """The sampling of a chat whose output has to have that form; raises what `completion_params` raises."""
+    given = _shared(request, form)
     given["max_tokens"] = request.max_completion_tokens or request.max_tokens
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidParameter("top_logprobs", request.top_logprobs, "needs logprobs", "Set logprobs to true.")
@@ -72,8 +72,10 @@ def check_stream_options(request: SamplingFields) -> None:
         raise InvalidParameter("stream_options", "{...}", "is for streams", "Leave it out, or set stream to true.")
 
 
-def _shared(request: SamplingFields) -> dict[str, Any]:
+def _shared(request: SamplingFields, form: StructuredOutputs | None) -> dict[str, Any]:
     given = {name: value for name in SAME_NAMES if (value := getattr(request, name)) is not None}
+    if form is not None:
+        given["structured_outputs"] = form
     if request.seed is not None:
         given["seed"] = request.seed & MAX_SEED  # clients may send negative ones; each is some seed
     return given

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from twostroke.batch import TokenLogprobs
+from twostroke.engine.input_processor import PromptInput
 from twostroke.engine.stop_checker import StopMatch, StopStrings
 from twostroke.outputs import CompletionOutput, Logprob, LogprobsAtPosition
 from twostroke.request import FinishReason
 from twostroke.request_times import RequestTimes
-from twostroke.sampling_params import SamplingParams
 from twostroke.tokenizer.detokenizer import IncrementalDetokenizer
 from twostroke.tokenizer.tokenizer import Tokenizer
 
@@ -33,28 +33,26 @@ class CompletionStream:
 
     Args:
         tokenizer: of the model.
-        params: of the request.
+        prompt: with the request's parameters.
         index: among the sequences of the prompt.
         seed: its tokens are drawn with.
         times: where to note when each token was there, and the end.
-        eos_token_ids: the model's end-of-text tokens.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        params: SamplingParams,
+        prompt: PromptInput,
         index: int,
         seed: int,
         times: RequestTimes,
-        eos_token_ids: Collection[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
-        self._params = params
-        self._eos_token_ids = eos_token_ids
+        self._params = params = prompt.params
+        self._eos_token_ids = prompt.eos_token_ids
         self._index = index
         self._seed = seed
-        self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens, prompt.shown_token_ids)
         self._stops = StopStrings(params.stop)
         self._text: list[str] = []
         self._token_ids: list[int] = []

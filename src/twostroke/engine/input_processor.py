@@ -42,6 +42,8 @@ class PromptInput:
     """Token id sequences that spell a bad word; the last id of one may not follow the others."""
     eos_token_ids: frozenset[int] = frozenset()
     """The model's end-of-text tokens, whether or not the request ignores them."""
+    shown_token_ids: frozenset[int] = frozenset()
+    """Special tokens that are part of the text all the same."""
     grammar: str | None = None
     """Of structured outputs, compiled."""
 
@@ -136,11 +138,14 @@ class InputProcessor:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
         truncate_prompt_tokens: int | None = None,
+        shown_tokens: Collection[str] = (),
     ) -> PromptInput:
         """Renders a conversation with the model's chat template and checks it; raises what `process` raises.
 
         The first arguments are those of ChatTemplate.render. A template has written the begin token already where the
         model has one, so `add_special_tokens` is False; it and `truncate_prompt_tokens` are as for `process`.
+        `shown_tokens` are part of the output's text even where they are special tokens, which are left out otherwise:
+        markup that a parser has to see.
         """
         params = _checked_kind(params)
         cut = self._cut(truncate_prompt_tokens, params)
@@ -152,7 +157,10 @@ class InputProcessor:
             continue_final_message=continue_final_message,
             chat_template_kwargs=chat_template_kwargs,
         )
-        return self._process_text(text, params, add_special_tokens, cut)
+        prompt = self._process_text(text, params, add_special_tokens, cut)
+        ids = (self._tokenizer.token_id(token) for token in shown_tokens)
+        shown = self._tokenizer.special_token_ids.intersection(ids)
+        return dataclasses.replace(prompt, shown_token_ids=shown) if shown else prompt
 
     def render_chat(
         self,

@@ -180,9 +180,7 @@ class _Answer:
     def __post_init__(self) -> None:
         params = self.prompt.params
         self.streams = [
-            CompletionStream(
-                self.tokenizer, params, i, seed, RequestTimes(self.arrival_time_s), self.prompt.eos_token_ids
-            )
+            CompletionStream(self.tokenizer, self.prompt, i, seed, RequestTimes(self.arrival_time_s))
             for i, seed in enumerate(self.seeds)
         ]
         self.num_running = len(self.streams)

@@ -18,9 +18,11 @@ class IncrementalDetokenizer:
     and no piece ends inside a character.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, shown_token_ids: frozenset[int] = frozenset()
+    ) -> None:
         self._token = tokenizer.token
-        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
+        self._skipped = tokenizer.special_token_ids - shown_token_ids if skip_special_tokens else frozenset[int]()
         self._stream = tokenizer.text.start()
 
     def push(self, token_ids: Sequence[int]) -> str:

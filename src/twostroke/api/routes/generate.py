@@ -66,6 +66,7 @@ def generate_router(context: ServerContext) -> APIRouter:
         call = Chat(
             context.engine,
             body,
+            context.dialect,
             answer_id=context.answer_id("chatcmpl", body.request_id),
             model=context.check_model(body.model),
             created=context.created(),

@@ -1,0 +1,121 @@
+"""How the served model writes reasoning and tool calls, and what that asks of a chat's prompt and tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from twostroke.api.parsers.chat_parser import ChatParser, make_parser
+from twostroke.api.parsers.tool_choice import NamedTool, Tool, ToolChoice, checked_tool_choice, tool_choice_schema
+from twostroke.api.protocol.chat import ChatRequest, ResponseFormat
+from twostroke.api.protocol.chat import NamedTool as WireNamedTool
+from twostroke.api.protocol.sampling import StructuredOutputsField
+from twostroke.errors import InvalidParameter
+from twostroke.sampling_params import StructuredOutputs
+
+PROMPT_TAIL_TOKENS = 16
+"""Of the prompt's end, for the parser to see whether the template has opened the reasoning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The parsers of one server.
+
+    Raises:
+        InvalidParameter: there is no parser of that name.
+    """
+
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+
+    def __post_init__(self) -> None:
+        """Looks the names up."""
+        make_parser(self.tool_call_parser, self.reasoning_parser)
+
+    def parser(self, tools: ChatTools, prompt_tail: str, *, is_constrained: bool) -> ChatParser:
+        """For one choice; an output that is constrained from its first token on cannot begin with reasoning."""
+        return make_parser(
+            self.tool_call_parser,
+            None if is_constrained else self.reasoning_parser,
+            tools=tools.tools,
+            tool_choice=tools.choice,
+            parallel_tool_calls=tools.parallel,
+            prompt=prompt_tail,
+        )
+
+    def tools_of(self, request: ChatRequest) -> ChatTools:
+        """The tools of a chat.
+
+        Raises:
+            InvalidParameter: a choice that the tools do not leave, or calls that nobody here could recognise.
+        """
+        tools = tuple(
+            Tool(tool.function.name, tool.function.parameters)
+            if tool.function.parameters is not None
+            else Tool(tool.function.name)
+            for tool in request.tools or ()
+        )
+        given = request.tool_choice
+        choice: ToolChoice = "auto" if tools else "none"
+        if isinstance(given, WireNamedTool):
+            choice = NamedTool(given.function.name)
+        elif given is not None and (tools or given != "auto"):
+            choice = given
+        checked_tool_choice(tools, choice)
+        if choice == "auto" and self.tool_call_parser is None:
+            remedy = "Start the server with --tool-call-parser, or require a call (tool_choice required or a function)."
+            raise InvalidParameter(
+                "tools", f"{len(tools)} tools", "tool calls of this model are not recognised", remedy
+            )
+        return ChatTools(tools, choice, request.parallel_tool_calls is not False)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTools:
+    """What the model may call, and whether it has to."""
+
+    tools: tuple[Tool, ...]
+    choice: ToolChoice
+    parallel: bool
+
+    @property
+    def schema(self) -> dict[str, Any] | None:
+        """What the output has to be where a call is required."""
+        return tool_choice_schema(self.tools, self.choice, parallel_tool_calls=self.parallel)
+
+    @property
+    def names_one(self) -> bool:
+        """Whether the client named the tool to call."""
+        return isinstance(self.choice, NamedTool)
+
+
+def structured_outputs(
+    field: StructuredOutputsField | None, response_format: ResponseFormat | None, tools: ChatTools | None
+) -> StructuredOutputs | None:
+    """The one form that the output has to have, whichever field asks for it.
+
+    Raises:
+        InvalidParameter: several ask, or one that cannot be followed.
+    """
+    found: dict[str, StructuredOutputs] = {}
+    if field is not None:
+        # JSON null is "not given"; unknown kinds were named already
+        given = {"json" if name == "json_" else name: getattr(field, name) for name in type(field).model_fields}
+        found["structured_outputs"] = StructuredOutputs(**{k: v for k, v in given.items() if v is not None})
+    if response_format is not None and response_format.type != "text":
+        found["response_format"] = _of_format(response_format)
+    schema = None if tools is None else tools.schema
+    if schema is not None:
+        found["tool_choice"] = StructuredOutputs(json=schema)
+    if len(found) > 1:
+        raise InvalidParameter(" and ".join(found), "...", "each constrains the output", "Ask for one of them.")
+    return next(iter(found.values()), None)
+
+
+def _of_format(response_format: ResponseFormat) -> StructuredOutputs:
+    if response_format.type == "json_object":
+        return StructuredOutputs(json_object=True)
+    wanted = response_format.json_schema
+    if wanted is None or wanted.schema_ is None:
+        raise InvalidParameter("response_format.json_schema", None, "needs a schema with type json_schema")
+    return StructuredOutputs(json=wanted.schema_)
