@@ -1,0 +1,26 @@
+"""One server for all tests of the API that do not need one of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from server_process import ServerProcess
+from twostroke import LLM
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ServerProcess]:
+    """The embedded model, priorities allowed."""
+    server = ServerProcess("--policy", "priority")
+    yield server
+    server.wait_until_idle()
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def llm() -> Iterator[LLM]:
+    """The same model without a server: what the server has to answer."""
+    with LLM("embedded", threads=1, num_kv_blocks=2000) as llm:
+        yield llm

@@ -1,0 +1,149 @@
+"""/v1/completions against the same model offline: the server adds words around the tokens and changes none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from server_process import ServerProcess
+from twostroke import LLM, RequestOutput, SamplingParams
+
+PROMPT = "def fibonacci(n):\n"
+GREEDY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0}
+
+
+def complete(server: ServerProcess, **body: Any) -> dict[str, Any]:
+    response = server.post("/v1/completions", GREEDY | body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def offline(llm: LLM, prompt: Any = PROMPT, **params: Any) -> RequestOutput:
+    given: dict[str, Any] = {"max_tokens": 24, "temperature": 0.0}
+    return llm.generate([prompt], SamplingParams(**(given | params)))[0]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"temperature": 0.9, "seed": 5, "top_p": 0.9, "top_k": 50},
+        {"temperature": 1.0, "seed": 5, "min_p": 0.1, "repetition_penalty": 1.2},
+        {"temperature": 0.8, "seed": 6, "n": 3},
+        {"stop": ["\n\n", "return"]},
+        {"stop": ["return"], "include_stop_str_in_output": True},
+        {"min_tokens": 20, "max_tokens": 40, "stop": ["\n"]},
+    ],
+    ids=str,
+)
+def test_tokens_are_those_of_the_offline_api(server: ServerProcess, llm: LLM, params: dict[str, Any]) -> None:
+    expected = offline(llm, **params)
+    answer = complete(server, **params, return_token_ids=True)
+    assert [tuple(choice["token_ids"]) for choice in answer["choices"]] == [o.token_ids for o in expected.outputs]
+    assert [choice["text"] for choice in answer["choices"]] == [o.text for o in expected.outputs]
+    assert [choice["finish_reason"] for choice in answer["choices"]] == [o.finish_reason for o in expected.outputs]
+    assert [choice["stop_reason"] for choice in answer["choices"]] == [o.stop_reason for o in expected.outputs]
+    num_tokens = sum(len(o.token_ids) for o in expected.outputs)
+    assert answer["usage"]["completion_tokens"] == num_tokens
+    assert answer["usage"]["prompt_tokens"] == len(expected.prompt_token_ids)
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.8, "seed": 6, "n": 3}, {"stop": ["return"]}], ids=str)
+def test_a_stream_adds_up_to_the_answer(server: ServerProcess, params: dict[str, Any]) -> None:
+    body = GREEDY | params | {"return_token_ids": True, "logprobs": 2}
+    whole = complete(server, **body)
+    events = server.events("/v1/completions", body | {"stream_options": {"include_usage": True}})
+    *chunks, last = events
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert len({chunk["id"] for chunk in events}) == 1
+    for choice in whole["choices"]:
+        pieces = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+        assert "".join(piece["text"] for piece in pieces) == choice["text"]
+        assert [i for piece in pieces for i in piece["token_ids"]] == choice["token_ids"]
+        assert [p["finish_reason"] for p in pieces if p["finish_reason"]] == [choice["finish_reason"]]
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert [x for piece in pieces for x in piece["logprobs"][name]] == choice["logprobs"][name]
+
+
+def test_continuous_usage_counts_up(server: ServerProcess) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = server.events("/v1/completions", GREEDY | {"max_tokens": 5, "stream_options": options})
+    assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3, 4, 5, 5]
+
+
+def test_prompts_of_every_kind(server: ServerProcess, llm: LLM) -> None:
+    ids = offline(llm).prompt_token_ids
+    for prompt in (PROMPT, [PROMPT], list(ids), [list(ids)]):
+        assert complete(server, prompt=prompt)["choices"][0]["text"] == offline(llm).outputs[0].text
+    several = complete(server, prompt=["import ", PROMPT, "class Queue:\n"], n=2, temperature=0.7, seed=1)
+    assert [choice["index"] for choice in several["choices"]] == list(range(6))
+    for number, prompt in enumerate(["import ", PROMPT, "class Queue:\n"]):
+        expected = offline(llm, prompt, n=2, temperature=0.7, seed=1)
+        assert [c["text"] for c in several["choices"][2 * number : 2 * number + 2]] == [
+            o.text for o in expected.outputs
+        ]
+
+
+def test_several_prompts_in_one_stream(server: ServerProcess) -> None:
+    body = GREEDY | {"prompt": ["import ", PROMPT, "class Queue:\n"], "n": 2}
+    whole = complete(server, **body)
+    chunks = [chunk["choices"][0] for chunk in server.events("/v1/completions", body)]
+    for choice in whole["choices"]:
+        assert "".join(c["text"] for c in chunks if c["index"] == choice["index"]) == choice["text"]
+
+
+def test_echo_scores_the_prompt_as_evaluation_harnesses_want_it(server: ServerProcess, llm: LLM) -> None:
+    expected = offline(llm, max_tokens=1, logprobs=1, prompt_logprobs=1)
+    answer = complete(server, echo=True, logprobs=1, max_tokens=1)["choices"][0]
+    assert answer["text"] == PROMPT + expected.outputs[0].text
+    logprobs = answer["logprobs"]
+    count = len(expected.prompt_token_ids) + 1
+    assert [len(logprobs[name]) for name in logprobs] == [count] * 4
+    assert logprobs["token_logprobs"][0] is None
+    assert "".join(logprobs["tokens"]) == answer["text"]
+    assert [
+        answer["text"][o : o + len(t)] for o, t in zip(logprobs["text_offset"], logprobs["tokens"], strict=True)
+    ] == (logprobs["tokens"])
+    assert expected.prompt_logprobs is not None
+    for position in range(1, count - 1):
+        entry = expected.prompt_logprobs[position]
+        assert entry is not None
+        chosen = entry[expected.prompt_token_ids[position]].logprob
+        assert logprobs["token_logprobs"][position] == chosen
+        top = logprobs["top_logprobs"][position]
+        assert top[logprobs["tokens"][position]] == chosen
+        assert (chosen == max(top.values())) == (entry[expected.prompt_token_ids[position]].rank == 1)
+
+
+def test_echo_of_nothing_more(server: ServerProcess) -> None:
+    answer = complete(server, echo=True, logprobs=0, max_tokens=0)
+    assert answer["choices"][0]["text"] == PROMPT
+    assert answer["usage"]["completion_tokens"] == 0
+    assert server.post("/v1/completions", GREEDY | {"max_tokens": 0}).status_code == 400
+
+
+def test_best_of_takes_the_most_likely_per_token(server: ServerProcess, llm: LLM) -> None:
+    expected = offline(llm, temperature=1.0, seed=3, n=5, logprobs=0)
+
+    def mean(index: int) -> float:
+        output = expected.outputs[index]
+        assert output.cumulative_logprob is not None
+        return output.cumulative_logprob / len(output.token_ids)
+
+    best = sorted(range(5), key=mean, reverse=True)[:2]
+    answer = complete(server, temperature=1.0, seed=3, best_of=5, n=2)
+    assert [choice["text"] for choice in answer["choices"]] == [expected.outputs[i].text for i in best]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert answer["usage"]["completion_tokens"] == sum(len(o.token_ids) for o in expected.outputs)
+
+
+def test_a_prefix_that_was_seen_is_counted_as_cached(server: ServerProcess) -> None:
+    body = {"prompt": "# a comment that nobody else writes\n" * 12, "max_tokens": 1}
+    assert complete(server, **body)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert complete(server, **body)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert complete(server, **body, cache_salt="mine")["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert server.post("/reset_prefix_cache", None).json()["had_blocks"]
+    assert complete(server, **body)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0

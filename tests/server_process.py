@@ -1,0 +1,97 @@
+"""A real server in a process of its own, for tests."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import httpx
+
+PATIENCE_S = 60.0
+
+
+class ServerProcess:
+    """`twostroke serve` on a free port; what it writes to stderr is kept.
+
+    Args:
+        arguments: of the command line, behind the model.
+        model: to serve.
+        command: starts it; a test may put something around it.
+    """
+
+    def __init__(self, *arguments: str, model: str = "embedded", command: tuple[str, ...] = ()) -> None:
+        command = command or (sys.executable, "-m", "twostroke", "serve")
+        self.process = subprocess.Popen(
+            [*command, model, "--port", "0", "--threads", "1", "--num-kv-blocks", "2000", *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._has_address = threading.Event()
+        self.url = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if not self._has_address.wait(PATIENCE_S) or not self.url:
+            self.process.kill()
+            raise AssertionError("the server did not start:\n" + "\n".join(self.lines))
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
+
+    @property
+    def stderr(self) -> str:
+        """What it said so far."""
+        return "\n".join(self.lines)
+
+    def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        """A request with a JSON body."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.http.post(path, json=body, headers=named)
+
+    def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The events of a stream, without the last, which must be [DONE]."""
+        with self.http.stream("POST", path, json={**body, "stream": True}) as response:
+            assert response.status_code == 200, response.read()
+            lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+        assert lines[-1] == "[DONE]"
+        return [json.loads(line) for line in lines[:-1]]
+
+    def wait_for(self, what: str, path: str, is_so: Any) -> Any:
+        """Asks until an answer is as it should be."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            answer = self.http.get(path)
+            if is_so(answer):
+                return answer
+            time.sleep(0.02)
+        raise AssertionError(f"never {what}; last: {answer.status_code} {answer.text}")
+
+    def wait_until_idle(self) -> None:
+        """Until no request is left in the engine."""
+        self.wait_for("idle", "/health", lambda answer: answer.json()["num_requests"] == 0)
+
+    def stop(self) -> int:
+        """Ends it as an operator would; returns its exit code."""
+        self.http.close()
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(PATIENCE_S)
+        finally:
+            self.process.kill()
+            self._reader.join(5)
+            assert self.process.stderr is not None
+            self.process.stderr.close()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip("\n"))
+            found = re.match(r"serving\s+(http\S+)", line)
+            if found:
+                self.url = found.group(1)
+                self._has_address.set()
+        self._has_address.set()
