@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import socket
 import sys
+from pathlib import Path
 
 import uvicorn
 
@@ -12,8 +13,9 @@ from twostroke.api.app import build_app
 from twostroke.config.engine import EngineConfig
 from twostroke.config.server import ServerConfig
 from twostroke.engine.remote_engine import RemoteEngine
-from twostroke.errors import SetupError
+from twostroke.errors import InvalidParameter, InvalidPrompt, SetupError
 from twostroke.log import get_logger
+from twostroke.tokenizer.chat_template import check_template
 
 log = get_logger(__name__)
 
@@ -30,7 +32,9 @@ async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: boo
         SetupError: the model cannot be loaded, or the address cannot be listened on.
     """
     listener = _listen(config)
-    engine = RemoteEngine(engine_config, stall_after_s=config.stall_timeout_s)
+    engine = RemoteEngine(
+        engine_config, stall_after_s=config.stall_timeout_s, chat_template=_read_template(config.chat_template)
+    )
     try:
         await engine.start()
         if not quiet:
@@ -61,6 +65,19 @@ async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: boo
     finally:
         await engine.close()
         listener.close()
+
+
+def _read_template(path: Path | None) -> str | None:
+    """Of the file that was given; one that is no template is refused at once."""
+    if path is None:
+        return None
+    try:
+        source = path.read_text(encoding="utf-8")
+        check_template(source)
+    except (OSError, UnicodeDecodeError, InvalidPrompt) as error:
+        limit = f"cannot be read as a chat template ({error})"
+        raise InvalidParameter("chat_template", str(path), limit, "Give a Jinja file in UTF-8.") from error
+    return source
 
 
 def _listen(config: ServerConfig) -> socket.socket:

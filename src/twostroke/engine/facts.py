@@ -30,8 +30,20 @@ class EngineFacts:
     """What was loaded and how memory was divided, for people."""
 
 
-def input_processor(facts: EngineFacts, tokenizer: Tokenizer, grammars: GrammarBackend | None = None) -> InputProcessor:
-    """The checks that this engine's limits ask for; the grammars are shared with an engine in the same process."""
+def input_processor(
+    facts: EngineFacts,
+    tokenizer: Tokenizer,
+    grammars: GrammarBackend | None = None,
+    chat_template: str | None = None,
+) -> InputProcessor:
+    """The checks that this engine's limits ask for.
+
+    Args:
+        facts: of the engine.
+        tokenizer: of the model.
+        grammars: shared with an engine in the same process.
+        chat_template: Jinja source instead of the model's own.
+    """
     return InputProcessor(
         tokenizer,
         max_model_len=facts.max_model_len,
@@ -39,4 +51,5 @@ def input_processor(facts: EngineFacts, tokenizer: Tokenizer, grammars: GrammarB
         max_logprobs=facts.max_logprobs,
         eos_token_ids=facts.eos_token_ids,
         grammars=grammars,
+        chat_template=chat_template,
     )

@@ -65,6 +65,7 @@ class InputProcessor:
         eos_token_ids: the model's end-of-text tokens, see `tokenizer.settings.read_eos_token_ids`.
         grammars: compiles structured outputs; None makes one of its own, which an engine in this process would not
             share.
+        chat_template: Jinja source instead of the model's own.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class InputProcessor:
         max_logprobs: int = 20,
         eos_token_ids: Collection[int] = (),
         grammars: GrammarBackend | None = None,
+        chat_template: str | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
@@ -83,7 +85,8 @@ class InputProcessor:
         self._max_logprobs = max_logprobs
         self._eos_token_ids = frozenset(eos_token_ids)
         self._grammars = grammars or Guidance(tokenizer, vocab_size, self._eos_token_ids)
-        self._chat_template = ChatTemplate(tokenizer.chat_templates, tokenizer.named_tokens)
+        templates = tokenizer.chat_templates if chat_template is None else {"default": chat_template}
+        self._chat_template = ChatTemplate(templates, tokenizer.named_tokens)
 
     def process(
         self,

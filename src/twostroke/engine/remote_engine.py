@@ -111,6 +111,7 @@ class RemoteEngine:
         config: of the engine.
         listeners: hear every event of every process that runs, as it is reported.
         stall_after_s: with work queued and no step for so long, the engine counts as stalled.
+        chat_template: Jinja source instead of the model's own.
         command: starts the process; tests put another around it.
     """
 
@@ -120,11 +121,13 @@ class RemoteEngine:
         *,
         listeners: Sequence[EventLog] = (),
         stall_after_s: float = 30.0,
+        chat_template: str | None = None,
         command: Sequence[str] = COMMAND,
     ) -> None:
         self._config = config
         self._listeners = tuple(listeners)
         self._stall_after_s = stall_after_s
+        self._chat_template = chat_template
         self._command = tuple(command)
         self._wire = _Wire()
         self._streams: dict[str, _Stream] = {}
@@ -270,7 +273,10 @@ class RemoteEngine:
         if self._tokenizer is None:
             self._tokenizer = await asyncio.to_thread(load_tokenizer, Path(facts.tokenizer_path))
         if facts != self._facts:
-            self._facts, self._inputs = facts, input_processor(facts, self._tokenizer)
+            self._facts, self._inputs = (
+                facts,
+                input_processor(facts, self._tokenizer, chat_template=self._chat_template),
+            )
         assert self._inputs is not None, "made with the first facts"
         self._desk = FrontDesk(
             self._wire,

@@ -45,6 +45,11 @@ _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 JSON = dict[str, Any]
 
 
+def check_template(source: str) -> None:
+    """Raises InvalidPrompt for a text that is no Jinja template."""
+    _Template(source)
+
+
 class ChatTemplate:
     """The chat template of one model.
 

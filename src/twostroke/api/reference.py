@@ -1,0 +1,46 @@
+"""docs/api-fields.md, made from the wire types: `python -m twostroke.api.reference` writes it, a test compares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twostroke.api.protocol.chat import ChatRequest
+from twostroke.api.protocol.completions import CompletionRequest
+from twostroke.api.protocol.fields import Standing, WireObject, standings
+
+PAGE = Path(__file__).parents[3] / "docs" / "api-fields.md"
+
+ENDPOINTS: dict[str, type[WireObject]] = {
+    "POST /v1/completions": CompletionRequest,
+    "POST /v1/chat/completions": ChatRequest,
+}
+"""The endpoints whose requests have a schema."""
+
+_HEAD = """\
+# What becomes of each field
+
+Made from the server's own schema by `python -m twostroke.api.reference`; the tests try every row.
+
+- **acts**: it changes the answer.
+- **bookkeeping**: the client's own notes; accepted, changes nothing.
+- **refused**: it would have to change the answer and is not supported: status 400 that names it, unless its value asks
+  for nothing.
+
+A field that is not listed is named in the header `x-ignored-params` of the answer and in the log; with `--strict` the
+request is refused.
+"""
+
+
+def fields_page() -> str:
+    """The page."""
+    return "\n".join([_HEAD, *(_table(path, kind) for path, kind in ENDPOINTS.items())])
+
+
+def _table(path: str, kind: type[WireObject]) -> str:
+    rows = sorted(standings(kind), key=lambda row: (list(Standing).index(row[1]), row[0]))
+    lines = [f"| `{name}` | {standing} | {description} |" for name, standing, description in rows]
+    return "\n".join([f"## {path}\n", "| field | | |", "|---|---|---|", *lines, ""])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(fields_page(), encoding="utf-8")
