@@ -1,0 +1,214 @@
+"""The engine in a process of its own: what happens when it dies, hangs, breaks, or one request does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faulty_engine import BREAK, HANG, POISON
+from twostroke import LLM, SamplingParams
+from twostroke.config.engine import EngineConfig
+from twostroke.engine.client import EngineState, OutputStream
+from twostroke.engine.output_processor import OutputKind
+from twostroke.engine.remote_engine import RemoteEngine
+from twostroke.errors import EngineError, EngineUnavailable, SetupError
+from twostroke.events import EngineStarted, EventRing, RequestArrived, RequestFinishedByCaller, StepCommitted
+from twostroke.outputs import JoinedDeltas, RequestOutput
+from twostroke.request import FinishReason
+
+FAULTY = (sys.executable, str(Path(__file__).parents[1] / "faulty_engine.py"))
+CONFIG = EngineConfig.from_keywords(threads=1, num_kv_blocks=600)
+LONG = SamplingParams(max_tokens=4000, temperature=0, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=12, temperature=0)
+PATIENCE_S = 60.0
+
+
+@asynccontextmanager
+async def started(**settings: Any) -> AsyncIterator[RemoteEngine]:
+    engine = RemoteEngine(CONFIG, **settings)
+    try:
+        await engine.start()
+        yield engine
+    finally:
+        await engine.close()
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(_awaited(main()), 3 * PATIENCE_S))
+
+
+async def _awaited(main: Awaitable[None]) -> None:
+    await main
+
+
+def opened(
+    engine: RemoteEngine, name: str, params: SamplingParams = SHORT, prompt: Any = "def f(", **more: Any
+) -> OutputStream:
+    prepared = engine.inputs.process(prompt, params)
+    return engine.generate(prepared, request_id=name, arrival_time_s=engine.now_s(), **more)
+
+
+async def finished(stream: OutputStream) -> RequestOutput:
+    deltas = JoinedDeltas()
+    while outputs := await stream.take():
+        for output in outputs:
+            deltas.add(output)
+    return deltas.joined()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_it_gives_the_tokens_of_the_offline_api(llm: LLM) -> None:
+    async def main() -> None:
+        async with started() as engine:
+            output = await finished(opened(engine, "a"))
+            assert output.outputs[0].token_ids == llm.generate(["def f("], SHORT)[0].outputs[0].token_ids
+            assert output.metrics is not None
+            final = opened(engine, "a", kind=OutputKind.FINAL)
+            (only,) = await final.take()
+            assert only.outputs[0].text == output.outputs[0].text
+            assert await final.take() == []
+
+    run(main)
+
+
+def test_whoever_leaves_is_gone_from_the_engine_too() -> None:
+    async def main() -> None:
+        ring = EventRing(100_000)
+        async with started(listeners=[ring]) as engine:
+            streams = [opened(engine, f"r{i}", LONG) for i in range(8)]
+            for stream in streams:
+                await stream.take()
+            for stream in streams[:7]:
+                stream.close()
+                assert await stream.take() == []
+            assert engine.health().num_requests == 1
+            ended = lambda: [e for e in ring if isinstance(e, RequestFinishedByCaller)]  # noqa: E731
+            await until(lambda: len(ended()) == 7)
+            assert {e.reason for e in ended()} == {FinishReason.ABORT}
+            streams[7].close()
+            opened(engine, "r7", SHORT)  # the name is free again at once
+
+    run(main)
+
+
+def test_a_process_that_is_killed_is_replaced_and_its_requests_are_told() -> None:
+    async def main() -> None:
+        ring = EventRing(100_000)
+        async with started(listeners=[ring]) as engine:
+            streams = [opened(engine, f"r{i}", LONG) for i in range(4)]
+            await streams[0].take()
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGKILL)
+            for stream in streams:
+                with pytest.raises(EngineError, match="signal 9"):
+                    await finished(stream)
+                assert await stream.take() == []
+            assert not engine.health().is_ready
+            with pytest.raises(EngineUnavailable, match="signal 9"):
+                opened(engine, "early")
+            await until(lambda: engine.health().is_ready)
+            assert engine.health().num_restarts == 1
+            assert (await finished(opened(engine, "later"))).outputs[0].finish_reason == "length"
+            assert sum(isinstance(event, EngineStarted) for event in ring) == 2
+
+    run(main)
+
+
+def test_an_engine_whose_books_break_says_so_and_is_replaced() -> None:
+    async def main() -> None:
+        async with started(command=FAULTY) as engine:
+            other = opened(engine, "other", LONG)
+            await other.take()
+            with pytest.raises(EngineError, match="a broken step"):
+                await finished(opened(engine, "breaks", prompt={"prompt_token_ids": [5, BREAK]}))
+            with pytest.raises(EngineError, match="a broken step"):
+                await finished(other)
+            await until(lambda: engine.health().is_ready)
+            await finished(opened(engine, "later"))
+
+    run(main)
+
+
+def test_a_poisoned_request_ends_alone(llm: LLM) -> None:
+    async def main() -> None:
+        async with started(command=FAULTY) as engine:
+            healthy = [opened(engine, f"r{i}") for i in range(3)]
+            poisoned = await finished(opened(engine, "poisoned", prompt={"prompt_token_ids": [5, POISON]}))
+            assert (poisoned.outputs[0].finish_reason, poisoned.error) == ("error", "the model's logits are not finite")
+            expected = llm.generate(["def f("], SHORT)[0].outputs[0].token_ids
+            assert [(await finished(stream)).outputs[0].token_ids for stream in healthy] == [expected] * 3
+            assert engine.health().num_restarts == 0
+
+    run(main)
+
+
+def test_health_is_progress() -> None:
+    async def main() -> None:
+        async with started(command=FAULTY, stall_after_s=0.2) as engine:
+            await asyncio.sleep(0.5)
+            assert engine.health().state is EngineState.RUNNING  # idle is no stall
+            stream = opened(engine, "hangs", prompt={"prompt_token_ids": [5, HANG]})
+            await until(lambda: engine.health().state is EngineState.STALLED)
+            assert not engine.health().is_alive
+            assert "1 requests are queued" in engine.health().cause
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGKILL)
+            with pytest.raises(EngineError):
+                await finished(stream)
+            await until(lambda: engine.health().is_ready)
+
+    run(main)
+
+
+def test_what_cannot_be_loaded_is_refused() -> None:
+    async def main() -> None:
+        engine = RemoteEngine(EngineConfig.from_keywords(model="no-such-folder/at-all"))
+        with pytest.raises(SetupError, match="no-such-folder"):
+            await engine.start()
+        await engine.close()
+
+    run(main)
+
+
+def test_one_that_dies_again_and_again_is_given_up() -> None:
+    async def main() -> None:
+        async with started(command=FAULTY) as engine:
+            for _ in range(4):
+                await until(lambda: engine.health().is_ready or engine.health().state is EngineState.FAILED)
+                if engine.health().is_ready:
+                    stream = opened(engine, "breaks", prompt={"prompt_token_ids": [5, BREAK]})
+                    with pytest.raises(EngineError):
+                        await finished(stream)
+            await until(lambda: engine.health().state is EngineState.FAILED)
+            assert "3 times in a row" in engine.health().cause
+            with pytest.raises(EngineUnavailable):
+                opened(engine, "late")
+
+    run(main)
+
+
+def test_every_event_arrives_in_order() -> None:
+    async def main() -> None:
+        ring = EventRing(100_000)
+        async with started(listeners=[ring]) as engine:
+            await asyncio.gather(*(finished(opened(engine, f"r{i}")) for i in range(5)))
+        kinds = [type(event) for event in ring]
+        assert kinds[0] is EngineStarted
+        assert kinds.count(RequestArrived) == 5
+        committed = [event for event in ring if isinstance(event, StepCommitted)]
+        assert [event.step for event in committed] == list(range(len(committed)))
+
+    run(main)

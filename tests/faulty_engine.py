@@ -1,0 +1,68 @@
+"""An engine process with faults: `python -m faulty_engine FOLDER`, run instead of twostroke.engine.process.
+
+A prompt that holds one of these tokens meets the fault: POISON has an embedding of NaN, so that its keys, values
+and logits are none either; a step with HANG never returns; one with BREAK fails in the engine's own books.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from torch import Tensor
+
+from twostroke.batch import NewRequest, ScheduledBatch, StepResult
+from twostroke.engine.process import main
+from twostroke.runner.executor import Executor
+
+POISON, HANG, BREAK = 4001, 4002, 4003
+
+
+class FaultyExecutor:
+    """Around the real one."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+        model: Any = inner._runner._model  # type: ignore[attr-defined]
+        embed = model.embed
+
+        def poisoned(input_ids: Tensor) -> Tensor:
+            hidden = embed(input_ids)
+            hidden[input_ids == POISON] = math.nan
+            return hidden
+
+        model.embed = poisoned
+        self.faults: dict[str, int] = {}
+
+    @property
+    def max_in_flight(self) -> int:
+        """As it is."""
+        return self.inner.max_in_flight
+
+    def add_request(self, request: NewRequest) -> None:
+        """Notes which fault the request brings."""
+        for token_id in request.prompt_token_ids:
+            if token_id in (HANG, BREAK):
+                self.faults[request.request_id] = token_id
+        self.inner.add_request(request)
+
+    def submit(self, batch: ScheduledBatch) -> None:
+        """Hangs where it should."""
+        self.step = [self.faults.get(request.request_id) for request in batch.requests]
+        if HANG in self.step:
+            time.sleep(3600)
+        self.inner.submit(batch)
+
+    def collect(self) -> StepResult:
+        """The result, unless the step breaks."""
+        assert BREAK not in self.step, "a broken step"
+        return self.inner.collect()
+
+    def close(self) -> None:
+        """As it is."""
+        self.inner.close()
+
+
+if __name__ == "__main__":
+    main(FaultyExecutor)
