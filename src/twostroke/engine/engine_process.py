@@ -92,4 +92,5 @@ class EngineProcess:
                 await self._exit
         self._commands.close()
         self._reports.close()
+        self._context.term()  # each has a thread of its own: a server that starts engines again must not collect them
         shutil.rmtree(self._folder, ignore_errors=True)
