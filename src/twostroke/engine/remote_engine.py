@@ -79,6 +79,7 @@ class _Stream:
         """See OutputStream."""
         if not self._is_ended:
             self._is_ended = True
+            self._items.clear()
             self._abandon(self)
             self._wake()
 
