@@ -17,7 +17,7 @@ MAX_STOP_STRINGS = 64
 MAX_BAD_WORDS = 1024
 MAX_SEED = 2**63 - 1
 MAX_STRUCTURE_BYTES = 2**16
-"""Of a schema, a grammar, or all choices together, in UTF-8: what takes longest to compile takes a second then."""
+"""Of a schema, a grammar, or all choices together, in UTF-8; far more than any form that a model could follow."""
 REPETITION_PENALTIES = (0.01, 100.0)
 """Logits are divided and multiplied by it in float32: much smaller ones become 0 there, and the logits infinite."""
 

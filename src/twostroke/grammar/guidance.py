@@ -9,23 +9,18 @@ from collections.abc import Collection
 from threading import Lock
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
 from twostroke.errors import InvalidParameter
 from twostroke.grammar.backend import TokenBits
 from twostroke.grammar.notation import NO_TEXT, refusal, to_llguidance
+from twostroke.grammar.trial import parser_limits, why_not
 from twostroke.grammar.vocabulary import GuidanceVocabulary, TokenReader
 from twostroke.sampling_params import StructuredOutputs
 
 MAX_KEPT = 64
 """Grammars that are kept compiled."""
-MAX_LEXER_STATES = 50_000
-"""Of one matcher; a state takes one to two kilobytes, and a schema of a few fields some hundred states."""
-MAX_ITEMS_PER_TOKEN = 10_000
-MAX_LEXER_FUEL_PER_TOKEN = 50_000
-"""A fifth and a quarter of llguidance's own limits: every request of the engine waits while a mask is made. A schema of
-500 optional properties stays below; a request whose grammar does not ends with an error, alone."""
 
 
 class Guidance:
@@ -51,6 +46,9 @@ class Guidance:
             limit = "this model's tokenizer has a decoder in which a token's text depends on the tokens around it"
             raise InvalidParameter("structured_outputs", wanted, limit, "Leave it out, and check the text afterwards.")
         grammar = to_llguidance(wanted)
+        reason = "" if self._is_kept(grammar) else why_not(grammar)
+        if reason:
+            raise refusal(wanted, reason)
         matcher = self.matcher(grammar)
         bits = np.zeros(-(-self._vocab_size // 32), np.int32)
         matcher.fill_mask(bits)
@@ -69,13 +67,17 @@ class Guidance:
                 self._kept.move_to_end(grammar)
                 return GuidanceMatcher(first.deep_copy(), vocabulary)
         # outside the lock: another thread's grammar may be the one that takes long
-        first = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=_limits())
+        first = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=parser_limits())
         if not first.is_error():
             with self._using_kept:
                 self._kept[grammar] = first.deep_copy()
                 if len(self._kept) > MAX_KEPT:
                     self._kept.popitem(last=False)
         return GuidanceMatcher(first, vocabulary)
+
+    def _is_kept(self, grammar: str) -> bool:
+        with self._using_kept:
+            return grammar in self._kept
 
     def _ready_vocabulary(self) -> GuidanceVocabulary:
         with self._making_vocabulary:
@@ -87,15 +89,6 @@ class Guidance:
         allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")
         allowed[list(self._eos_token_ids)] = 0
         return bool(allowed.any())
-
-
-def _limits() -> LLParserLimits:
-    return LLParserLimits(
-        max_lexer_states=MAX_LEXER_STATES,
-        step_max_items=MAX_ITEMS_PER_TOKEN,
-        step_lexer_fuel=MAX_LEXER_FUEL_PER_TOKEN,
-        verbose_errors=False,  # they would quote the schema
-    )
 
 
 class GuidanceMatcher:

@@ -46,6 +46,32 @@ def test_generate_for_machines(random_models: dict[str, Path]) -> None:
     assert answer["metrics"]["ttft_s"] > 0
 
 
+def test_generate_in_a_form() -> None:
+    wanted = '{"json": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 2, "maxItems": 3}}'
+    done = twostroke("generate", "x = ", "--structured-outputs", wanted, "--json", "--quiet", *SMALL)
+    assert done.returncode == 0, done.stderr
+    (sequence,) = json.loads(done.stdout)["outputs"]
+    assert sequence["finish_reason"] == "stop"
+    assert set(json.loads(sequence["text"])) <= {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ("[0-9]+", "must be JSON"),
+        ('["a"]', "an object with one of its fields"),
+        ('{"regex": "a", "choice": ["a"]}', "exactly one of"),
+        ('{"regexp": "a"}', "did you mean"),
+        ('{"regex": "(?=a)"}', "look-around"),
+    ],
+)
+def test_a_form_that_is_none(wanted: str, words: str) -> None:
+    done = twostroke("generate", "x = ", "--structured-outputs", wanted, "--quiet", *SMALL)
+    assert done.returncode != 0
+    assert words in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+
+
 def test_a_prompt_file_is_read_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "prompt").write_bytes(b"import os\r\nimport sys\r\r\n")
     done = twostroke("generate", "--prompt-file", str(tmp_path / "prompt"), "--json", "--max-tokens", "1", *SMALL)

@@ -1,0 +1,65 @@
+"""Compiling a stranger's grammar where it may take for ever: `python -m twostroke.grammar.trial`, grammar on stdin.
+
+llguidance bounds most of its work, but not all of it: intersections of a few dozen patterns (`allOf`), hundreds of
+`patternProperties` or a large `multipleOf` take minutes, in native code that no thread can interrupt. A child process
+can be ended. Its vocabulary is the bytes alone, so that it is gone again within some 50 ms; a grammar that names a
+model's special tokens fails there, which is as well: they are no text.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+MAX_CPU_S = 0.5
+"""CPU time of one compilation, which comes again in the engine's loop when that is another process."""
+MAX_WALL_S = 30.0
+"""For a machine that is too busy to give it that much, and systems without such timers."""
+MAX_LEXER_STATES = 50_000
+"""Of one matcher; a state takes one to two kilobytes, and a schema of a few fields some hundred states."""
+MAX_ITEMS_PER_TOKEN = 10_000
+MAX_LEXER_FUEL_PER_TOKEN = 50_000
+"""A fifth and a quarter of llguidance's own limits: every request of the engine waits while a mask is made. A schema of
+500 optional properties stays below; a request whose grammar does not ends with an error, alone."""
+
+
+def parser_limits() -> LLParserLimits:
+    """What a grammar may take, wherever it is compiled."""
+    return LLParserLimits(
+        max_lexer_states=MAX_LEXER_STATES,
+        step_max_items=MAX_ITEMS_PER_TOKEN,
+        step_lexer_fuel=MAX_LEXER_FUEL_PER_TOKEN,
+        verbose_errors=False,  # they would quote the schema
+    )
+
+
+def why_not(grammar: str) -> str:
+    """Why this grammar cannot be compiled within the limits; empty when it can."""
+    command = (sys.executable, "-m", "twostroke.grammar.trial")
+    try:
+        done = subprocess.run(command, input=grammar.encode(), capture_output=True, timeout=MAX_WALL_S, check=False)
+    except subprocess.TimeoutExpired:
+        return _TOO_LONG
+    if done.returncode < 0:
+        return _TOO_LONG
+    return done.stdout.decode() if done.returncode == 0 else f"the compiler failed ({done.returncode})"
+
+
+_TOO_LONG = f"it takes more than {MAX_CPU_S:g} s to compile"
+
+
+def main() -> None:
+    """The child: answers with the reason, and is ended by the system when its time is over."""
+    grammar = sys.stdin.buffer.read().decode()
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)  # the signal's default is to end the process
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=parser_limits())
+    matcher.compute_bitmask()
+    sys.stdout.buffer.write(matcher.get_error().encode())
+
+
+if __name__ == "__main__":
+    main()
