@@ -138,8 +138,8 @@ def timeline_of(events: Iterable[Event], request_id: str) -> Timeline:
         since = "there are none" if begin_s is None else f"the first of them is of {begin_s:.3f} s"
         remedy = "Ask sooner, or keep more: an engine with --event-log keeps everything."
         raise InvalidParameter("request_id", request_id, f"is in none of these events; {since}", remedy)
-    last = request_of(max(lanes, key=lambda lane: lane.begin_s).sequence_id)
-    of_last = {lane.sequence_id: lane for lane in lanes if request_of(lane.sequence_id) == last}
+    last = max(lanes, key=lambda lane: lane.begin_s).sequence_id
+    of_last = {lane.sequence_id: lane for lane in lanes if request_of(lane.sequence_id) == request_of(last)}
     return Timeline(name_of(last), tuple(of_last[sequence_id] for sequence_id in sorted(of_last, key=_index)))
 
 
