@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 
@@ -19,9 +20,16 @@ from twostroke.events import (
 )
 from twostroke.request_times import RequestTimes
 
+NUM_REQUESTS = 25
 
-def random_load(seed: int, num_requests: int = 25) -> list[Event]:
+
+def random_load(seed: int) -> list[Event]:
     """Random settings, arrivals, priorities, aborts and step times; ends when everybody has ended."""
+    return list(_run(seed))
+
+
+@functools.cache
+def _run(seed: int) -> tuple[Event, ...]:
     dice = random.Random(seed)
     layout = make_layout(dice.choice([[None], [None], [None, 6]]), dice.choice([1, 2, 4]))
     is_chunked = dice.random() < 0.8
@@ -48,7 +56,7 @@ def random_load(seed: int, num_requests: int = 25) -> list[Event]:
         seed=seed,
         log=EventRing(1_000_000),
     )
-    for number in range(num_requests):
+    for number in range(NUM_REQUESTS):
         num_prompt_tokens = dice.randint(1, dice.choice([3, longest - 1]))
         max_tokens = dice.randint(1, longest - num_prompt_tokens)
         prompt = [dice.randint(0, 1)] * num_prompt_tokens
@@ -64,7 +72,7 @@ def random_load(seed: int, num_requests: int = 25) -> list[Event]:
         step(engine, dice)
     engine.run(max_steps=5)
     assert isinstance(engine.log, EventRing)
-    return list(engine.log)
+    return tuple(engine.log)
 
 
 def step(engine: FakeEngine, dice: random.Random) -> None:
