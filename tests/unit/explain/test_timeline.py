@@ -184,6 +184,27 @@ def test_priority_names_those_who_came_later_and_went_first() -> None:
     assert labels(explained(engine, "equal"))[0] is Label.WAIT_SLOTS, "whoever came earlier has overtaken nobody"
 
 
+def test_one_that_came_earlier_and_was_ready_later_has_not_been_overtaken_by_priority() -> None:
+    engine = make_engine(max_num_seqs=1)
+    engine.now_s = 1.0
+    engine.submit("quick", [1], 3, arrival_time_s=0.5)
+    engine.step()
+    engine.submit("slow to tokenize", [2], 1, arrival_time_s=0.25)
+    engine.run()
+    assert labels(explained(engine, "slow to tokenize")) == [Label.PREPARE, Label.WAIT_SLOTS, Label.PREFILL]
+
+
+def test_one_that_was_preempted_holds_no_memory() -> None:
+    engine = make_engine(8, max_model_len=32, caching=False)
+    engine.submit("first", list(range(14)), 18)
+    engine.submit("second", list(range(50, 63)), 16)
+    while not engine.batches or not engine.batches[-1].preemptions:
+        engine.step()
+    engine.submit("third", list(range(20, 36)), 1)
+    engine.run()
+    assert names(the(explained(engine, "third"), Label.WAIT_KV)) == ["first"]
+
+
 def test_preemption_names_who_needed_the_blocks_and_what_is_computed_again() -> None:
     engine = make_engine(8, max_model_len=32, caching=False)
     engine.submit("first", list(range(14)), 18)
