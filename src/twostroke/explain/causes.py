@@ -26,6 +26,9 @@ class Cause:
     """Request to tokens; see Culprit."""
 
 
+_DECODED = Cause(Label.DECODE, "")
+
+
 def of_preparing(*, knows_handover: bool) -> Cause:
     """From the arrival on."""
     if knows_handover:
@@ -91,9 +94,9 @@ def of_sitting_out(request_id: str, has_output: bool, step: DecidedStep) -> Caus
 def of_decoding(request_id: str, step: DecidedStep) -> Cause:
     """Of a step that gave a request its next tokens."""
     prefills = step.prefills_of_others(request_id)
-    if sum(prefills.values()) >= STALL_SHARE * step.batch.num_tokens:
+    if sum(prefills.values()) >= STALL_SHARE * step.num_tokens:
         return Cause(Label.STALLED, "", prefills)
-    return Cause(Label.DECODE, "")
+    return _DECODED
 
 
 def cached_in_words(admitted: AdmittedRequest) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-from twostroke.batch import ScheduledBatch, ScheduledRequest, Stroke
+from twostroke.batch import Stroke
 from twostroke.events import (
     EngineStarted,
     Event,
@@ -17,21 +17,28 @@ from twostroke.events import (
 from twostroke.request import Arrival
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class DecidedStep:
-    """A step, with its shares by request."""
+    """A step, with its shares by request and what its lanes ask of it."""
 
-    time_s: float
-    batch: ScheduledBatch
-    shares: dict[str, ScheduledRequest]
+    __slots__ = ("batch", "num_tokens", "prefills", "shares", "time_s")
 
-    def prefills_of_others(self, request_id: str) -> dict[str, int]:
-        """Prompt tokens that it computes for anybody else."""
-        return {
+    def __init__(self, event: StepScheduled) -> None:
+        self.time_s = event.time_s
+        self.batch = event.batch
+        self.shares = {share.request_id: share for share in self.batch.requests}
+        self.num_tokens = self.batch.num_tokens
+        self.prefills: Mapping[str, int] = {
             share.request_id: share.num_scheduled_tokens
             for share in self.batch.requests
-            if share.stroke is Stroke.PREFILL and share.request_id != request_id
+            if share.stroke is Stroke.PREFILL
         }
+        """Prompt tokens that it computes, by request."""
+
+    def prefills_of_others(self, request_id: str) -> Mapping[str, int]:
+        """Prompt tokens that it computes for anybody else."""
+        if request_id not in self.prefills:
+            return self.prefills
+        return {other: num_tokens for other, num_tokens in self.prefills.items() if other != request_id}
 
 
 class EngineView:
@@ -82,8 +89,7 @@ class EngineView:
         for share in batch.requests:
             self.num_tokens_held[share.request_id] = share.num_computed_tokens + share.num_scheduled_tokens
         if not batch.is_empty:
-            shares = {share.request_id: share for share in batch.requests}
-            self.in_flight.append(DecidedStep(event.time_s, batch, shares))
+            self.in_flight.append(DecidedStep(event))
 
     def _committed(self, event: StepCommitted) -> None:
         while self.in_flight and self.in_flight[0].batch.step <= event.step:
