@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from twostroke.batch import AdmittedRequest, CacheEnd, Limit, Preemption, ScheduledBatch, Stroke
 from twostroke.explain.engine_view import DecidedStep, EngineView
 from twostroke.explain.segments import Label
+from twostroke.explain.words import counted
 
 STALL_SHARE = 0.5
 """A step stalls those who decode in it when prompts of others are at least this share of its query tokens: without them
@@ -47,7 +48,7 @@ def of_waiting_for(step: DecidedStep | None, request_id: str) -> Cause:
         return Cause(Label.WAIT_STEP, "for the next step to be decided")
     prefills = step.prefills_of_others(request_id)
     if prefills:
-        reason = f"a step was running that computed {sum(prefills.values())} prompt tokens of others"
+        reason = f"a step was running that computed {counted(sum(prefills.values()), 'prompt token')} of others"
         return Cause(Label.WAIT_STEP, reason, prefills)
     return Cause(Label.WAIT_STEP, f"a step was running that decoded for {len(step.shares)}")
 

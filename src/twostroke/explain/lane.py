@@ -12,6 +12,7 @@ from twostroke.explain.causes import Cause
 from twostroke.explain.engine_view import DecidedStep, EngineView
 from twostroke.explain.merging import NO_WORK, Span, Work, merged
 from twostroke.explain.segments import Label, Lane
+from twostroke.explain.words import counted
 from twostroke.request import FinishReason, RequestStatus
 
 
@@ -108,7 +109,8 @@ class LaneBuilder:
             num_counted = num_tokens if event.num_output_tokens is None else event.num_output_tokens
             num_counted = max(1, min(num_tokens, num_counted))
             if num_counted < num_tokens:
-                self._notes.append(f"{num_tokens - num_counted} tokens behind the stop string do not count")
+                dropped = counted(num_tokens - num_counted, "token")
+                self._notes.append(f"{dropped} behind the stop string not counted")
             del self._token_times_s[num_counted:]
             self._cut(self._token_times_s[-1])
         else:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from twostroke.explain.causes import Cause
 from twostroke.explain.segments import Culprit, Label, Segment
+from twostroke.explain.words import counted
 
 MAX_CULPRITS = 4
 """Named in a segment; the rest is counted."""
@@ -98,7 +99,9 @@ def _heaviest(span: Span) -> str:
 def _culprits(group: Sequence[Span]) -> tuple[tuple[Culprit, ...], int]:
     """The heaviest, and how many there are."""
     tokens: Counter[str] = Counter()
-    for span in group:
+    for i, span in enumerate(group):
+        if i and span.cause is group[i - 1].cause:  # cut in the middle by an event; still the same step
+            continue
         for request_id, num_tokens in span.cause.because_of.items():
             if span.cause.label is Label.WAIT_KV:  # what is kept is kept once, however many steps look at it
                 tokens[request_id] = max(tokens[request_id], num_tokens)
@@ -120,24 +123,20 @@ def _numbered_chunks(spans: Sequence[Span]) -> Iterator[tuple[Span, int]]:
 def _chunk_in_words(span: Span, number: int, num_chunks: int | None) -> str:
     of = "" if num_chunks is None else f" of {num_chunks}"
     told = f"; {span.cause.reason}" if span.cause.reason else ""
-    return f"chunk {number}{of}, {_count(span.work.num_tokens, 'token')}{told}"
+    return f"chunk {number}{of}, {counted(span.work.num_tokens, 'token')}{told}"
 
 
 def _in_words(group: Sequence[Span], because_of: Sequence[Culprit], num_culprits: int) -> str:
     cause = group[-1].cause
     num_steps = sum(span.work.num_steps for span in group)
-    made = f"{_count(num_steps, 'step')}, {_count(sum(span.work.num_tokens for span in group), 'token')}"
+    made = f"{counted(num_steps, 'step')}, {counted(sum(span.work.num_tokens for span in group), 'token')}"
     match cause.label:
         case Label.DECODE if num_steps:
             return made
         case Label.STALLED:
             others = f" and {num_culprits - 1} more" if num_culprits > 1 else ""
             longest = because_of[0]
-            stalled = f"by the prefill of {longest.request_id} with {_count(longest.num_tokens, 'token')}{others}"
+            stalled = f"by the prefill of {longest.request_id} with {counted(longest.num_tokens, 'token')}{others}"
             return f"{stalled}; {made}" if num_steps else f"{stalled}; {cause.reason}"
         case _:
             return cause.reason
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

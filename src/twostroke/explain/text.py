@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twostroke.explain.segments import Label, Lane, Segment, Timeline
+from twostroke.explain.words import counted
 
 _TOLD_IN_REASON = (Label.STALLED, Label.PREEMPTED)
 """Segments whose reason names the culprits already."""
@@ -26,8 +27,8 @@ def _heading(timeline: Timeline, lane: Lane) -> str:
     if lane.ttft_s is not None:
         facts.append(f"first token after {_ms(lane.ttft_s)} ms")
     if lane.num_prompt_tokens is not None:
-        facts.append(f"{lane.num_prompt_tokens} prompt tokens ({lane.num_cached_tokens or 0} cached)")
-    facts.append(f"{lane.num_output_tokens} output tokens")
+        facts.append(f"{counted(lane.num_prompt_tokens, 'prompt token')} ({lane.num_cached_tokens or 0:,} cached)")
+    facts.append(counted(lane.num_output_tokens, "output token"))
     if lane.num_preemptions:
         facts.append(f"preempted {lane.num_preemptions} times" if lane.num_preemptions > 1 else "preempted once")
     return f"{name}: {', '.join(facts)}"
@@ -52,7 +53,7 @@ def _table(lane: Lane, origin_s: float) -> list[str]:
 def _culprits(segment: Segment) -> str:
     if segment.label in _TOLD_IN_REASON or not segment.because_of:
         return ""
-    named = [f"{c.request_id} ({c.num_tokens} token{'s' if c.num_tokens != 1 else ''})" for c in segment.because_of]
+    named = [f"{c.request_id} ({counted(c.num_tokens, 'token')})" for c in segment.because_of]
     unnamed = segment.num_culprits - len(named)
     who = f"{', '.join(named)}{f', {unnamed} more' if unnamed else ''}"
     return f"; beside {who}" if segment.label in (Label.PREFILL, Label.RECOMPUTE) else f" [{who}]"

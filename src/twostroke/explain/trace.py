@@ -15,6 +15,7 @@ from typing import Any
 from twostroke.events import EngineStarted, Event, StepCommitted, StepScheduled
 from twostroke.explain.segments import Lane
 from twostroke.explain.timeline import LaneReader
+from twostroke.explain.words import counted
 
 _STEPS, _REQUESTS = 1, 2
 """Process ids of the trace."""
@@ -108,7 +109,7 @@ def _lane_records(lane: Lane, thread: int) -> list[dict[str, Any]]:
     records = [_name("thread_name", _REQUESTS, thread, lane.sequence_id)]
     for segment in lane.segments:
         args: dict[str, Any] = {"why": segment.reason}
-        args |= {culprit.request_id: f"{culprit.num_tokens} tokens" for culprit in segment.because_of}
+        args |= {culprit.request_id: counted(culprit.num_tokens, "token") for culprit in segment.because_of}
         records.append(_slice(_REQUESTS, thread, str(segment.label), segment.start_s, segment.end_s, args))
     return records
 

@@ -253,10 +253,15 @@ def test_what_the_engine_took_in_late_waited_for_the_step_that_was_running() -> 
     engine.submit("long", list(range(30)), 1)
     engine.step()
     engine.submit("late", [99], 1, arrival_time_s=0.25)
+    engine.now_s += 0.125
     engine.run()
     events = events_of(engine)
     (lane,) = timeline_of(events, "late").lanes
-    assert [(s.label, s.duration_s) for s in lane.segments] == [(Label.PREPARE, 0.75), (Label.PREFILL, 1.0)]
+    assert [(s.label, s.duration_s) for s in lane.segments] == [
+        (Label.PREPARE, 0.75),
+        (Label.WAIT_STEP, 0.125),
+        (Label.PREFILL, 1.0),
+    ]
 
     handed_over = [
         replace(event, submitted_time_s=0.5) if isinstance(event, RequestArrived) else event for event in events
@@ -264,9 +269,9 @@ def test_what_the_engine_took_in_late_waited_for_the_step_that_was_running() -> 
     (lane,) = timeline_of(handed_over, "late").lanes
     assert labels(lane) == [Label.PREPARE, Label.WAIT_STEP, Label.PREFILL]
     wait = the(lane, Label.WAIT_STEP)
-    assert (wait.start_s, wait.end_s) == (0.5, 1.0)
+    assert (wait.start_s, wait.end_s) == (0.5, 1.125)
     assert wait.reason == "a step was running that computed 30 prompt tokens of others"
-    assert names(wait) == ["long"]
+    assert [(c.request_id, c.num_tokens) for c in wait.because_of] == [("long", 30)]
 
 
 # ---------------------------------------------------------------------- ends
@@ -295,7 +300,7 @@ def test_tokens_behind_a_stop_string_are_cut_off() -> None:
     (lane,) = timeline_of(events, "a").lanes
     assert (lane.end_s, lane.num_output_tokens, lane.finish_reason) == (2.0, 2, FinishReason.STOP)
     assert [(s.label, s.num_tokens) for s in lane.segments] == [(Label.PREFILL, 1), (Label.DECODE, 1)]
-    assert lane.notes == ("2 tokens behind the stop string do not count",)
+    assert lane.notes == ("2 tokens behind the stop string not counted",)
 
 
 def test_a_request_that_lives_is_explained_up_to_now() -> None:
