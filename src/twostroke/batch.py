@@ -91,6 +91,37 @@ class ScheduledRequest:
         return range(self.num_computed_tokens, self.num_computed_tokens + self.num_scheduled_tokens)
 
 
+class CacheEnd(StrEnum):
+    """Why a request's cached prefix is not longer."""
+
+    COMPLETE = "complete"  # all of it: only whole blocks are shared, and the last token is computed in any case
+    UNKNOWN = "unknown"  # the next block's tokens were never computed here, or too long ago to remember
+    EVICTED = "evicted"  # the next block was here, and its memory was needed
+    NOT_READ = "not read"  # the request wants every prompt token computed (prompt logprobs)
+    DISABLED = "disabled"  # nothing is cached at all
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedRequest:
+    """A request that left the queue in this step."""
+
+    request_id: str
+    num_tokens: int
+    """Known then: the prompt, and after a preemption what was generated before it."""
+    num_cached_tokens: int
+    """Of these, found in the prefix cache."""
+    cache_end: CacheEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """A request that had to give its blocks back."""
+
+    request_id: str
+    by_request_id: str
+    """Whose tokens needed a block; itself when it was the least urgent of all."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
     """One decided step."""
@@ -98,17 +129,29 @@ class ScheduledBatch:
     step: int
     requests: tuple[ScheduledRequest, ...]
     limited_by: Limit
-    preempted_request_ids: tuple[str, ...] = ()
+    preemptions: tuple[Preemption, ...] = ()
     finished_request_ids: tuple[str, ...] = ()
     """Ended since the last batch: the runner forgets them."""
     num_waiting: int = 0
     wait_reason: str = ""
     """Why the head of the queue was not admitted; everyone behind it waits for it. Empty when nobody waits."""
+    head_request_id: str | None = None
+    """That head."""
+    admitted: tuple[AdmittedRequest, ...] = ()
+    num_running: int = 0
+    """Requests that hold blocks, whether or not this step computes anything of them."""
+    num_free_blocks: int = 0
+    """Blocks that could still be given out: free ones, and cached ones by eviction."""
 
     @property
     def is_empty(self) -> bool:
         """Nothing to compute."""
         return not self.requests
+
+    @property
+    def preempted_request_ids(self) -> tuple[str, ...]:
+        """Who had to give way."""
+        return tuple(preemption.request_id for preemption in self.preemptions)
 
     @property
     def num_tokens(self) -> int:

@@ -24,10 +24,10 @@ from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints
 
 from twostroke.batch import Commit, ScheduledBatch
 from twostroke.cost.step_cost import MachineLimits, StepCost
-from twostroke.errors import UnreadableEvent
+from twostroke.errors import InvalidParameter, UnreadableEvent
 from twostroke.request import Arrival, FinishReason
 
-EVENT_LOG_VERSION = 2
+EVENT_LOG_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,8 @@ class RequestArrived:
     seed: int | None = None
     """Of the noise its tokens are drawn with, given or assigned."""
     cache_salt: str | None = None
+    submitted_time_s: float | None = None
+    """When it was ready (tokenized, checked) and handed to the engine, which takes requests between two steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class RequestFinishedByCaller:
     process: str
     request_id: str
     reason: FinishReason
+    num_output_tokens: int | None = None
+    """Tokens that count as output where a stop string cut off others that were committed; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,16 @@ class PrefixCacheReset:
     process: str
 
 
+@dataclass(frozen=True, slots=True)
+class EventsDropped:
+    """Here a history has a gap: whoever kept it had room for what follows only. No engine writes this."""
+
+    time_s: float
+    """Of the event behind the gap."""
+    process: str
+    num_events: int
+
+
 Event = (
     EngineStarted
     | MeasurementBegan
@@ -123,8 +137,19 @@ Event = (
     | StepScheduled
     | StepCommitted
     | PrefixCacheReset
+    | EventsDropped
 )
 _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
+
+
+def event_log_with_a_gap(gap: EventsDropped) -> InvalidParameter:
+    """The refusal of those who need every event from the beginning."""
+    return InvalidParameter(
+        "event_log",
+        f"a history that lacks {gap.num_events} events before {gap.time_s:.3f} s",
+        "must hold every event from the engine's start",
+        "Give a file that --event-log wrote.",
+    )
 
 
 class EventLog(Protocol):

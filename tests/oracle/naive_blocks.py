@@ -23,6 +23,12 @@ class NaiveBlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.blocks = [NaiveBlock() for _ in range(num_blocks)]
         self.clock = 0
+        self.evicted: list[tuple[int, bytes]] = []
+        """Names that blocks lost to others and nobody has again, oldest first."""
+
+    def remembers(self, key: tuple[int, bytes]) -> bool:
+        """Whether it is one of as many as there are blocks."""
+        return key in self.evicted[-len(self.blocks) :]
 
     def may_be_next(self) -> set[int]:
         """Free blocks without content; when there are none, the cached one that was given back first."""
@@ -33,6 +39,9 @@ class NaiveBlockPool:
     def take(self, block_id: int) -> None:
         """What allocating does to a block."""
         assert block_id in self.may_be_next()
+        key = self.blocks[block_id].key
+        if key is not None:
+            self.evicted = [*self.evicted[-len(self.blocks) :], key]
         self.blocks[block_id] = NaiveBlock(ref_count=1)
 
     def share(self, block_id: int) -> None:
@@ -49,6 +58,7 @@ class NaiveBlockPool:
         """The first block of a name keeps it."""
         if self.find(key) is None:
             self.blocks[block_id].key = key
+            self.evicted = [other for other in self.evicted[-len(self.blocks) :] if other != key]
 
     def forget_names(self) -> None:
         """No block has a name."""

@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from oracle.naive_blocks import NaiveBlockPool
 from twostroke.kv_cache.block_pool import BlockPool
 
-KEYS = st.tuples(st.integers(0, 1), st.sampled_from([b"a", b"b", b"c", b"d"]))
+ALL_KEYS = [(group_id, name) for group_id in (0, 1) for name in (b"a", b"b", b"c", b"d")]
+KEYS = st.sampled_from(ALL_KEYS)
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
@@ -72,6 +73,8 @@ class BlockPoolMachine(RuleBasedStateMachine):
             assert self.pool.ref_count(block_id) == block.ref_count
             if block.key is not None:
                 assert self.pool.find(*block.key) == block_id
+        for key in ALL_KEYS:
+            assert self.pool.was_evicted(*key) == self.naive.remembers(key)
         assert self.pool.num_cached == sum(b.ref_count == 0 and b.key is not None for b in self.naive.blocks)
 
 

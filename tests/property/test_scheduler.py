@@ -173,6 +173,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert (batch.wait_reason != "") == (batch.num_waiting > 0), f"{batch}"
         assert batch.limited_by is not Limit.NONE or batch.num_waiting == 0
         assert not set(batch.preempted_request_ids) & {r.request_id for r in batch.requests}
+        scheduler = self.engine.scheduler
+        assert (batch.head_request_id is None) == (batch.num_waiting == 0)
+        assert {r.request_id for r in batch.admitted} <= {r.request_id for r in batch.requests}
+        for preemption in batch.preemptions:
+            by, keys = preemption.by_request_id, self.engine.keys
+            assert keys[by] <= keys[preemption.request_id], f"{preemption}: taken from somebody more urgent"
+        if not self.engine.latency:
+            assert batch.num_waiting == scheduler.num_waiting
 
     @invariant()
     def holds(self) -> None:

@@ -4,7 +4,17 @@ import json
 
 import pytest
 
-from twostroke.batch import BlockTableUpdate, Commit, Limit, ScheduledBatch, ScheduledRequest, Stroke
+from twostroke.batch import (
+    AdmittedRequest,
+    BlockTableUpdate,
+    CacheEnd,
+    Commit,
+    Limit,
+    Preemption,
+    ScheduledBatch,
+    ScheduledRequest,
+    Stroke,
+)
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_cost import StepCost
@@ -14,6 +24,7 @@ from twostroke.events import (
     EngineStarted,
     Event,
     EventRing,
+    EventsDropped,
     MeasurementBegan,
     RequestArrived,
     RequestFinishedByCaller,
@@ -29,13 +40,27 @@ from twostroke.request import Arrival, FinishReason
 LAYOUT = KVLayout.of([None, 8], block_size=16, num_kv_heads=2, head_dim=8, kv_format="bf16")
 SCHEDULED = ScheduledRequest("a", Stroke.DECODE, 9, 3, 2, True, (BlockTableUpdate(0, (4, 5)), BlockTableUpdate(1, ())))
 COST = StepCost(1.5, 2.0, 3.0, 4.0, 0.5, "memory", 0.25)
+BATCH = ScheduledBatch(
+    step=3,
+    requests=(SCHEDULED,),
+    limited_by=Limit.KV,
+    preemptions=(Preemption("b", "a"),),
+    finished_request_ids=("c",),
+    num_waiting=2,
+    wait_reason="kv: …",
+    head_request_id="b",
+    admitted=(AdmittedRequest("a", 9, 4, CacheEnd.EVICTED),),
+    num_running=1,
+    num_free_blocks=7,
+)
 EVENTS: list[Event] = [
     EngineStarted(0.0, "p", plain(SchedulerConfig()), plain(CacheConfig()), plain(LAYOUT), 64, 128, "m"),
     MeasurementBegan(0.5, "p"),
-    RequestArrived(1.0, "p", "a", Arrival("a", 0.5, 9, 4, -1, (b"\x00\xff" * 8,))),
-    StepScheduled(2.0, "p", ScheduledBatch(3, (SCHEDULED,), Limit.KV, ("b",), ("c",), 2, "kv: …"), COST),
+    RequestArrived(1.0, "p", "a", Arrival("a", 0.5, 9, 4, -1, (b"\x00\xff" * 8,)), 7, "salt", 0.75),
+    StepScheduled(2.0, "p", BATCH, COST),
     StepCommitted(3.0, "p", 3, (Commit("a", 2, (b"\x01" * 16,), FinishReason.STOP, 1), Commit("d", 0)), 0.25),
-    RequestFinishedByCaller(4.0, "p", "a", FinishReason.ABORT),
+    RequestFinishedByCaller(4.0, "p", "a", FinishReason.STOP, 3),
+    EventsDropped(5.0, "p", 12),
 ]
 
 

@@ -10,12 +10,14 @@ from twostroke.errors import InvalidParameter
 from twostroke.events import (
     EngineStarted,
     Event,
+    EventsDropped,
     MeasurementBegan,
     PrefixCacheReset,
     RequestArrived,
     RequestFinishedByCaller,
     StepCommitted,
     StepScheduled,
+    event_log_with_a_gap,
 )
 from twostroke.request_times import RequestTimes
 
@@ -28,7 +30,7 @@ def run_of_log(events: Iterable[Event]) -> Run:
     Requests that never got a token (aborted in the queue, or not ended when the log ends) are left out.
 
     Raises:
-        InvalidParameter: no step was ever finished.
+        InvalidParameter: no step was ever finished, or events are missing.
     """
     reader = _Reader()
     for event in events:
@@ -62,6 +64,8 @@ class _Reader:
                 pass
             case RequestFinishedByCaller():
                 self._finish(event.request_id)
+            case EventsDropped():
+                raise event_log_with_a_gap(event)
 
     def _forget(self) -> None:
         self.requests, self.steps, self._begin_s, self._decided, self._ended = {}, [], None, {}, 0

@@ -23,6 +23,8 @@ class Accepted(NamedTuple):
     """Tokens that belong to the output; those behind the one that completed a stop string do not."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    num_output_tokens: int = 0
+    """All that belong to the output, those of earlier steps included."""
 
 
 class CompletionStream:

@@ -80,10 +80,15 @@ class Engine:
         arrival = generation.arrival
         self._live[request.request_id] = generation
         self._scheduler.add_request(arrival)
-        self._journal.arrived(arrival, request.new_request.seed, request.cache_salt, self._clock())
+        self._journal.arrived(request, arrival, self._clock())
 
-    def finish(self, request_id: str, reason: FinishReason) -> bool:
+    def finish(self, request_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> bool:
         """Ends a sequence from outside (abort, stop string); its blocks are free at once.
+
+        Args:
+            request_id: of the sequence.
+            reason: what its output says.
+            num_output_tokens: how many tokens count as output where a stop string cut off others; None: all.
 
         Returns:
             False when it had ended before, or never was.
@@ -91,7 +96,7 @@ class Engine:
         if self._live.pop(request_id, None) is None:
             return False
         self._scheduler.finish(request_id, reason)
-        self._journal.finished_by_caller(request_id, reason, self._clock())
+        self._journal.finished_by_caller(request_id, reason, num_output_tokens, self._clock())
         return True
 
     def reset_prefix_cache(self) -> bool:

@@ -36,8 +36,11 @@ class SequenceRunner(Protocol):
         """Queues a sequence; its id is not in use."""
         ...
 
-    def finish(self, request_id: str, reason: FinishReason) -> object:
-        """Ends a sequence from outside; one that has ended before is left alone."""
+    def finish(self, request_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> object:
+        """Ends a sequence from outside; one that has ended before is left alone.
+
+        `num_output_tokens` says how many tokens count as output where a stop string cut off others.
+        """
         ...
 
 
@@ -154,11 +157,14 @@ class FrontDesk:
         sequence_ids = self._outputs.add(
             request_id, prompt, seeds=[seed] * prompt.params.n, arrival_time_s=arrival_time_s, kind=kind
         )
+        submitted_time_s = self._clock()
         try:
             for index, sequence_id in enumerate(sequence_ids):
                 new_request = _sequence(prompt, sequence_id, index, seed)
                 self._runner.add_request(
-                    GenerationRequest(new_request, arrival_time_s, prompt.max_tokens, priority, cache_salt)
+                    GenerationRequest(
+                        new_request, arrival_time_s, prompt.max_tokens, priority, cache_salt, submitted_time_s
+                    )
                 )
         except BaseException:
             # all of the sequences or none; the runner ignores those that it does not know
@@ -188,7 +194,7 @@ class FrontDesk:
         for accepted in processed.accepted:
             if accepted.finish_reason is not None:
                 # a stop string is only seen here; for what the engine ended itself this does nothing
-                self._runner.finish(accepted.request_id, accepted.finish_reason)
+                self._runner.finish(accepted.request_id, accepted.finish_reason, accepted.num_output_tokens)
         return processed.outputs
 
     def take_ended(self) -> list[RequestOutput]:

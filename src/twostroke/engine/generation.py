@@ -20,6 +20,8 @@ class GenerationRequest:
     """Most output tokens, already cut to what the context leaves."""
     priority: int = 0
     cache_salt: str | None = None
+    submitted_time_s: float | None = None
+    """When it was ready and handed to the engine, if that is known apart from its arrival."""
 
     @property
     def request_id(self) -> str:

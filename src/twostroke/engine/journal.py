@@ -11,6 +11,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_cost import ModelShape, shares_of, step_cost
 from twostroke.engine.event_sinks import JsonlEventLog
+from twostroke.engine.generation import GenerationRequest
 from twostroke.events import (
     EngineStarted,
     Event,
@@ -61,13 +62,25 @@ class Journal:
             self._sinks.append(self._files.enter_context(file))
         self._emit(started)
 
-    def arrived(self, arrival: Arrival, seed: int, cache_salt: str | None, now_s: float) -> None:
-        """A request entered the queue."""
-        self._emit(RequestArrived(now_s, self._process, arrival.request_id, arrival, seed, cache_salt))
+    def arrived(self, request: GenerationRequest, arrival: Arrival, now_s: float) -> None:
+        """A request entered the queue, which knows it as `arrival`."""
+        self._emit(
+            RequestArrived(
+                now_s,
+                self._process,
+                request.request_id,
+                arrival,
+                request.new_request.seed,
+                request.cache_salt,
+                request.submitted_time_s,
+            )
+        )
 
-    def finished_by_caller(self, request_id: str, reason: FinishReason, now_s: float) -> None:
+    def finished_by_caller(
+        self, request_id: str, reason: FinishReason, num_output_tokens: int | None, now_s: float
+    ) -> None:
         """A request was ended from outside."""
-        self._emit(RequestFinishedByCaller(now_s, self._process, request_id, reason))
+        self._emit(RequestFinishedByCaller(now_s, self._process, request_id, reason, num_output_tokens))
 
     def scheduled(self, batch: ScheduledBatch, now_s: float) -> None:
         """A step was decided; its record holds what it costs and what it waits for."""

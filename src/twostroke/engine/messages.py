@@ -59,6 +59,7 @@ class Finish(_Message):
 
     request_id: str
     reason: FinishReason
+    num_output_tokens: int | None = None
 
 
 class ResetPrefixCache(_Message):

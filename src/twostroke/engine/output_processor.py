@@ -207,7 +207,7 @@ class _Answer:
             self._changed.add(index)
         elif num_tokens:
             self._changed.add(index)
-        return Accepted(update.request_id, num_tokens, finish_reason, stream.stop_reason)
+        return Accepted(update.request_id, num_tokens, finish_reason, stream.stop_reason, stream.num_tokens)
 
     def abort(self, time_s: float, reason: FinishReason) -> None:
         for index, stream in enumerate(self.streams):

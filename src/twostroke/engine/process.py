@@ -150,8 +150,8 @@ def _obey(command: Command, channel: _Channel, engine: Engine) -> bool:
     match command:
         case Add(request):
             engine.add_request(request)
-        case Finish(request_id, reason):
-            engine.finish(request_id, reason)
+        case Finish(request_id, reason, num_output_tokens):
+            engine.finish(request_id, reason, num_output_tokens)
         case ResetPrefixCache():
             channel.send(CacheWasReset(engine.reset_prefix_cache()))
         case _:

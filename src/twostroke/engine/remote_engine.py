@@ -99,10 +99,10 @@ class _Wire:
         assert self.process is not None, "nobody checks requests in while no engine runs"
         self.process.send(Add(request))
 
-    def finish(self, request_id: str, reason: FinishReason) -> None:
+    def finish(self, request_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> None:
         """Ends a sequence, if there is a process that may still run it."""
         if self.process is not None:
-            self.process.send(Finish(request_id, reason))
+            self.process.send(Finish(request_id, reason, num_output_tokens))
 
 
 class RemoteEngine:

@@ -34,6 +34,7 @@ class BlockPool:
         self._evictable: OrderedDict[int, None] = OrderedDict()  # cached; the first is evicted first
         self._keys: list[BlockKey | None] = [None] * num_blocks
         self._block_ids: dict[BlockKey, int] = {}
+        self._evicted: OrderedDict[BlockKey, None] = OrderedDict()  # names of what was evicted last, oldest first
 
     @property
     def num_free(self) -> int:
@@ -106,6 +107,15 @@ class BlockPool:
         if key not in self._block_ids:
             self._block_ids[key] = block_id
             self._keys[block_id] = key
+            self._evicted.pop(key, None)
+
+    def was_evicted(self, group_id: int, block_hash: bytes) -> bool:
+        """Whether this content was here and had to go, as far as remembered: the last `num_blocks` evictions.
+
+        It decides nothing; it tells people why a prefix was not found. (A list of names without content is what ARC
+        calls a ghost list: Megiddo and Modha, FAST 2003.)
+        """
+        return (group_id, block_hash) in self._evicted
 
     def forget_names(self) -> int:
         """Nothing can be found any more: cached blocks become free, used ones stay their holders'.
@@ -126,6 +136,9 @@ class BlockPool:
         assert key is not None, f"block {block_id} is cached without a name"
         del self._block_ids[key]
         self._keys[block_id] = None
+        self._evicted[key] = None
+        if len(self._evicted) > self.num_blocks:
+            self._evicted.popitem(last=False)
         return block_id
 
     def check_invariants(self) -> None:
@@ -138,4 +151,6 @@ class BlockPool:
         named = {block_id: key for block_id, key in enumerate(self._keys) if key is not None}
         assert named == {block_id: key for key, block_id in self._block_ids.items()}, "names and blocks disagree"
         assert cached <= set(named), f"cached without a name: {sorted(cached - set(named))}"
+        assert not self._evicted.keys() & self._block_ids.keys(), "evicted and there at once"
+        assert len(self._evicted) <= self.num_blocks, f"{len(self._evicted)} evictions remembered"
         assert not free & set(named), f"free with a name: {sorted(free & set(named))}"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from twostroke.batch import CacheEnd
 from twostroke.kv_cache.block_pool import BlockPool
 from twostroke.kv_cache.block_table import NO_BLOCK
 from twostroke.kv_cache.layout import KVLayout
@@ -21,6 +22,8 @@ class CachedPrefix:
     """One per KV group, as many entries as blocks; NO_BLOCK left of what the next query sees."""
     first_held: tuple[int, ...]
     """Per group: the first entry that is a block."""
+    end: CacheEnd
+    """Why it is not longer."""
 
     @property
     def block_ids(self) -> list[int]:
@@ -85,7 +88,8 @@ class SharedPrefixCache:
                 best = length
             elif self._has_full_group and not self._full_groups_reach(runs, length):
                 break
-        return self._cut(found, best)
+        end = CacheEnd.COMPLETE if best == most else self._why_missing(block_hashes[best])
+        return self._cut(found, best, end)
 
     def insert(self, block_id: int, group_id: int, block_hash: bytes) -> None:
         """Names the block."""
@@ -111,7 +115,17 @@ class SharedPrefixCache:
     def _full_groups_reach(self, runs: list[int], length: int) -> bool:
         return all(run == length for run, seen in zip(runs, self._seen, strict=True) if seen is None)
 
-    def _cut(self, found: list[list[int]], length: int) -> CachedPrefix:
+    def _why_missing(self, block_hash: bytes) -> CacheEnd:
+        """Why the block behind the longest usable prefix is not there; in some group it is not.
+
+        (If all groups had it, every run that ends the prefix would go on, and the prefix would be longer.)
+        """
+        missing = [g for g in range(len(self._seen)) if self._pool.find(g, block_hash) is None]
+        assert missing, "the prefix could have been longer"
+        evicted = any(self._pool.was_evicted(group_id, block_hash) for group_id in missing)
+        return CacheEnd.EVICTED if evicted else CacheEnd.UNKNOWN
+
+    def _cut(self, found: list[list[int]], length: int, end: CacheEnd) -> CachedPrefix:
         num_tokens = length * self._layout.block_size
         first_held = tuple(
             min(length, self._layout.first_needed_block(group, num_tokens)) for group in self._layout.groups
@@ -119,7 +133,7 @@ class SharedPrefixCache:
         rows = tuple(
             (NO_BLOCK,) * first + tuple(row[first:length]) for row, first in zip(found, first_held, strict=True)
         )
-        return CachedPrefix(num_tokens, rows, first_held)
+        return CachedPrefix(num_tokens, rows, first_held, end)
 
 
 class NoPrefixCache:
@@ -127,7 +141,7 @@ class NoPrefixCache:
 
     def __init__(self, layout: KVLayout) -> None:
         num_groups = len(layout.groups)
-        self._nothing = CachedPrefix(0, ((),) * num_groups, (0,) * num_groups)
+        self._nothing = CachedPrefix(0, ((),) * num_groups, (0,) * num_groups, CacheEnd.DISABLED)
 
     def longest_prefix(self, block_hashes: Sequence[bytes], num_tokens: int) -> CachedPrefix:
         """Nothing."""

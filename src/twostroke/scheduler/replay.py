@@ -12,12 +12,14 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.events import (
     EngineStarted,
     Event,
+    EventsDropped,
     MeasurementBegan,
     PrefixCacheReset,
     RequestArrived,
     RequestFinishedByCaller,
     StepCommitted,
     StepScheduled,
+    event_log_with_a_gap,
 )
 from twostroke.kv_cache.layout import KVGroup, KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
@@ -40,6 +42,9 @@ def replay(events: Iterable[Event]) -> Difference | None:
 
     Returns:
         The first difference, block ids included; None when every decision is the same.
+
+    Raises:
+        InvalidParameter: the log has a gap, behind which nobody knows what the scheduler knew.
     """
     scheduler: Scheduler | None = None
     for event in events:
@@ -83,6 +88,8 @@ def _feed(scheduler: Scheduler, event: Event) -> Difference | None:
             scheduler.reset_prefix_cache()
         case MeasurementBegan():
             pass
+        case EventsDropped():
+            raise event_log_with_a_gap(event)
         case EngineStarted():
             raise AssertionError("one run at a time")
     return None

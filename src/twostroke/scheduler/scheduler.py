@@ -23,10 +23,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from twostroke.batch import BlockTableUpdate, Commit, ScheduledBatch, ScheduledRequest, Stroke
+from twostroke.batch import (
+    AdmittedRequest,
+    BlockTableUpdate,
+    CacheEnd,
+    Commit,
+    Preemption,
+    ScheduledBatch,
+    ScheduledRequest,
+    Stroke,
+)
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import DoesNotFit, InvalidParameter
 from twostroke.kv_cache.manager import KVCacheManager, KVUsage
+from twostroke.kv_cache.prefix_cache import CachedPrefix
 from twostroke.request import Arrival, FinishReason, Request, RequestStatus
 from twostroke.scheduler.admission import (
     Admission,
@@ -38,7 +48,7 @@ from twostroke.scheduler.admission import (
 )
 from twostroke.scheduler.budget import ChunkedPrefill, ChunkRule, WholePrefill
 from twostroke.scheduler.policy import Key, RequestQueue, make_policy
-from twostroke.scheduler.step_plan import Share, StepPlan
+from twostroke.scheduler.step_plan import Queues, Share, StepPlan
 
 _Phase = Callable[[StepPlan], None]
 
@@ -226,6 +236,7 @@ class Scheduler:
         self._kv.admit(request.request_id, verdict.cached, verdict.num_promised_blocks)
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = verdict.cached.num_tokens
+        plan.admitted.append(_admitted(request, verdict.cached))
         request.move_to(RequestStatus.RUNNING)
         request.num_computed_tokens = verdict.cached.num_tokens
         request.num_prefill_tokens = request.num_tokens + request.num_pending_tokens
@@ -244,7 +255,9 @@ class Scheduler:
         if plan.shares:  # an empty batch never reaches the runner, so the news waits for the next one
             self._in_flight[step] = plan.shares
             finished_ids, self._finished_ids = tuple(self._finished_ids), []
-        return plan.batch(step, finished_ids, len(self._waiting))
+        head_request_id = self._waiting.first.request_id if self._waiting else None
+        queues = Queues(len(self._waiting), head_request_id, len(self._running), self._kv.num_free_blocks)
+        return plan.batch(step, finished_ids, queues)
 
     # ------------------------------------------------------------------ preemption
 
@@ -255,13 +268,13 @@ class Scheduler:
         start = request.num_computed_tokens
         while (updates := self._kv.try_allocate(request.request_id, start, end)) is None:
             victim = self._running.last
-            self._preempt(plan, victim)
+            self._preempt(plan, victim, by=request)
             if victim is request:
                 return None
         return updates
 
-    def _preempt(self, plan: StepPlan, request: Request) -> None:
-        """Gives a request's blocks back; it will compute its tokens again, those it generated included.
+    def _preempt(self, plan: StepPlan, request: Request, *, by: Request) -> None:
+        """Gives a request's blocks back, which `by` needs; it will compute its tokens again, its output included.
 
         Recomputing, not copying out: a prefill of known tokens is cheap beside generating them, and what is still in
         the prefix cache by then is not computed again. A share that it was given in this very step is taken back.
@@ -273,7 +286,7 @@ class Scheduler:
         request.move_to(RequestStatus.PREEMPTED)
         request.num_preemptions += 1
         request.num_computed_tokens = 0
-        plan.preempted_ids.append(request_id)
+        plan.preemptions.append(Preemption(request_id, by.request_id))
 
     def _leave_running(self, request: Request) -> None:
         self._running.remove(self._keys[request.request_id])
@@ -363,6 +376,12 @@ def _chunk_rule(config: SchedulerConfig, kv: KVCacheManager) -> ChunkRule:
         remedy = "Switch it off as well (--no-enable-chunked-prefill)."
         raise InvalidParameter("enable_chunked_prefill", True, "needs the KV cache", remedy)
     return ChunkedPrefill(config.max_num_batched_tokens)
+
+
+def _admitted(request: Request, cached: CachedPrefix) -> AdmittedRequest:
+    num_tokens = request.num_tokens + request.num_pending_tokens
+    cache_end = cached.end if request.arrival.reads_prefix_cache else CacheEnd.NOT_READ
+    return AdmittedRequest(request.request_id, num_tokens, cached.num_tokens, cache_end)
 
 
 def _num_outputs_left(request: Request) -> int:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from twostroke.batch import BlockTableUpdate, Limit, ScheduledBatch, ScheduledRequest, Stroke
+from twostroke.batch import (
+    AdmittedRequest,
+    BlockTableUpdate,
+    Limit,
+    Preemption,
+    ScheduledBatch,
+    ScheduledRequest,
+    Stroke,
+)
 from twostroke.request import Request
 from twostroke.scheduler.admission import Refusal
 from twostroke.scheduler.budget import TokenBudget
@@ -19,6 +27,15 @@ class Share(NamedTuple):
     """Then. A preemption since means that the blocks of this share are no longer the request's."""
 
 
+class Queues(NamedTuple):
+    """Where everybody is once a step is decided."""
+
+    num_waiting: int
+    head_request_id: str | None
+    num_running: int
+    num_free_blocks: int
+
+
 class StepPlan:
     """The shares of a step, and what kept others out of it.
 
@@ -26,13 +43,14 @@ class StepPlan:
     outcome is known.
     """
 
-    __slots__ = ("_keeps_computed_kv", "budget", "is_cut", "preempted_ids", "refusal", "shares")
+    __slots__ = ("_keeps_computed_kv", "admitted", "budget", "is_cut", "preemptions", "refusal", "shares")
 
     def __init__(self, max_num_batched_tokens: int, keeps_computed_kv: bool) -> None:
         self._keeps_computed_kv = keeps_computed_kv
         self.budget = TokenBudget(max_num_batched_tokens)
         self.shares: dict[str, Share] = {}
-        self.preempted_ids: list[str] = []
+        self.admitted: list[AdmittedRequest] = []
+        self.preemptions: list[Preemption] = []
         self.refusal: Refusal | None = None
         """Why the head of the queue was not admitted."""
         self.is_cut = False
@@ -62,11 +80,11 @@ class StepPlan:
 
     def preempted(self) -> Refusal | None:
         """Nobody is admitted in a step that had to preempt: it would only take the blocks that were just missing."""
-        if not self.preempted_ids:
+        if not self.preemptions:
             return None
-        return Refusal(Limit.KV, f"kv: no block was left, preempted {len(self.preempted_ids)}")
+        return Refusal(Limit.KV, f"kv: no block was left, preempted {len(self.preemptions)}")
 
-    def batch(self, step: int, finished_ids: tuple[str, ...], num_waiting: int) -> ScheduledBatch:
+    def batch(self, step: int, finished_ids: tuple[str, ...], queues: Queues) -> ScheduledBatch:
         """The decision, as data."""
         refusal = self.refusal or self.preempted()
         unrefused = Limit.TOKENS if self.is_cut else Limit.NONE
@@ -74,8 +92,12 @@ class StepPlan:
             step=step,
             requests=tuple([share.scheduled for share in self.shares.values()]),
             limited_by=refusal.limit if refusal is not None else unrefused,
-            preempted_request_ids=tuple(self.preempted_ids),
+            preemptions=tuple(self.preemptions),
             finished_request_ids=finished_ids,
-            num_waiting=num_waiting,
+            num_waiting=queues.num_waiting,
             wait_reason=refusal.reason if refusal is not None else "",
+            head_request_id=queues.head_request_id,
+            admitted=tuple(self.admitted),
+            num_running=queues.num_running,
+            num_free_blocks=queues.num_free_blocks,
         )

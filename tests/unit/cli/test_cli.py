@@ -270,3 +270,23 @@ def test_one_line_says_that_the_native_kernels_lack_a_type() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(SLOWER) == 1
     assert SLOWER not in twostroke(*ONE_TOKEN, "--dtype", "float16", "--kernels", "reference").stderr
+
+
+def test_explain_a_request_of_an_event_log(tmp_path: Path) -> None:
+    log, trace = tmp_path / "events.jsonl", tmp_path / "trace.json"
+    done = twostroke("generate", "x", "--max-tokens", "4", "--ignore-eos", "--quiet", "--event-log", str(log), *SMALL)
+    assert done.returncode == 0, done.stderr
+    table = twostroke("explain", "request-0", "--event-log", str(log), "--trace", str(trace))
+    assert table.returncode == 0, table.stderr
+    assert table.stdout.startswith("request-0: ended: length, ")
+    assert "decode" in table.stdout
+    assert json.loads(trace.read_text())["traceEvents"]
+    told = twostroke("explain", "request-0", "--event-log", str(log), "--json")
+    (lane,) = json.loads(told.stdout)["lanes"]
+    assert sum(segment["duration_ms"] for segment in lane["segments"]) == pytest.approx(lane["e2e_ms"])
+    assert lane["num_output_tokens"] == 4
+    refused = twostroke("explain", "nobody", "--event-log", str(log))
+    assert refused.returncode == 1
+    assert "request_id='nobody': is in none of these events" in refused.stderr
+    refused = twostroke("explain", "request-0", "--event-log", str(log), "--trace", str(tmp_path))
+    assert (refused.returncode, "trace=" in refused.stderr) == (1, True)

@@ -34,7 +34,8 @@ from twostroke.errors import (
     SetupError,
     UnknownParameter,
 )
-from twostroke.events import StepScheduled
+from twostroke.events import RequestFinishedByCaller, StepScheduled
+from twostroke.explain.timeline import timeline_of
 from twostroke.outputs import JoinedDeltas
 from twostroke.runner.executor import Executor
 from twostroke.scheduler.replay import replay
@@ -205,6 +206,8 @@ def test_stop_strings_end_a_request_and_never_leak(folder: str) -> None:
     assert ended.outputs[0].stop_reason == stop
     assert str(ended.outputs[0].finish_reason) == "stop"
     assert engine.engine.kv_usage.num_used == 0
+    (end,) = [event for event in engine.engine.recent_events if isinstance(event, RequestFinishedByCaller)]
+    assert end.num_output_tokens == len(ended.outputs[0].token_ids)
 
 
 def drain_one(engine: TextEngine, params: SamplingParams, prompt: Any = None) -> RequestOutput:
@@ -266,7 +269,7 @@ def test_the_log_alone_decides_everything_again(folder: str, tmp_path: Path) -> 
     for _ in range(5):
         engine.step()
     engine.abort(names[7])
-    drain(engine)
+    outputs = drain(engine)
     engine.close()
     events = list(read_events(path))
     steps = [e for e in events if isinstance(e, StepScheduled) and not e.batch.is_empty]
@@ -275,6 +278,13 @@ def test_the_log_alone_decides_everything_again(folder: str, tmp_path: Path) -> 
     assert all(e.cost is not None and e.cost.bound in ("compute", "memory") for e in steps)
     for line in path.read_text().splitlines():
         assert "token_ids" not in json.dumps(json.loads(line)), line
+    for name in names:
+        timeline, output = timeline_of(events, name), outputs[name]
+        assert [str(lane.finish_reason) for lane in timeline.lanes] == [str(o.finish_reason) for o in output.outputs]
+        assert [lane.num_output_tokens for lane in timeline.lanes] == [len(o.token_ids) for o in output.outputs]
+        assert timeline.is_complete
+        if output.metrics is not None and name != names[7]:  # of the aborted one the caller's clock has the end
+            assert timeline.end_s - timeline.begin_s == pytest.approx(output.metrics.e2e_s, abs=1e-9)
 
 
 def test_a_bad_event_log_is_refused_before_a_weight_is_read(

@@ -69,3 +69,19 @@ def test_mistakes_of_ours_are_caught() -> None:
     pool.free([block_id])
     with pytest.raises(AssertionError, match="freed twice"):
         pool.free([block_id])
+
+
+def test_as_many_evictions_are_remembered_as_there_are_blocks_until_the_content_is_back() -> None:
+    pool = BlockPool(2)
+    for name in (b"a", b"b", b"c"):
+        (block_id, other) = pool.allocate(2)
+        pool.name(block_id, 0, name)
+        pool.free([block_id, other])
+        assert not pool.was_evicted(0, name)
+    assert [pool.was_evicted(0, name) for name in (b"a", b"b", b"c")] == [True, True, False]
+    assert not pool.was_evicted(1, b"a"), "another group's block"
+    (block_id, other) = pool.allocate(2)
+    assert [pool.was_evicted(0, name) for name in (b"a", b"b", b"c")] == [False, True, True], "too long ago"
+    pool.name(block_id, 0, b"b")
+    assert not pool.was_evicted(0, b"b")
+    pool.check_invariants()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from factories import make_arrival, make_kv, make_scheduler, one_token_each, scheduled_tokens
-from twostroke.batch import Commit, Limit, ScheduledBatch, Stroke
+from twostroke.batch import CacheEnd, Commit, Limit, Preemption, ScheduledBatch, Stroke
 from twostroke.errors import DoesNotFit, InvalidParameter
 from twostroke.kv_cache.block_hash import hash_blocks
 from twostroke.request import FinishReason, Request, RequestStatus
@@ -139,7 +139,33 @@ def test_blocks_as_limit_and_nobody_slips_past_the_head() -> None:
     batch = step(scheduler)
     assert set(scheduled_tokens(batch)) == {"a"}
     assert (batch.limited_by, batch.wait_reason) == (Limit.KV, "kv: needs 4 blocks, 3 are free")
-    assert batch.num_waiting == 2
+    assert (batch.num_waiting, batch.head_request_id) == (2, "large")
+    assert (batch.num_running, batch.num_free_blocks) == (1, 3)
+
+
+def test_a_batch_says_why_no_more_was_cached() -> None:
+    tokens = list(range(24))
+    kv = make_kv(6, max_model_len=24)
+    scheduler = make_scheduler(kv=kv, max_model_len=24)
+
+    def cached(name: str, num_tokens: int, hashes: tuple[bytes, ...], **given: object) -> tuple[int, CacheEnd]:
+        scheduler.add_request(make_arrival(name, num_tokens, 1, block_hashes=hashes, **given))
+        batch = step(scheduler, finish=(name,))
+        (admitted,) = batch.admitted
+        assert (admitted.request_id, admitted.num_tokens) == (name, num_tokens)
+        return admitted.num_cached_tokens, admitted.cache_end
+
+    assert cached("first", 16, hash_blocks(tokens[:16], 4)) == (0, CacheEnd.UNKNOWN)
+    assert cached("again", 16, hash_blocks(tokens[:16], 4)) == (12, CacheEnd.COMPLETE), "the last block is computed"
+    assert cached("longer", 18, hash_blocks(tokens[:18], 4)) == (16, CacheEnd.COMPLETE)
+    diverging = hash_blocks([*tokens[:8], *([99] * 8)], 4)
+    assert cached("other end", 16, diverging) == (8, CacheEnd.UNKNOWN)
+    assert cached("unread", 16, hash_blocks(tokens[:16], 4), reads_prefix_cache=False) == (0, CacheEnd.NOT_READ)
+    cached("large", 23, hash_blocks([7] * 23, 4))
+    assert cached("first, later", 16, hash_blocks(tokens[:16], 4)) == (0, CacheEnd.EVICTED)
+
+    scheduler = make_scheduler(kv=make_kv(8, enable_prefix_caching=False))
+    assert cached("no cache", 16, hash_blocks(tokens[:16], 4)) == (0, CacheEnd.DISABLED)
 
 
 def test_blocks_promised_to_a_running_prefill_are_not_promised_again() -> None:
@@ -220,7 +246,7 @@ def test_a_share_is_taken_back_when_its_request_gives_way_in_the_same_step() -> 
     while not batch.preempted_request_ids:
         batch = step(scheduler)
     # d2 had its token already; the blocks went to p, the token of the budget to nobody
-    assert batch.preempted_request_ids == ("d2",)
+    assert batch.preemptions == (Preemption("d2", by_request_id="p"),)
     assert set(scheduled_tokens(batch)) == {"d1", "p"}
     assert (batch.limited_by, batch.wait_reason) == (Limit.KV, "kv: no block was left, preempted 1")
     assert live(scheduler, "d2").num_pending_tokens == 0

@@ -1,0 +1,199 @@
+"""The life of one sequence, put together from the engine's events as they come."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+from twostroke.batch import AdmittedRequest, Commit, Stroke
+from twostroke.events import RequestArrived, RequestFinishedByCaller, StepCommitted, StepScheduled
+from twostroke.explain import causes
+from twostroke.explain.causes import Cause
+from twostroke.explain.engine_view import DecidedStep, EngineView
+from twostroke.explain.merging import NO_WORK, Span, Work, merged
+from twostroke.explain.segments import Label, Lane
+from twostroke.explain.words import counted
+from twostroke.request import FinishReason, RequestStatus
+
+
+class LaneBuilder:
+    """Follows one sequence from where the history begins to know it.
+
+    Time is cut at results: what lies between two results of steps that the sequence took part in belongs to the second
+    of those steps, the engine's own time before it included; while it is in the queue, time is cut at decisions,
+    because each of them says anew why it waits.
+
+        arrival   handed over   taken in   decision   decision = admission     result        result
+           | prepare  |  wait: step  | wait: … |   wait: …     |   prefill 1 of 2  | prefill 2 of 2 | decode …
+    """
+
+    def __init__(self, sequence_id: str, begin_s: float, *, has_arrival: bool) -> None:
+        self.sequence_id = sequence_id
+        self._begin_s = self._cursor_s = begin_s
+        self._has_arrival = has_arrival
+        self._status = RequestStatus.WAITING if has_arrival else RequestStatus.RUNNING
+        self._cause = Cause(Label.WAIT_STEP, "for the next step to be decided")
+        """Why it waits, while it does."""
+        self._in_flight: deque[DecidedStep] = deque()
+        """Steps decided with a share of it, results to come."""
+        self._spans: list[Span] = []
+        self._admitted: AdmittedRequest | None = None
+        self._admitted_in_step = -1
+        self._num_admissions = 0
+        self._num_computed_most = 0
+        self._token_times_s: list[float] = []
+        self._finish_reason: FinishReason | None = None
+        self._num_prompt_tokens: int | None = None
+        self._num_cached_tokens: int | None = None
+        self._num_preemptions = 0
+        self._notes: list[str] = [] if has_arrival else ["the history begins in the middle of it"]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its end is known."""
+        return self._finish_reason is not None
+
+    # ------------------------------------------------------------------ events
+
+    def arrived(self, event: RequestArrived, view: EngineView) -> None:
+        """It is in the queue."""
+        handed_over_s = event.submitted_time_s
+        self._num_prompt_tokens = event.arrival.num_prompt_tokens
+        self._spend(causes.of_preparing(knows_handover=handed_over_s is not None), handed_over_s or event.time_s)
+        self._cause = causes.of_joining(self.sequence_id, self._cursor_s, view)
+        self._spend(self._cause, event.time_s)
+
+    def scheduled(self, event: StepScheduled, view: EngineView) -> None:
+        """A step was decided, with or without it."""
+        batch = event.batch
+        for preemption in batch.preemptions:
+            if preemption.request_id == self.sequence_id:
+                self._status = RequestStatus.PREEMPTED
+                self._num_preemptions += 1
+                self._cause = causes.of_preemption(preemption)
+        step = view.in_flight[-1] if view.in_flight and not batch.is_empty else None
+        takes_part = step is not None and self.sequence_id in step.shares
+        if self._status is not RequestStatus.RUNNING:
+            if not self._in_flight:  # otherwise its time until that step's result belongs to the step
+                self._spend(self._cause, event.time_s)
+            if takes_part:
+                self._admit(event)
+            elif self._status is RequestStatus.WAITING:
+                self._cause = causes.of_queueing(self.sequence_id, batch, view)
+        if takes_part and step is not None:
+            self._in_flight.append(step)
+
+    def committed(self, event: StepCommitted, step: DecidedStep | None, commit: Commit | None) -> None:
+        """A step has given its result; None is one that was decided before the history begins."""
+        if step is None:
+            if commit is not None and commit.finish_reason is not None:
+                self._close(event.time_s, "in a step that was decided before the history begins")
+        elif self._in_flight and self._in_flight[0] is step:
+            self._in_flight.popleft()
+            self._work(step, event.time_s, 0 if commit is None else commit.num_tokens)
+        elif self._status is RequestStatus.RUNNING:
+            if step.batch.step < self._admitted_in_step:
+                self._spend(causes.of_waiting_for(step, self.sequence_id), event.time_s)
+            else:
+                has_output = bool(self._token_times_s)
+                self._spend(causes.of_sitting_out(self.sequence_id, has_output, step), event.time_s)
+        if commit is not None:
+            self._token_times_s.extend([event.time_s] * commit.num_tokens)
+            self._finish_reason = commit.finish_reason
+
+    def finished_by_caller(self, event: RequestFinishedByCaller) -> None:
+        """It was aborted, or a stop string was found in its text."""
+        num_tokens = len(self._token_times_s)
+        self._finish_reason = event.reason
+        if event.reason is FinishReason.STOP and num_tokens:
+            num_counted = num_tokens if event.num_output_tokens is None else event.num_output_tokens
+            num_counted = max(1, min(num_tokens, num_counted))
+            if num_counted < num_tokens:
+                dropped = counted(num_tokens - num_counted, "token")
+                self._notes.append(f"{dropped} behind the stop string not counted")
+            del self._token_times_s[num_counted:]
+            self._cut(self._token_times_s[-1])
+        else:
+            self._close(event.time_s, "ended from outside")
+
+    def lost(self, time_s: float) -> None:
+        """The engine was started again and knows nothing of it."""
+        self._finish_reason = FinishReason.ERROR
+        self._close(time_s, "the engine was started again")
+
+    def lane(self, upto_s: float) -> Lane:
+        """What is known; of a sequence that lives, up to now."""
+        spans = list(self._spans)
+        end_s = self._cursor_s
+        if not self.is_finished and upto_s > end_s:
+            spans.append(self._open_span(upto_s, "goes on"))
+            end_s = upto_s
+        return Lane(
+            sequence_id=self.sequence_id,
+            begin_s=self._begin_s,
+            end_s=end_s,
+            segments=merged(spans),
+            finish_reason=self._finish_reason,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_tokens=self._num_cached_tokens,
+            num_output_tokens=len(self._token_times_s),
+            num_preemptions=self._num_preemptions,
+            first_token_s=self._token_times_s[0] if self._token_times_s else None,
+            notes=tuple(self._notes),
+            has_arrival=self._has_arrival,
+        )
+
+    # ------------------------------------------------------------------ spans
+
+    def _spend(self, cause: Cause, until_s: float, work: Work = NO_WORK) -> None:
+        """The time since the last cut went into this."""
+        until_s = max(until_s, self._cursor_s)
+        if until_s > self._cursor_s or work.num_steps:
+            self._spans.append(Span(cause, self._cursor_s, until_s, work))
+            self._cursor_s = until_s
+
+    def _admit(self, event: StepScheduled) -> None:
+        mine = [a for a in event.batch.admitted if a.request_id == self.sequence_id]
+        self._admitted = mine[0] if mine else None
+        if self._admitted is not None and self._status is RequestStatus.WAITING:
+            self._num_cached_tokens = self._admitted.num_cached_tokens
+        self._admitted_in_step = event.batch.step
+        self._num_admissions += 1
+        self._status = RequestStatus.RUNNING
+
+    def _work(self, step: DecidedStep, until_s: float, num_output_tokens: int) -> None:
+        share = step.shares[self.sequence_id]
+        is_again = share.num_computed_tokens < self._num_computed_most
+        self._num_computed_most = max(self._num_computed_most, share.token_range.stop - share.num_draft_tokens)
+        if share.stroke is Stroke.DECODE:
+            self._spend(causes.of_decoding(self.sequence_id, step), until_s, Work(1, num_output_tokens))
+            return
+        told = "" if self._admitted is None else causes.cached_in_words(self._admitted)
+        self._admitted = None  # said once, with the first chunk
+        self._spend(
+            Cause(Label.RECOMPUTE if is_again else Label.PREFILL, told, step.prefills_of_others(self.sequence_id)),
+            until_s,
+            Work(1, share.num_scheduled_tokens, self._num_admissions, share.samples_token),
+        )
+
+    def _open_span(self, until_s: float, how: str) -> Span:
+        """What it is at between the last cut and now, or when it was broken off."""
+        if self._in_flight:
+            step = self._in_flight[0]
+            is_decode = step.shares[self.sequence_id].stroke is Stroke.DECODE
+            cause = causes.of_decoding(self.sequence_id, step) if is_decode else Cause(Label.PREFILL, "")
+            return Span(Cause(cause.label, f"in a step; {how}", cause.because_of), self._cursor_s, until_s)
+        if self._status is RequestStatus.RUNNING:
+            return Span(Cause(Label.END, f"between two steps; {how}"), self._cursor_s, until_s)
+        return Span(self._cause, self._cursor_s, until_s)
+
+    def _close(self, time_s: float, how: str) -> None:
+        if time_s > self._cursor_s:
+            self._spans.append(self._open_span(time_s, how))
+            self._cursor_s = time_s
+
+    def _cut(self, end_s: float) -> None:
+        """Leaves out what came after the token that turned out to be the last."""
+        kept = [span for span in self._spans if span.start_s < end_s or (span.work.num_steps and span.end_s <= end_s)]
+        self._spans = [replace(span, end_s=min(span.end_s, end_s)) for span in kept]
+        self._cursor_s = end_s

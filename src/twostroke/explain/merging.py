@@ -1,0 +1,142 @@
+"""From one span per event to segments that people can read: equal neighbours become one, and say so in words."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from twostroke.explain.causes import Cause
+from twostroke.explain.segments import Culprit, Label, Segment
+from twostroke.explain.words import counted
+
+MAX_CULPRITS = 4
+"""Named in a segment; the rest is counted."""
+
+_CHUNKS = (Label.PREFILL, Label.RECOMPUTE)
+_QUEUED = (Label.WAIT_SLOTS, Label.WAIT_TOKENS, Label.WAIT_KV, Label.WAIT_PRIORITY, Label.PREEMPTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a step did for the sequence."""
+
+    num_steps: int = 0
+    num_tokens: int = 0
+    """Computed in a chunk, generated in a decode."""
+    admission: int = 0
+    """Of a chunk: the how-manieth admission it belongs to."""
+    is_last: bool = False
+    """Of a chunk: whether the first stroke ends with it."""
+
+
+NO_WORK = Work()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The time between two cuts."""
+
+    cause: Cause
+    start_s: float
+    end_s: float
+    work: Work = NO_WORK
+
+
+def merged(spans: Sequence[Span]) -> tuple[Segment, ...]:
+    """The segments; they cover what the spans cover, without a gap where those have none."""
+    num_chunks = {span.work.admission: i for span, i in _numbered_chunks(spans) if span.work.is_last}
+    chunk_of = {id(span): i for span, i in _numbered_chunks(spans)}
+    segments: list[Segment] = []
+    for group in _groups(spans):
+        first = group[0]
+        because_of, num_culprits = _culprits(group)
+        if id(first) in chunk_of:
+            reason = _chunk_in_words(first, chunk_of[id(first)], num_chunks.get(first.work.admission))
+        else:
+            reason = _in_words(group, because_of, num_culprits)
+        is_queued = first.cause.label in _QUEUED
+        segments.append(
+            Segment(
+                label=first.cause.label,
+                start_s=first.start_s,
+                end_s=group[-1].end_s,
+                reason=reason,
+                num_steps=len(group) if is_queued else sum(span.work.num_steps for span in group),
+                num_tokens=sum(span.work.num_tokens for span in group),
+                because_of=because_of,
+                num_culprits=num_culprits,
+            )
+        )
+    return tuple(segments)
+
+
+def _groups(spans: Sequence[Span]) -> Iterator[list[Span]]:
+    group: list[Span] = []
+    for span in spans:
+        if group and not _belong_together(group[-1], span):
+            yield group
+            group = []
+        group.append(span)
+    if group:
+        yield group
+
+
+def _belong_together(before: Span, after: Span) -> bool:
+    label = before.cause.label
+    if label is not after.cause.label or label in _CHUNKS:
+        return False
+    # the prefill of somebody else is another stall
+    return label is not Label.STALLED or _heaviest(before) == _heaviest(after)
+
+
+def _heaviest(span: Span) -> str:
+    tokens = span.cause.because_of
+    return max(tokens, key=lambda request_id: (tokens[request_id], request_id), default="")
+
+
+def _culprits(group: Sequence[Span]) -> tuple[tuple[Culprit, ...], int]:
+    """The heaviest, and how many there are."""
+    tokens: Counter[str] = Counter()
+    for i, span in enumerate(group):
+        if i and span.cause is group[i - 1].cause:  # cut in the middle by an event; still the same step
+            continue
+        for request_id, num_tokens in span.cause.because_of.items():
+            if span.cause.label is Label.WAIT_KV:  # what is kept is kept once, however many steps look at it
+                tokens[request_id] = max(tokens[request_id], num_tokens)
+            else:
+                tokens[request_id] += num_tokens
+    heaviest = sorted(tokens.items(), key=lambda item: (-item[1], item[0]))[:MAX_CULPRITS]
+    return tuple(itertools.starmap(Culprit, heaviest)), len(tokens)
+
+
+def _numbered_chunks(spans: Sequence[Span]) -> Iterator[tuple[Span, int]]:
+    """Each chunk with its number since the request was last admitted, from 1."""
+    counts: Counter[int] = Counter()
+    for span in spans:
+        if span.cause.label in _CHUNKS and span.work.num_steps:
+            counts[span.work.admission] += 1
+            yield span, counts[span.work.admission]
+
+
+def _chunk_in_words(span: Span, number: int, num_chunks: int | None) -> str:
+    of = "" if num_chunks is None else f" of {num_chunks}"
+    told = f"; {span.cause.reason}" if span.cause.reason else ""
+    return f"chunk {number}{of}, {counted(span.work.num_tokens, 'token')}{told}"
+
+
+def _in_words(group: Sequence[Span], because_of: Sequence[Culprit], num_culprits: int) -> str:
+    cause = group[-1].cause
+    num_steps = sum(span.work.num_steps for span in group)
+    made = f"{counted(num_steps, 'step')}, {counted(sum(span.work.num_tokens for span in group), 'token')}"
+    match cause.label:
+        case Label.DECODE if num_steps:
+            return made
+        case Label.STALLED:
+            others = f" and {num_culprits - 1} more" if num_culprits > 1 else ""
+            longest = because_of[0]
+            stalled = f"by the prefill of {longest.request_id} with {counted(longest.num_tokens, 'token')}{others}"
+            return f"{stalled}; {made}" if num_steps else f"{stalled}; {cause.reason}"
+        case _:
+            return cause.reason

@@ -1,0 +1,167 @@
+"""What an explanation consists of: a request's life cut into labelled pieces that leave nothing out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from twostroke.request import FinishReason
+
+
+class Label(StrEnum):
+    """What the time of a segment went into; each millisecond has exactly one."""
+
+    PREPARE = "prepare"  # template, tokenizer, checks
+    WAIT_STEP = "waited for a step"  # requests are taken in and admitted between steps
+    WAIT_SLOTS = "waited for slots"  # max_num_seqs requests were running
+    WAIT_TOKENS = "waited for tokens"  # others used up max_num_batched_tokens
+    WAIT_KV = "waited for kv"  # no blocks for its prompt
+    WAIT_PRIORITY = "waited for priority"  # requests that came later went first
+    PREFILL = "prefill"  # a chunk of its prompt
+    RECOMPUTE = "recompute"  # tokens that had been computed before a preemption
+    DECODE = "decode"  # steps that gave it tokens
+    STALLED = "stalled"  # such steps, or steps it sat out, made long by the prefill of others
+    PREEMPTED = "preempted"  # its blocks were given to somebody more urgent
+    END = "end"  # between its last step and its end
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """Somebody whose tokens were in the way."""
+
+    request_id: str
+    num_tokens: int
+    """Computed for it meanwhile; in waits for KV those that it kept in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of a request's life, in seconds on the engine's clock."""
+
+    label: Label
+    start_s: float
+    end_s: float
+    reason: str
+    """Why, in words."""
+    num_steps: int = 0
+    """Of the engine that it covers; steps that only began in it are counted as waits."""
+    num_tokens: int = 0
+    """Of the request: computed in a prefill, generated in decodes."""
+    because_of: tuple[Culprit, ...] = ()
+    """Others, the heaviest first; the first few of `num_culprits`."""
+    num_culprits: int = 0
+
+    @property
+    def duration_s(self) -> float:
+        """How long it took."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The life of one sequence: of a request's `n` answers, one.
+
+    Segments follow each other without a gap: the first begins at `begin_s`, the last ends at `end_s`.
+    """
+
+    sequence_id: str
+    begin_s: float
+    """Its arrival, or where the history begins to know it."""
+    end_s: float
+    """Its last token, or when it was aborted; of one that lives, the last moment that the history knows of."""
+    segments: tuple[Segment, ...]
+    finish_reason: FinishReason | None
+    """None while it lives."""
+    num_prompt_tokens: int | None
+    num_cached_tokens: int | None
+    num_output_tokens: int
+    num_preemptions: int
+    first_token_s: float | None
+    notes: tuple[str, ...] = ()
+    """What the history cannot say, and other things to know."""
+    has_arrival: bool = True
+    """False when the history begins in the middle of it."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the history knows its beginning and its end."""
+        return self.has_arrival and self.finish_reason is not None
+
+    @property
+    def duration_s(self) -> float:
+        """End to end, when it is complete."""
+        return self.end_s - self.begin_s
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Arrival until the first token; None without either."""
+        return None if self.first_token_s is None or not self.has_arrival else self.first_token_s - self.begin_s
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A request, explained: one lane per sequence."""
+
+    request_id: str
+    lanes: tuple[Lane, ...]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every lane is."""
+        return all(lane.is_complete for lane in self.lanes)
+
+    @property
+    def begin_s(self) -> float:
+        """Of its first lane."""
+        return min(lane.begin_s for lane in self.lanes)
+
+    @property
+    def end_s(self) -> float:
+        """Of its last lane."""
+        return max(lane.end_s for lane in self.lanes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: times in milliseconds since the request's begin."""
+        return {
+            "request_id": self.request_id,
+            "is_complete": self.is_complete,
+            "begin_s": self.begin_s,
+            "e2e_ms": _ms(self.end_s - self.begin_s),
+            "lanes": [_lane_fields(lane, self.begin_s) for lane in self.lanes],
+        }
+
+
+def _lane_fields(lane: Lane, origin_s: float) -> dict[str, Any]:
+    return {
+        "sequence_id": lane.sequence_id,
+        "is_complete": lane.is_complete,
+        "finish_reason": None if lane.finish_reason is None else str(lane.finish_reason),
+        "e2e_ms": _ms(lane.duration_s),
+        "ttft_ms": None if lane.ttft_s is None else _ms(lane.ttft_s),
+        "num_prompt_tokens": lane.num_prompt_tokens,
+        "num_cached_tokens": lane.num_cached_tokens,
+        "num_output_tokens": lane.num_output_tokens,
+        "num_preemptions": lane.num_preemptions,
+        "notes": list(lane.notes),
+        "segments": [
+            {
+                "label": str(segment.label),
+                "start_ms": _ms(segment.start_s - origin_s),
+                "duration_ms": _ms(segment.duration_s),
+                "reason": segment.reason,
+                "num_steps": segment.num_steps,
+                "num_tokens": segment.num_tokens,
+                "because_of": [
+                    {"request_id": culprit.request_id, "num_tokens": culprit.num_tokens}
+                    for culprit in segment.because_of
+                ],
+                "num_culprits": segment.num_culprits,
+            }
+            for segment in lane.segments
+        ],
+    }
+
+
+def _ms(seconds: float) -> float:
+    return seconds * 1e3

@@ -1,0 +1,72 @@
+"""A timeline as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twostroke.explain.segments import Label, Lane, Segment, Timeline
+from twostroke.explain.words import counted
+
+_TOLD_IN_REASON = (Label.STALLED, Label.PREEMPTED)
+"""Segments whose reason names the culprits already."""
+
+
+def timeline_text(timeline: Timeline) -> str:
+    """One line per segment, lanes one under the other; ends with a line break."""
+    lines: list[str] = []
+    for lane in timeline.lanes:
+        lines += [_heading(timeline, lane), *_table(lane, timeline.begin_s)]
+        lines += [f"  note: {note}" for note in lane.notes] + [""]
+    return "\n".join(lines)
+
+
+def _heading(timeline: Timeline, lane: Lane) -> str:
+    name = timeline.request_id if len(timeline.lanes) == 1 else lane.sequence_id
+    ended = "still running" if lane.finish_reason is None else f"ended: {lane.finish_reason}"
+    facts = [ended, f"{_ms(lane.duration_s)} ms in all"]
+    if lane.ttft_s is not None:
+        facts.append(f"first token after {_ms(lane.ttft_s)} ms")
+    if lane.num_prompt_tokens is not None:
+        facts.append(f"{counted(lane.num_prompt_tokens, 'prompt token')} ({lane.num_cached_tokens or 0:,} cached)")
+    facts.append(counted(lane.num_output_tokens, "output token"))
+    if lane.num_preemptions:
+        facts.append(f"preempted {lane.num_preemptions} times" if lane.num_preemptions > 1 else "preempted once")
+    return f"{name}: {', '.join(facts)}"
+
+
+def _table(lane: Lane, origin_s: float) -> list[str]:
+    rows = [("start ms", "ms", "share", "what", "why")]
+    for segment in lane.segments:
+        share = segment.duration_s / lane.duration_s if lane.duration_s else 0.0
+        rows.append(
+            (
+                _ms(segment.start_s - origin_s),
+                _ms(segment.duration_s),
+                f"{share:.1%}",
+                str(segment.label),
+                segment.reason + _culprits(segment),
+            )
+        )
+    return _aligned(rows)
+
+
+def _culprits(segment: Segment) -> str:
+    if segment.label in _TOLD_IN_REASON or not segment.because_of:
+        return ""
+    named = [f"{c.request_id} ({counted(c.num_tokens, 'token')})" for c in segment.because_of]
+    unnamed = segment.num_culprits - len(named)
+    who = f"{', '.join(named)}{f', {unnamed} more' if unnamed else ''}"
+    return f"; beside {who}" if segment.label in (Label.PREFILL, Label.RECOMPUTE) else f" [{who}]"
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Numbers to the right, words to the left, the last column as it is."""
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return [
+        f"  {row[0]:>{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:<{widths[3]}}  {row[4]}"
+        for row in rows
+    ]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.3f}"

@@ -1,0 +1,128 @@
+"""The engine's steps as a Chrome trace, which Perfetto and chrome://tracing open.
+
+    process "steps"      one slice per step; counters: tokens, queue, KV blocks
+    process "requests"   one track per sequence: its timeline's segments, and what it asked for
+
+The format is that of Google's "Trace Event Format" (2016): "X" are complete slices, "C" counters, "M" names;
+times are microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from twostroke.events import EngineStarted, Event, StepCommitted, StepScheduled
+from twostroke.explain.segments import Lane
+from twostroke.explain.timeline import LaneReader
+from twostroke.explain.words import counted
+
+_STEPS, _REQUESTS = 1, 2
+"""Process ids of the trace."""
+
+
+def trace_of(events: Iterable[Event]) -> dict[str, Any]:
+    """Everything that the events say, as one JSON object.
+
+    Args:
+        events: of one engine, in order; they may begin in the middle of things.
+    """
+    steps, reader = _Steps(), LaneReader(lambda _: True)
+    lanes: list[Lane] = []
+    for event in events:
+        steps.take(event)
+        lanes.extend(reader.take(event))
+    lanes.extend(reader.living())
+    begin_s = min([lane.begin_s for lane in lanes] + [r["ts"] for r in steps.records], default=0.0)
+    records = [*_names(), *steps.records]
+    for thread, lane in enumerate(sorted(lanes, key=lambda lane: (lane.begin_s, lane.sequence_id)), start=1):
+        records += _lane_records(lane, thread)
+    return {"displayTimeUnit": "ms", "traceEvents": [_in_microseconds(record, begin_s) for record in records]}
+
+
+class _Steps:
+    """Slices and counters of the steps; times still in seconds."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = []
+        self._decided: dict[int, StepScheduled] = {}
+        self._num_blocks: int | None = None
+        self._last_result_s = float("-inf")
+
+    def take(self, event: Event) -> None:
+        match event:
+            case EngineStarted():
+                self._decided.clear()
+                self._num_blocks = event.num_blocks
+            case StepScheduled():
+                self._scheduled(event)
+            case StepCommitted() if event.step in self._decided:
+                self._committed(self._decided.pop(event.step), event)
+            case _:
+                pass
+
+    def _scheduled(self, event: StepScheduled) -> None:
+        batch = event.batch
+        if not batch.is_empty:
+            self._decided[batch.step] = event
+        tokens = {"prefill": batch.num_prefill_tokens, "decode": batch.num_decode_tokens}
+        self._count("tokens", event.time_s, tokens)
+        self._count("queue", event.time_s, {"waiting": batch.num_waiting, "running": batch.num_running})
+        blocks = {"free": batch.num_free_blocks}
+        if self._num_blocks is not None:
+            blocks = {"used": self._num_blocks - batch.num_free_blocks, **blocks}
+        self._count("KV blocks", event.time_s, blocks)
+
+    def _committed(self, decided: StepScheduled, event: StepCommitted) -> None:
+        # a step that was decided while another ran began when that one ended
+        start_s = max(decided.time_s, self._last_result_s)
+        self._last_result_s = event.time_s
+        batch = decided.batch
+        args: dict[str, Any] = {
+            "prefill tokens": batch.num_prefill_tokens,
+            "decode tokens": batch.num_decode_tokens,
+            "requests": len(batch.requests),
+            "limited by": str(batch.limited_by),
+            "operators ms": event.operator_time_s * 1e3,
+        }
+        if batch.wait_reason:
+            args["head of the queue"] = f"{batch.head_request_id}: {batch.wait_reason}"
+        if batch.preemptions:
+            args["preempted"] = [f"{p.request_id} for {p.by_request_id}" for p in batch.preemptions]
+        if decided.cost is not None:
+            args["bound by"] = decided.cost.bound
+        self.records.append(_slice(_STEPS, 1, f"step {batch.step}", start_s, event.time_s, args))
+
+    def _count(self, name: str, time_s: float, values: dict[str, int]) -> None:
+        self.records.append({"ph": "C", "pid": _STEPS, "name": name, "ts": time_s, "args": values})
+
+
+def _names() -> list[dict[str, Any]]:
+    return [_name("process_name", _STEPS, 0, "steps"), _name("process_name", _REQUESTS, 0, "requests")]
+
+
+def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": process, "tid": thread, "name": kind, "args": {"name": name}}
+
+
+def _lane_records(lane: Lane, thread: int) -> list[dict[str, Any]]:
+    records = [_name("thread_name", _REQUESTS, thread, lane.sequence_id)]
+    for segment in lane.segments:
+        args: dict[str, Any] = {"why": segment.reason}
+        args |= {culprit.request_id: counted(culprit.num_tokens, "token") for culprit in segment.because_of}
+        records.append(_slice(_REQUESTS, thread, str(segment.label), segment.start_s, segment.end_s, args))
+    return records
+
+
+def _slice(process: int, thread: int, name: str, start_s: float, end_s: float, args: dict[str, Any]) -> dict[str, Any]:
+    where = {"ph": "X", "pid": process, "tid": thread, "name": name}
+    return {**where, "ts": start_s, "dur": end_s - start_s, "args": args}
+
+
+def _in_microseconds(record: dict[str, Any], begin_s: float) -> dict[str, Any]:
+    scaled = dict(record)
+    if "ts" in scaled:
+        scaled["ts"] = (scaled["ts"] - begin_s) * 1e6
+    if "dur" in scaled:
+        scaled["dur"] *= 1e6
+    return scaled

@@ -1,0 +1,207 @@
+"""EngineMetrics: the event log, counted. What each number means is said in families.py."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from twostroke.batch import AdmittedRequest, CacheEnd
+from twostroke.events import (
+    EngineStarted,
+    Event,
+    RequestArrived,
+    RequestFinishedByCaller,
+    StepCommitted,
+    StepScheduled,
+)
+from twostroke.explain.timeline import request_of
+from twostroke.metrics import families
+from twostroke.metrics.instruments import Instruments
+from twostroke.metrics.latencies import Latencies, Sizes
+from twostroke.metrics.load import LoadGauges
+from twostroke.request import FinishReason
+from twostroke.request_times import RequestTimes
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """A sequence that has not ended."""
+
+    request: str
+    num_prompt_tokens: int
+    max_tokens: int
+    times: RequestTimes
+    num_cached_tokens: int = 0
+    is_running: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """The sequences of one request."""
+
+    num_sequences: int = 0
+    num_live: int = 0
+    most_output_tokens: int = 0
+
+
+class EngineMetrics:
+    """Counts an engine's events; an `EventLog`.
+
+    For one thread: the scrape (exposition.py) must run in the same one. A token costs about half a microsecond.
+
+    Args:
+        model_name: what clients call the model; a label of every sample.
+        engine: which engine of several; the other label.
+    """
+
+    def __init__(self, model_name: str, engine: str = "0") -> None:
+        self.labels = {"model_name": model_name, "engine": engine}
+        self.instruments = Instruments()
+        self._sequences: dict[str, _Sequence] = {}
+        self._requests: dict[str, _Request] = {}
+        self._num_running = 0
+        self._load = LoadGauges(self.instruments)
+        self._latencies = Latencies(self.instruments)
+        self._sizes = Sizes(self.instruments)
+        number = self.instruments.number
+        self._prompt_tokens = number(families.PROMPT_TOKENS)
+        self._cached_tokens = number(families.PROMPT_TOKENS_CACHED)
+        self._generation_tokens = number(families.GENERATION_TOKENS)
+        self._ended = number(families.REQUEST_SUCCESS)
+        self._preemptions = number(families.NUM_PREEMPTIONS)
+        self._cache_queries = number(families.PREFIX_CACHE_QUERIES)
+        self._cache_hits = number(families.PREFIX_CACHE_HITS)
+        self._steps = number(families.ENGINE_STEPS)
+        self._starts = number(families.ENGINE_STARTS)
+        self._step_tokens = self.instruments.distribution(families.ITERATION_TOKENS)
+        for reason in FinishReason:
+            self._ended.set(0, reason)
+
+    def observe(self, event: Event) -> None:
+        """Counts one event; they come in order."""
+        match event:
+            case StepCommitted():
+                self._committed(event)
+            case StepScheduled():
+                self._scheduled(event)
+            case RequestArrived():
+                self._arrived(event)
+            case RequestFinishedByCaller():
+                self._finished_by_caller(event)
+            case EngineStarted():
+                self._started(event)
+            case _:
+                return
+        self._load.count(self._num_running, len(self._sequences) - self._num_running)
+
+    append = observe
+    """As an EventLog has it."""
+
+    # ------------------------------------------------------------------ events
+
+    def _started(self, event: EngineStarted) -> None:
+        for sequence_id in list(self._sequences):  # of an engine that died
+            self._end(sequence_id, FinishReason.ERROR, event.time_s)
+        self._starts.add(1)
+        self._load.started(event)
+
+    def _arrived(self, event: RequestArrived) -> None:
+        arrival, name = event.arrival, request_of(event.request_id)
+        self._sequences[event.request_id] = _Sequence(
+            name, arrival.num_prompt_tokens, arrival.max_tokens, RequestTimes(arrival.arrival_time_s)
+        )
+        request = self._requests.setdefault(name, _Request())
+        request.num_sequences += 1
+        request.num_live += 1
+
+    def _scheduled(self, event: StepScheduled) -> None:
+        batch = event.batch
+        for preemption in batch.preemptions:
+            self._preemptions.add(1)
+            self._set_running(preemption.request_id, False)
+        for admitted in batch.admitted:
+            self._admitted(admitted, event.time_s)
+        self._load.decided(batch)
+        if not batch.is_empty:
+            self._step_tokens.observe(batch.num_tokens)
+
+    def _admitted(self, admitted: AdmittedRequest, time_s: float) -> None:
+        sequence = self._set_running(admitted.request_id, True)
+        if sequence is None or sequence.times.scheduled_s is not None:
+            return
+        sequence.times.scheduled_s = time_s
+        sequence.num_cached_tokens = admitted.num_cached_tokens
+        if admitted.cache_end not in (CacheEnd.DISABLED, CacheEnd.NOT_READ):
+            self._cache_queries.add(admitted.num_tokens)
+            self._cache_hits.add(admitted.num_cached_tokens)
+            self._load.looked_up(admitted.num_tokens, admitted.num_cached_tokens)
+
+    def _committed(self, event: StepCommitted) -> None:
+        now_s, sequences = event.time_s, self._sequences
+        gaps: Counter[tuple[float, int]] = Counter()
+        """The same for nearly everybody: observed once for all."""
+        num_tokens = 0
+        ended: list[tuple[str, FinishReason]] = []
+        for commit in event.commits:
+            sequence = sequences.get(commit.request_id)
+            if sequence is None:  # it ended while this step ran, or arrived before the first event
+                continue
+            num_new = commit.num_tokens
+            if num_new:
+                num_tokens += num_new
+                token_times_s = sequence.times.token_times_s
+                if token_times_s:
+                    gaps[now_s - token_times_s[-1], num_new] += 1
+                else:
+                    self._first_token(sequence, now_s)
+                token_times_s.extend([now_s] * num_new)
+            if commit.finish_reason is not None:
+                ended.append((commit.request_id, commit.finish_reason))
+        for (gap_s, num_new), times in gaps.items():
+            self._latencies.gap.observe(gap_s, times)
+            self._latencies.itl.observe(gap_s / num_new, times * num_new)
+        self._steps.add(1)
+        self._generation_tokens.add(num_tokens)
+        self._load.generated(num_tokens, now_s)
+        for sequence_id, reason in ended:
+            self._end(sequence_id, reason, None)
+
+    def _first_token(self, sequence: _Sequence, now_s: float) -> None:
+        self._latencies.ttft.observe(now_s - sequence.times.arrival_s)
+        self._prompt_tokens.add(sequence.num_prompt_tokens)
+        self._cached_tokens.add(sequence.num_cached_tokens)
+
+    def _finished_by_caller(self, event: RequestFinishedByCaller) -> None:
+        sequence = self._sequences.get(event.request_id)
+        if sequence is None:
+            return
+        if event.num_output_tokens is not None:
+            del sequence.times.token_times_s[event.num_output_tokens :]
+        ends_with_its_last_token = event.reason is FinishReason.STOP and sequence.times.token_times_s
+        self._end(event.request_id, event.reason, None if ends_with_its_last_token else event.time_s)
+
+    # ------------------------------------------------------------------ sequences
+
+    def _set_running(self, sequence_id: str, is_running: bool) -> _Sequence | None:
+        sequence = self._sequences.get(sequence_id)
+        if sequence is not None and sequence.is_running != is_running:
+            sequence.is_running = is_running
+            self._num_running += 1 if is_running else -1
+        return sequence
+
+    def _end(self, sequence_id: str, reason: FinishReason, finish_s: float | None) -> None:
+        """Ends a sequence, with its last token unless `finish_s` says otherwise."""
+        self._set_running(sequence_id, False)
+        sequence = self._sequences.pop(sequence_id)
+        sequence.times.finish_s = finish_s
+        num_output_tokens = len(sequence.times.token_times_s)
+        self._ended.add(1, reason)
+        self._sizes.sequence_ended(sequence.num_prompt_tokens, num_output_tokens)
+        if num_output_tokens:
+            self._latencies.ended(sequence.times)
+        request = self._requests[sequence.request]
+        request.num_live -= 1
+        request.most_output_tokens = max(request.most_output_tokens, num_output_tokens)
+        if not request.num_live:
+            del self._requests[sequence.request]
+            self._sizes.request_ended(request.num_sequences, sequence.max_tokens, request.most_output_tokens)

@@ -1,0 +1,111 @@
+"""What /metrics says: our names, and on demand those of other servers for the dashboards that people have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from enum import StrEnum
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from twostroke.metrics import families
+from twostroke.metrics.engine_metrics import EngineMetrics
+from twostroke.metrics.instruments import Instrument, Number, exposed
+
+PREFIX = "twostroke"
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+_SGLANG_LABELS = {"engine_type": "unified", "tp_rank": "0", "pp_rank": "0"}
+
+
+class Compat(StrEnum):
+    """Whose names to use besides our own (`--metrics-compat`)."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+
+
+class EngineCollector(Collector):
+    """The metrics of engines for a CollectorRegistry, read when they are scraped.
+
+    Args:
+        engines: each with labels of its own.
+        compat: also under these servers' names; the numbers are the same ones.
+    """
+
+    def __init__(self, *engines: EngineMetrics, compat: Collection[Compat] = ()) -> None:
+        self._engines = engines
+        self._compat = frozenset(compat)
+
+    def collect(self) -> Iterator[Metric]:
+        """One family after another, every engine's samples in it."""
+        yield from self._families(PREFIX, {})
+        if Compat.VLLM in self._compat:
+            yield from self._families(str(Compat.VLLM), {})
+        if Compat.SGLANG in self._compat:
+            yield from self._families(str(Compat.SGLANG), _SGLANG_LABELS)
+
+    def _families(self, prefix: str, labels: dict[str, str]) -> Iterator[Metric]:
+        for family in families.FAMILIES:
+            name = _name_in(prefix, family)
+            if name is None:
+                continue
+            parts = [
+                exposed(engine.instruments[family], f"{prefix}:{name}", engine.labels | labels)
+                for engine in self._engines
+            ]
+            yield _joined(parts)
+        if prefix == Compat.SGLANG:
+            yield from self._sglangs_own(labels)
+
+    def _sglangs_own(self, labels: dict[str, str]) -> Iterator[Metric]:
+        """Sums and label values of ours that SGLang has metrics for."""
+        for engine in self._engines:
+            every = engine.labels | labels
+            ended = dict(_by_label(engine.instruments[families.REQUEST_SUCCESS]))
+            yield _single("sglang:num_requests", "counter", "Sequences that ended.", every, sum(ended.values()))
+            yield _single("sglang:num_aborted_requests", "counter", "Of these, aborted.", every, ended["abort"])
+            for described in engine.instruments[families.CACHE_CONFIG_INFO].samples():
+                info = described[1]
+                yield _single("sglang:page_size", "gauge", "block_size.", every, float(info["block_size"]))
+                yield _single("sglang:num_pages", "gauge", "KV blocks.", every, float(info["num_gpu_blocks"]))
+
+
+def exposition(*collectors: Collector) -> bytes:
+    """The text that Prometheus reads (CONTENT_TYPE)."""
+    registry = CollectorRegistry(auto_describe=False)
+    for collector in collectors:
+        registry.register(collector)
+    return generate_latest(registry)
+
+
+def _name_in(prefix: str, family: families.Family) -> str | None:
+    match prefix:
+        case Compat.VLLM:
+            return family.name if family.is_vllms else None
+        case Compat.SGLANG:
+            return family.sglang
+        case _:
+            return family.name
+
+
+def _joined(parts: list[Metric]) -> Metric:
+    """One family: a name may be described once only."""
+    first, *others = parts
+    for other in others:
+        first.samples.extend(other.samples)
+    return first
+
+
+def _by_label(instrument: Instrument) -> Iterator[tuple[str, float]]:
+    assert isinstance(instrument, Number)
+    for _, labels, value in instrument.samples():
+        yield next(iter(labels.values())), value
+
+
+def _single(name: str, kind: str, help_text: str, labels: dict[str, str], value: float) -> Metric:
+    metric = Metric(name, help_text, kind)
+    metric.add_sample(name + ("_total" if kind == "counter" else ""), labels, value)
+    return metric

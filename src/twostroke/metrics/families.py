@@ -1,0 +1,273 @@
+"""Every metric of the engine and what it means: one definition of each, for the exposition and docs/metrics.md.
+
+Names, units and labels are vLLM's (0.33) where it has the metric, with a prefix of our own, so that a dashboard made
+for vLLM needs one substitution, or none with `--metrics-compat vllm`. Bounds are vLLM's, too, with finer ones below
+for models that answer in milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """As Prometheus has them."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A metric: its name without prefix (and, of a counter, without `_total`), and what it says."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    """Besides model_name and engine, which every metric has."""
+    bounds: tuple[float, ...] = ()
+    """Upper ends of a histogram's buckets; the last one, +Inf, is understood."""
+    is_vllms: bool = True
+    """Whether vLLM has it by this name."""
+    sglang: str | None = None
+    """What SGLang (0.5.23) calls it."""
+
+
+def _one_two_five(most: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, 20, … up to `most`."""
+    bounds = [factor * 10.0**power for power in range(len(str(most))) for factor in (1, 2, 5)]
+    return tuple(bound for bound in bounds if bound <= most)
+
+
+def _bounds(text: str) -> tuple[float, ...]:
+    return tuple(float(bound) for bound in text.split())
+
+
+_TTFT = _bounds(".001 .005 .01 .02 .04 .06 .08 .1 .25 .5 .75 1 2.5 5 7.5 10 20 40 80 160 640 2560")
+_TOKEN = _bounds(".001 .002 .005 .01 .025 .05 .075 .1 .15 .2 .3 .4 .5 .75 1 2.5 5 7.5 10 20 40 80")
+_REQUEST = _bounds(".01 .02 .05 .1 .2 .3 .5 .8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680")
+_STEP_TOKENS = (1.0, *(2.0**power for power in range(3, 15)))
+_NUM_TOKENS = _one_two_five(1_000_000)
+
+# ---------------------------------------------------------------------- now
+
+NUM_REQUESTS_RUNNING = Family(
+    name="num_requests_running",
+    kind=Kind.GAUGE,
+    help="Sequences that hold KV blocks and are computed step by step.",
+    sglang="num_running_reqs",
+)
+NUM_REQUESTS_WAITING = Family(
+    name="num_requests_waiting",
+    kind=Kind.GAUGE,
+    help="Sequences in the queue, those that were preempted included.",
+    sglang="num_queue_reqs",
+)
+NUM_REQUESTS_WAITING_BY_REASON = Family(
+    name="num_requests_waiting_by_reason",
+    kind=Kind.GAUGE,
+    labels=("reason",),
+    help="The same by what the head of the queue waits for, and with it everybody behind: 'slots' (max_num_seqs), "
+    "'tokens' (max_num_batched_tokens), 'kv' (blocks); 'step' are those that came since the last step was decided.",
+)
+KV_CACHE_USAGE = Family(
+    name="kv_cache_usage_perc",
+    kind=Kind.GAUGE,
+    help="Share of the KV blocks that running requests hold, 0 to 1, when the last step was decided; 0 when nobody is "
+    "there. Cached blocks that nobody holds count as free.",
+    sglang="token_usage",
+)
+CACHE_CONFIG_INFO = Family(
+    name="cache_config_info",
+    kind=Kind.GAUGE,
+    labels=("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching"),
+    help="Always 1; its labels describe the KV cache. Blocks are in this machine's memory, whatever the label's name.",
+)
+
+# ---------------------------------------------------------------------- since the start
+
+PROMPT_TOKENS = Family(
+    name="prompt_tokens",
+    kind=Kind.COUNTER,
+    help="Prompt tokens, cached ones included, of sequences that have their first token.",
+    sglang="prompt_tokens",
+)
+PROMPT_TOKENS_CACHED = Family(
+    name="prompt_tokens_cached",
+    kind=Kind.COUNTER,
+    help="Of prompt_tokens: those whose KV came from the prefix cache.",
+    sglang="cached_tokens",
+)
+GENERATION_TOKENS = Family(
+    name="generation_tokens",
+    kind=Kind.COUNTER,
+    help="Tokens generated, those behind a stop string and those of aborted requests included.",
+    sglang="generation_tokens",
+)
+REQUEST_SUCCESS = Family(
+    name="request_success",
+    kind=Kind.COUNTER,
+    labels=("finished_reason",),
+    help="Sequences that ended: 'stop', 'length', 'abort' (by the caller) or 'error' (ours).",
+)
+NUM_PREEMPTIONS = Family(
+    name="num_preemptions",
+    kind=Kind.COUNTER,
+    help="Times that a sequence had to give its KV blocks back and compute its tokens again later.",
+    sglang="num_retracted_requests",
+)
+PREFIX_CACHE_QUERIES = Family(
+    name="prefix_cache_queries",
+    kind=Kind.COUNTER,
+    help="Tokens that the prefix cache was asked for, when sequences were admitted for the first time.",
+)
+PREFIX_CACHE_HITS = Family(
+    name="prefix_cache_hits",
+    kind=Kind.COUNTER,
+    help="Of prefix_cache_queries: tokens that were found.",
+)
+ENGINE_STEPS = Family(
+    name="engine_steps",
+    kind=Kind.COUNTER,
+    help="Steps whose results were taken in.",
+    is_vllms=False,
+)
+ENGINE_STARTS = Family(
+    name="engine_starts",
+    kind=Kind.COUNTER,
+    help="Times that the engine was started; more than 1 means that it had to be started again.",
+    is_vllms=False,
+)
+
+# ---------------------------------------------------------------------- latencies
+
+_OF_SERVED = "Of sequences that got a token; observed when they end."
+
+TIME_TO_FIRST_TOKEN = Family(
+    name="time_to_first_token_seconds",
+    kind=Kind.HISTOGRAM,
+    bounds=_TTFT,
+    help="TTFT: from the arrival (the request is fully read by the first process of ours) until the step that made the "
+    "first token gave its result. Observed at that token.",
+    sglang="time_to_first_token_seconds",
+)
+INTER_TOKEN_LATENCY = Family(
+    name="inter_token_latency_seconds",
+    kind=Kind.HISTOGRAM,
+    bounds=_TOKEN,
+    help="ITL: a step that gives a sequence m tokens, a gap after the step that gave it tokens before, counts m times "
+    "with gap/m. The tokens of the first step count none.",
+    sglang="inter_token_latency_seconds",
+)
+OUTPUT_GAP = Family(
+    name="output_gap_seconds",
+    kind=Kind.HISTOGRAM,
+    bounds=_TOKEN,
+    help="The gap itself, once a step: how long a reader of the stream saw nothing. Equal to ITL unless steps give "
+    "several tokens.",
+    is_vllms=False,
+)
+TIME_PER_OUTPUT_TOKEN = Family(
+    name="request_time_per_output_token_seconds",
+    kind=Kind.HISTOGRAM,
+    bounds=_TOKEN,
+    help=f"TPOT: (e2e - TTFT) / (tokens - 1); none for a single token. {_OF_SERVED}",
+    sglang="time_per_output_token_seconds",
+)
+E2E_LATENCY = Family(
+    name="e2e_request_latency_seconds",
+    kind=Kind.HISTOGRAM,
+    bounds=_REQUEST,
+    help="E2E: from the arrival until the last token that counts, or until the abort. Of sequences that got a token; "
+    "observed when they end.",
+    sglang="e2e_request_latency_seconds",
+)
+QUEUE_TIME = Family(
+    name="request_queue_time_seconds",
+    kind=Kind.HISTOGRAM,
+    bounds=_REQUEST,
+    help=f"From the arrival until first scheduled: preparing and waiting. {_OF_SERVED}",
+    sglang="queue_time_seconds",
+)
+PREFILL_TIME = Family(
+    name="request_prefill_time_seconds",
+    kind=Kind.HISTOGRAM,
+    bounds=_REQUEST,
+    help=f"From first scheduled until the first token. {_OF_SERVED}",
+)
+DECODE_TIME = Family(
+    name="request_decode_time_seconds",
+    kind=Kind.HISTOGRAM,
+    bounds=_REQUEST,
+    help=f"From the first token until the end; preemptions are in it. {_OF_SERVED}",
+)
+INFERENCE_TIME = Family(
+    name="request_inference_time_seconds",
+    kind=Kind.HISTOGRAM,
+    bounds=_REQUEST,
+    help=f"From first scheduled until the end: prefill and decode. {_OF_SERVED}",
+)
+
+# ---------------------------------------------------------------------- sizes
+
+REQUEST_PROMPT_TOKENS = Family(
+    name="request_prompt_tokens",
+    kind=Kind.HISTOGRAM,
+    bounds=_NUM_TOKENS,
+    help="Prompt tokens of each sequence; observed when it ends.",
+    sglang="prompt_tokens_histogram",
+)
+REQUEST_GENERATION_TOKENS = Family(
+    name="request_generation_tokens",
+    kind=Kind.HISTOGRAM,
+    bounds=_NUM_TOKENS,
+    help="Output tokens that count, of each sequence; observed when it ends.",
+    sglang="generation_tokens_histogram",
+)
+REQUEST_MAX_NUM_GENERATION_TOKENS = Family(
+    name="request_max_num_generation_tokens",
+    kind=Kind.HISTOGRAM,
+    bounds=_NUM_TOKENS,
+    help="Output tokens of the longest of a request's n sequences; observed when the last of them ends.",
+)
+REQUEST_PARAMS_N = Family(
+    name="request_params_n",
+    kind=Kind.HISTOGRAM,
+    bounds=(1.0, 2.0, 5.0, 10.0, 20.0),
+    help="n of each request; observed when the last of its sequences ends.",
+)
+REQUEST_PARAMS_MAX_TOKENS = Family(
+    name="request_params_max_tokens",
+    kind=Kind.HISTOGRAM,
+    bounds=_NUM_TOKENS,
+    help="max_tokens of each request, cut to what the context leaves; observed when the last of its sequences ends.",
+)
+ITERATION_TOKENS = Family(
+    name="iteration_tokens_total",
+    kind=Kind.HISTOGRAM,
+    bounds=_STEP_TOKENS,
+    help="Query tokens of each step: chunks of prompts, decodes, drafts.",
+)
+
+# ---------------------------------------------------------------------- SGLang's alone
+
+GEN_THROUGHPUT = Family(
+    name="gen_throughput",
+    kind=Kind.GAUGE,
+    help="Tokens generated per second, over the last second of steps; 0 when nobody is there.",
+    is_vllms=False,
+    sglang="gen_throughput",
+)
+CACHE_HIT_RATE = Family(
+    name="cache_hit_rate",
+    kind=Kind.GAUGE,
+    help="prefix_cache_hits / prefix_cache_queries of the last 100 sequences that were admitted.",
+    is_vllms=False,
+    sglang="cache_hit_rate",
+)
+
+FAMILIES: tuple[Family, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Family))
+"""All of them, in the order above."""

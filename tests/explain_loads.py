@@ -1,0 +1,109 @@
+"""Runs of the real scheduler whose event logs are explained and counted, and what such a run really took."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Sequence
+
+from factories import make_layout
+from fakes import FakeEngine
+from twostroke.config.cache import CacheConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.events import (
+    Event,
+    EventRing,
+    RequestArrived,
+    RequestFinishedByCaller,
+    StepCommitted,
+    StepScheduled,
+)
+from twostroke.request_times import RequestTimes
+
+NUM_REQUESTS = 25
+
+
+def random_load(seed: int) -> list[Event]:
+    """Random settings, arrivals, priorities, aborts and step times; ends when everybody has ended."""
+    return list(_run(seed))
+
+
+@functools.cache
+def _run(seed: int) -> tuple[Event, ...]:
+    dice = random.Random(seed)
+    layout = make_layout(dice.choice([[None], [None], [None, 6]]), dice.choice([1, 2, 4]))
+    is_chunked = dice.random() < 0.8
+    settings = SchedulerConfig(
+        max_num_batched_tokens=dice.choice([1, 4, 8, 20]),
+        max_num_seqs=dice.choice([1, 3, 8]),
+        policy=dice.choice(["fcfs", "priority"]),
+        ageing_s=100.0,
+        enable_chunked_prefill=is_chunked,
+        batching=dice.choice(["continuous", "continuous", "static"]),
+        mixing=dice.choice(["mixed", "mixed", "prefill_first"]),
+    )
+    longest = 40
+    least = layout.peak_blocks(longest, min(longest, settings.max_num_batched_tokens) if is_chunked else longest)
+    engine = FakeEngine(
+        layout,
+        least + dice.randint(0, 3),
+        max_model_len=longest,
+        scheduler_config=settings,
+        cache_config=CacheConfig(block_size=layout.block_size, enable_prefix_caching=dice.random() < 0.7),
+        latency=dice.choice([0, 0, 1, 2]),
+        max_drafts=dice.choice([0, 3]),
+        stop_chance=dice.choice([0.0, 0.1]),
+        seed=seed,
+        log=EventRing(1_000_000),
+    )
+    for number in range(NUM_REQUESTS):
+        num_prompt_tokens = dice.randint(1, dice.choice([3, longest - 1]))
+        max_tokens = dice.randint(1, longest - num_prompt_tokens)
+        prompt = [dice.randint(0, 1)] * num_prompt_tokens
+        engine.now_s += dice.random()
+        arrival_time_s = engine.now_s - dice.choice([0.0, dice.random() / 8])
+        engine.submit(f"r{number}#0.0", prompt, max_tokens, priority=dice.randint(0, 2), arrival_time_s=arrival_time_s)
+        for _ in range(dice.choice([0, 0, 1, 3])):
+            step(engine, dice)
+        if engine.live and dice.random() < 0.15:
+            engine.now_s += dice.random() / 16
+            engine.abort(dice.choice(sorted(engine.live)))
+    while engine.scheduler.has_work:
+        step(engine, dice)
+    engine.run(max_steps=5)
+    assert isinstance(engine.log, EventRing)
+    return tuple(engine.log)
+
+
+def step(engine: FakeEngine, dice: random.Random) -> None:
+    """A step that begins and takes a moment that nobody could guess."""
+    engine.now_s += dice.random() / 8
+    engine.step()
+    engine.now_s += dice.random()
+
+
+def times_of(events: Sequence[Event]) -> dict[str, RequestTimes]:
+    """When things happened to each request, read off the log in the plainest way; ids are used once."""
+    times: dict[str, RequestTimes] = {}
+    ended: set[str] = set()
+    for event in events:
+        match event:
+            case RequestArrived():
+                times[event.request_id] = RequestTimes(event.arrival.arrival_time_s)
+            case StepScheduled():
+                for share in event.batch.requests:
+                    mine = times[share.request_id]
+                    mine.scheduled_s = event.time_s if mine.scheduled_s is None else mine.scheduled_s
+                for request_id in event.batch.preempted_request_ids:
+                    times[request_id].num_preemptions += 1
+            case StepCommitted():
+                for commit in event.commits:
+                    num_tokens = 0 if commit.request_id in ended else commit.num_tokens  # a result behind the end
+                    times[commit.request_id].token_times_s.extend([event.time_s] * num_tokens)
+                ended |= {commit.request_id for commit in event.commits if commit.finish_reason is not None}
+            case RequestFinishedByCaller():
+                ended.add(event.request_id)
+                times[event.request_id].finish_s = event.time_s
+            case _:
+                pass
+    return times
