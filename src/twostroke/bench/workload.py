@@ -22,6 +22,12 @@ MIN_RATE, MAX_RATE = 1e-6, 1e9
 MIN_BURSTINESS = 1e-3
 """Below, nearly all requests arrive at once and the rest never."""
 
+RESERVED_TOKEN_IDS = 16
+"""Ids below this are not drawn: models keep their special tokens there."""
+
+MAX_HASH_IDS = 1_000_000
+"""Of a trace: as many as two tokens of a vocabulary of 1,024 tell apart."""
+
 TRACE_BLOCK = 512
 """Tokens behind one hash id of a Mooncake trace."""
 
@@ -107,7 +113,7 @@ class SyntheticSpec:
     prefix_length: int = 0
     """Tokens that the prompts of a group share."""
     vocab_size: int = 4096
-    reserved_token_ids: int = 16
+    reserved_token_ids: int = RESERVED_TOKEN_IDS
     """Ids below this are not drawn: models keep their special tokens there."""
     seed: int = 0
 
@@ -254,7 +260,7 @@ class TraceSpec:
 
     divisor: int = 64
     vocab_size: int = 4096
-    reserved_token_ids: int = 16
+    reserved_token_ids: int = RESERVED_TOKEN_IDS
     max_output_tokens: int | None = None
     """Cuts every output to this; None keeps the trace's lengths."""
     time_divisor: float | None = None
@@ -301,11 +307,25 @@ def block_content(hash_id: int, spec: TraceSpec) -> tuple[int, ...]:
     """The tokens that one hash id stands for; different ids, different tokens.
 
     The id's own digits come first, so no two ids agree; the rest only has to look random (a multiplicative hash).
+
+    Raises:
+        InvalidParameter: a block of so few tokens cannot hold the digits.
     """
     base = spec.vocab_size - spec.reserved_token_ids
-    digits = [hash_id % base, hash_id // base % base]
-    assert hash_id < base * base, f"hash id {hash_id} does not fit two tokens of a vocabulary of {spec.vocab_size}"
-    scattered = ((hash_id * spec.block_size + i + 1) * 2654435761 % (1 << 32) for i in range(2, spec.block_size))
+    num_digits = 2
+    while base**num_digits < MAX_HASH_IDS:
+        num_digits += 1
+    if hash_id >= MAX_HASH_IDS:
+        raise InvalidParameter("trace", hash_id, f"holds this hash id; they must be below {MAX_HASH_IDS:,}")
+    if num_digits > spec.block_size:
+        limit = (
+            f"leaves {spec.block_size} tokens a block, and {num_digits} of {base} kinds tell the trace's blocks apart"
+        )
+        raise InvalidParameter("trace_divisor", spec.divisor, limit, "Divide by less.")
+    digits = (hash_id // base**i % base for i in range(num_digits))
+    scattered = (
+        (hash_id * spec.block_size + i + 1) * 2654435761 % (1 << 32) for i in range(num_digits, spec.block_size)
+    )
     return tuple(spec.reserved_token_ids + token % base for token in (*digits, *scattered))
 
 
