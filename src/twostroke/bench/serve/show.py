@@ -131,4 +131,5 @@ def draw_frontier(figure: Any, results: Mapping[str, Any]) -> None:
 
 def _finish(axes_of_all: Sequence[Any]) -> None:
     for axes in axes_of_all:
+        axes.locator_params(axis="x", nbins=4)
         axes.spines[["top", "right"]].set_visible(False)
