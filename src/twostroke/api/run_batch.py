@@ -1,0 +1,174 @@
+"""A file of requests through the same checks, translation and engine as the server's, without its HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from tqdm.auto import tqdm
+
+from twostroke.api.batch_file import BadLine, BatchRequest, ResultsFile, count_lines, read_requests
+from twostroke.api.chat import Chat
+from twostroke.api.completions import Completion
+from twostroke.api.context import ServerContext
+from twostroke.api.generation import Caller
+from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, validation_answer
+from twostroke.api.protocol.chat import ChatRequest
+from twostroke.api.protocol.completions import CompletionRequest
+from twostroke.errors import EngineError, EngineUnavailable, TwostrokeError
+
+KINDS: dict[str, tuple[type[CompletionRequest], type[Completion], str] | tuple[type[ChatRequest], type[Chat], str]] = {
+    "/v1/completions": (CompletionRequest, Completion, "cmpl"),
+    "/v1/chat/completions": (ChatRequest, Chat, "chatcmpl"),
+}
+"""By url: what its body is, who answers, and how answers are called."""
+
+ATTEMPTS = 2
+"""Of a request whose engine died under it: that may be another's fault, and if not, it must not go on for ever."""
+
+_POLL_S = 0.2
+
+
+@dataclass(slots=True)
+class BatchCount:
+    """What became of the lines."""
+
+    answered: int = 0
+    refused: int = 0
+    """With a status other than 200."""
+    bad_lines: int = 0
+    there_before: int = 0
+    """Of these nothing was asked."""
+
+
+async def run_batch(
+    context: ServerContext,
+    requests: Path,
+    output: Path,
+    *,
+    max_concurrency: int | None = None,
+    progress: bool = True,
+) -> BatchCount:
+    """Answers every request that has no result yet, and appends its result.
+
+    Args:
+        context: with an engine that was started.
+        requests: a file in OpenAI's batch format.
+        output: results; a file that is there is gone on with.
+        max_concurrency: requests at a time, each of which is held in memory; default: twice the engine's max_num_seqs,
+            so that the next ones wait when some end.
+        progress: show a progress bar.
+
+    Raises:
+        InvalidParameter: a file that cannot be read, written, or holds something else.
+        EngineError: the engine is gone for good. What has results keeps them.
+    """
+    num_lines = count_lines(requests)
+    results = ResultsFile(output)
+    try:
+        with tqdm(total=num_lines, unit="req", disable=None if progress else True, file=sys.stderr) as bar:
+            batch = _Batch(context, results, bar)
+            lines = read_requests(requests, frozenset(KINDS))
+            async with asyncio.TaskGroup() as group:
+                for _ in range(max_concurrency or 2 * context.engine.facts.max_num_seqs):
+                    group.create_task(batch.work(lines))
+            return batch.count
+    except ExceptionGroup as group:  # of the workers; the first that failed ended the others
+        first = group.exceptions[0]
+        raise EngineError(str(first)) if isinstance(first, _EngineGone) else first from None
+    finally:
+        results.close()
+
+
+class _Batch:
+    """Workers that share one reader and one writer; all of them in one event loop, so neither needs a lock."""
+
+    def __init__(self, context: ServerContext, results: ResultsFile, bar: tqdm[Any]) -> None:
+        self._context = context
+        self._results = results
+        self._bar = bar
+        self._num_tokens = 0
+        self.count = BatchCount()
+
+    async def work(self, lines: Iterator[BatchRequest | BadLine]) -> None:
+        """Takes lines until there are none."""
+        for found in lines:
+            if self._results.has(found):
+                self.count.there_before += 1
+            elif isinstance(found, BadLine):
+                self.count.bad_lines += 1
+                self._results.add_error(found)
+            else:
+                await self._answer(found)
+            self._bar.update()
+            await asyncio.sleep(0)  # a file of finished requests must not hold up the ones that run
+
+    async def _answer(self, request: BatchRequest) -> None:
+        answer_id = self._context.answer_id(KINDS[request.url][2], None)
+        try:
+            body, status = await self._ask(request, answer_id), 200
+            self.count.answered += 1
+            self._num_tokens += body.get("usage", {}).get("completion_tokens", 0)
+            self._bar.set_postfix(tokens=self._num_tokens, refresh=False)
+        except (TwostrokeError, HTTPError, ValidationError) as error:
+            told = _told(error)
+            body, status = told.body, told.status
+            self.count.refused += 1
+        self._results.add_response(request, status, answer_id, body)
+
+    async def _ask(self, request: BatchRequest, answer_id: str) -> dict[str, Any]:
+        attempt = 0
+        while True:
+            await self._engine_is_ready()
+            try:
+                return await self._ask_once(request, answer_id)
+            except EngineUnavailable:
+                continue  # it went between our look and our request
+            except EngineError:
+                attempt += 1
+                if attempt == ATTEMPTS:
+                    raise
+
+    async def _ask_once(self, request: BatchRequest, answer_id: str) -> dict[str, Any]:
+        schema, kind, _ = KINDS[request.url]
+        asked: Any = schema.model_validate(request.body)
+        if asked.stream:
+            message = "stream: a batch has no streams. Leave it out."
+            raise HTTPError(400, message, param="stream")
+        self._context.check_fields(asked)
+        call = kind(
+            self._context.engine,
+            asked,
+            answer_id=answer_id,
+            model=self._context.check_model(asked.model),
+            created=self._context.created(),
+        )
+        try:
+            await call.open(Caller(self._context.engine.now_s()))
+            return await call.answer()
+        finally:
+            call.close()
+
+    async def _engine_is_ready(self) -> None:
+        """Waits while the engine is started again.
+
+        Raises:
+            EngineError: it will not be.
+        """
+        while not (health := self._context.engine.health()).is_ready:
+            if not health.is_alive:
+                raise _EngineGone(f"the batch stops: {health.cause} Run it again to go on from here.")
+            await asyncio.sleep(_POLL_S)
+
+
+class _EngineGone(Exception):
+    """Nothing more will be answered; not an answer to one request."""
+
+
+def _told(error: Exception) -> ErrorAnswer:
+    return validation_answer(error.errors()) if isinstance(error, ValidationError) else error_body(error)
