@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -236,7 +236,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
+def _opened(path: Path) -> Generator[IO[bytes]]:
     try:
         file = path.open("rb")
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,11 @@ from twostroke.api.generation import Caller
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, validation_answer
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.completions import CompletionRequest
+from twostroke.api.protocol.fields import WireObject
+from twostroke.config.checks import whole_number
+from twostroke.config.engine import EngineConfig
+from twostroke.config.server import ServerConfig
+from twostroke.engine.remote_engine import RemoteEngine
 from twostroke.errors import EngineError, EngineUnavailable, TwostrokeError
 
 KINDS: dict[str, tuple[type[CompletionRequest], type[Completion], str] | tuple[type[ChatRequest], type[Chat], str]] = {
@@ -44,6 +50,44 @@ class BatchCount:
     bad_lines: int = 0
     there_before: int = 0
     """Of these nothing was asked."""
+
+    def __str__(self) -> str:
+        """For people."""
+        return (
+            f"{self.answered:,} answered, {self.refused:,} refused, {self.bad_lines:,} lines that are no request, "
+            f"{self.there_before:,} there before"
+        )
+
+
+async def answer_file(
+    engine_config: EngineConfig,
+    config: ServerConfig,
+    requests: Path,
+    output: Path,
+    *,
+    max_concurrency: int | None = None,
+    progress: bool = True,
+) -> BatchCount:
+    """`run_batch` with an engine of its own, in a process of its own.
+
+    Raises:
+        SetupError: the model cannot be loaded.
+        InvalidParameter, EngineError: see run_batch.
+    """
+    if max_concurrency is not None:
+        whole_number("max_concurrency", max_concurrency, 1)
+    count_lines(requests)  # before the model is loaded: a file that cannot be read is told at once
+    ResultsFile(output).close()
+    engine = RemoteEngine(engine_config)
+    try:
+        await engine.start()
+        if progress:
+            sys.stderr.writelines(line + "\n" for line in engine.facts.startup_lines)
+        names = config.served_model_name or (engine_config.load.model,)
+        context = ServerContext(engine=engine, config=config, model_names=names, started_s=int(time.time()))
+        return await run_batch(context, requests, output, max_concurrency=max_concurrency, progress=progress)
+    finally:
+        await engine.close()
 
 
 async def run_batch(
@@ -93,6 +137,7 @@ class _Batch:
         self._results = results
         self._bar = bar
         self._num_tokens = 0
+        self._unknown_fields: set[str] = set()
         self.count = BatchCount()
 
     async def work(self, lines: Iterator[BatchRequest | BadLine]) -> None:
@@ -140,7 +185,7 @@ class _Batch:
         if asked.stream:
             message = "stream: a batch has no streams. Leave it out."
             raise HTTPError(400, message, param="stream")
-        self._context.check_fields(asked)
+        self._check_fields(asked)
         call = kind(
             self._context.engine,
             asked,
@@ -153,6 +198,13 @@ class _Batch:
             return await call.answer()
         finally:
             call.close()
+
+    def _check_fields(self, asked: WireObject) -> None:
+        """What the server says in a header of each answer is said once here."""
+        new = set(asked.unknown_fields) - self._unknown_fields
+        if new or self._context.config.strict:
+            self._context.check_fields(asked)
+            self._unknown_fields |= new
 
     async def _engine_is_ready(self) -> None:
         """Waits while the engine is started again.
