@@ -37,6 +37,8 @@ class LoadRun:
     exchanges: tuple[Exchange, ...]
     generator_cpu_s: float
     """Processor time that sending and reading took."""
+    start_s: float = 0.0
+    """Of the run, on the monotonic clock, which all processes of a machine share."""
 
     @property
     def duration_s(self) -> float:
@@ -80,7 +82,7 @@ async def run_load(
                 exchanges = await _open_loop(sender, plan, bar)
             else:
                 exchanges = await _closed_loop(sender, plan, max_concurrency, bar)
-            return LoadRun(tuple(exchanges), _cpu_s() - cpu_s)
+            return LoadRun(tuple(exchanges), _cpu_s() - cpu_s, sender.start_s)
     finally:
         gc.enable()
         gc.unfreeze()
@@ -121,17 +123,17 @@ class _Sender:
     def __init__(self, client: HttpClient, timeout_s: float) -> None:
         self._client = client
         self._timeout_s = timeout_s
-        self._start_s = time.monotonic()
+        self.start_s = time.monotonic()
 
     @property
     def elapsed_s(self) -> float:
         """Since the start of the run."""
-        return time.monotonic() - self._start_s
+        return time.monotonic() - self.start_s
 
     async def send(self, wire: bytes, due_s: float) -> Exchange:
         """Sends it now; never raises."""
         exchange = Exchange(scheduled_s=due_s, sent_s=self.elapsed_s)
-        answer = StreamedAnswer(exchange, self._start_s)
+        answer = StreamedAnswer(exchange, self.start_s)
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._client.send(wire, answer)

@@ -36,12 +36,19 @@ class Target:
     token_counts: TokenCounts = "usage"
     more_fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    def plan(self, workload: Workload) -> list[PlannedRequest]:
-        """A workload's requests as bytes, so that nothing is left to do when one is due."""
-        return [PlannedRequest(request.arrival_s, self._wire(request)) for request in workload.requests]
+    def plan(self, workload: Workload, request_ids: Sequence[str] = ()) -> list[PlannedRequest]:
+        """A workload's requests as bytes, so that nothing is left to do when one is due.
 
-    def _wire(self, request: WorkloadRequest) -> bytes:
-        fields: dict[str, Any] = {"model": self.model}
+        Args:
+            workload: its prompts hold ids below the model's vocabulary, or stand for words.
+            request_ids: one each, for servers that take them (vLLM's `request_id`); empty leaves names to the server.
+        """
+        named = [{"request_id": name} for name in request_ids] or [{}] * len(workload)
+        pairs = zip(workload.requests, named, strict=True)
+        return [PlannedRequest(request.arrival_s, self._wire(request, name)) for request, name in pairs]
+
+    def _wire(self, request: WorkloadRequest, name: Mapping[str, str]) -> bytes:
+        fields: dict[str, Any] = {"model": self.model, **name}
         if self.ignore_eos:
             fields["ignore_eos"] = True
         if self.temperature is not None:
