@@ -19,10 +19,10 @@ from twostroke.bench.lengths import Lengths
 from twostroke.bench.report import median, percentiles
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.bench.serve.figures import latencies
-from twostroke.bench.serve.http_connection import HttpClient, Origin
-from twostroke.bench.serve.load import LoadRun, run_load, run_loop
+from twostroke.bench.serve.http_connection import Origin
+from twostroke.bench.serve.load import LoadRun
 from twostroke.bench.serve.local_server import LocalServer, local_server
-from twostroke.bench.serve.target import Target
+from twostroke.bench.serve.target import Load, Target, run_loads
 from twostroke.bench.workload import SyntheticSpec, Workload, synthetic
 from twostroke.engine.event_sinks import read_events
 from twostroke.engine.input_processor import Prompt
@@ -39,7 +39,6 @@ GOAL_US_PER_TOKEN = 25.0
 GOAL_DELAY_MS = 5.0
 LONG_STEP_S = 0.010
 """The delay of an event is held against its goal where a step takes at least this long."""
-_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,7 @@ def _size(options: ReproduceOptions) -> tuple[int, int]:
     return (5, 512) if options.model == "embedded" else (3, 96)
 
 
-def engine_flags(threads: int, longest: int) -> dict[str, Any]:
+def _engine_settings(threads: int, longest: int) -> dict[str, Any]:
     """Settings that both sides have: room for all streams at their longest, and no prefix found a second time."""
     return {
         "threads": threads,
@@ -136,30 +135,17 @@ def engine_flags(threads: int, longest: int) -> dict[str, Any]:
     }
 
 
-def as_flags(settings: Mapping[str, Any]) -> list[str]:
-    """As words of a command line.
-
-    >>> as_flags({"max_num_seqs": 4, "enable_prefix_caching": False})
-    ['--max-num-seqs', '4', '--no-enable-prefix-caching']
-    """
-    flags: list[str] = []
-    for name, value in settings.items():
-        flag = name.replace("_", "-")
-        flags += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
-    return flags
-
-
 def _side_by_side(options: ReproduceOptions, workload: Workload, threads: int, rounds: int) -> _Sides:
-    settings = engine_flags(threads, workload.max_request_tokens)
+    settings = _engine_settings(threads, workload.max_request_tokens)
     sides = _Sides([], [], [], [])
-    with local_server(options.model, as_flags(settings)) as server, LLM(options.model, **settings) as llm:
+    with local_server(options.model, settings) as server, LLM(options.model, **settings) as llm:
         warm_up = workload.cut_outputs(8)
         _offline(llm, warm_up)
-        ask(server, options.model, warm_up)
+        _ask(server, options.model, warm_up)
         for _ in range(rounds):
             sides.offline.append(workload.num_output_tokens / _offline(llm, workload))
             before_s = server.http_cpu_s()
-            run = ask(server, options.model, workload)
+            run = _ask(server, options.model, workload)
             num_tokens = workload.num_output_tokens
             sides.us_per_token.append(1e6 * (server.http_cpu_s() - before_s) / num_tokens)
             sides.client_us_per_token.append(1e6 * run.generator_cpu_s / num_tokens)
@@ -176,7 +162,7 @@ def _offline(llm: LLM, workload: Workload) -> float:
     return time.monotonic() - start_s
 
 
-def ask(server: LocalServer, model: str, workload: Workload, request_ids: Sequence[str] = ()) -> LoadRun:
+def _ask(server: LocalServer, model: str, workload: Workload, request_ids: Sequence[str] = ()) -> LoadRun:
     """The workload through the server.
 
     Raises:
@@ -185,14 +171,7 @@ def ask(server: LocalServer, model: str, workload: Workload, request_ids: Sequen
     # a chunk a token, as the server sends them: counting along would be work that the offline API does not do
     target = Target(origin=Origin.parse(server.url), model=model, token_counts="chunks")
 
-    async def run() -> LoadRun:
-        client = HttpClient(target.origin)
-        try:
-            return await run_load(client, target.plan(workload, request_ids), timeout_s=_TIMEOUT_S)
-        finally:
-            await client.close()
-
-    found = run_loop(run())
+    (found,) = run_loads([Load(target, workload, request_ids)])
     failed = [e for e in found.exchanges if e.failure is not None]
     if failed:
         raise SetupError(f"{len(failed)} requests failed; the first with {failed[0].failure}: {failed[0].message}")
@@ -203,11 +182,11 @@ def _delays(options: ReproduceOptions, workload: Workload) -> tuple[list[float],
     """Seconds from sample to client of every token, the median step, and latencies as the client saw them."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "events"
-        flags = as_flags({**engine_flags(1, workload.max_request_tokens), "event_log": log})
+        settings = {**_engine_settings(1, workload.max_request_tokens), "event_log": log}
         names = [f"r{i}" for i in range(len(workload))]
-        with local_server(options.model, flags) as server:
-            ask(server, options.model, workload.cut_outputs(8), [f"warm-up-{name}" for name in names])
-            run = ask(server, options.model, workload, names)
+        with local_server(options.model, settings) as server:
+            _ask(server, options.model, workload.cut_outputs(8), [f"warm-up-{name}" for name in names])
+            run = _ask(server, options.model, workload, names)
         events = [event for event in read_events(log) if isinstance(event, StepCommitted)]
     sampled: dict[str, list[float]] = {}
     for event in events:

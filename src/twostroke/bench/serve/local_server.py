@@ -9,9 +9,10 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from twostroke.errors import SetupError
 
@@ -36,14 +37,35 @@ class LocalServer:
         return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def as_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as words of a command line; of a tuple each item is one.
+
+    >>> as_flags({"max_num_seqs": 4, "enable_prefix_caching": False, "api_key": ("a", "b")})
+    ['--max-num-seqs', '4', '--no-enable-prefix-caching', '--api-key', 'a', '--api-key', 'b']
+    """
+    flags: list[str] = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{'' if value else 'no-'}{flag}")
+        else:
+            items = cast(tuple[Any, ...], value) if isinstance(value, tuple) else (value,)
+            flags += [word for item in items for word in (f"--{flag}", str(item))]
+    return flags
+
+
 @contextlib.contextmanager
-def local_server(model: str, flags: Sequence[str]) -> Generator[LocalServer]:
+def local_server(model: str, settings: Mapping[str, Any]) -> Generator[LocalServer]:
     """Starts a server on a free port of this machine, and ends it.
+
+    Args:
+        model: as `twostroke serve` takes it.
+        settings: of the engine and the server, by their names.
 
     Raises:
         SetupError: it did not start; with its last words.
     """
-    command = [sys.executable, "-m", "twostroke", "serve", model, "--port", "0", *flags]
+    command = [sys.executable, "-m", "twostroke", "serve", model, "--port", "0", *as_flags(settings)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0) as process:
         try:
             yield LocalServer(_url(process), process.pid)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from twostroke.bench.serve.http_connection import HttpClient, HttpFailure, Origin
-from twostroke.bench.serve.load import PlannedRequest
+from twostroke.bench.serve.load import LoadRun, PlannedRequest, run_load, run_loop
 from twostroke.bench.serve.openai_wire import PATHS, EndpointName, TokenCounts, body
 from twostroke.bench.serve.prompts import as_text
 from twostroke.bench.serve.server_metrics import MetricsReading
@@ -59,6 +59,33 @@ class Target:
         content = body(self.endpoint, prompt, request.max_tokens, self.token_counts, {**fields, **self.more_fields})
         headers = {"accept": "text/event-stream", **authorization(self.api_key)}
         return self.origin.request("POST", PATHS[self.endpoint], headers, content)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is sent to a target in one run."""
+
+    target: Target
+    workload: Workload
+    request_ids: Sequence[str] = ()
+    max_concurrency: int | None = None
+
+
+def run_loads(loads: Sequence[Load], timeout_s: float = 3600.0) -> list[LoadRun]:
+    """Sends several loads at once, each over connections of its own; they begin together and all are awaited."""
+
+    async def run(load: Load) -> LoadRun:
+        client = HttpClient(load.target.origin)
+        try:
+            plan = load.target.plan(load.workload, load.request_ids)
+            return await run_load(client, plan, timeout_s=timeout_s, max_concurrency=load.max_concurrency)
+        finally:
+            await client.close()
+
+    async def run_all() -> list[LoadRun]:
+        return list(await asyncio.gather(*map(run, loads)))
+
+    return run_loop(run_all())
 
 
 def authorization(api_key: str | None) -> dict[str, str]:
