@@ -188,7 +188,9 @@ def test_requests_whose_engine_died_are_asked_again(tmp_path: Path) -> None:
 
 def test_a_request_that_kills_every_engine_ends_with_an_error(tmp_path: Path) -> None:
     rows = [line("b", "die"), *(line(f"r{i}", "x") for i in range(12))]
-    found = answer(EchoEngine(deaths=99), write(tmp_path / "in", *rows), tmp_path / "out", max_concurrency=1)
+    engine = EchoEngine(deaths=99)
+    found = answer(engine, write(tmp_path / "in", *rows), tmp_path / "out", max_concurrency=1)
+    assert engine.prompts.count("die") == 2
     assert found == BatchCount(answered=12, refused=1)
     assert results(tmp_path / "out")["b"]["response"]["status_code"] == 500
 

@@ -98,6 +98,7 @@ def test_a_body_without_length_ends_with_the_connection() -> None:
         ([None, SHORT[:-1]], "in the middle of the answer"),
         ([None, SHORT[:12]], "without an answer"),
         ([None], "without an answer"),
+        ([None, b"HTTP/1.1 102 Processing\r\n\r\n"], "without an answer"),
         ([None, b"SSH-2.0-OpenSSH_9.2\r\n"], "no HTTP"),
     ],
 )

@@ -19,7 +19,9 @@ from twostroke.bench.serve.run import run_serve
 from twostroke.bench.serve.show import print_serve
 from twostroke.errors import InvalidParameter, SetupError, TwostrokeError
 
-SMALL = ServeOptions(num_requests=12, prompt_lengths="uniform:3:9", output_lengths="uniform:1:6", plots=False, warmup=0)
+SMALL = ServeOptions(
+    num_requests=12, prompt_lengths="uniform:3:9", output_lengths="uniform:1:6", plots=False, warmup=0, timeout=30.0
+)
 
 
 def bench(server: WordServer, folder: Path, **changes: Any) -> dict[str, Any]:
@@ -107,6 +109,7 @@ def test_the_servers_own_metrics_are_the_difference_over_the_run(tmp_path: Path)
     server = WordServer()
     found = bench(server, tmp_path, warmup=2, plots=True)["results"]
     assert len(server.bodies) == 2 * 4 + 12
+    assert len({tuple(sent["prompt"]) for sent in server.bodies}) == len(server.bodies)  # nothing is warm that counts
     assert found["server_metrics"] == {"counted": {"words:requests_total": 12.0}, "means": {"words:ttft_seconds": 0.5}}
     with (tmp_path / "shown").open("w") as file:
         print_serve(found, Console(file=file, width=120))
