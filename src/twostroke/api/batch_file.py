@@ -135,23 +135,22 @@ class ResultsFile:
             return found.line in self._bad_lines
         return digest(found.custom_id) in self._done
 
-    def add_response(self, request: BatchRequest, status: int, request_id: str, body: Mapping[str, Any]) -> None:
+    def add_response(self, request: BatchRequest, status: int, body: Mapping[str, Any]) -> None:
         """Writes the answer to a request, whatever its status."""
-        response = {"status_code": status, "request_id": request_id, "body": body}
-        self._append(request.custom_id, response, None)
+        name = uuid.uuid4().hex
+        self._append(name, request.custom_id, {"status_code": status, "request_id": f"req_{name}", "body": body}, None)
 
     def add_error(self, found: BadLine) -> None:
         """Writes why a line has no answer."""
         error = {"code": found.code, "message": found.message, "param": None, "line": found.line}
-        self._append(found.custom_id, None, error)
+        self._append(uuid.uuid4().hex, found.custom_id, None, error)
 
     def close(self) -> None:
         """Ends writing; a second time does nothing."""
         self._file.close()
 
-    def _append(self, custom_id: str | None, response: Any, error: Any) -> None:
-        name = f"batch_req_{uuid.uuid4().hex}"
-        whole = {"id": name, "custom_id": custom_id, "response": response, "error": error}
+    def _append(self, name: str, custom_id: str | None, response: Any, error: Any) -> None:
+        whole = {"id": f"batch_req_{name}", "custom_id": custom_id, "response": response, "error": error}
         # one write, handed to the system at once: a process that is killed leaves whole lines
         self._file.write(msgspec.json.encode(whole) + b"\n")
         self._file.flush()

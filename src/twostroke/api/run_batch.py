@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,25 +13,16 @@ from pydantic import ValidationError
 from tqdm.auto import tqdm
 
 from twostroke.api.batch_file import BadLine, BatchRequest, ResultsFile, count_lines, read_requests
-from twostroke.api.chat import Chat
-from twostroke.api.completions import Completion
+from twostroke.api.calls import CALLS
 from twostroke.api.context import ServerContext
 from twostroke.api.generation import Caller
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, validation_answer
-from twostroke.api.protocol.chat import ChatRequest
-from twostroke.api.protocol.completions import CompletionRequest
 from twostroke.api.protocol.fields import WireObject
 from twostroke.config.checks import whole_number
 from twostroke.config.engine import EngineConfig
 from twostroke.config.server import ServerConfig
 from twostroke.engine.remote_engine import RemoteEngine
 from twostroke.errors import EngineError, EngineUnavailable, TwostrokeError
-
-KINDS: dict[str, tuple[type[CompletionRequest], type[Completion], str] | tuple[type[ChatRequest], type[Chat], str]] = {
-    "/v1/completions": (CompletionRequest, Completion, "cmpl"),
-    "/v1/chat/completions": (ChatRequest, Chat, "chatcmpl"),
-}
-"""By url: what its body is, who answers, and how answers are called."""
 
 ATTEMPTS = 2
 """Of a request whose engine died under it: that may be another's fault, and if not, it must not go on for ever."""
@@ -83,8 +73,7 @@ async def answer_file(
         await engine.start()
         if progress:
             sys.stderr.writelines(line + "\n" for line in engine.facts.startup_lines)
-        names = config.served_model_name or (engine_config.load.model,)
-        context = ServerContext(engine=engine, config=config, model_names=names, started_s=int(time.time()))
+        context = ServerContext.of(engine, config, engine_config.load.model)
         return await run_batch(context, requests, output, max_concurrency=max_concurrency, progress=progress)
     finally:
         await engine.close()
@@ -117,7 +106,7 @@ async def run_batch(
     try:
         with tqdm(total=num_lines, unit="req", disable=None if progress else True, file=sys.stderr) as bar:
             batch = _Batch(context, results, bar)
-            lines = read_requests(requests, frozenset(KINDS))
+            lines = read_requests(requests, frozenset(CALLS))
             async with asyncio.TaskGroup() as group:
                 for _ in range(max_concurrency or 2 * context.engine.facts.max_num_seqs):
                     group.create_task(batch.work(lines))
@@ -154,9 +143,8 @@ class _Batch:
             await asyncio.sleep(0)  # a file of finished requests must not hold up the ones that run
 
     async def _answer(self, request: BatchRequest) -> None:
-        answer_id = self._context.answer_id(KINDS[request.url][2], None)
         try:
-            body, status = await self._ask(request, answer_id), 200
+            body, status = await self._ask(request), 200
             self.count.answered += 1
             self._num_tokens += body.get("usage", {}).get("completion_tokens", 0)
             self._bar.set_postfix(tokens=self._num_tokens, refresh=False)
@@ -164,14 +152,14 @@ class _Batch:
             told = _told(error)
             body, status = told.body, told.status
             self.count.refused += 1
-        self._results.add_response(request, status, answer_id, body)
+        self._results.add_response(request, status, body)
 
-    async def _ask(self, request: BatchRequest, answer_id: str) -> dict[str, Any]:
+    async def _ask(self, request: BatchRequest) -> dict[str, Any]:
         attempt = 0
         while True:
             await self._engine_is_ready()
             try:
-                return await self._ask_once(request, answer_id)
+                return await self._ask_once(request)
             except EngineUnavailable:
                 continue  # it went between our look and our request
             except EngineError:
@@ -179,20 +167,14 @@ class _Batch:
                 if attempt == ATTEMPTS:
                     raise
 
-    async def _ask_once(self, request: BatchRequest, answer_id: str) -> dict[str, Any]:
-        schema, kind, _ = KINDS[request.url]
-        asked: Any = schema.model_validate(request.body)
+    async def _ask_once(self, request: BatchRequest) -> dict[str, Any]:
+        kind = CALLS[request.url]
+        asked = kind.body.model_validate(request.body)
         if asked.stream:
             message = "stream: a batch has no streams. Leave it out."
             raise HTTPError(400, message, param="stream")
         self._check_fields(asked)
-        call = kind(
-            self._context.engine,
-            asked,
-            answer_id=answer_id,
-            model=self._context.check_model(asked.model),
-            created=self._context.created(),
-        )
+        call = kind.call(self._context, asked)
         try:
             await call.open(Caller(self._context.engine.now_s()))
             return await call.answer()

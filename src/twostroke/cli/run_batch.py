@@ -22,6 +22,8 @@ def run_batch(  # noqa: PLR0913 (each is a flag or a group of flags)
     *,
     output: Annotated[Path, Parameter(name=("--output", "-o"))],
     served_model_name: tuple[str, ...] = (),
+    tool_call_parser: str | None = None,
+    reasoning_parser: str | None = None,
     strict: bool = False,
     max_concurrency: int | None = None,
     load: LoadFlags = LoadConfig(),
@@ -39,6 +41,10 @@ def run_batch(  # noqa: PLR0913 (each is a flag or a group of flags)
         Results, a line each, in the order in which they came. Requests that have one there are not asked again.
     served_model_name
         Names that requests may call the model by; default: as --model is given. Can be repeated.
+    tool_call_parser
+        How the model writes tool calls; without it a chat with tools is refused.
+    reasoning_parser
+        How the model marks its reasoning; without it the reasoning is part of the answer.
     strict
         Refuse requests with fields that nobody here knows.
     max_concurrency
@@ -51,9 +57,13 @@ def run_batch(  # noqa: PLR0913 (each is a flag or a group of flags)
     from twostroke.api.run_batch import answer_file
 
     config = EngineConfig(load=load, cache=cache, scheduler=scheduler)
-    names = ServerConfig(served_model_name=served_model_name, strict=strict)
-    count = uvloop.run(
-        answer_file(config, names, requests, output, max_concurrency=max_concurrency, progress=not quiet)
+    answers = ServerConfig(
+        served_model_name=served_model_name,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
+        strict=strict,
     )
+    run = answer_file(config, answers, requests, output, max_concurrency=max_concurrency, progress=not quiet)
+    count = uvloop.run(run)
     if not quiet:
         sys.stderr.write(f"{output}: {count}\n")

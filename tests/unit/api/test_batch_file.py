@@ -83,7 +83,7 @@ def test_a_line_without_end_is_passed_over(tmp_path: Path, monkeypatch: pytest.M
 def write_some(path: Path, *custom_ids: str) -> None:
     results = ResultsFile(path)
     for i, custom_id in enumerate(custom_ids):
-        results.add_response(BatchRequest(i + 1, custom_id, "", {}), 200, f"cmpl-{custom_id}", {"text": "\u2028 é"})
+        results.add_response(BatchRequest(i + 1, custom_id, "", {}), 200, {"text": "\u2028 é"})
     results.add_error(BadLine(9, None, "invalid_json_line", "no JSON"))
     results.close()
 
@@ -91,10 +91,11 @@ def write_some(path: Path, *custom_ids: str) -> None:
 def test_results_have_openais_form(tmp_path: Path) -> None:
     write_some(tmp_path / "o", "a")
     response, error = [json.loads(row) for row in (tmp_path / "o").read_text().split("\n")[:2]]
-    assert response.pop("id").startswith("batch_req_")
+    name = response["id"].removeprefix("batch_req_")
     assert response == {
+        "id": f"batch_req_{name}",
         "custom_id": "a",
-        "response": {"status_code": 200, "request_id": "cmpl-a", "body": {"text": "\u2028 é"}},
+        "response": {"status_code": 200, "request_id": f"req_{name}", "body": {"text": "\u2028 é"}},
         "error": None,
     }
     assert error["response"] is None
@@ -112,7 +113,7 @@ def test_a_file_cut_anywhere_is_gone_on_with(tmp_path_factory: pytest.TempPathFa
     for custom_id, end in zip("ab", ends, strict=False):
         # a line that lacks nothing but its end is whole
         assert results.has(BatchRequest(1, custom_id, "", {})) == (cut >= end - 1)
-    results.add_response(BatchRequest(1, "c", "", {}), 200, "cmpl-c", {})
+    results.add_response(BatchRequest(1, "c", "", {}), 200, {})
     results.close()
     rows = [json.loads(row) for row in path.read_bytes().split(b"\n")[:-1]]
     assert rows[-1]["custom_id"] == "c"

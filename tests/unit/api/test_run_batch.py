@@ -103,7 +103,7 @@ def write(path: Path, *rows: Any) -> Path:
 
 
 def answer(engine: EchoEngine, requests: Path, output: Path, *, strict: bool = False, **more: Any) -> BatchCount:
-    context = ServerContext(engine=engine, config=ServerConfig(strict=strict), model_names=("m",), started_s=0)
+    context = ServerContext.of(engine, ServerConfig(strict=strict), "m")
     return asyncio.run(run_batch(context, requests, output, progress=False, **more))
 
 
