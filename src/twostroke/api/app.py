@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,7 +11,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from twostroke.api.context import ServerContext
-from twostroke.api.dialect import Dialect
 from twostroke.api.gate import Gate
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, validation_answer
 from twostroke.api.routes.generate import generate_router, json_response
@@ -32,14 +30,7 @@ def build_app(engine: EngineClient, config: ServerConfig, model: str) -> FastAPI
         config: of the server.
         model: the model as the user named it, which clients may call it by unless served_model_name says else.
     """
-    names = config.served_model_name or (model,)
-    context = ServerContext(
-        engine=engine,
-        config=config,
-        dialect=Dialect(config.tool_call_parser, config.reasoning_parser),
-        model_names=names,
-        started_s=int(time.time()),
-    )
+    context = ServerContext.of(engine, config, model)
     # the interactive pages would load their parts from elsewhere
     app = FastAPI(title="Twostroke", version=__version__, docs_url=None, redoc_url=None)
     for router in (generate_router(context), models_router(context), operations_router(context)):

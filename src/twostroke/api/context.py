@@ -32,6 +32,17 @@ class ServerContext:
     started_s: int
     """When, in whole seconds since 1970."""
 
+    @classmethod
+    def of(cls, engine: EngineClient, config: ServerConfig, model: str) -> ServerContext:
+        """Of an engine that was started with `model`, which may be called so unless served_model_name says else."""
+        return cls(
+            engine=engine,
+            config=config,
+            dialect=Dialect(config.tool_call_parser, config.reasoning_parser),
+            model_names=config.served_model_name or (model,),
+            started_s=int(time.time()),
+        )
+
     def caller(self, request: Request) -> Caller:
         """Who asks. The body was read fully when the middleware noted the time."""
         state = request.scope["state"]

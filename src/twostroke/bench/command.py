@@ -8,8 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
-_NO_PART_OF_THE_RESULT = frozenset({"results", "env", "gguf_folder"})
-"""Where files went, and where environments lie, is the affair of whoever ran it."""
+_NO_PART_OF_THE_RESULT = frozenset({"results", "env", "gguf_folder", "api_key"})
+"""Where files went, where environments lie, and what opens a server, is the affair of whoever ran it."""
 
 
 def command_line(words: str, *options: Any) -> str:

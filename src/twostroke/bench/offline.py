@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,70 +13,25 @@ from rich.table import Table
 from twostroke.bench.command import command_line, settings
 from twostroke.bench.drive import Run
 from twostroke.bench.figure import MEASURED, PREDICTED, save_figure
-from twostroke.bench.lengths import Lengths
 from twostroke.bench.model_engine import model_engine
 from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, save
 from twostroke.bench.summary import over_time, summarize
-from twostroke.bench.workload import (
-    MAX_RATE,
-    MIN_RATE,
-    SyntheticSpec,
-    TraceSpec,
-    Workload,
-    of_trace,
-    read_trace,
-    synthetic,
-)
+from twostroke.bench.workload import SyntheticSpec, synthetic
+from twostroke.bench.workload_options import WorkloadOptions, check_name
 from twostroke.config.cache import CacheConfig
-from twostroke.config.checks import number, switch, whole_number
+from twostroke.config.checks import switch, whole_number
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter
 from twostroke.model.model_files import find_model
 
-MAX_SEED = 2**32 - 1
-MAX_NAME_BYTES = 200
-"""Of a result; file systems take 255, and the files are written under longer names first."""
-
-_OF_A_TRACE: dict[str, str] = dict.fromkeys(("trace_divisor", "time_divisor"), "give a --trace.")
-_GO_WITHOUT = "leave out --trace."
-_OF_A_DRAW = {
-    "prompt_lengths": _GO_WITHOUT,
-    "output_lengths": _GO_WITHOUT,
-    "request_rate": "scale the trace's own times with --time-divisor.",
-    "num_prefix_groups": _GO_WITHOUT,
-    "prefix_length": _GO_WITHOUT,
-    "seed": _GO_WITHOUT,
-}
-"""Options that only one of the two kinds of workload has, and what to do instead of giving them with the other."""
-
 _LIMIT_COLOURS = {"tokens": "#3b6ea5", "seqs": "#7a9e3f", "kv": "#c2410c", "none": "#d5dbe1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfflineOptions:
+class OfflineOptions(WorkloadOptions):
     """What is run, and where the result goes."""
 
-    num_requests: int = 64
-    """Requests to make."""
-    prompt_lengths: str = "uniform:16:128"
-    """Tokens of a prompt: fixed:N, uniform:LOW:HIGH or exponential:MEAN."""
-    output_lengths: str = "exponential:64"
-    """Tokens of an output, in the same forms; the end of the text is ignored."""
-    request_rate: float | None = None
-    """Arrivals per second, at random, whether or not the engine keeps up; default: all are queued at the start."""
-    num_prefix_groups: int = 0
-    """Groups of requests whose prompts begin alike."""
-    prefix_length: int = 0
-    """Tokens that the prompts of a group share, before their own."""
-    trace: Path | None = None
-    """A Mooncake trace whose first num_requests are run instead."""
-    trace_divisor: int = 64
-    """Lengths and blocks of the trace are divided by this; with 64 the block size should be 8."""
-    time_divisor: float = 0.0
-    """The trace's times are divided by this; 0 queues everything at the start."""
-    seed: int = 0
-    """Of the workload."""
     warmup: int = 1
     """Small runs before the one that counts."""
     name: str = "offline"
@@ -88,35 +43,10 @@ class OfflineOptions:
 
     def __post_init__(self) -> None:
         """Checks what needs no model; every option changes something, or is refused."""
-        whole_number("num_requests", self.num_requests, 1)
+        WorkloadOptions.__post_init__(self)  # super() has no class to look in: slots=True makes another one
         whole_number("warmup", self.warmup, 0)
-        whole_number("seed", self.seed, 0, MAX_SEED)
-        if self.time_divisor != 0:
-            number("time_divisor", self.time_divisor, MIN_RATE, MAX_RATE, f"0, or {MIN_RATE:g} to {MAX_RATE:g}")
         switch("plots", self.plots)
-        _check_name(self.name)
-        others = _OF_A_TRACE if self.trace is None else _OF_A_DRAW
-        defaults = {field.name: field.default for field in fields(self)}
-        for name in others:
-            value = getattr(self, name)
-            if value != defaults[name]:
-                limit = "changes nothing without a trace" if self.trace is None else "changes nothing beside a trace"
-                raise InvalidParameter(name, value, limit, "Leave it out, or " + others[name])
-        if self.trace is None:
-            self.spec(vocab_size=4096)  # any: this only refuses what cannot be drawn
-
-    def spec(self, vocab_size: int) -> SyntheticSpec:
-        """What is drawn when no trace is run."""
-        return SyntheticSpec(
-            num_requests=self.num_requests,
-            prompt_lengths=Lengths.parse(self.prompt_lengths, "prompt_lengths"),
-            output_lengths=Lengths.parse(self.output_lengths, "output_lengths"),
-            request_rate=self.request_rate,
-            num_prefix_groups=self.num_prefix_groups,
-            prefix_length=self.prefix_length,
-            vocab_size=vocab_size,
-            seed=self.seed,
-        )
+        check_name(self.name)
 
 
 def run_offline(
@@ -136,7 +66,7 @@ def run_offline(
     check_folder(options.results)
     model = find_model(load.model).config()
     context = min(load.max_model_len or model.max_context, model.max_context)
-    workload = offline_workload(options, model.vocab_size).fitting(context)
+    workload = options.workload(model.vocab_size).fitting(context)
     if not len(workload):
         name, value = "prompt_lengths", options.prompt_lengths
         if options.trace is not None:
@@ -160,26 +90,6 @@ def run_offline(
     if options.plots:
         save_figure(lambda figure: _draw(figure, run), options.results / f"{options.name}.png", size=(8, 5))
     return result
-
-
-def offline_workload(options: OfflineOptions, vocab_size: int) -> Workload:
-    """The workload that the options describe."""
-    if options.trace is not None:
-        spec = TraceSpec(
-            divisor=options.trace_divisor,
-            vocab_size=vocab_size,
-            time_divisor=options.time_divisor or None,
-        )
-        return of_trace(read_trace(options.trace)[: options.num_requests], spec, name=options.trace.name)
-    return synthetic(options.spec(vocab_size))
-
-
-def _check_name(name: object) -> None:
-    limit = f"must be a file name without folders, not hidden, of at most {MAX_NAME_BYTES} bytes"
-    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
-        raise InvalidParameter("name", name, limit)
-    if Path(name).name != name or name.startswith("."):
-        raise InvalidParameter("name", name, limit, "The folder is --results.")
 
 
 def print_summary(found: Mapping[str, Any], console: Console | None = None) -> None:

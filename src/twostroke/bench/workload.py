@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,15 @@ from twostroke.errors import InvalidParameter
 
 MIN_RATE, MAX_RATE = 1e-6, 1e9
 """Of arrivals per second, and of what a trace's times are divided by: beyond, waiting times are no times any more."""
+
+MIN_BURSTINESS = 1e-3
+"""Below, nearly all requests arrive at once and the rest never."""
+
+RESERVED_TOKEN_IDS = 16
+"""Ids below this are not drawn: models keep their special tokens there."""
+
+MAX_HASH_IDS = 1_000_000
+"""Of a trace: as many as two tokens of a vocabulary of 1,024 tell apart."""
 
 TRACE_BLOCK = 512
 """Tokens behind one hash id of a Mooncake trace."""
@@ -96,12 +106,14 @@ class SyntheticSpec:
     output_lengths: Lengths = field(default_factory=lambda: Lengths.fixed(64))
     request_rate: float | None = None
     """Arrivals per second, at random; None queues everything at the start."""
+    burstiness: float = 1.0
+    """Shape of the gamma distribution of the times between them: 1 is Poisson, inf evenly spaced."""
     num_prefix_groups: int = 0
     """Groups of requests whose prompts begin alike; 0 shares nothing."""
     prefix_length: int = 0
     """Tokens that the prompts of a group share."""
     vocab_size: int = 4096
-    reserved_token_ids: int = 16
+    reserved_token_ids: int = RESERVED_TOKEN_IDS
     """Ids below this are not drawn: models keep their special tokens there."""
     seed: int = 0
 
@@ -110,6 +122,11 @@ class SyntheticSpec:
         whole_number("num_requests", self.num_requests, 1)
         if self.request_rate is not None:
             number("request_rate", self.request_rate, MIN_RATE, MAX_RATE, f"{MIN_RATE:g} to {MAX_RATE:g} a second")
+        if self.burstiness != math.inf:
+            number("burstiness", self.burstiness, MIN_BURSTINESS, 1e9, f"{MIN_BURSTINESS:g} to 1e9, or inf")
+        if self.burstiness != 1 and self.request_rate is None:
+            limit = "shapes the times between arrivals, and all requests are there at the start"
+            raise InvalidParameter("burstiness", self.burstiness, limit, "Give a request_rate.")
         whole_number("num_prefix_groups", self.num_prefix_groups, 0)
         whole_number("prefix_length", self.prefix_length, 0, MAX_LENGTH)
         if (self.num_prefix_groups > 0) != (self.prefix_length > 0):
@@ -128,10 +145,12 @@ class SyntheticSpec:
         """As JSON."""
         names = ("num_requests", "request_rate", "num_prefix_groups", "prefix_length", "vocab_size", "seed")
         own = {name: getattr(self, name) for name in names}
+        burstiness = "inf" if self.burstiness == math.inf else self.burstiness  # which JSON has no number for
         return {
             "kind": "synthetic",
             "prompt_lengths": str(self.prompt_lengths),
             "output_lengths": str(self.output_lengths),
+            "burstiness": burstiness,
             **own,
         }
 
@@ -144,7 +163,7 @@ def synthetic(spec: SyntheticSpec) -> Workload:
     output_lens = spec.output_lengths.draw(count, length_rng)
     arrivals = np.zeros(count)
     if spec.request_rate is not None:
-        arrivals = np.cumsum(arrival_rng.exponential(1 / spec.request_rate, count))
+        arrivals = np.cumsum(_gaps(count, spec.request_rate, spec.burstiness, arrival_rng))
     prefixes = [_tokens(spec, spec.prefix_length, content_rng) for _ in range(spec.num_prefix_groups)]
     requests: list[WorkloadRequest] = []
     for i in range(count):
@@ -158,6 +177,13 @@ def synthetic(spec: SyntheticSpec) -> Workload:
             )
         )
     return Workload(tuple(requests), spec.description)
+
+
+def _gaps(count: int, rate: float, burstiness: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Seconds before each arrival, with a mean of 1 / rate and a coefficient of variation of burstiness ** -0.5."""
+    if burstiness == math.inf:
+        return np.full(count, 1 / rate)
+    return rng.gamma(burstiness, 1 / (rate * burstiness), count)  # of shape 1: exponential, draw by draw
 
 
 def of_lengths(
@@ -234,7 +260,7 @@ class TraceSpec:
 
     divisor: int = 64
     vocab_size: int = 4096
-    reserved_token_ids: int = 16
+    reserved_token_ids: int = RESERVED_TOKEN_IDS
     max_output_tokens: int | None = None
     """Cuts every output to this; None keeps the trace's lengths."""
     time_divisor: float | None = None
@@ -281,11 +307,25 @@ def block_content(hash_id: int, spec: TraceSpec) -> tuple[int, ...]:
     """The tokens that one hash id stands for; different ids, different tokens.
 
     The id's own digits come first, so no two ids agree; the rest only has to look random (a multiplicative hash).
+
+    Raises:
+        InvalidParameter: a block of so few tokens cannot hold the digits.
     """
     base = spec.vocab_size - spec.reserved_token_ids
-    digits = [hash_id % base, hash_id // base % base]
-    assert hash_id < base * base, f"hash id {hash_id} does not fit two tokens of a vocabulary of {spec.vocab_size}"
-    scattered = ((hash_id * spec.block_size + i + 1) * 2654435761 % (1 << 32) for i in range(2, spec.block_size))
+    num_digits = 2
+    while base**num_digits < MAX_HASH_IDS:
+        num_digits += 1
+    if hash_id >= MAX_HASH_IDS:
+        raise InvalidParameter("trace", hash_id, f"holds this hash id; they must be below {MAX_HASH_IDS:,}")
+    if num_digits > spec.block_size:
+        limit = (
+            f"leaves {spec.block_size} tokens a block, and {num_digits} of {base} kinds tell the trace's blocks apart"
+        )
+        raise InvalidParameter("trace_divisor", spec.divisor, limit, "Divide by less.")
+    digits = (hash_id // base**i % base for i in range(num_digits))
+    scattered = (
+        (hash_id * spec.block_size + i + 1) * 2654435761 % (1 << 32) for i in range(num_digits, spec.block_size)
+    )
     return tuple(spec.reserved_token_ids + token % base for token in (*digits, *scattered))
 
 

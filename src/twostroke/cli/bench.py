@@ -17,6 +17,7 @@ from twostroke.bench.report import compare as compare_results
 from twostroke.bench.report import load as load_result
 from twostroke.bench.report import print_comparison
 from twostroke.bench.reproduce.claim import ReproduceOptions
+from twostroke.bench.serve.options import ServeOptions
 from twostroke.bench.start import StartOptions, print_starts, run_start
 from twostroke.bench.summary import summarize as summary_of
 from twostroke.bench.sweep.run import SweepOptions, run_sweep
@@ -40,6 +41,22 @@ def offline(
 ) -> None:
     """Throughput of each stroke, TTFT, TPOT and ITL percentiles, and what limited each step, for a seeded workload."""
     print_summary(run_offline(options, load, scheduler, cache).results)
+
+
+@app.command
+def serve(*, options: Annotated[ServeOptions, Parameter(name="*", group="Load")] = ServeOptions()) -> None:
+    """Load on a server of OpenAI's API, ours or any: TTFT, TPOT, ITL, goodput under an SLO, refusals, the frontier.
+
+    Requests are sent when they are due, whatever became of those before, and latencies count from then. The exit code
+    is 1 when none was answered.
+    """
+    from twostroke.bench.serve.run import run_serve
+    from twostroke.bench.serve.show import print_serve
+
+    found = run_serve(options).results
+    print_serve(found)
+    if not any(part["num_completed"] for part in found.get("points", [found])):
+        sys.exit(1)
 
 
 @app.command
@@ -76,7 +93,8 @@ def reproduce(
     Parameters
     ----------
     names
-        r1, r2, r3, r4, r10, r11, r13, r14, engine-time, vs-transformers, long-prompt, or all (also when none is given).
+        r1, r2, r3, r4, r10, r11, r13, r14, engine-time, vs-transformers, long-prompt,
+        server-throughput, overload, two-tenants, or all (also when none is given).
     """
     from twostroke.bench.reproduce.run import reproduce as run
 

@@ -19,6 +19,7 @@ app = App(
 app.command("twostroke.cli.generate:generate")
 app.command("twostroke.cli.chat:chat")
 app.command("twostroke.cli.serve:serve")
+app.command("twostroke.cli.run_batch:run_batch", name="run-batch")
 app.command("twostroke.cli.quantize:quantize")
 app.command("twostroke.cli.explain:explain")
 app.command("twostroke.cli.bench:app", name="bench")

@@ -64,7 +64,7 @@ def test_numpy_values_become_json() -> None:
 def test_percentiles_are_numpys(count: int) -> None:
     values = np.random.default_rng(count).normal(size=count).tolist()
     found = percentiles(values)
-    for name, q in (("p50", 50), ("p90", 90), ("p99", 99)):
+    for name, q in (("p50", 50), ("p90", 90), ("p95", 95), ("p99", 99)):
         assert found[name] == pytest.approx(np.percentile(values, q))
     assert found["count"] == count
     assert median(values) == found["p50"]

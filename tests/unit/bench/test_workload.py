@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from twostroke.bench.lengths import Lengths
@@ -149,3 +151,27 @@ def test_lengths_and_contents_do_not_depend_on_the_platform() -> None:
     workload = synthetic(_spec(seed=7))
     assert sum(workload.output_lengths) == 187
     assert workload.requests[0].prompt_token_ids[:3] == (1163, 1150, 639)
+
+
+def test_arrivals_of_shape_one_are_poissons_draw_by_draw() -> None:
+    spec = SyntheticSpec(num_requests=50, request_rate=4.0, seed=3)
+    exponential = np.cumsum(np.random.default_rng((3, 1)).exponential(1 / 4.0, 50))
+    assert [r.arrival_s for r in synthetic(spec).requests] == exponential.tolist()
+
+
+@pytest.mark.parametrize(("burstiness", "variation"), [(0.25, 2.0), (4.0, 0.5), (math.inf, 0.0)])
+def test_burstiness_changes_how_even_arrivals_are_and_not_how_many(burstiness: float, variation: float) -> None:
+    spec = SyntheticSpec(num_requests=20_000, request_rate=5.0, burstiness=burstiness, prompt_lengths=Lengths.fixed(1))
+    gaps = np.diff([0.0, *(r.arrival_s for r in synthetic(spec).requests)])
+    assert gaps.mean() == pytest.approx(0.2, rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05, abs=1e-9)
+    json.dumps(synthetic(spec).description, allow_nan=False)
+
+
+def test_blocks_of_few_words_are_told_apart() -> None:
+    spec = TraceSpec(vocab_size=16 + 260, divisor=128)  # three digits and a fourth token
+    assert len({block_content(i, spec)[:3] for i in range(260**2 + 500)}) == 260**2 + 500
+    with pytest.raises(InvalidParameter, match="trace_divisor=256"):
+        block_content(3, TraceSpec(vocab_size=16 + 260, divisor=256))
+    with pytest.raises(InvalidParameter, match="trace=1000000"):
+        block_content(1_000_000, spec)

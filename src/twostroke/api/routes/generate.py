@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from twostroke.api.chat import Chat
-from twostroke.api.completions import Completion
+from twostroke.api.calls import Call, chat, completion
 from twostroke.api.context import ServerContext
 from twostroke.api.generation import Abandoned, Caller
 from twostroke.api.protocol.chat import ChatRequest
@@ -22,26 +21,6 @@ CLIENT_CLOSED_REQUEST = 499
 """Nobody receives it; the access log shows it."""
 
 
-class Call(Protocol):
-    """One request on its way through the engine."""
-
-    async def open(self, caller: Caller) -> None:
-        """Checks and queues it."""
-        ...
-
-    async def answer(self) -> dict[str, Any]:
-        """The whole answer."""
-        ...
-
-    def chunks(self) -> AsyncIterator[bytes]:
-        """The answer as events."""
-        ...
-
-    def close(self) -> None:
-        """Nobody waits any more."""
-        ...
-
-
 def generate_router(context: ServerContext) -> APIRouter:
     """The routes."""
     router = APIRouter(tags=["generate"])
@@ -50,27 +29,14 @@ def generate_router(context: ServerContext) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue a text."""
         headers = context.check_fields(body)
-        call = Completion(
-            context.engine,
-            body,
-            answer_id=context.answer_id("cmpl", body.request_id),
-            model=context.check_model(body.model),
-            created=context.created(),
-        )
+        call = completion(context, body)
         return await respond(call, request, context.caller(request), streams=bool(body.stream), headers=headers)
 
     @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         headers = context.check_fields(body)
-        call = Chat(
-            context.engine,
-            body,
-            context.dialect,
-            answer_id=context.answer_id("chatcmpl", body.request_id),
-            model=context.check_model(body.model),
-            created=context.created(),
-        )
+        call = chat(context, body)
         return await respond(call, request, context.caller(request), streams=bool(body.stream), headers=headers)
 
     return router

@@ -27,6 +27,9 @@ RESULTS = {
     "engine-time": ("twostroke.bench.reproduce.engine_time", "the engine's own time per step"),
     "vs-transformers": ("twostroke.bench.reproduce.vs_transformers", "throughput beside transformers.generate"),
     "invariance-price": ("twostroke.bench.reproduce.invariance_price", "operators beside torch's, which promise less"),
+    "server-throughput": ("twostroke.bench.reproduce.server_throughput", "the server beside the offline API"),
+    "overload": ("twostroke.bench.reproduce.overload", "three times more than a server can do"),
+    "two-tenants": ("twostroke.bench.reproduce.two_tenants", "one tenant floods, another asks"),
     "long-prompt": ("twostroke.bench.reproduce.long_prompt", "a 32k prompt in chunks beside short requests"),
 }
 """Name to the module that reproduces it, and what it is about."""

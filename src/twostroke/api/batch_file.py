@@ -1,0 +1,249 @@
+"""Files of requests and of results in OpenAI's batch format: read and appended line by line, of any size.
+
+    requests   {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {...}}
+    results    {"id": "batch_req_…", "custom_id": "a", "response": {"status_code": 200, "request_id": …, "body": {...}},
+                "error": null}
+
+Results stand in the order in which they came; the custom_id says whose they are. A line that is no request has a result
+with an `error` and its line number, and no `response`. https://platform.openai.com/docs/guides/batch
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import msgspec
+
+from twostroke.errors import InvalidParameter
+
+MAX_LINE_BYTES = 64 * 2**20
+"""Of a request: far beyond any context, and little enough to hold many at a time."""
+MAX_ID_CHARS = 512
+
+_BLOCK_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """A line that asks for something."""
+
+    line: int
+    """Its number, from 1."""
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that is no request, or one of an id that was there before."""
+
+    line: int
+    custom_id: str | None
+    code: str
+    message: str
+
+
+def read_requests(path: Path, urls: frozenset[str]) -> Iterator[BatchRequest | BadLine]:
+    """The lines of a file, one at a time; empty ones are passed over.
+
+    Args:
+        path: of the file.
+        urls: that can be asked.
+
+    Raises:
+        InvalidParameter: the file cannot be read.
+    """
+    seen: set[bytes] = set()
+    for number, content in _lines(path):
+        if content is None:
+            yield BadLine(number, None, "line_too_long", f"the line has more than {MAX_LINE_BYTES:,} bytes.")
+            continue
+        found = _request(number, content, urls)
+        if found is None:
+            continue
+        if found.custom_id is not None:
+            name = digest(found.custom_id)
+            if name in seen:
+                told = f"the custom_id {found.custom_id!r} is that of an earlier line; each needs its own."
+                found = BadLine(number, found.custom_id, "duplicate_custom_id", told)
+            seen.add(name)
+        yield found
+
+
+def count_lines(path: Path) -> int:
+    """How many lines there are, for a progress bar: at the speed of the disk.
+
+    Raises:
+        InvalidParameter: the file cannot be read.
+    """
+    with _opened(path) as file:
+        count, last = 0, b"\n"
+        while block := file.read(_BLOCK_BYTES):
+            count += block.count(b"\n")
+            last = block[-1:]
+        return count + (last != b"\n")
+
+
+def digest(custom_id: str) -> bytes:
+    """What is kept of an id that was seen: 16 bytes, however long it is."""
+    return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+class ResultsFile:
+    """Results, appended as they come; those that an earlier run wrote are found again.
+
+    A last line that was cut off when that run ended is taken away, and its request will be asked again.
+
+    Raises:
+        InvalidParameter: it cannot be written, another process is writing it, or it holds something else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file: IO[bytes] = path.open("a+b")
+        except OSError as error:
+            raise InvalidParameter("output", str(path), f"cannot be written ({error.strerror})") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._done, self._bad_lines = self._read()
+        except BlockingIOError as error:
+            self._file.close()
+            raise InvalidParameter("output", str(path), "is being written by another run", "Wait for it.") from error
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def num_done(self) -> int:
+        """Requests that have a result."""
+        return len(self._done)
+
+    def has(self, found: BatchRequest | BadLine) -> bool:
+        """Whether there is a result for this already."""
+        if isinstance(found, BadLine):
+            return found.line in self._bad_lines
+        return digest(found.custom_id) in self._done
+
+    def add_response(self, request: BatchRequest, status: int, body: Mapping[str, Any]) -> None:
+        """Writes the answer to a request, whatever its status."""
+        name = uuid.uuid4().hex
+        self._append(name, request.custom_id, {"status_code": status, "request_id": f"req_{name}", "body": body}, None)
+
+    def add_error(self, found: BadLine) -> None:
+        """Writes why a line has no answer."""
+        error = {"code": found.code, "message": found.message, "param": None, "line": found.line}
+        self._append(uuid.uuid4().hex, found.custom_id, None, error)
+
+    def close(self) -> None:
+        """Ends writing; a second time does nothing."""
+        self._file.close()
+
+    def _append(self, name: str, custom_id: str | None, response: Any, error: Any) -> None:
+        whole = {"id": f"batch_req_{name}", "custom_id": custom_id, "response": response, "error": error}
+        # one write, handed to the system at once: a process that is killed leaves whole lines
+        self._file.write(msgspec.json.encode(whole) + b"\n")
+        self._file.flush()
+
+    def _read(self) -> tuple[set[bytes], set[int]]:
+        """Ids and numbers of lines that have results."""
+        done: set[bytes] = set()
+        bad_lines: set[int] = set()
+        self._file.seek(0)
+        end = 0
+        for number, content in enumerate(self._file, start=1):
+            whole = content.endswith(b"\n")
+            try:
+                result = msgspec.json.decode(content, type=_Result)
+            except msgspec.MsgspecError as error:
+                if not whole:
+                    break
+                limit = f"holds what is no result of a batch in line {number} ({error})"
+                raise InvalidParameter("output", str(self._path), limit, "Give another file.") from error
+            if result.error is not None and result.error.line is not None:
+                bad_lines.add(result.error.line)
+            elif result.custom_id is not None:
+                done.add(digest(result.custom_id))
+            end += len(content)
+            if not whole:
+                self._file.write(b"\n")
+                end += 1
+        self._file.truncate(end)
+        self._file.seek(0, os.SEEK_END)
+        return done, bad_lines
+
+
+class _Error(msgspec.Struct):
+    line: int | None = None
+
+
+class _Result(msgspec.Struct):
+    id: str
+    custom_id: str | None
+    error: _Error | None = None
+
+
+def _request(number: int, content: bytes, urls: frozenset[str]) -> BatchRequest | BadLine | None:
+    """What a line says; None when it is empty."""
+    if not content.strip():
+        return None
+    try:
+        row = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        return BadLine(number, None, "invalid_json_line", f"the line is no JSON ({error}).")
+    if not isinstance(row, dict):
+        return BadLine(number, None, "invalid_json_line", "the line is no JSON object.")
+    fields = cast(dict[str, Any], row)
+    custom_id, url, body = fields.get("custom_id"), fields.get("url"), fields.get("body")
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_ID_CHARS:
+        told = f"custom_id must be a text of 1 to {MAX_ID_CHARS} characters."
+        return BadLine(number, None, "missing_required_parameter", told)
+    problem = ""
+    if fields.get("method") != "POST":
+        problem = f"method must be POST; it is {_short(fields.get('method'))}."
+    elif not isinstance(url, str) or url not in urls:
+        problem = f"url must be one of {', '.join(sorted(urls))}; it is {_short(url)}."
+    elif not isinstance(body, dict):
+        problem = f"body must be an object; it is {_short(body)}."
+    if problem:
+        return BadLine(number, custom_id, "invalid_request", problem)
+    return BatchRequest(number, custom_id, cast(str, url), cast(dict[str, Any], body))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
+    """Number and bytes of each line; None for one that is too long."""
+    number = 0
+    with _opened(path) as file:
+        while content := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(content) <= MAX_LINE_BYTES:
+                yield number, content
+                continue
+            while content and not content.endswith(b"\n"):
+                content = file.readline(_BLOCK_BYTES)
+            yield number, None
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Generator[IO[bytes]]:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise InvalidParameter("requests", str(path), f"cannot be read ({error.strerror})") from error
+    with file:
+        yield file
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"

@@ -1,0 +1,76 @@
+"""Calls by their urls: what a body has to be, and who answers it. One table for requests over HTTP and from files."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from twostroke.api.chat import Chat
+from twostroke.api.completions import Completion
+from twostroke.api.context import ServerContext
+from twostroke.api.generation import Caller
+from twostroke.api.protocol.chat import ChatRequest
+from twostroke.api.protocol.completions import CompletionRequest
+from twostroke.api.protocol.sampling import SamplingFields
+
+Body = TypeVar("Body", bound=SamplingFields)
+
+
+class Call(Protocol):
+    """One request on its way through the engine."""
+
+    async def open(self, caller: Caller) -> None:
+        """Checks and queues it."""
+        ...
+
+    async def answer(self) -> dict[str, Any]:
+        """The whole answer."""
+        ...
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The answer as events."""
+        ...
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CallKind(Generic[Body]):
+    """What one url takes and does."""
+
+    body: type[Body]
+    call: Callable[[ServerContext, Body], Call]
+    """Raises HTTPError where there is no such model."""
+
+
+def completion(context: ServerContext, body: CompletionRequest) -> Completion:
+    """Continue a text."""
+    return Completion(
+        context.engine,
+        body,
+        answer_id=context.answer_id("cmpl", body.request_id),
+        model=context.check_model(body.model),
+        created=context.created(),
+    )
+
+
+def chat(context: ServerContext, body: ChatRequest) -> Chat:
+    """Answer a conversation."""
+    return Chat(
+        context.engine,
+        body,
+        context.dialect,
+        answer_id=context.answer_id("chatcmpl", body.request_id),
+        model=context.check_model(body.model),
+        created=context.created(),
+    )
+
+
+CALLS: Mapping[str, CallKind[Any]] = {
+    "/v1/completions": CallKind(CompletionRequest, completion),
+    "/v1/chat/completions": CallKind(ChatRequest, chat),
+}
+"""What files may ask for."""

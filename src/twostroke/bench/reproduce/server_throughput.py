@@ -1,0 +1,211 @@
+"""The server beside the offline API: 64 streams at once and the same prompts to `LLM.generate`, in turn.
+
+Both have one model thread: of two cores, the other is for the HTTP process and the client. The time from a token's
+sample to its event at the client comes from a run by itself, as the engine's log, which has the first of the two, costs
+the engine something. Both processes read one clock.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twostroke.bench.figure import MEASURED, PREDICTED, bars
+from twostroke.bench.lengths import Lengths
+from twostroke.bench.report import median, percentiles
+from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from twostroke.bench.serve.figures import latencies
+from twostroke.bench.serve.http_connection import Origin
+from twostroke.bench.serve.load import LoadRun
+from twostroke.bench.serve.local_server import LocalServer, local_server
+from twostroke.bench.serve.target import Load, Target, run_loads
+from twostroke.bench.workload import SyntheticSpec, Workload, synthetic
+from twostroke.engine.event_sinks import read_events
+from twostroke.engine.input_processor import Prompt
+from twostroke.errors import SetupError
+from twostroke.events import StepCommitted
+from twostroke.llm import LLM
+from twostroke.sampling_params import SamplingParams
+
+STREAMS = 64
+PROMPTS = Lengths.uniform(16, 64)
+BLOCK_SIZE = 16
+GOAL_RATIO = 0.97
+GOAL_US_PER_TOKEN = 25.0
+GOAL_DELAY_MS = 5.0
+LONG_STEP_S = 0.010
+"""The delay of an event is held against its goal where a step takes at least this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """Output tokens per second of runs side by side, and processor time of the HTTP process per token."""
+
+    offline: list[float]
+    server: list[float]
+    us_per_token: list[float]
+    client_us_per_token: list[float]
+
+    @property
+    def ratio(self) -> float:
+        return median([a / b for a, b in zip(self.server, self.offline, strict=True)])
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "offline_tok_s": self.offline,
+            "server_tok_s": self.server,
+            "ratio": self.ratio,
+            "http_us_per_token": self.us_per_token,
+            "client_us_per_token": self.client_us_per_token,
+        }
+
+
+def reproduce(options: ReproduceOptions) -> Reproduction:
+    """Alternates the two, with one model thread and then with two."""
+    title = f"The server beside the offline API, {STREAMS} streams"
+    if not options.with_model:
+        remarks = ("a server needs a model: nothing was run",)
+        return Reproduction(name="server-throughput", title=title, claims=(), config={}, workload={}, remarks=remarks)
+    rounds, outputs = _size(options)
+    spec = SyntheticSpec(
+        num_requests=STREAMS,
+        prompt_lengths=PROMPTS,
+        output_lengths=Lengths.fixed(outputs),
+        vocab_size=options.vocab_size(),
+        seed=options.seed,
+    )
+    workload = synthetic(spec)
+    threads = sorted({1, options.threads or 2})
+    sides = {n: _side_by_side(options, workload, n, rounds) for n in threads}
+    delays_s, step_s, latency = _delays(options, workload)
+    one, delay_ms = sides[1], 1000 * percentiles(delays_s)["p99"]
+    claims = [
+        Claim.at_least("throughput, one model thread: server / offline", GOAL_RATIO, one.ratio).judged(options.full),
+        Claim.at_most("HTTP process, us of processor a token", GOAL_US_PER_TOKEN, median(one.us_per_token)).judged(
+            options.full
+        ),
+        Claim.at_most("event at the client after its sample, p99 ms", GOAL_DELAY_MS, delay_ms).judged(
+            options.full and step_s >= LONG_STEP_S
+        ),
+        Claim.reported("a step, median ms", 1000 * step_s),
+        *(
+            Claim.reported(f"throughput, {n} model threads: server / offline", of.ratio)
+            for n, of in sides.items()
+            if n > 1
+        ),
+    ]
+    return Reproduction(
+        name="server-throughput",
+        title=title,
+        claims=tuple(claims),
+        config={"model": options.model_name, "streams": STREAMS, "threads": threads, "block_size": BLOCK_SIZE},
+        workload={**workload.description, "prompt_tokens": workload.num_prompt_tokens},
+        details={
+            "sides": {str(n): of.as_json() for n, of in sides.items()},
+            "delay_s": percentiles(delays_s),
+            "step_s": step_s,
+            "latency": latency,
+        },
+        draw=lambda figure: _draw(figure, sides),
+        warmup=1,
+        repeats=rounds,
+    )
+
+
+def _size(options: ReproduceOptions) -> tuple[int, int]:
+    """Rounds, and tokens of an output."""
+    if not options.full:
+        return 2, 32
+    return (5, 512) if options.model == "embedded" else (3, 96)
+
+
+def _engine_settings(threads: int, longest: int) -> dict[str, Any]:
+    """Settings that both sides have: room for all streams at their longest, and no prefix found a second time."""
+    return {
+        "threads": threads,
+        "max_num_seqs": STREAMS,
+        "max_model_len": longest,
+        "block_size": BLOCK_SIZE,
+        "num_kv_blocks": STREAMS * -(-longest // BLOCK_SIZE),
+        "enable_prefix_caching": False,
+    }
+
+
+def _side_by_side(options: ReproduceOptions, workload: Workload, threads: int, rounds: int) -> _Sides:
+    settings = _engine_settings(threads, workload.max_request_tokens)
+    sides = _Sides([], [], [], [])
+    with local_server(options.model, settings) as server, LLM(options.model, **settings) as llm:
+        warm_up = workload.cut_outputs(8)
+        _offline(llm, warm_up)
+        _ask(server, options.model, warm_up)
+        for _ in range(rounds):
+            sides.offline.append(workload.num_output_tokens / _offline(llm, workload))
+            before_s = server.http_cpu_s()
+            run = _ask(server, options.model, workload)
+            num_tokens = workload.num_output_tokens
+            sides.us_per_token.append(1e6 * (server.http_cpu_s() - before_s) / num_tokens)
+            sides.client_us_per_token.append(1e6 * run.generator_cpu_s / num_tokens)
+            sides.server.append(num_tokens / run.duration_s)
+    return sides
+
+
+def _offline(llm: LLM, workload: Workload) -> float:
+    """Seconds that `LLM.generate` takes for the workload."""
+    prompts: list[Prompt] = [{"prompt_token_ids": r.prompt_token_ids} for r in workload.requests]
+    params = [SamplingParams(temperature=0.0, max_tokens=r.max_tokens, ignore_eos=True) for r in workload.requests]
+    start_s = time.monotonic()
+    llm.generate(prompts, params)
+    return time.monotonic() - start_s
+
+
+def _ask(server: LocalServer, model: str, workload: Workload, request_ids: Sequence[str] = ()) -> LoadRun:
+    """The workload through the server.
+
+    Raises:
+        SetupError: a request failed; a comparison of fewer would be none.
+    """
+    # a chunk a token, as the server sends them: counting along would be work that the offline API does not do
+    target = Target(origin=Origin.parse(server.url), model=model, token_counts="chunks")
+
+    (found,) = run_loads([Load(target, workload, request_ids)])
+    failed = [e for e in found.exchanges if e.failure is not None]
+    if failed:
+        raise SetupError(f"{len(failed)} requests failed; the first with {failed[0].failure}: {failed[0].message}")
+    return found
+
+
+def _delays(options: ReproduceOptions, workload: Workload) -> tuple[list[float], float, dict[str, Any]]:
+    """Seconds from sample to client of every token, the median step, and latencies as the client saw them."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "events"
+        settings = {**_engine_settings(1, workload.max_request_tokens), "event_log": log}
+        names = [f"r{i}" for i in range(len(workload))]
+        with local_server(options.model, settings) as server:
+            _ask(server, options.model, workload.cut_outputs(8), [f"warm-up-{name}" for name in names])
+            run = _ask(server, options.model, workload, names)
+        events = [event for event in read_events(log) if isinstance(event, StepCommitted)]
+    sampled: dict[str, list[float]] = {}
+    for event in events:
+        for commit in event.commits:
+            caller, _, _ = commit.request_id.rpartition("#")  # the engine's own number of it comes last
+            sampled.setdefault(caller, []).extend([event.time_s] * commit.num_tokens)
+    delays: list[float] = []
+    for name, exchange in zip(names, run.exchanges, strict=True):
+        pairs = zip(exchange.chunk_times_s, exchange.chunk_tokens, strict=True)
+        came = [run.start_s + time_s for time_s, count in pairs for _ in range(count)]
+        delays += [a - b for a, b in zip(came, sampled[f"cmpl-{name}"], strict=True)]
+    steps = [event.operator_time_s for event in events if len(event.commits) == STREAMS]
+    return delays, median(steps), latencies(run.exchanges)
+
+
+def _draw(figure: Any, sides: Mapping[int, _Sides]) -> None:
+    groups = {
+        "offline API": ([median(of.offline) for of in sides.values()], PREDICTED),
+        "server": ([median(of.server) for of in sides.values()], MEASURED),
+    }
+    labels = [f"{n} model thread{'s' if n > 1 else ''}" for n in sides]
+    bars(figure.add_subplot(), labels, groups, "output tokens per second")

@@ -1,0 +1,69 @@
+"""`twostroke run-batch REQUESTS -o RESULTS`: a file of requests in OpenAI's batch format, answered without a server."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from twostroke.cli.flags import CacheFlags, LoadFlags, QuietFlag, SchedulerFlags
+from twostroke.config.cache import CacheConfig
+from twostroke.config.engine import EngineConfig
+from twostroke.config.load import LoadConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.config.server import ServerConfig
+
+
+def run_batch(  # noqa: PLR0913 (each is a flag or a group of flags)
+    requests: Path,
+    /,
+    *,
+    output: Annotated[Path, Parameter(name=("--output", "-o"))],
+    served_model_name: tuple[str, ...] = (),
+    tool_call_parser: str | None = None,
+    reasoning_parser: str | None = None,
+    strict: bool = False,
+    max_concurrency: int | None = None,
+    load: LoadFlags = LoadConfig(),
+    cache: CacheFlags = CacheConfig(),
+    scheduler: SchedulerFlags = SchedulerConfig(),
+    quiet: QuietFlag = False,
+) -> None:
+    """Answer a file of requests, as the server would; run it again to go on where it ended.
+
+    Parameters
+    ----------
+    requests
+        Lines of custom_id, method, url and body; urls are /v1/completions and /v1/chat/completions.
+    output
+        Results, a line each, in the order in which they came. Requests that have one there are not asked again.
+    served_model_name
+        Names that requests may call the model by; default: as --model is given. Can be repeated.
+    tool_call_parser
+        How the model writes tool calls; without it a chat with tools is refused.
+    reasoning_parser
+        How the model marks its reasoning; without it the reasoning is part of the answer.
+    strict
+        Refuse requests with fields that nobody here knows.
+    max_concurrency
+        Requests held at a time; default: twice --max-num-seqs.
+    quiet
+        No start-up lines, no progress, no counts.
+    """
+    import uvloop  # what takes long to import is for this command only
+
+    from twostroke.api.run_batch import answer_file
+
+    config = EngineConfig(load=load, cache=cache, scheduler=scheduler)
+    answers = ServerConfig(
+        served_model_name=served_model_name,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
+        strict=strict,
+    )
+    run = answer_file(config, answers, requests, output, max_concurrency=max_concurrency, progress=not quiet)
+    count = uvloop.run(run)
+    if not quiet:
+        sys.stderr.write(f"{output}: {count}\n")

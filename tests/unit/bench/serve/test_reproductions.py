@@ -1,0 +1,68 @@
+"""The server's reproductions: their arithmetic, and one of them whole, against our own server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from openai_server import WordServer, serving
+from twostroke.bench.reproduce import overload, server_throughput
+from twostroke.bench.reproduce.claim import ReproduceOptions
+from twostroke.bench.reproduce.run import reproduce
+from twostroke.bench.serve.exchange import Exchange
+from twostroke.bench.serve.figures import Slo
+from twostroke.bench.serve.http_connection import Origin
+from twostroke.bench.serve.local_server import local_server
+from twostroke.bench.serve.target import Load, Target, run_loads
+from twostroke.errors import SetupError
+
+SMALL = ReproduceOptions(with_model=False, plots=False)
+
+
+def ended(end_s: float, ttft_s: float = 0.1, failure: str | None = None) -> Exchange:
+    return Exchange(0.0, chunk_times_s=[ttft_s], chunk_tokens=[1], end_s=end_s, failure=failure)
+
+
+def test_good_requests_count_between_the_two_moments() -> None:
+    exchanges = [ended(0.5), ended(2.0), ended(2.5), ended(3.0, ttft_s=0.9), ended(3.0, failure="429"), ended(9.0)]
+    assert overload._good_per_second(exchanges, Slo({"ttft": 0.5}), 1.0, 5.0) == 2 / 4
+
+
+def test_the_slo_is_a_generation_more_than_at_capacity() -> None:
+    latency = {"ttft_s": {"p99": 0.2}, "e2e_s": {"mean": 1.5}, "tpot_s": {"p99": 0.02}}
+    assert overload._slo(latency).limits_s == {"ttft": 1.7, "tpot": pytest.approx(0.03)}
+
+
+def test_the_capacity_of_a_server_that_refuses_is_none() -> None:
+    with serving(WordServer(quota=70)) as url, pytest.raises(SetupError, match="429"):
+        overload.measure_capacity(Target(origin=Origin.parse(url), model="words"), SMALL)
+    with serving(WordServer()) as url:
+        found, capacity = overload.measure_capacity(Target(origin=Origin.parse(url), model="words"), SMALL)
+    assert found["num_completed"] == 64
+    assert capacity > 0
+
+
+def test_loads_are_sent_together() -> None:
+    server = WordServer(gather=2 * 3)  # neither is answered before the other has come
+    with serving(server) as url:
+        target = Target(origin=Origin.parse(url), model="words")
+        first, second = run_loads([Load(target, overload.drawn(SMALL, 3, None, seed)) for seed in (0, 1)])
+    assert [e.failure for e in (*first.exchanges, *second.exchanges)] == [None] * 6
+
+
+def test_a_server_that_does_not_start_says_why() -> None:
+    with pytest.raises(SetupError, match="max_num_seqs=0"), local_server("embedded", {"max_num_seqs": 0}):
+        pass
+
+
+def test_server_throughput_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_throughput, "STREAMS", 3)
+    monkeypatch.setattr(server_throughput, "_size", lambda _: (1, 5))
+    options = ReproduceOptions(results=tmp_path, threads=1)
+    (found,) = reproduce(["server-throughput"], options, Console(quiet=True))
+    assert found.details["delay_s"]["count"] == 3 * 5  # every token's event was found beside its sample
+    assert found.details["delay_s"]["p50"] > 0
+    assert found.details["sides"].keys() == {"1"}
+    assert (tmp_path / "server-throughput-small.png").is_file()
