@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
+from twostroke.api.admission import Admission
 from twostroke.api.context import ServerContext
 from twostroke.api.dialect import Dialect
 from twostroke.api.gate import Gate
@@ -33,19 +34,22 @@ def build_app(engine: EngineClient, config: ServerConfig, model: str) -> FastAPI
         model: the model as the user named it, which clients may call it by unless served_model_name says else.
     """
     names = config.served_model_name or (model,)
+    admission = Admission(engine, config)
     context = ServerContext(
         engine=engine,
         config=config,
         dialect=Dialect(config.tool_call_parser, config.reasoning_parser),
         model_names=names,
         started_s=int(time.time()),
+        admission=admission,
     )
     # the interactive pages would load their parts from elsewhere
     app = FastAPI(title="Twostroke", version=__version__, docs_url=None, redoc_url=None)
     for router in (generate_router(context), models_router(context), operations_router(context)):
         app.include_router(router)
     _answer_errors(app)
-    app.add_middleware(Gate, config=config, now_s=engine.now_s)  # pyright: ignore[reportArgumentType] (an ASGI app)
+    gate: Any = Gate  # an ASGI app, if not by starlette's own types
+    app.add_middleware(gate, config=config, now_s=engine.now_s, admission=admission)
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(config.cors_origins), allow_methods=["*"], allow_headers=["*"]
