@@ -1,8 +1,8 @@
 """Whether a request may join the queue: asked before its body is read, and again when its size is known.
 
-    gate      key ─► check ─► body ─► route ─► prepare (templates, tokens) ─► admit ─► engine
-                     queue and wait as they are,              this request's
-                     whatever this request is                 tokens and cost, too
+gate      key ─► check ─► body ─► route ─► prepare (templates, tokens) ─► admit ─► engine
+                 queue and wait as they are,              this request's
+                 whatever this request is                 tokens and cost, too
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class EngineClient(Protocol):
         """How it is, at once."""
         ...
 
-    def generate(
+    def generate(  # noqa: PLR0913 (what there is to know of a request, by its names)
         self,
         prompt: PromptInput,
         *,

@@ -202,7 +202,7 @@ class RemoteEngine:
             cause = f"{num_requests} requests are queued and no step was committed for {waited_s:.1f} s"
         return EngineHealth(state, cause, num_requests, self._num_restarts)
 
-    def generate(
+    def generate(  # noqa: PLR0913 (what there is to know of a request, by its names)
         self,
         prompt: PromptInput,
         *,
