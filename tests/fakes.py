@@ -166,6 +166,7 @@ class FakeEngine:
         self.settings = scheduler_config
         self.policy = make_policy(scheduler_config)
         self.keys: dict[str, Key] = {}
+        self.tenants: dict[str, str] = {}
         self.last_results: dict[str, list[int]] = {}
         configs = plain(scheduler_config), plain(cache_config), plain(layout)
         self.log.append(EngineStarted(0.0, "fake", *configs, num_blocks, max_model_len, "fake"))
@@ -207,6 +208,7 @@ class FakeEngine:
         )
         self.live[request_id] = self.executor.generations[request_id] = generation
         self.keys[request_id] = self.policy(arrival, len(self.keys))
+        self.tenants[request_id] = tenant
         self.log.append(RequestArrived(self.now_s, "fake", request_id, arrival))
         self.scheduler.add_request(arrival)
         return arrival
