@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from twostroke.batch import Commit, ScheduledBatch, ScheduledRequest
@@ -138,6 +139,7 @@ class FakeEngine:
         max_drafts: most drafts proposed after a step.
         stop_chance: chance that a token ends its request.
         log: takes the events of the run.
+        step_time_s: how long a step takes, on the engine's own clock.
     """
 
     def __init__(
@@ -153,6 +155,7 @@ class FakeEngine:
         stop_chance: float = 0.0,
         seed: int = 0,
         log: EventLog | None = None,
+        step_time_s: Callable[[ScheduledBatch], float] = lambda batch: 1.0,
     ) -> None:
         cache_config = cache_config or CacheConfig(block_size=layout.block_size)
         scheduler_config = scheduler_config or SchedulerConfig()
@@ -163,6 +166,7 @@ class FakeEngine:
         self.settings = scheduler_config
         self.policy = make_policy(scheduler_config)
         self.keys: dict[str, Key] = {}
+        self.tenants: dict[str, str] = {}
         self.last_results: dict[str, list[int]] = {}
         configs = plain(scheduler_config), plain(cache_config), plain(layout)
         self.log.append(EngineStarted(0.0, "fake", *configs, num_blocks, max_model_len, "fake"))
@@ -171,6 +175,7 @@ class FakeEngine:
         self.latency = latency
         self.max_drafts = max_drafts
         self.stop_chance = stop_chance
+        self.step_time_s = step_time_s
         self.now_s = 0.0
         self.in_flight: deque[tuple[ScheduledBatch, dict[str, list[int]]]] = deque()
         self.live: dict[str, FakeGeneration] = {}
@@ -185,6 +190,7 @@ class FakeEngine:
         *,
         priority: int = 0,
         salt: str = "",
+        tenant: str = "",
         arrival_time_s: float | None = None,
     ) -> Arrival:
         """A new request, as the engine would hand it over."""
@@ -198,9 +204,11 @@ class FakeEngine:
             max_tokens,
             priority,
             hashes,
+            tenant=tenant,
         )
         self.live[request_id] = self.executor.generations[request_id] = generation
         self.keys[request_id] = self.policy(arrival, len(self.keys))
+        self.tenants[request_id] = tenant
         self.log.append(RequestArrived(self.now_s, "fake", request_id, arrival))
         self.scheduler.add_request(arrival)
         return arrival
@@ -217,7 +225,7 @@ class FakeEngine:
         batch = self.scheduler.schedule(self.now_s)
         self.log.append(StepScheduled(self.now_s, "fake", batch))
         self.batches.append(batch)
-        self.now_s += 1.0
+        self.now_s += self.step_time_s(batch)
         if not batch.is_empty:
             self.last_results = self.executor.execute(batch)
             self.in_flight.append((batch, self.last_results))

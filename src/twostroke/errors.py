@@ -13,6 +13,7 @@
     ├── UnreadableEvent             a line of an event log that is none, or of another version
     └── EngineError                 ours: a step failed, or the engine has stopped
         └── EngineUnavailable       no engine takes requests now; one may soon
+            └── Overloaded          there is one, and it has too much to do
 
 Each message names the value, the limit and the remedy. Broken invariants of our own are assertions, not these.
 """
@@ -91,6 +92,19 @@ class EngineError(TwostrokeError):
 
 class EngineUnavailable(EngineError):
     """Nothing was begun; asking again later may help."""
+
+
+class Overloaded(EngineUnavailable):
+    """The request would wait too long.
+
+    Args:
+        message: which limit, and by how much.
+        retry_after_s: when to ask again, in whole seconds.
+    """
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 def _short(value: object) -> str:

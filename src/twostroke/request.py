@@ -52,6 +52,8 @@ class Arrival:
     """Chained hashes of the prompt's full blocks, salt included; see kv_cache/block_hash.py."""
     reads_prefix_cache: bool = True
     """False when every prompt token has to be computed anyway (prompt logprobs)."""
+    tenant: str = ""
+    """Whose it is, for a fair queue; empty where nobody is told apart."""
 
 
 @dataclass(slots=True, eq=False)

@@ -43,7 +43,7 @@ def make_engine(dice: random.Random) -> FakeEngine:
     scheduler_config = SchedulerConfig(
         max_num_batched_tokens=dice.choice([1, 4, 4, 8, 20]),
         max_num_seqs=dice.choice([1, 3, 8, 8]),
-        policy=dice.choice(["fcfs", "priority", "priority"]),
+        policy=dice.choice(["fcfs", "priority", "priority", "fair", "fair"]),
         ageing_s=dice.choice([1.0, 100.0, 100.0]),
         enable_chunked_prefill=is_chunked,
         batching=dice.choice(["continuous"] * 4 + ["static"]),
@@ -95,7 +95,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             prompt = [dice.randint(0, 1)] * (num_prompt_tokens - num_own) + [2] * num_own
             salt = dice.choice(["", "", "tenant"])
             request_id = f"r{self.num_requests}"
-            self.engine.submit(request_id, prompt, max_tokens, priority=dice.randint(0, 2), salt=salt)
+            tenant = dice.choice(["", "a", "b", "b", "b"])
+            priority = dice.randint(0, 2)
+            self.engine.submit(request_id, prompt, max_tokens, priority=priority, salt=salt, tenant=tenant)
             self.num_requests += 1
 
     @precondition(lambda self: self.engine.live)
@@ -130,11 +132,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert len({r.stroke for r in batch.requests}) <= 1, "two strokes in one step"
 
     def check_order(self, batch: ScheduledBatch, queued: set[str]) -> None:
-        """Nobody is admitted past somebody more urgent: the bound on overtaking is that of the keys."""
+        """Nobody is admitted past somebody more urgent: the bound on overtaking is that of the keys.
+
+        A fair queue keeps this order among the requests of each tenant; among tenants see test_fairness.py.
+        """
         keys = self.engine.keys
-        admitted = queued & {r.request_id for r in batch.requests}
-        if admitted and queued - admitted:
-            assert max(keys[i] for i in admitted) < min(keys[i] for i in queued - admitted)
+        is_fair = self.engine.settings.policy == "fair"
+        for tenant in ["", "a", "b"] if is_fair else [None]:
+            mine = {i for i in queued if tenant in (None, self.engine.tenants[i])}
+            admitted = mine & {r.request_id for r in batch.requests}
+            if admitted and mine - admitted:
+                assert max(keys[i] for i in admitted) < min(keys[i] for i in mine - admitted)
 
     def check_sizes(self, batch: ScheduledBatch) -> None:
         """Budget and slots."""

@@ -36,7 +36,8 @@ def build_app(engine: EngineClient, config: ServerConfig, model: str) -> FastAPI
     for router in (generate_router(context), models_router(context), operations_router(context)):
         app.include_router(router)
     _answer_errors(app)
-    app.add_middleware(Gate, config=config, now_s=engine.now_s)  # pyright: ignore[reportArgumentType] (an ASGI app)
+    gate: Any = Gate  # an ASGI app, if not by starlette's own types
+    app.add_middleware(gate, config=config, now_s=engine.now_s, admission=context.admission)
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(config.cors_origins), allow_methods=["*"], allow_headers=["*"]

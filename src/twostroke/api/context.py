@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from twostroke.api.admission import Admission, patience_s
 from twostroke.api.dialect import Dialect
 from twostroke.api.generation import Caller
 from twostroke.api.http_errors import HTTPError
 from twostroke.api.protocol.fields import WireObject
+from twostroke.api.protocol.sampling import SamplingFields
 from twostroke.config.server import ServerConfig
 from twostroke.engine.client import EngineClient
 from twostroke.log import get_logger
@@ -31,6 +33,7 @@ class ServerContext:
     """What clients may call the model; answers have the first."""
     started_s: int
     """When, in whole seconds since 1970."""
+    admission: Admission
 
     @classmethod
     def of(cls, engine: EngineClient, config: ServerConfig, model: str) -> ServerContext:
@@ -41,12 +44,14 @@ class ServerContext:
             dialect=Dialect(config.tool_call_parser, config.reasoning_parser),
             model_names=config.served_model_name or (model,),
             started_s=int(time.time()),
+            admission=Admission(engine, config),
         )
 
     def caller(self, request: Request) -> Caller:
         """Who asks. The body was read fully when the middleware noted the time."""
         state = request.scope["state"]
-        return Caller(state.get("arrival_time_s", self.engine.now_s()), state.get("tenant", ""))
+        arrival_time_s = state.get("arrival_time_s", self.engine.now_s())
+        return Caller(arrival_time_s, self.admission, state.get("tenant", ""), patience_s(request.headers))
 
     def answer_id(self, prefix: str, wanted: str | None) -> str:
         """Of an answer: cmpl-…, with the caller's name in it where there is one."""
@@ -73,7 +78,10 @@ class ServerContext:
 
         Raises:
             HTTPError: 400, there are some and the server is strict.
+            InvalidParameter: its parameters are too long.
         """
+        if isinstance(request, SamplingFields):
+            self.admission.check_items(request)
         unknown = request.unknown_fields
         if not unknown:
             return {}

@@ -18,15 +18,21 @@ from typing import Any
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 
-from twostroke.api.http_errors import ErrorAnswer, HTTPError
+from twostroke.api.admission import Admission, patience_s
+from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body
 from twostroke.api.sse import SERVER_SEND, Message, Receive, Send
 from twostroke.config.server import ServerConfig
+from twostroke.errors import TwostrokeError
 
 App = Callable[[Message, Receive, Send], Any]
 
 OPEN_PATHS = frozenset({"/health", "/ping"})
 """Liveness; all others need a key where keys are set."""
 ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/server_info", "/flight_recorder"})
+GENERATING_PATHS = frozenset(
+    {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"}
+)
+"""What they are asked for takes the engine's time."""
 BODY_TIMEOUT_S = 30.0
 """A body that has not come by then is not coming."""
 
@@ -38,10 +44,12 @@ class Gate:
         app: behind the gate.
         config: keys and limits.
         now_s: the engine's clock, for the time of arrival.
+        admission: whether there is room for a request that wants tokens.
     """
 
-    def __init__(self, app: App, config: ServerConfig, now_s: Callable[[], float]) -> None:
+    def __init__(self, app: App, config: ServerConfig, now_s: Callable[[], float], admission: Admission) -> None:
         self._app = app
+        self._admission = admission
         self._keys = [(key.encode(), _tenant(key)) for key in config.api_key]
         self._admin_key = None if config.admin_api_key is None else config.admin_api_key.encode()
         self._max_body_bytes = config.max_body_bytes
@@ -65,9 +73,12 @@ class Gate:
         state[SERVER_SEND] = send
         try:
             state["tenant"] = self._check_key(scope, headers)
+            if scope["path"] in GENERATING_PATHS and scope["method"] == "POST":
+                # before its body is read: refusing costs next to nothing, which is what overload asks for
+                self._admission.check(state["tenant"], patience_s(headers))
             body = await self._read_body(headers, receive)
-        except HTTPError as error:
-            await answer_error(error.answer, send_with_id)
+        except (HTTPError, TwostrokeError) as error:
+            await answer_error(error_body(error), send_with_id)
             return
         state["arrival_time_s"] = self._now_s()
         await self._app(scope, _replay(body, receive), send_with_id)

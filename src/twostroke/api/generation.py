@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from twostroke.api.admission import Admission
 from twostroke.engine.client import EngineClient, OutputStream
 from twostroke.engine.input_processor import PromptInput
 from twostroke.engine.output_processor import OutputKind
@@ -23,8 +24,12 @@ class Caller:
 
     arrival_time_s: float
     """When the request was fully read, on the engine's clock."""
+    admission: Admission
+    """Says whether there is room for the request."""
     tenant: str = ""
     """Whose key it was; empty where no keys are set."""
+    patience_s: float | None = None
+    """How long after its arrival a first token is of use; None: as long as the server lets anybody wait."""
 
 
 async def prepared(prepare: Callable[[], list[PromptInput]], num_chars: int) -> list[PromptInput]:
@@ -46,7 +51,7 @@ class Generation:
 
     Raises:
         ClientError: one cannot be run; none runs then.
-        EngineUnavailable: no engine takes requests now.
+        EngineUnavailable: no engine takes requests now, or it has too much to do.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class Generation:
         kind: OutputKind,
     ) -> None:
         self._streams: list[OutputStream] = []
+        caller.admission.admit(prompts, caller.tenant, caller.patience_s)
         try:
             for index, prompt in enumerate(prompts):
                 stream = engine.generate(
@@ -68,7 +74,9 @@ class Generation:
                     request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{index}",
                     arrival_time_s=caller.arrival_time_s,
                     priority=priority,
-                    cache_salt=cache_salt,
+                    cache_salt=caller.admission.cache_salt(caller.tenant, cache_salt),
+                    tenant=caller.tenant,
+                    start_by_s=caller.arrival_time_s + caller.admission.longest_wait_s(caller.patience_s),
                     kind=kind,
                 )
                 self._streams.append(stream)

@@ -12,6 +12,7 @@ from twostroke.errors import (
     EngineUnavailable,
     InvalidParameter,
     InvalidPrompt,
+    Overloaded,
     UnknownParameter,
 )
 from twostroke.log import get_logger
@@ -66,6 +67,9 @@ def error_body(error: Exception) -> ErrorAnswer:
         name = error.name if isinstance(error, InvalidParameter | UnknownParameter) else None
         code = "context_length_exceeded" if isinstance(error, InvalidPrompt) and "max_model_len" in str(error) else None
         return ErrorAnswer(400, _body(str(error), "invalid_request_error", code, name))
+    if isinstance(error, Overloaded):
+        body = _body(str(error), "service_unavailable_error", "overloaded", None)
+        return ErrorAnswer(503, body, {"retry-after": str(error.retry_after_s)})
     if isinstance(error, EngineUnavailable):
         body = _body(str(error), "service_unavailable_error", "engine_unavailable", None)
         return ErrorAnswer(503, body, {"retry-after": str(RESTART_RETRY_S)})

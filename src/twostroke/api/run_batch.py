@@ -176,7 +176,7 @@ class _Batch:
         self._check_fields(asked)
         call = kind.call(self._context, asked)
         try:
-            await call.open(Caller(self._context.engine.now_s()))
+            await call.open(Caller(self._context.engine.now_s(), self._context.admission))
             return await call.answer()
         finally:
             call.close()

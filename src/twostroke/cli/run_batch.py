@@ -15,6 +15,9 @@ from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.server import ServerConfig
 
+PATIENT = 2**31 - 1
+"""More than any batch holds: nobody else waits for it, so nothing of it is refused."""
+
 
 def run_batch(  # noqa: PLR0913 (each is a flag or a group of flags)
     requests: Path,
@@ -58,6 +61,9 @@ def run_batch(  # noqa: PLR0913 (each is a flag or a group of flags)
 
     config = EngineConfig(load=load, cache=cache, scheduler=scheduler)
     answers = ServerConfig(
+        max_queued_requests=PATIENT,
+        max_queued_tokens=PATIENT,
+        max_queue_wait_s=86400,  # a file waits as long as it takes
         served_model_name=served_model_name,
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from twostroke.config.checks import number, one_of, switch, whole_number
 
-Policy = Literal["fcfs", "priority"]
+Policy = Literal["fcfs", "priority", "fair"]
 Batching = Literal["continuous", "static"]
 Mixing = Literal["mixed", "prefill_first"]
 
@@ -27,9 +27,14 @@ class SchedulerConfig:
     max_num_seqs: int = 64
     """Most requests running at once."""
     policy: Policy = "fcfs"
-    """Order of the queue: first come first served, or by priority (lower value first) with ageing."""
+    """Order of the queue: first come first served, by priority (lower value first) with ageing, or fair among tenants:
+    who was served least goes first."""
     ageing_s: float = 10.0
     """Under the priority policy one level of priority is worth this many seconds of waiting."""
+    fair_prompt_weight: float = 1.0
+    """Under the fair policy, what a computed prompt token counts."""
+    fair_output_weight: float = 2.0
+    """The same for an output token."""
     enable_chunked_prefill: bool = True
     """Baseline switch: False computes each prompt in one step, over the budget when it must."""
     batching: Batching = "continuous"
@@ -45,4 +50,6 @@ class SchedulerConfig:
             one_of(name, getattr(self, name), get_args(allowed))
         limit = f"more than 0 and at most {MAX_AGEING_S:g} (seconds)"
         number("ageing_s", self.ageing_s, 0, MAX_AGEING_S, limit, low_open=True)
+        for name in ("fair_prompt_weight", "fair_output_weight"):
+            number(name, getattr(self, name), 0, 1e6, "more than 0 and at most 1000000", low_open=True)
         switch("enable_chunked_prefill", self.enable_chunked_prefill)

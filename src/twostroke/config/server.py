@@ -45,6 +45,18 @@ class ServerConfig:
     """On SIGTERM, running requests have so long to end."""
     max_body_bytes: int = 16 * 2**20
     """Longest request body."""
+    max_queued_requests: int = 1024
+    """Most sequences that wait to run; with more, requests are refused (503). A request counts n times its prompts."""
+    max_queued_tokens: int = 2**20
+    """The same for the tokens of their prompts."""
+    max_queue_wait_s: float = 60.0
+    """A request that would wait longer to run is refused (503, with Retry-After); one that does wait longer is ended.
+    The header x-request-timeout shortens it."""
+    max_answer_bytes: int = 64 * 2**20
+    """Largest answer, estimated from tokens and log-probabilities asked for."""
+    max_parameter_items: int = 32768
+    """Most entries of logit_bias, allowed_token_ids and stop_token_ids of a request, and characters of all its stop
+    strings and bad words, together."""
 
     def __post_init__(self) -> None:
         """Checks types and ranges."""
@@ -57,5 +69,9 @@ class ServerConfig:
         number("stall_timeout_s", self.stall_timeout_s, 0.1, 86400, "0.1 to 86400 (seconds)")
         number("drain_timeout_s", self.drain_timeout_s, 0, 86400, "0 to 86400 (seconds)")
         whole_number("max_body_bytes", self.max_body_bytes, 1024)
+        for name in ("max_queued_requests", "max_queued_tokens", "max_answer_bytes", "max_parameter_items"):
+            whole_number(name, getattr(self, name), 1)
+        limit = "more than 0, at most 86400 (seconds)"
+        number("max_queue_wait_s", self.max_queue_wait_s, 0, 86400, limit, low_open=True)
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise InvalidParameter("ssl_keyfile", self.ssl_keyfile, "goes with ssl_certfile", "Give both or neither.")

@@ -152,6 +152,7 @@ def build_engine(
         num_blocks=sizing.num_blocks,
         block_size=layout.block_size,
         uses_priority=config.scheduler.policy == "priority",
+        is_fair=config.scheduler.policy == "fair",
         startup_lines=lines,
     )
     return BuiltEngine(engine, facts, loaded.tokenizer, loaded.grammars)

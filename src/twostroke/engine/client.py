@@ -8,6 +8,7 @@ from typing import Protocol
 
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.input_processor import InputProcessor, PromptInput
+from twostroke.engine.load import Load
 from twostroke.engine.output_processor import OutputKind
 from twostroke.outputs import RequestOutput
 from twostroke.tokenizer.tokenizer import Tokenizer
@@ -54,7 +55,7 @@ class OutputStream(Protocol):
         The last output is `finished`.
 
         Raises:
-            EngineError: the engine died under the request.
+            EngineError: the engine died under the request, or had no time for it (Overloaded).
         """
         ...
 
@@ -89,7 +90,7 @@ class EngineClient(Protocol):
         """How it is, at once."""
         ...
 
-    def generate(
+    def generate(  # noqa: PLR0913 (what there is to know of a request, by its names)
         self,
         prompt: PromptInput,
         *,
@@ -97,14 +98,23 @@ class EngineClient(Protocol):
         arrival_time_s: float,
         priority: int = 0,
         cache_salt: str | None = None,
+        tenant: str = "",
+        start_by_s: float | None = None,
         kind: OutputKind = OutputKind.DELTA,
     ) -> OutputStream:
         """Queues a prompt; close what it returns, whatever happens.
+
+        The tenant is who it is for, in a fair queue. A request that still waits at `start_by_s`, on the engine's clock,
+        is aborted: its stream raises Overloaded.
 
         Raises:
             ClientError: the request cannot be run as asked.
             EngineUnavailable: no engine takes requests now; asking again later may help.
         """
+        ...
+
+    def load(self, tenant: str) -> Load:
+        """What there is to do, as this tenant sees it."""
         ...
 
     async def reset_prefix_cache(self) -> bool:

@@ -26,6 +26,8 @@ class EngineFacts:
     num_blocks: int
     block_size: int
     uses_priority: bool
+    is_fair: bool
+    """Whether the scheduler tells tenants apart."""
     startup_lines: tuple[str, ...]
     """What was loaded and how memory was divided, for people."""
 

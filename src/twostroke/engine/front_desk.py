@@ -119,6 +119,7 @@ class FrontDesk:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        tenant: str = "",
         kind: OutputKind = OutputKind.CUMULATIVE,
     ) -> str:
         """Queues what `prepare` or `prepare_chat` made.
@@ -130,6 +131,7 @@ class FrontDesk:
                 Default: one is made.
             priority: lower is served earlier; only with policy "priority".
             cache_salt: requests share cached prefixes only with those of the same salt.
+            tenant: whose request it is, for a fair queue.
             kind: whether outputs hold everything so far, what is new, or come once at the end.
 
         Returns:
@@ -163,7 +165,7 @@ class FrontDesk:
                 new_request = _sequence(prompt, sequence_id, index, seed)
                 self._runner.add_request(
                     GenerationRequest(
-                        new_request, arrival_time_s, prompt.max_tokens, priority, cache_salt, submitted_time_s
+                        new_request, arrival_time_s, prompt.max_tokens, priority, cache_salt, submitted_time_s, tenant
                     )
                 )
         except BaseException:
@@ -202,6 +204,10 @@ class FrontDesk:
         ended, self._ended = list(self._ended.values()), {}
         return ended
 
+    def live_sequence_ids(self, request_id: str) -> tuple[str, ...]:
+        """Of a request's sequences, by the runner's names, those that have not ended."""
+        return self._outputs.live_sequence_ids(request_id)
+
     def is_live(self, request_id: str) -> bool:
         """Whether an output of this name is still to come: one that was aborted has its last before it."""
         return self._outputs.is_live(request_id) or request_id in self._ended
@@ -212,7 +218,7 @@ class FrontDesk:
         if abs(priority) > MAX_PRIORITY:
             raise InvalidParameter("priority", priority, f"must be from {-MAX_PRIORITY} to {MAX_PRIORITY}")
         if priority and not self._uses_priority:
-            raise InvalidParameter("priority", priority, "needs the policy 'priority'; this engine runs 'fcfs'")
+            raise InvalidParameter("priority", priority, "needs the policy 'priority'; this engine has another")
 
 
 def _checked_kind(kind: Any) -> OutputKind:

@@ -22,6 +22,7 @@ class GenerationRequest:
     cache_salt: str | None = None
     submitted_time_s: float | None = None
     """When it was ready and handed to the engine, if that is known apart from its arrival."""
+    tenant: str = ""
 
     @property
     def request_id(self) -> str:
@@ -58,6 +59,7 @@ class Generation:
             priority=self.request.priority,
             block_hashes=tuple(self._hashes),
             reads_prefix_cache=new.params.prompt_logprobs is None,
+            tenant=self.request.tenant,
         )
 
     def accept(self, result: RequestResult) -> tuple[Commit, int | None]:

@@ -16,6 +16,7 @@ from twostroke.engine.facts import EngineFacts, input_processor
 from twostroke.engine.front_desk import FrontDesk
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.input_processor import InputProcessor, PromptInput
+from twostroke.engine.load import Load, LoadMeter
 from twostroke.engine.messages import (
     Add,
     CacheWasReset,
@@ -28,7 +29,7 @@ from twostroke.engine.messages import (
     ResetPrefixCache,
 )
 from twostroke.engine.output_processor import OutputKind, OutputProcessor, TokenUpdate
-from twostroke.errors import EngineError, EngineUnavailable, SetupError
+from twostroke.errors import EngineError, EngineUnavailable, Overloaded, SetupError
 from twostroke.events import EventLog
 from twostroke.log import get_logger
 from twostroke.outputs import RequestOutput
@@ -51,10 +52,12 @@ class _Stream:
         self._reader: asyncio.Future[None] | None = None
         self._abandon = abandon
         self._is_ended = False
+        self._patience: asyncio.TimerHandle | None = None
 
     def put(self, item: RequestOutput | Exception) -> None:
         """Hands an item over."""
         self._is_ended = isinstance(item, Exception) or item.finished
+        self._stop_waiting()
         self._items.append(item)
         self._wake()
 
@@ -80,8 +83,24 @@ class _Stream:
         if not self._is_ended:
             self._is_ended = True
             self._items.clear()
+            self._stop_waiting()
             self._abandon(self)
             self._wake()
+
+    def start_by(self, within_s: float, is_waiting: Callable[[], bool]) -> None:
+        """Gives the request up unless something of it has begun by then."""
+
+        def lose_patience() -> None:
+            if not self._is_ended and is_waiting():
+                self._abandon(self)
+                self.put(Overloaded(f"the request waited {within_s:.1f} s and was not begun; it was given up.", 1))
+
+        self._patience = asyncio.get_running_loop().call_later(max(0.0, within_s), lose_patience)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
@@ -93,14 +112,19 @@ class _Wire:
 
     def __init__(self) -> None:
         self.process: EngineProcess | None = None
+        self.meter = LoadMeter(1, is_fair=False)
 
     def add_request(self, request: GenerationRequest) -> None:
         """Queues a sequence."""
         assert self.process is not None, "nobody checks requests in while no engine runs"
+        new = request.new_request
+        num_tokens = len(new.prompt_token_ids)
+        self.meter.sent(new.request_id, request.tenant, num_tokens=num_tokens, max_tokens=request.max_tokens)
         self.process.send(Add(request))
 
     def finish(self, request_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> None:
         """Ends a sequence, if there is a process that may still run it."""
+        self.meter.ended(request_id)
         if self.process is not None:
             self.process.send(Finish(request_id, reason, num_output_tokens))
 
@@ -178,7 +202,7 @@ class RemoteEngine:
             cause = f"{num_requests} requests are queued and no step was committed for {waited_s:.1f} s"
         return EngineHealth(state, cause, num_requests, self._num_restarts)
 
-    def generate(
+    def generate(  # noqa: PLR0913 (what there is to know of a request, by its names)
         self,
         prompt: PromptInput,
         *,
@@ -186,6 +210,8 @@ class RemoteEngine:
         arrival_time_s: float,
         priority: int = 0,
         cache_salt: str | None = None,
+        tenant: str = "",
+        start_by_s: float | None = None,
         kind: OutputKind = OutputKind.DELTA,
     ) -> OutputStream:
         """See EngineClient."""
@@ -200,6 +226,7 @@ class RemoteEngine:
             arrival_time_s=arrival_time_s,
             priority=priority,
             cache_salt=cache_salt,
+            tenant=tenant,
             kind=kind,
         )
 
@@ -210,7 +237,14 @@ class RemoteEngine:
                 desk.take_ended()
 
         stream = self._streams[request_id] = _Stream(abandon)
+        if start_by_s is not None:
+            sequence_ids = desk.live_sequence_ids(request_id)
+            stream.start_by(start_by_s - self.now_s(), lambda: all(map(self._wire.meter.is_waiting, sequence_ids)))
         return stream
+
+    def load(self, tenant: str) -> Load:
+        """See EngineClient."""
+        return self._wire.meter.load(tenant)
 
     async def reset_prefix_cache(self) -> bool:
         """See EngineClient."""
@@ -279,6 +313,7 @@ class RemoteEngine:
                 input_processor(facts, self._tokenizer, chat_template=self._chat_template),
             )
         assert self._inputs is not None, "made with the first facts"
+        self._wire.meter = LoadMeter(facts.max_num_seqs, is_fair=facts.is_fair)
         self._desk = FrontDesk(
             self._wire,
             self._inputs,
@@ -328,6 +363,8 @@ class RemoteEngine:
         match report:
             case Progress(updates, events):
                 self._progress_s = self.now_s()
+                for carrier in events:  # before the outputs: delivering the last one makes its request unknown
+                    self._wire.meter.append(carrier.event)
                 if updates:
                     self._num_fast_deaths = 0
                     self._deliver(updates)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from twostroke.batch import Limit
+from twostroke.errors import DoesNotFit
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_cache.prefix_cache import CachedPrefix
 from twostroke.request import Request
@@ -151,3 +152,19 @@ def waits_for_update(request: Request) -> bool:
         return False
     is_last = request.num_output_tokens + request.num_pending_tokens >= request.arrival.max_tokens
     return is_last or request.num_draft_tokens > 0
+
+
+def check_that_one_fits(kv: KVCacheManager, chunk_rule: ChunkRule, max_model_len: int) -> None:
+    """One request of the greatest length, alone, must have room for all its blocks.
+
+    Raises:
+        DoesNotFit: there are too few.
+    """
+    needed = kv.num_blocks_to_compute(max_model_len, chunk_rule.max_tokens_per_step(max_model_len))
+    if needed > kv.num_blocks:
+        block_size, num_groups = kv.layout.block_size, len(kv.layout.groups)
+        raise DoesNotFit(
+            f"max_model_len={max_model_len} needs {needed} KV blocks ({block_size} tokens each, {num_groups} KV "
+            f"groups), {kv.num_blocks} are there. Lower max_model_len, or give the KV cache "
+            f"{needed * kv.layout.bytes_per_block:,} bytes or more."
+        )

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.errors import InvalidParameter
+
 
 class TokenBudget:
     """Query tokens that a step may still take on."""
@@ -70,3 +73,17 @@ class WholePrefill:
     def max_tokens_per_step(self, num_tokens: int) -> int:
         """All of them."""
         return num_tokens
+
+
+def make_chunk_rule(config: SchedulerConfig, keeps_computed_kv: bool) -> ChunkRule:
+    """The rule that the settings ask for.
+
+    Raises:
+        InvalidParameter: chunks of a prompt whose earlier chunks nobody keeps.
+    """
+    if not config.enable_chunked_prefill:
+        return WholePrefill()
+    if not keeps_computed_kv:
+        remedy = "Switch it off as well (--no-enable-chunked-prefill)."
+        raise InvalidParameter("enable_chunked_prefill", True, "needs the KV cache", remedy)
+    return ChunkedPrefill(config.max_num_batched_tokens)

@@ -4,6 +4,7 @@
 
     fcfs       key = (arrival_time_s, number)
     priority   key = (priority x ageing_s + arrival_time_s, number)
+    fair       key = (arrival_time_s, number) among a tenant's own; among tenants see fair.py
 
 A preempted request keeps its key, hence stands before everyone who came after it.
 
@@ -17,7 +18,9 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
+from twostroke.batch import Limit
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.request import Arrival, Request
 
@@ -27,7 +30,7 @@ Key = tuple[float, int]
 
 def make_policy(config: SchedulerConfig) -> Callable[[Arrival, int], Key]:
     """The function that gives an arrival its key."""
-    ageing_s = {"fcfs": 0.0, "priority": config.ageing_s}[config.policy]
+    ageing_s = config.ageing_s if config.policy == "priority" else 0.0
 
     def key(arrival: Arrival, number: int) -> Key:
         return arrival.priority * ageing_s + arrival.arrival_time_s, number
@@ -48,6 +51,16 @@ class RequestQueue:
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
+
+    @property
+    def first_key(self) -> Key:
+        """Of the most urgent."""
+        return self._keys[0]
+
+    @property
+    def last_key(self) -> Key:
+        """Of the least urgent."""
+        return self._keys[-1]
 
     @property
     def first(self) -> Request:
@@ -80,3 +93,91 @@ class RequestQueue:
         """Keys rise strictly."""
         assert all(a < b for a, b in zip(self._keys, self._keys[1:], strict=False)), "the queue is out of order"
         assert len(self._keys) == len(self._requests), f"{len(self._keys)} keys, {len(self._requests)} requests"
+
+
+class Queue(Protocol):
+    """Requests in an order; see RequestQueue."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Request]: ...
+
+    @property
+    def first(self) -> Request:
+        """The most urgent."""
+        ...
+
+    @property
+    def last(self) -> Request:
+        """The least urgent."""
+        ...
+
+    def snapshot(self) -> tuple[Request, ...]:
+        """The requests as they stand."""
+        ...
+
+    def add(self, key: Key, request: Request) -> None:
+        """Puts a request in its place."""
+        ...
+
+    def remove(self, key: Key) -> None:
+        """Takes the request with this key out."""
+        ...
+
+    def check_invariants(self) -> None:
+        """The order is what it should be."""
+        ...
+
+
+class Order(Protocol):
+    """Both queues, and what a policy makes of who was served."""
+
+    @property
+    def waiting(self) -> Queue:
+        """Its first is admitted next."""
+        ...
+
+    @property
+    def running(self) -> Queue:
+        """Its last gives way when blocks run out."""
+        ...
+
+    def arrived(self, request: Request) -> None:
+        """A request is about to join the queue."""
+        ...
+
+    def pay(self, request: Request, *, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
+        """Work was done for it."""
+        ...
+
+    def goes_before(self, head: Request, prefill: Request) -> bool:
+        """Whether the head of the queue may start before a prefill under way goes on."""
+        ...
+
+    def displaced_by(self, head: Request, limit: Limit) -> Request | None:
+        """Who has to make room for the head of the queue, which this limit keeps out; None: nobody, it waits."""
+        ...
+
+
+class FixedOrder:
+    """The keys say it all: what was served changes nothing, and nobody who runs makes room for somebody who waits."""
+
+    def __init__(self) -> None:
+        self.waiting = RequestQueue()
+        self.running = RequestQueue()
+
+    def arrived(self, request: Request) -> None:
+        """Nothing to prepare."""
+
+    def pay(self, request: Request, *, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
+        """Nothing to keep."""
+
+    def goes_before(self, head: Request, prefill: Request) -> bool:
+        """No."""
+        del head, prefill
+        return False
+
+    def displaced_by(self, head: Request, limit: Limit) -> Request | None:
+        """Nobody."""
+        del head, limit
+        return None

@@ -34,20 +34,22 @@ from twostroke.batch import (
     Stroke,
 )
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.errors import DoesNotFit, InvalidParameter
 from twostroke.kv_cache.manager import KVCacheManager, KVUsage
 from twostroke.kv_cache.prefix_cache import CachedPrefix
 from twostroke.request import Arrival, FinishReason, Request, RequestStatus
 from twostroke.scheduler.admission import (
     Admission,
+    Admittance,
     ContinuousGate,
     Gate,
     Refusal,
     StaticGate,
+    check_that_one_fits,
     waits_for_update,
 )
-from twostroke.scheduler.budget import ChunkedPrefill, ChunkRule, WholePrefill
-from twostroke.scheduler.policy import Key, RequestQueue, make_policy
+from twostroke.scheduler.budget import make_chunk_rule
+from twostroke.scheduler.fair import FairOrder
+from twostroke.scheduler.policy import FixedOrder, Key, Order, make_policy
 from twostroke.scheduler.step_plan import Queues, Share, StepPlan
 
 _Phase = Callable[[StepPlan], None]
@@ -69,18 +71,18 @@ class Scheduler:
         self._max_num_batched_tokens = config.max_num_batched_tokens
         # Everybody who runs can have a token in every step.
         max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self._chunk_rule = _chunk_rule(config, kv)
+        self._chunk_rule = make_chunk_rule(config, kv.keeps_computed_kv)
         gate: Gate = StaticGate() if config.batching == "static" else ContinuousGate()
         self._admission = Admission(kv, self._chunk_rule, gate, max_num_running)
         self._rounds = self._rounds_of(config)
-        self._check_that_one_fits()
+        check_that_one_fits(kv, self._chunk_rule, max_model_len)
 
         self._key_of = make_policy(config)
         self._num_arrivals = 0
         self._requests: dict[str, Request] = {}
         self._keys: dict[str, Key] = {}
-        self._waiting = RequestQueue()
-        self._running = RequestQueue()
+        self._order: Order = FairOrder(config) if config.policy == "fair" else FixedOrder()
+        self._waiting, self._running = self._order.waiting, self._order.running
         self._num_steps = 0
         self._in_flight: dict[int, dict[str, Share]] = {}
         self._finished_ids: list[str] = []
@@ -119,6 +121,7 @@ class Scheduler:
         self._requests[request_id] = request
         self._keys[request_id] = self._key_of(arrival, self._num_arrivals)
         self._num_arrivals += 1
+        self._order.arrived(request)
         self._waiting.add(self._keys[request_id], request)
 
     def schedule(self, now_s: float) -> ScheduledBatch:
@@ -205,6 +208,8 @@ class Scheduler:
         for request in self._running.snapshot():
             if request.num_computed_tokens >= request.num_prefill_tokens or waits_for_update(request):
                 continue
+            while plan.refusal is None and self._waiting and self._order.goes_before(self._waiting.first, request):
+                plan.refusal = self._try_admit(plan, self._waiting.first)
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted a moment ago
             num_left = request.num_tokens + request.num_pending_tokens - request.num_computed_tokens
@@ -226,16 +231,22 @@ class Scheduler:
         refusal = plan.preempted()
         if refusal is not None:
             return refusal
-        prefills = [r for r in self._running if r.num_computed_tokens < r.num_prefill_tokens]
-        verdict = self._admission.consider(request, plan.budget, len(self._running), prefills)
+        verdict = self._consider(plan, request)
         if isinstance(verdict, Refusal):
-            return verdict
+            victim = self._order.displaced_by(request, verdict.limit)
+            if victim is None:
+                return verdict
+            self._preempt(plan, victim, by=request)
+            verdict = self._consider(plan, request)
+            if isinstance(verdict, Refusal):
+                return verdict
         key = self._keys[request.request_id]
         self._waiting.remove(key)
         self._running.add(key, request)
         self._kv.admit(request.request_id, verdict.cached, verdict.num_promised_blocks)
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = verdict.cached.num_tokens
+            self._order.pay(request, num_prompt_tokens=request.num_tokens - verdict.cached.num_tokens)
         plan.admitted.append(_admitted(request, verdict.cached))
         request.move_to(RequestStatus.RUNNING)
         request.num_computed_tokens = verdict.cached.num_tokens
@@ -246,6 +257,10 @@ class Scheduler:
         assert updates is not None, f"{request.request_id} was admitted and has no room for its first {end} tokens"
         plan.take(request, Stroke.PREFILL, verdict.num_tokens, updates)
         return None
+
+    def _consider(self, plan: StepPlan, request: Request) -> Admittance | Refusal:
+        prefills = [r for r in self._running if r.num_computed_tokens < r.num_prefill_tokens]
+        return self._admission.consider(request, plan.budget, len(self._running), prefills)
 
     def _close(self, plan: StepPlan) -> ScheduledBatch:
         """Makes the plan a step in flight."""
@@ -304,6 +319,7 @@ class Scheduler:
         if scheduled.samples_token:
             request.num_pending_tokens -= 1
             request.num_output_tokens += num_accepted
+            self._order.pay(request, num_output_tokens=num_accepted)
             if commit.block_hashes:
                 request.block_hashes.extend(commit.block_hashes)
         if commit.finish_reason is None:
@@ -336,18 +352,6 @@ class Scheduler:
 
     # ------------------------------------------------------------------ checks
 
-    def _check_that_one_fits(self) -> None:
-        """One request of the greatest length, alone, must have room for all its blocks."""
-        length, kv = self._max_model_len, self._kv
-        needed = kv.num_blocks_to_compute(length, self._chunk_rule.max_tokens_per_step(length))
-        if needed > kv.num_blocks:
-            block_size, num_groups = kv.layout.block_size, len(kv.layout.groups)
-            raise DoesNotFit(
-                f"max_model_len={length} needs {needed} KV blocks ({block_size} tokens each, {num_groups} KV groups), "
-                f"{kv.num_blocks} are there. Lower max_model_len, or give the KV cache "
-                f"{needed * kv.layout.bytes_per_block:,} bytes or more."
-            )
-
     def check_invariants(self) -> None:
         """Queues, states and block tables tell the same story."""
         self._kv.check_invariants()
@@ -367,15 +371,6 @@ class Scheduler:
             assert self._requests[request.request_id] is request, f"{request}"
             assert 0 <= request.num_pending_tokens <= len(self._in_flight), f"{request}"
             assert request.num_output_tokens + request.num_pending_tokens <= request.arrival.max_tokens, f"{request}"
-
-
-def _chunk_rule(config: SchedulerConfig, kv: KVCacheManager) -> ChunkRule:
-    if not config.enable_chunked_prefill:
-        return WholePrefill()
-    if not kv.keeps_computed_kv:
-        remedy = "Switch it off as well (--no-enable-chunked-prefill)."
-        raise InvalidParameter("enable_chunked_prefill", True, "needs the KV cache", remedy)
-    return ChunkedPrefill(config.max_num_batched_tokens)
 
 
 def _admitted(request: Request, cached: CachedPrefix) -> AdmittedRequest:

@@ -17,6 +17,7 @@ from twostroke.config.server import ServerConfig
 from twostroke.engine.client import EngineHealth, EngineState
 from twostroke.engine.facts import EngineFacts, input_processor
 from twostroke.engine.input_processor import PromptInput
+from twostroke.engine.load import Load, LoadMeter
 from twostroke.engine.output_processor import OutputKind
 from twostroke.errors import EngineError, EngineUnavailable, InvalidParameter
 from twostroke.model.model_files import find_model
@@ -24,7 +25,21 @@ from twostroke.outputs import CompletionOutput, RequestOutput
 from twostroke.request import FinishReason
 
 TOKENIZER = find_model("embedded", with_weights=False).tokenizer()
-FACTS = EngineFacts("echo", "", 4096, 20, 4096, 64, (0,), 4, 100, 16, False, ())
+FACTS = EngineFacts(
+    model="echo",
+    tokenizer_path="",
+    max_model_len=4096,
+    max_logprobs=20,
+    vocab_size=4096,
+    hidden_size=64,
+    eos_token_ids=(0,),
+    max_num_seqs=4,
+    num_blocks=100_000,
+    block_size=16,
+    uses_priority=False,
+    is_fair=False,
+    startup_lines=(),
+)
 
 
 class EchoEngine:
@@ -62,6 +77,9 @@ class EchoEngine:
         self.streams.add(stream)
         self.most_streams = max(self.most_streams, len(self.streams))
         return stream
+
+    def load(self, tenant: str) -> Load:
+        return LoadMeter(FACTS.max_num_seqs, is_fair=False).load(tenant)
 
     async def reset_prefix_cache(self) -> bool:
         return False

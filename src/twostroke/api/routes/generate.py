@@ -46,7 +46,8 @@ async def respond(
     call: Call, request: Request, caller: Caller, *, streams: bool, headers: Mapping[str, str]
 ) -> Response:
     """Runs a call and answers; a client that leaves ends it within a step."""
-    await call.open(caller)
+    with caller.admission.preparing():
+        await call.open(caller)
     if streams:
         return EventStream(call.chunks(), call, headers=headers)
     watch = asyncio.ensure_future(close_on_disconnect(request.receive, call))

@@ -1,0 +1,230 @@
+"""How busy the engine is: what was sent to it and what its event log says, as frozen facts for who admits requests.
+
+Kept on the side that sends, so that a burst is seen before the engine has heard of it. The only clock is the events'.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from twostroke.batch import Commit, Limit, ScheduledBatch, Stroke
+from twostroke.events import Event, RequestFinishedByCaller, StepCommitted, StepScheduled
+
+STEP_DECAY = 0.95
+"""What a step weighs one step later: the figures follow about the last twenty."""
+REQUEST_DECAY = 0.95
+"""What a finished request weighs one request later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What there is to do, as one tenant who asks sees it. Without fairness everybody is the same tenant."""
+
+    num_slots: int
+    """Sequences that can run at once, as far as one can tell: max_num_seqs, fewer while the KV cache holds more off."""
+    num_running: int = 0
+    num_running_tokens: int = 0
+    """Tokens that the running ones have yet to prefill."""
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0
+    """Tokens that the waiting ones have to prefill."""
+    num_own_waiting: int = 0
+    """Of num_waiting, the tenant's."""
+    num_own_waiting_tokens: int = 0
+    num_tenants: int = 1
+    """Who have somebody waiting, the tenant who asks included."""
+    step_s: float = 0.0
+    """Of a step without prefills; 0 while nothing was measured."""
+    prefill_s_per_token: float = 0.0
+    """What a step takes longer for each token that it prefills."""
+    num_output_tokens: float = 0.0
+    """What a request generates, on average."""
+
+
+class StepTimes:
+    """time of a step = step_s + prefill_s_per_token x tokens prefilled, fitted to the last steps.
+
+    Least squares with exponential forgetting (Haykin, Adaptive Filter Theory, chapter 10), for one variable: five sums.
+    """
+
+    def __init__(self) -> None:
+        self._weight = self._x = self._xx = self._y = self._xy = 0.0
+
+    def add(self, num_prefill_tokens: int, time_s: float) -> None:
+        """Takes in a step."""
+        keep = STEP_DECAY
+        self._weight = keep * self._weight + 1.0
+        self._x = keep * self._x + num_prefill_tokens
+        self._xx = keep * self._xx + num_prefill_tokens * num_prefill_tokens
+        self._y = keep * self._y + time_s
+        self._xy = keep * self._xy + num_prefill_tokens * time_s
+
+    @property
+    def prefill_s_per_token(self) -> float:
+        """0 while no step prefilled; the whole time where all steps prefilled alike."""
+        spread = self._weight * self._xx - self._x * self._x
+        if spread > 1e-6 * self._weight * self._xx:
+            return max(0.0, (self._weight * self._xy - self._x * self._y) / spread)
+        return self._xy / self._xx if self._xx else 0.0
+
+    @property
+    def step_s(self) -> float:
+        """Of a step that only decodes."""
+        return max(0.0, (self._y - self.prefill_s_per_token * self._x) / self._weight) if self._weight else 0.0
+
+
+@dataclass(slots=True)
+class _Sequence:
+    tenant: str
+    num_tokens: int
+    """To prefill when it starts."""
+    num_tokens_left: int
+    max_tokens: int
+    is_waiting: bool = True
+    num_output_tokens: int = 0
+
+
+class LoadMeter:
+    """Counts what is on its way and measures how fast it goes.
+
+    Args:
+        max_num_seqs: of the scheduler.
+        is_fair: whether the scheduler tells tenants apart.
+    """
+
+    def __init__(self, max_num_seqs: int, *, is_fair: bool) -> None:
+        self._max_num_seqs = max_num_seqs
+        self._is_fair = is_fair
+        self._sequences: dict[str, _Sequence] = {}
+        self._num_waiting: Counter[str] = Counter()
+        self._num_waiting_tokens: Counter[str] = Counter()
+        self._num_running_tokens = 0
+        self._num_slots = max_num_seqs
+        self._times = StepTimes()
+        self._in_flight: dict[int, tuple[float, int]] = {}
+        """When a step was decided, and the tokens it prefills."""
+        self._committed_s = 0.0
+        self._idle = True
+        """Whether nothing ran when the last step was committed."""
+        self._max_tokens = 0
+        """Of all sequences that have not ended, together."""
+        self._finished_weight = self._finished_tokens = 0.0
+
+    def sent(self, sequence_id: str, tenant: str, *, num_tokens: int, max_tokens: int) -> None:
+        """A sequence was sent to the engine and waits there."""
+        tenant = tenant if self._is_fair else ""
+        self._sequences[sequence_id] = _Sequence(tenant, num_tokens, num_tokens, max_tokens)
+        self._max_tokens += max_tokens
+        self._wait(tenant, 1, num_tokens)
+
+    def ended(self, sequence_id: str) -> None:
+        """It is over, however it ended; a second time does nothing."""
+        sequence = self._sequences.pop(sequence_id, None)
+        if sequence is None:
+            return
+        self._max_tokens -= sequence.max_tokens
+        if sequence.is_waiting:
+            self._wait(sequence.tenant, -1, -sequence.num_tokens)
+        else:
+            self._num_running_tokens -= sequence.num_tokens_left
+
+    def is_waiting(self, sequence_id: str) -> bool:
+        """Whether it has not begun, or was preempted."""
+        sequence = self._sequences.get(sequence_id)
+        return sequence is not None and sequence.is_waiting
+
+    def append(self, event: Event) -> None:
+        """Hears the engine's events."""
+        match event:
+            case StepScheduled():
+                self._scheduled(event.batch, event.time_s)
+            case StepCommitted():
+                self._step_ended(event)
+            case RequestFinishedByCaller():
+                self.ended(event.request_id)
+            case _:
+                pass
+
+    def load(self, tenant: str) -> Load:
+        """The facts as they are now."""
+        tenant = tenant if self._is_fair else ""
+        num_waiting = self._num_waiting.total()
+        return Load(
+            num_slots=self._num_slots,
+            num_running=len(self._sequences) - num_waiting,
+            num_running_tokens=self._num_running_tokens,
+            num_waiting=num_waiting,
+            num_waiting_tokens=self._num_waiting_tokens.total(),
+            num_own_waiting=self._num_waiting[tenant],
+            num_own_waiting_tokens=self._num_waiting_tokens[tenant],
+            num_tenants=len(self._num_waiting) + (tenant not in self._num_waiting),
+            step_s=self._times.step_s,
+            prefill_s_per_token=self._times.prefill_s_per_token,
+            num_output_tokens=self._mean_output_tokens(),
+        )
+
+    def _mean_output_tokens(self) -> float:
+        """Of those that finished; before any has, what is asked for at most."""
+        if self._finished_weight:
+            return self._finished_tokens / self._finished_weight
+        return self._max_tokens / len(self._sequences) if self._sequences else 0.0
+
+    def _wait(self, tenant: str, num_sequences: int, num_tokens: int) -> None:
+        self._num_waiting[tenant] += num_sequences
+        self._num_waiting_tokens[tenant] += num_tokens
+        if not self._num_waiting[tenant]:
+            del self._num_waiting[tenant], self._num_waiting_tokens[tenant]
+
+    def _scheduled(self, batch: ScheduledBatch, time_s: float) -> None:
+        num_prefill_tokens = 0
+        for scheduled in batch.requests:
+            if scheduled.stroke is not Stroke.PREFILL:
+                continue
+            num_prefill_tokens += scheduled.num_scheduled_tokens
+            sequence = self._sequences.get(scheduled.request_id)
+            if sequence is not None:
+                self._begin(sequence)
+                num_left = sequence.num_tokens - scheduled.token_range.stop
+                self._num_running_tokens += num_left - sequence.num_tokens_left
+                sequence.num_tokens_left = num_left
+        for sequence_id in batch.preempted_request_ids:
+            self._give_way(sequence_id)
+        if batch.requests:
+            self._in_flight[batch.step] = time_s, num_prefill_tokens
+        num_running = len(self._sequences) - self._num_waiting.total()
+        is_held_by_kv = batch.limited_by is Limit.KV and batch.num_waiting > 0
+        self._num_slots = max(1, num_running) if is_held_by_kv else self._max_num_seqs
+
+    def _begin(self, sequence: _Sequence) -> None:
+        if sequence.is_waiting:
+            sequence.is_waiting = False
+            self._wait(sequence.tenant, -1, -sequence.num_tokens)
+            self._num_running_tokens += sequence.num_tokens_left
+
+    def _give_way(self, sequence_id: str) -> None:
+        sequence = self._sequences.get(sequence_id)
+        if sequence is not None and not sequence.is_waiting:
+            self._num_running_tokens -= sequence.num_tokens_left
+            sequence.is_waiting = True
+            sequence.num_tokens = sequence.num_tokens_left = sequence.num_tokens + sequence.num_output_tokens
+            self._wait(sequence.tenant, 1, sequence.num_tokens)
+
+    def _step_ended(self, event: StepCommitted) -> None:
+        scheduled_s, num_prefill_tokens = self._in_flight.pop(event.step, (event.time_s, 0))
+        # without a pause it began when the one before it had ended: what the engine does between two steps counts, too
+        self._times.add(num_prefill_tokens, event.time_s - (scheduled_s if self._idle else self._committed_s))
+        for commit in event.commits:
+            self._take_in(commit)
+        self._committed_s = event.time_s
+        self._idle = len(self._sequences) == self._num_waiting.total()
+
+    def _take_in(self, commit: Commit) -> None:
+        sequence = self._sequences.get(commit.request_id)
+        if sequence is None:
+            return
+        sequence.num_output_tokens += commit.num_tokens
+        if commit.finish_reason is not None:
+            self._finished_weight = REQUEST_DECAY * self._finished_weight + 1.0
+            self._finished_tokens = REQUEST_DECAY * self._finished_tokens + sequence.num_output_tokens
+            self.ended(commit.request_id)
