@@ -13,8 +13,10 @@ from starlette.responses import Response
 from twostroke.api.context import ServerContext
 from twostroke.api.gate import Gate
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, validation_answer
+from twostroke.api.observation import Observation
 from twostroke.api.routes.generate import generate_router, json_response
 from twostroke.api.routes.models import models_router
+from twostroke.api.routes.observe import observe_router
 from twostroke.api.routes.operations import operations_router
 from twostroke.config.server import ServerConfig
 from twostroke.engine.client import EngineClient
@@ -22,22 +24,30 @@ from twostroke.errors import TwostrokeError
 from twostroke.version import __version__
 
 
-def build_app(engine: EngineClient, config: ServerConfig, model: str) -> FastAPI:
+def build_app(engine: EngineClient, config: ServerConfig, model: str, observation: Observation) -> FastAPI:
     """The application.
 
     Args:
         engine: started.
         config: of the server.
         model: the model as the user named it, which clients may call it by unless served_model_name says else.
+        observation: hears the engine's events.
     """
-    context = ServerContext.of(engine, config, model)
+    context = ServerContext.of(engine, config, model, observation)
     # the interactive pages would load their parts from elsewhere
     app = FastAPI(title="Twostroke", version=__version__, docs_url=None, redoc_url=None)
-    for router in (generate_router(context), models_router(context), operations_router(context)):
+    for router in (
+        generate_router(context),
+        models_router(context),
+        observe_router(context),
+        operations_router(context),
+    ):
         app.include_router(router)
     _answer_errors(app)
     gate: Any = Gate  # an ASGI app, if not by starlette's own types
-    app.add_middleware(gate, config=config, now_s=engine.now_s, admission=context.admission)
+    app.add_middleware(
+        gate, config=config, now_s=engine.now_s, admission=context.admission, answers=observation.answers
+    )
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(config.cors_origins), allow_methods=["*"], allow_headers=["*"]

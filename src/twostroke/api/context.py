@@ -13,6 +13,7 @@ from twostroke.api.admission import Admission, patience_s
 from twostroke.api.dialect import Dialect
 from twostroke.api.generation import Caller
 from twostroke.api.http_errors import HTTPError
+from twostroke.api.observation import Observation
 from twostroke.api.protocol.fields import WireObject
 from twostroke.api.protocol.sampling import SamplingFields
 from twostroke.config.server import ServerConfig
@@ -34,10 +35,16 @@ class ServerContext:
     started_s: int
     """When, in whole seconds since 1970."""
     admission: Admission
+    observation: Observation
 
     @classmethod
-    def of(cls, engine: EngineClient, config: ServerConfig, model: str) -> ServerContext:
-        """Of an engine that was started with `model`, which may be called so unless served_model_name says else."""
+    def of(
+        cls, engine: EngineClient, config: ServerConfig, model: str, observation: Observation | None = None
+    ) -> ServerContext:
+        """Of an engine that was started with `model`, which may be called so unless served_model_name says else.
+
+        The observation is one that hears the engine's events; without, nothing is known of its past.
+        """
         return cls(
             engine=engine,
             config=config,
@@ -45,13 +52,25 @@ class ServerContext:
             model_names=config.served_model_name or (model,),
             started_s=int(time.time()),
             admission=Admission(engine, config),
+            observation=observation or Observation(config, model, engine.now_s()),
         )
 
-    def caller(self, request: Request) -> Caller:
-        """Who asks. The body was read fully when the middleware noted the time."""
+    def caller(self, request: Request, operation: str, body: SamplingFields | None = None) -> Caller:
+        """Who asks, and for what; the body was read fully when the gate noted the time."""
         state = request.scope["state"]
-        arrival_time_s = state.get("arrival_time_s", self.engine.now_s())
-        return Caller(arrival_time_s, self.admission, state.get("tenant", ""), patience_s(request.headers))
+        tracer = self.observation.tracer
+
+        def announce(request_id: str) -> None:
+            if tracer is not None:
+                tracer.begin(request_id, operation, dict(request.headers), _attributes(body))
+
+        return Caller(
+            arrival_time_s=state.get("arrival_time_s", self.engine.now_s()),
+            admission=self.admission,
+            tenant=state.get("tenant", ""),
+            announce=announce,
+            patience_s=patience_s(request.headers),
+        )
 
     def answer_id(self, prefix: str, wanted: str | None) -> str:
         """Of an answer: cmpl-…, with the caller's name in it where there is one."""
@@ -89,5 +108,14 @@ class ServerContext:
         if self.config.strict:
             message = f"unknown fields: {names}. Leave them out, or start the server without --strict."
             raise HTTPError(400, message, code="unknown_field", param=unknown[0])
+        for name in unknown:
+            self.observation.answers.ignored(name[:64])
         log.warning("ignored unknown fields of a request: %s", names)
         return {"x-ignored-params": "".join(c if c.isprintable() else "?" for c in names)}
+
+
+def _attributes(body: SamplingFields | None) -> dict[str, str | int | float]:
+    """What OpenTelemetry's GenAI conventions call the fields of a request; those that were given."""
+    names = ("temperature", "top_p", "top_k", "seed", "max_tokens", "presence_penalty", "frequency_penalty")
+    given = {f"gen_ai.request.{name}": getattr(body, name, None) for name in names}
+    return {name: value for name, value in given.items() if value is not None}

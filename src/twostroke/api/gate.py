@@ -20,6 +20,7 @@ from starlette.datastructures import Headers, MutableHeaders
 
 from twostroke.api.admission import Admission, patience_s
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body
+from twostroke.api.observation import AnswerCounts
 from twostroke.api.sse import SERVER_SEND, Message, Receive, Send
 from twostroke.config.server import ServerConfig
 from twostroke.errors import TwostrokeError
@@ -45,10 +46,14 @@ class Gate:
         config: keys and limits.
         now_s: the engine's clock, for the time of arrival.
         admission: whether there is room for a request that wants tokens.
+        answers: counts them.
     """
 
-    def __init__(self, app: App, config: ServerConfig, now_s: Callable[[], float], admission: Admission) -> None:
+    def __init__(
+        self, app: App, config: ServerConfig, now_s: Callable[[], float], admission: Admission, answers: AnswerCounts
+    ) -> None:
         self._app = app
+        self._answers = answers
         self._admission = admission
         self._keys = [(key.encode(), _tenant(key)) for key in config.api_key]
         self._admin_key = None if config.admin_api_key is None else config.admin_api_key.encode()
@@ -66,6 +71,8 @@ class Gate:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(raw=message["headers"]).append("x-request-id", request_id)
+                # known once a route was found; a path of the client's own would make a series each
+                self._answers.answered(getattr(scope.get("route"), "path", "other"), message["status"])
             await send(message)
 
         state: dict[str, Any] = scope.setdefault("state", {})

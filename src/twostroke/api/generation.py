@@ -28,6 +28,8 @@ class Caller:
     """Says whether there is room for the request."""
     tenant: str = ""
     """Whose key it was; empty where no keys are set."""
+    announce: Callable[[str], object] = str
+    """Called with each engine request's name before it is submitted; whoever traces it takes note."""
     patience_s: float | None = None
     """How long after its arrival a first token is of use; None: as long as the server lets anybody wait."""
 
@@ -69,9 +71,11 @@ class Generation:
         caller.admission.admit(prompts, caller.tenant, caller.patience_s)
         try:
             for index, prompt in enumerate(prompts):
+                request_id = answer_id if len(prompts) == 1 else f"{answer_id}-{index}"
+                caller.announce(request_id)
                 stream = engine.generate(
                     prompt,
-                    request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{index}",
+                    request_id=request_id,
                     arrival_time_s=caller.arrival_time_s,
                     priority=priority,
                     cache_salt=caller.admission.cache_salt(caller.tenant, cache_salt),

@@ -10,8 +10,10 @@ from pathlib import Path
 import uvicorn
 
 from twostroke.api.app import build_app
+from twostroke.api.observation import Observation
 from twostroke.config.engine import EngineConfig
 from twostroke.config.server import ServerConfig
+from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.remote_engine import RemoteEngine
 from twostroke.errors import InvalidParameter, InvalidPrompt, SetupError
 from twostroke.log import get_logger
@@ -32,8 +34,14 @@ async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: boo
         SetupError: the model cannot be loaded, or the address cannot be listened on.
     """
     listener = _listen(config)
+    model = (config.served_model_name or (engine_config.load.model,))[0]
+    observation = Observation(config, model, monotonic_clock())
     engine = RemoteEngine(
-        engine_config, stall_after_s=config.stall_timeout_s, chat_template=_read_template(config.chat_template)
+        engine_config,
+        listeners=(observation,),
+        stall_after_s=config.stall_timeout_s,
+        chat_template=_read_template(config.chat_template),
+        on_trouble=observation.dump,
     )
     try:
         await engine.start()
@@ -46,7 +54,7 @@ async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: boo
         sys.stderr.flush()
         server = uvicorn.Server(
             uvicorn.Config(
-                build_app(engine, config, engine_config.load.model),  # pyright: ignore[reportArgumentType]
+                build_app(engine, config, engine_config.load.model, observation),  # pyright: ignore[reportArgumentType]
                 http="httptools",
                 lifespan="off",
                 log_config=None,
@@ -64,6 +72,7 @@ async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: boo
         await server.serve(sockets=[listener])
     finally:
         await engine.close()
+        observation.close()
         listener.close()
 
 

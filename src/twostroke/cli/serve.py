@@ -21,11 +21,11 @@ from twostroke.cli.flags import (
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.config.server import ServerConfig
+from twostroke.config.server import MetricsNames, ServerConfig
 
 ServerFlags = Annotated[ServerConfig, Parameter(name="*", group="Server")]
 
-__all__ = ["Path"]  # cyclopts evaluates the annotations of ServerConfig in this module
+__all__ = ["MetricsNames", "Path"]  # cyclopts evaluates the annotations of ServerConfig in this module
 
 
 def serve(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
-from twostroke.config.checks import number, switch, text, whole_number
+from twostroke.config.checks import number, one_of, switch, text, whole_number
 from twostroke.errors import InvalidParameter
 
 MAX_PORT = 65535
+MetricsNames = Literal["vllm", "sglang"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,14 @@ class ServerConfig:
     """On SIGTERM, running requests have so long to end."""
     max_body_bytes: int = 16 * 2**20
     """Longest request body."""
+    metrics_compat: tuple[MetricsNames, ...] = ()
+    """Serve the metrics under these servers' names, too, for dashboards that people have."""
+    otlp_traces_endpoint: str | None = None
+    """Where a trace of each request goes, by OTLP over HTTP: http://localhost:4318."""
+    flight_recorder_minutes: float = 5.0
+    """How much of the engine's past is kept, for timelines and for dumps."""
+    flight_recorder_dir: Path | None = None
+    """Folder for the dumps that a stall or a crash leaves; default: the system's for temporary files."""
     max_queued_requests: int = 1024
     """Most sequences that wait to run; with more, requests are refused (503). A request counts n times its prompts."""
     max_queued_tokens: int = 2**20
@@ -66,6 +76,9 @@ class ServerConfig:
             for value in getattr(self, name):
                 text(name, value)
         switch("strict", self.strict)
+        for name in self.metrics_compat:
+            one_of("metrics_compat", name, get_args(MetricsNames))
+        number("flight_recorder_minutes", self.flight_recorder_minutes, 0.1, 1440, "0.1 to 1440 (minutes)")
         number("stall_timeout_s", self.stall_timeout_s, 0.1, 86400, "0.1 to 86400 (seconds)")
         number("drain_timeout_s", self.drain_timeout_s, 0, 86400, "0 to 86400 (seconds)")
         whole_number("max_body_bytes", self.max_body_bytes, 1024)

@@ -137,6 +137,7 @@ class RemoteEngine:
         listeners: hear every event of every process that runs, as it is reported.
         stall_after_s: with work queued and no step for so long, the engine counts as stalled.
         chat_template: Jinja source instead of the model's own.
+        on_trouble: called with the cause when the process has died or stalls.
         command: starts the process; tests put another around it.
     """
 
@@ -147,12 +148,14 @@ class RemoteEngine:
         listeners: Sequence[EventLog] = (),
         stall_after_s: float = 30.0,
         chat_template: str | None = None,
+        on_trouble: Callable[[str], object] = log.error,
         command: Sequence[str] = COMMAND,
     ) -> None:
         self._config = config
         self._listeners = tuple(listeners)
         self._stall_after_s = stall_after_s
         self._chat_template = chat_template
+        self._on_trouble = on_trouble
         self._command = tuple(command)
         self._wire = _Wire()
         self._streams: dict[str, _Stream] = {}
@@ -163,6 +166,7 @@ class RemoteEngine:
         self._num_fast_deaths = 0
         self._progress_s = self.now_s()
         self._supervisor: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._facts: EngineFacts | None = None
         self._tokenizer: Tokenizer | None = None
         self._inputs: InputProcessor | None = None
@@ -270,14 +274,16 @@ class RemoteEngine:
         """
         process = await self._spawn()
         self._supervisor = asyncio.create_task(self._supervise(process), name="twostroke-supervisor")
+        self._watch = asyncio.create_task(self._watch_progress(), name="twostroke-watch")
 
     async def close(self) -> None:
         """Ends the process; streams that are still open end with an EngineError. A second time does nothing."""
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._supervisor
-            self._supervisor = None
+        for task in (self._supervisor, self._watch):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        self._supervisor = self._watch = None
         self._end(EngineState.CLOSED, "it was closed")
         process, self._wire.process = self._wire.process, None
         if process is not None:
@@ -330,9 +336,20 @@ class RemoteEngine:
             ending = f"the engine process {await current.ending()}{reason}"
             self._wire.process = None
             await current.stop()
-            log.error("%s", ending)
+            self._on_trouble(ending)
             self._end(EngineState.STARTING, f"{ending}; it is being started again")
             current = await self._restart(ending)
+
+    async def _watch_progress(self) -> None:
+        """Reports each stall once."""
+        was_stalled = False
+        while True:
+            await asyncio.sleep(min(1.0, self._stall_after_s / 4))
+            health = self.health()
+            is_stalled = health.state is EngineState.STALLED
+            if is_stalled and not was_stalled:
+                self._on_trouble(f"the engine stalls: {health.cause}")
+            was_stalled = is_stalled
 
     async def _restart(self, ending: str) -> EngineProcess | None:
         """Another process; None when that does not help."""

@@ -30,14 +30,18 @@ def generate_router(context: ServerContext) -> APIRouter:
         """Continue a text."""
         headers = context.check_fields(body)
         call = completion(context, body)
-        return await respond(call, request, context.caller(request), streams=bool(body.stream), headers=headers)
+        return await respond(
+            call, request, context.caller(request, "text_completion", body), streams=bool(body.stream), headers=headers
+        )
 
     @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         headers = context.check_fields(body)
         call = chat(context, body)
-        return await respond(call, request, context.caller(request), streams=bool(body.stream), headers=headers)
+        return await respond(
+            call, request, context.caller(request, "chat", body), streams=bool(body.stream), headers=headers
+        )
 
     return router
 

@@ -1,0 +1,109 @@
+"""What the server knows of its engine's past: metrics, flight recorder, traces, all of them from the one event log."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from twostroke.config.server import ServerConfig
+from twostroke.events import Event
+from twostroke.explain.recorder import FlightRecorder
+from twostroke.log import get_logger
+from twostroke.metrics.engine_metrics import EngineMetrics
+from twostroke.metrics.exposition import PREFIX, Compat, EngineCollector, exposition
+from twostroke.metrics.otlp import request_tracer
+
+log = get_logger(__name__)
+
+
+class Observation:
+    """An `EventLog` that keeps what /metrics, timelines and dumps are made of.
+
+    Args:
+        config: of the server.
+        model_name: what clients call the model.
+        now_s: the engine's clock.
+
+    Raises:
+        InvalidParameter: traces are wanted and OpenTelemetry is not installed.
+    """
+
+    def __init__(self, config: ServerConfig, model_name: str, now_s: float) -> None:
+        self.metrics = EngineMetrics(model_name)
+        self.recorder = FlightRecorder(minutes=config.flight_recorder_minutes)
+        self.answers = AnswerCounts(model_name)
+        self._folder = config.flight_recorder_dir or Path(tempfile.gettempdir())
+        compat = frozenset(Compat(name) for name in config.metrics_compat)
+        self._collectors = EngineCollector(self.metrics, compat=compat), self.answers
+        self.tracer = None
+        if config.otlp_traces_endpoint is not None:
+            offset_ns = time.time_ns() - round(now_s * 1e9)
+            self.tracer = request_tracer(config.otlp_traces_endpoint, model=model_name, epoch_offset_ns=offset_ns)
+
+    def append(self, event: Event) -> None:
+        """One event, in order."""
+        self.metrics.observe(event)
+        self.recorder.append(event)
+        if self.tracer is not None:
+            self.tracer.append(event)
+
+    def exposition(self) -> bytes:
+        """What Prometheus reads."""
+        return exposition(*self._collectors)
+
+    def dump(self, why: str) -> None:
+        """Writes the last minutes to a file and says where; whoever calls it has trouble enough, so it never raises."""
+        name = datetime.now(UTC).strftime("twostroke-flight-%Y%m%dT%H%M%S.jsonl")
+        path = self._folder / name
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            num_events = self.recorder.dump(path)
+        except OSError as error:
+            log.error("%s; the flight recorder could not be written to %s: %s", why, path, error)
+            return
+        log.error("%s; the last %d events are in %s (twostroke explain ID --event-log FILE)", why, num_events, path)
+
+    def close(self) -> None:
+        """Sends what is still to be sent."""
+        if self.tracer is not None:
+            self.tracer.close()
+
+
+class AnswerCounts(Collector):
+    """Counts what the HTTP side does and no event of the engine tells."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self._answers: Counter[tuple[str, str]] = Counter()
+        self._ignored: Counter[str] = Counter()
+
+    def answered(self, route: str, status: int) -> None:
+        """An answer has begun."""
+        self._answers[route, str(status)] += 1
+
+    def ignored(self, field: str) -> None:
+        """A field was not known; the first hundred names are told apart."""
+        self._ignored[field if field in self._ignored or len(self._ignored) < 100 else "others"] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """For Prometheus."""
+        labels: Mapping[str, str] = {"model_name": self._model_name}
+        answers = CounterMetricFamily(
+            f"{PREFIX}:http_responses", "Answers begun, by route and status.", labels=[*labels, "route", "status"]
+        )
+        for (route, status), count in self._answers.items():
+            answers.add_metric([*labels.values(), route, status], count)
+        yield answers
+        ignored = CounterMetricFamily(
+            f"{PREFIX}:ignored_params", "Request fields that nobody here knows.", labels=[*labels, "field"]
+        )
+        for field, count in self._ignored.items():
+            ignored.add_metric([*labels.values(), field], count)
+        yield ignored
