@@ -165,11 +165,18 @@ def _offline(llm: LLM, workload: Workload) -> float:
 def _ask(server: LocalServer, model: str, workload: Workload, request_ids: Sequence[str] = ()) -> LoadRun:
     """The workload through the server.
 
+    Args:
+        server: that is asked.
+        model: its name there.
+        workload: all at once.
+        request_ids: one each, for a run whose tokens are looked for in the event log.
+
     Raises:
         SetupError: a request failed; a comparison of fewer would be none.
     """
-    # a chunk a token, as the server sends them: counting along would be work that the offline API does not do
-    target = Target(origin=Origin.parse(server.url), model=model, token_counts="chunks")
+    # ids tell tokens that are no text yet; for throughput they would be work that the offline API does not do
+    counts = "token-ids" if request_ids else "chunks"
+    target = Target(origin=Origin.parse(server.url), model=model, token_counts=counts)
 
     (found,) = run_loads([Load(target, workload, request_ids)])
     failed = [e for e in found.exchanges if e.failure is not None]
