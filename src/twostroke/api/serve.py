@@ -48,6 +48,7 @@ async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: boo
         if not quiet:
             for line in engine.facts.startup_lines:
                 sys.stderr.write(line + "\n")
+        listener.listen(BACKLOG)  # from here on whoever connects is answered, if not at once
         scheme = "http" if config.ssl_certfile is None else "https"
         host, port = listener.getsockname()[:2]
         sys.stderr.write(f"serving  {scheme}://{f'[{host}]' if ':' in host else host}:{port}\n")

@@ -1,0 +1,144 @@
+"""What the server tells of itself: metrics, timelines, traces, the flight recorder, health."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from server_process import ServerProcess
+from twostroke.engine.event_sinks import read_events
+from twostroke.scheduler.replay import replay
+
+BODY: dict[str, Any] = {"prompt": "def f(", "max_tokens": 8, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("dumps")
+
+
+@pytest.fixture(scope="module")
+def server(dumps: Path) -> Iterator[ServerProcess]:
+    server = ServerProcess(
+        *("--metrics-compat", "vllm", "--metrics-compat", "sglang", "--max-num-seqs", "2"),
+        *("--flight-recorder-dir", str(dumps)),
+    )
+    yield server
+    server.stop()
+
+
+def samples(server: ServerProcess) -> dict[str, float]:
+    """Every sample of /metrics, by its name and its labels but the model's and the engine's."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(server.http.get("/metrics").text):
+        for sample in family.samples:
+            labels = {k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")}
+            found[sample.name + (json.dumps(labels, sort_keys=True) if labels else "")] = sample.value
+    return found
+
+
+def test_metrics_agree_with_the_answers(server: ServerProcess) -> None:
+    before = samples(server)
+    usages = [server.post("/v1/completions", BODY | {"n": n}).json()["usage"] for n in (1, 3)]
+    stopped = server.post("/v1/completions", BODY | {"stop": ["*"], "max_tokens": 64}).json()["usage"]
+    after = samples(server)
+
+    def grown(name: str) -> float:
+        return after[name] - before.get(name, 0.0)
+
+    num_tokens = sum(usage["completion_tokens"] for usage in (*usages, stopped))
+    for prefix in ("twostroke", "vllm"):
+        # a stop string is seen in the text: the step that was on its way then made a token that nobody gets
+        assert grown(f"{prefix}:generation_tokens_total") in (num_tokens, num_tokens + 1)
+        assert grown(f"{prefix}:request_generation_tokens_sum") == num_tokens
+        assert grown(f'{prefix}:request_success_total{{"finished_reason": "length"}}') == 4
+        assert grown(f'{prefix}:request_success_total{{"finished_reason": "stop"}}') == 1
+        assert grown(f"{prefix}:time_to_first_token_seconds_count") == 5
+    assert after["twostroke:num_requests_running"] == after["twostroke:num_requests_waiting"] == 0
+    assert grown('twostroke:http_responses_total{"route": "/v1/completions", "status": "200"}') == 3
+
+
+def test_refusals_and_ignored_fields_are_counted(server: ServerProcess) -> None:
+    server.post("/v1/completions", BODY | {"temperature": -1})
+    server.post("/v1/completions", BODY | {"best_off": 1})
+    server.http.get("/no/such/path")
+    found = samples(server)
+    assert found['twostroke:http_responses_total{"route": "/v1/completions", "status": "400"}'] == 1
+    assert found['twostroke:http_responses_total{"route": "other", "status": "404"}'] == 1
+    assert found['twostroke:ignored_params_total{"field": "best_off"}'] == 1
+
+
+def test_every_request_of_a_load_adds_up(server: ServerProcess) -> None:
+    with ThreadPoolExecutor(12) as pool:
+        bodies = [BODY | {"request_id": f"load-{i}", "max_tokens": 4 + i, "stream": i % 2 == 0} for i in range(12)]
+        answers = list(pool.map(lambda body: server.post("/v1/completions", body), bodies))
+    assert all(answer.status_code == 200 for answer in answers)
+    waited = 0
+    for i in range(12):
+        timeline = server.http.get(f"/v1/requests/cmpl-load-{i}/timeline").json()
+        (lane,) = timeline["lanes"]
+        segments = lane["segments"]
+        assert segments[0]["start_ms"] == 0
+        end_ms = 0.0
+        for segment in segments:  # rounded to microseconds
+            assert segment["start_ms"] == pytest.approx(end_ms, abs=0.003)
+            end_ms = segment["start_ms"] + segment["duration_ms"]
+        assert end_ms == pytest.approx(lane["e2e_ms"], abs=0.003)
+        assert sum(segment["duration_ms"] for segment in segments) == pytest.approx(lane["e2e_ms"], abs=0.05)
+        waited += any("slots" in segment["label"] for segment in segments)
+    assert waited  # twelve at once, two slots
+
+
+def test_a_timeline_as_text_and_one_that_is_not_there(server: ServerProcess) -> None:
+    server.post("/v1/completions", BODY | {"request_id": "seen"})
+    text = server.http.get("/v1/requests/cmpl-seen/timeline", params={"format": "text"}).text
+    assert "prefill" in text
+    assert "decode" in text
+    missing = server.http.get("/v1/requests/cmpl-never/timeline")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "request_not_found")
+    assert server.http.get("/v1/requests/cmpl-seen/timeline", params={"format": "xml"}).status_code == 400
+
+
+def test_the_trace_opens_in_perfetto(server: ServerProcess) -> None:
+    server.post("/v1/completions", BODY)
+    events = server.http.get("/v1/trace").json()["traceEvents"]
+    assert {event["ph"] for event in events} >= {"X", "C", "M"}
+
+
+def test_the_flight_recorder_replays(server: ServerProcess, tmp_path: Path) -> None:
+    server.post("/v1/completions", BODY)
+    path = tmp_path / "flight.jsonl"
+    path.write_bytes(server.http.get("/flight_recorder").content)
+    assert "def f" not in path.read_text()
+    assert replay(read_events(path)) is None
+
+
+def test_a_crash_leaves_a_dump_and_health_says_why(server: ServerProcess, dumps: Path) -> None:
+    server.post("/v1/completions", BODY | {"request_id": "before"})
+    found = server.http.get("/server_info").json()
+    assert found["health"]["state"] == "running"
+    pid = _engine_pid(server)
+    os.kill(pid, signal.SIGKILL)
+    server.wait_for("restarted", "/server_info", lambda answer: answer.json()["health"]["num_restarts"] == 1)
+    server.wait_for("ready", "/ready", lambda answer: answer.status_code == 200)
+    (dump,) = dumps.glob("twostroke-flight-*.jsonl")
+    assert any("cmpl-before" in repr(event) for event in read_events(dump))
+    assert re.search(r"signal 9; the last \d+ events are in", server.stderr)
+    assert server.post("/v1/completions", BODY).status_code == 200
+    assert samples(server)["twostroke:engine_starts_total"] == 2
+
+
+def _engine_pid(server: ServerProcess) -> int:
+    """The server's child; Linux tells."""
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    (pid,) = [int(child) for child in children if b"engine.process" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return pid
