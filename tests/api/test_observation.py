@@ -60,8 +60,8 @@ def test_metrics_agree_with_the_answers(server: ServerProcess) -> None:
 
     num_tokens = sum(usage["completion_tokens"] for usage in (*usages, stopped))
     for prefix in ("twostroke", "vllm"):
-        # a stop string is seen in the text: the step that was on its way then made a token that nobody gets
-        assert grown(f"{prefix}:generation_tokens_total") in (num_tokens, num_tokens + 1)
+        # a stop string is seen in the text: the steps until the engine hears of it make tokens that nobody gets
+        assert num_tokens <= grown(f"{prefix}:generation_tokens_total") < num_tokens + 64
         assert grown(f"{prefix}:request_generation_tokens_sum") == num_tokens
         assert grown(f'{prefix}:request_success_total{{"finished_reason": "length"}}') == 4
         assert grown(f'{prefix}:request_success_total{{"finished_reason": "stop"}}') == 1
