@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -17,8 +17,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from twostroke.api.http_errors import HTTPError
 
 MAX_HEAD_BYTES = 64 * 1024
+TOO_LARGE = f"the head of the request has more than {MAX_HEAD_BYTES} bytes."
 MAX_HEADERS = 128
-HEAD_TIMEOUT_S = 10.0
+HEAD_TIMEOUT_S = 20.0
 """From the connection, or from the first byte of a later request, until its headers are there."""
 UNIQUE_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"host", b"authorization", b"x-api-key"})
 """Two of these and two readers may believe different ones."""
@@ -49,8 +50,8 @@ class GuardedProtocol(HttpToolsProtocol):
         """Somebody has connected."""
         super().connection_made(transport)
         self._num_head_bytes = 0
-        self._reads_head = True
-        self._refusal: str | None = None
+        self._num_pending_bytes = 0
+        self._refusal: HTTPError | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         if len(self.connections) > self.max_connections:
             self._answer_and_close(503, f"more than {self.max_connections} connections (--max-connections).")
@@ -66,26 +67,31 @@ class GuardedProtocol(HttpToolsProtocol):
         """Bytes came."""
         if self.transport.is_closing():
             return
-        if self._reads_head:
-            # of a body in the same packet a little may be counted, too; the limit is no exact one
-            self._num_head_bytes += min(len(data), MAX_HEAD_BYTES) if b"\r\n\r\n" not in data else 0
-            if self._num_head_bytes > MAX_HEAD_BYTES:
-                self._answer_and_close(431, f"the head of the request has more than {MAX_HEAD_BYTES} bytes.")
-                return
+        if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._await_head()  # whatever it is, a request has to come of it
         super().data_received(data)
+        if self._head_timer is not None:  # the parser keeps a header that has not ended
+            self._num_pending_bytes += len(data)
+            if self._num_pending_bytes > MAX_HEAD_BYTES:
+                self._answer_and_close(431, TOO_LARGE)
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
         super().on_message_begin()
-        self._reads_head = True
+        self._num_head_bytes = 0
         if self._head_timer is None:
             self._await_head()
 
+    def on_url(self, url: bytes) -> None:
+        """A part of the path."""
+        self._count(len(url))
+        super().on_url(url)
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
+        self._count(len(name) + len(value))
         if len(self.headers) >= MAX_HEADERS:
-            self._refusal = f"the request has more than {MAX_HEADERS} headers."
-            raise _Refused
+            self._refuse(431, f"the request has more than {MAX_HEADERS} headers.")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -95,20 +101,28 @@ class GuardedProtocol(HttpToolsProtocol):
         twice = [name for name in UNIQUE_HEADERS if names.count(name) > 1]
         if twice or (b"content-length" in names and b"transfer-encoding" in names):
             told = ", ".join(name.decode() for name in sorted(twice)) or "content-length beside transfer-encoding"
-            self._refusal = f"the request has contradicting headers ({told})."
-            raise _Refused
+            self._refuse(400, f"the request has contradicting headers ({told}).")
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
         """The bytes are no request, or not one that is taken."""
-        self._answer_and_close(431 if "more than" in (self._refusal or "") else 400, self._refusal or msg)
+        refusal = self._refusal or HTTPError(400, msg)
+        self._answer_and_close(refusal.answer.status, str(refusal))
+
+    def _refuse(self, status: int, message: str) -> NoReturn:
+        self._refusal = HTTPError(status, message)
+        raise _Refused
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            self._refuse(431, TOO_LARGE)
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(self.head_timeout_s, self._lose_patience)
 
     def _head_is_there(self) -> None:
-        self._reads_head = False
-        self._num_head_bytes = 0
+        self._num_pending_bytes = 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
