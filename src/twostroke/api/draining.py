@@ -9,6 +9,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 from types import FrameType
 
 import uvicorn
@@ -28,15 +30,23 @@ class DrainingServer(uvicorn.Server):
         config: of uvicorn.
         engine: what runs there is waited for.
         patience_s: for how long.
+        address: is printed once the server listens and minds signals.
     """
 
-    def __init__(self, config: uvicorn.Config, engine: RemoteEngine, patience_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, engine: RemoteEngine, patience_s: float, address: str) -> None:
         super().__init__(config)
         self._engine = engine
         self._patience_s = patience_s
+        self._address = address
         self._loop = asyncio.get_running_loop()
         self._draining: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens."""
+        await super().startup(sockets)
+        sys.stderr.write(f"serving  {self._address}\n")
+        sys.stderr.flush()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal came; uvicorn's own would close the doors at once, and exit with the signal's code."""

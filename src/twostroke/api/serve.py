@@ -52,11 +52,8 @@ async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: boo
         if not quiet:
             for line in engine.facts.startup_lines:
                 sys.stderr.write(line + "\n")
-        listener.listen(BACKLOG)  # who has read the address can connect to it
         scheme = "http" if config.ssl_certfile is None else "https"
         host, port = listener.getsockname()[:2]
-        sys.stderr.write(f"serving  {scheme}://{f'[{host}]' if ':' in host else host}:{port}\n")
-        sys.stderr.flush()
         server = DrainingServer(
             uvicorn.Config(
                 build_app(engine, config, engine_config.load.model, observation),  # pyright: ignore[reportArgumentType]
@@ -74,6 +71,7 @@ async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: boo
             ),
             engine,
             config.drain_timeout_s,
+            f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}",
         )
         gc.freeze()  # what is there now stays: collecting garbage need not look at it again
         gc.set_threshold(GC_THRESHOLD, 20, 100)

@@ -34,8 +34,8 @@ def events(lines: Iterator[str]) -> list[str]:
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_what_runs_ends_and_what_comes_is_refused(sent: signal.Signals) -> None:
-    server = ServerProcess()
-    with httpx.Client(timeout=60) as client, long_stream(server, client, 1500) as response:
+    server = ServerProcess("--drain-timeout-s", "600")
+    with httpx.Client(timeout=60) as client, long_stream(server, client, 800) as response:
         lines = response.iter_lines()
         first = next(lines)
         server.process.send_signal(sent)
@@ -47,19 +47,19 @@ def test_what_runs_ends_and_what_comes_is_refused(sent: signal.Signals) -> None:
         assert "retry-after" in refused.headers
         told = [first.removeprefix("data: "), *events(lines)]
     assert told[-1] == "[DONE]"
-    assert json.loads(told[-2])["choices"][0]["finish_reason"] == "length"
+    assert "finish_reason\":\"length\"" in told[-2], told[-2]
     assert server.process.wait(30) == 0
     server.stop()
 
 
-@pytest.mark.parametrize("flags", [("--drain-timeout-s", "0.5"), ()], ids=["the time is up", "a second signal"])
+@pytest.mark.parametrize("flags", [("--drain-timeout-s", "0.5"), ("--drain-timeout-s", "600")], ids=["the time is up", "a second signal"])
 def test_what_does_not_end_in_time_is_told_why(flags: tuple[str, ...]) -> None:
     server = ServerProcess(*flags)
     with httpx.Client(timeout=60) as client, long_stream(server, client, 4000) as response:
         lines = response.iter_lines()
         next(lines)
         server.process.send_signal(signal.SIGTERM)
-        if not flags:
+        if "600" in flags:
             until(lambda: server.http.get("/ready").status_code == 503)
             server.process.send_signal(signal.SIGTERM)
         told = events(lines)
@@ -79,7 +79,8 @@ def test_the_engine_does_not_outlive_a_server_that_was_killed() -> None:
     engines = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     assert engines
     with httpx.Client(timeout=60) as client, long_stream(server, client, 4000) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()
+        next(lines)
         os.kill(pid, signal.SIGKILL)
         until(lambda: not any(is_alive(engine) for engine in engines))
     server.stop()
