@@ -1,9 +1,9 @@
 """The end of a server: what runs may end, what comes is refused, and nobody waits without a word.
 
-    first SIGTERM or SIGINT     /ready and new requests: 503 at once. What runs goes on.
-    all have ended              exit code 0
-    the time is up, or a        what still runs ends with an error, as an event in a stream; exit code 0
-    second signal comes
+first SIGTERM or SIGINT     /ready and new requests: 503 at once. What runs goes on.
+all have ended              exit code 0
+the time is up, or a        what still runs ends with an error, as an event in a stream; exit code 0
+second signal comes
 """
 
 from __future__ import annotations

@@ -92,7 +92,13 @@ class ServerConfig:
         number("stall_timeout_s", self.stall_timeout_s, 0.1, 86400, "0.1 to 86400 (seconds)")
         number("drain_timeout_s", self.drain_timeout_s, 0, 86400, "0 to 86400 (seconds)")
         whole_number("max_body_bytes", self.max_body_bytes, 1024)
-        for name in ("max_connections", "max_queued_requests", "max_queued_tokens", "max_answer_bytes", "max_parameter_items"):
+        for name in (
+            "max_connections",
+            "max_queued_requests",
+            "max_queued_tokens",
+            "max_answer_bytes",
+            "max_parameter_items",
+        ):
             whole_number(name, getattr(self, name), 1)
         limit = "more than 0, at most 86400 (seconds)"
         number("max_queue_wait_s", self.max_queue_wait_s, 0, 86400, limit, low_open=True)
