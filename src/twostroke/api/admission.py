@@ -12,7 +12,9 @@ import dataclasses
 import math
 from collections.abc import Generator, Mapping, Sequence
 
+from twostroke.api.http_errors import HTTPError
 from twostroke.api.protocol.sampling import SamplingFields
+from twostroke.api.quota import Quotas
 from twostroke.config.server import ServerConfig
 from twostroke.engine.client import EngineClient
 from twostroke.engine.input_processor import PromptInput
@@ -38,15 +40,23 @@ class Admission:
             config.max_queued_requests, config.max_queued_tokens, config.max_queue_wait_s, config.max_answer_bytes
         )
         self._max_parameter_items = config.max_parameter_items
+        self._quotas = None if config.tokens_per_minute is None else Quotas(config.tokens_per_minute)
+        self._separates_caches = bool(config.api_key) and not config.share_prefix_cache
         self._num_preparing = 0
 
     def check(self, tenant: str, patience_s: float | None) -> None:
         """Refuses a request of which nothing but its caller is known.
 
         Raises:
+            HTTPError: 429, the tenant has used its tokens up.
             Overloaded: the queue is full, or it would wait too long.
         """
-        refuse_overload(self._load(tenant, self._num_preparing), self._limits, NOTHING_KNOWN, patience_s)
+        load = self._load(tenant, self._num_preparing)
+        if self._quotas is not None:
+            wait_s = self._quotas.wait_s(tenant, load.num_own_generated, self._engine.now_s())
+            if wait_s > 0:
+                raise _quota_used_up(wait_s)
+        refuse_overload(load, self._limits, NOTHING_KNOWN, patience_s)
 
     def check_items(self, request: SamplingFields) -> None:
         """Refuses parameters whose reading alone would hold everybody up.
@@ -88,6 +98,8 @@ class Admission:
         cost = cost_of(prompts)
         cost.check_possible(self._limits)
         refuse_overload(self._load(tenant, 0), self._limits, cost, patience_s)
+        if self._quotas is not None:
+            self._quotas.pay(tenant, cost.num_prompt_tokens, self._engine.now_s())
 
     def longest_wait_s(self, patience_s: float | None) -> float:
         """How long a request may wait to run."""
@@ -95,9 +107,9 @@ class Admission:
         return longest if patience_s is None else min(longest, patience_s)
 
     def cache_salt(self, tenant: str, given: str | None) -> str | None:
-        """With which a tenant's prefixes are cached."""
-        del tenant
-        return given
+        """With which a tenant's prefixes are cached: nobody learns from the time to a first token what others ask."""
+        # no name of a tenant has a colon in it
+        return f"{tenant}:{given or ''}" if self._separates_caches else given
 
     def _load(self, tenant: str, num_preparing: int) -> Load:
         load = self._engine.load(tenant)
@@ -126,3 +138,14 @@ def patience_s(headers: Mapping[str, str]) -> float | None:
     if not 0 < seconds < math.inf:
         raise InvalidParameter(PATIENCE_HEADER, given, "must be a number of seconds above 0")
     return seconds
+
+
+def _quota_used_up(wait_s: float) -> HTTPError:
+    seconds = max(1, math.ceil(wait_s))
+    return HTTPError(
+        429,
+        f"the tokens of this key are used up (--tokens-per-minute); more will be there in {seconds} s.",
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        headers={"retry-after": str(seconds)},
+    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import hashlib
 import hmac
 import uuid
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 
 from twostroke.api.admission import Admission, patience_s
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body
+from twostroke.api.keys import Keys
 from twostroke.api.observation import AnswerCounts
 from twostroke.api.sse import SERVER_SEND, Message, Receive, Send
 from twostroke.config.server import ServerConfig
@@ -55,7 +55,7 @@ class Gate:
         self._app = app
         self._answers = answers
         self._admission = admission
-        self._keys = [(key.encode(), _tenant(key)) for key in config.api_key]
+        self._keys = Keys(config.api_key)
         self._admin_key = None if config.admin_api_key is None else config.admin_api_key.encode()
         self._max_body_bytes = config.max_body_bytes
         self._now_s = now_s
@@ -101,11 +101,10 @@ class Gate:
             return ""
         if not self._keys:
             return ""
-        # every key is compared, in constant time each: how long it takes tells nothing
-        found = [tenant for key, tenant in self._keys if hmac.compare_digest(key, given)]
-        if not found:
+        tenant = self._keys.tenant_of(given)
+        if tenant is None:
             raise _unauthorized("a valid API key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
-        return found[0]
+        return tenant
 
     def _check_admin(self, scope: Message, given: bytes) -> None:
         if self._admin_key is None:
@@ -174,11 +173,6 @@ def _request_id(headers: Mapping[str, str]) -> str:
     """The client's, when it is fit for a header and a log; else one is made."""
     given = headers.get("x-request-id", "")
     return given if 0 < len(given) <= 256 and given.isascii() and given.isprintable() else uuid.uuid4().hex
-
-
-def _tenant(key: str) -> str:
-    """A name for a key that does not give it away."""
-    return f"key-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
 def _unauthorized(message: str) -> HTTPError:

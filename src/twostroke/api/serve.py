@@ -10,7 +10,9 @@ from pathlib import Path
 import uvicorn
 
 from twostroke.api.app import build_app
+from twostroke.api.draining import DrainingServer
 from twostroke.api.observation import Observation
+from twostroke.api.transport import guarded_protocol
 from twostroke.config.engine import EngineConfig
 from twostroke.config.server import ServerConfig
 from twostroke.engine.clock import monotonic_clock
@@ -23,6 +25,8 @@ log = get_logger(__name__)
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
+LAST_WORDS_S = 5
+"""When nothing runs any more, answers have so long to be sent."""
 GC_THRESHOLD = 20_000
 """Objects made before garbage is looked for: a token makes some twenty, and none of them is part of a cycle."""
 
@@ -51,22 +55,24 @@ async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: boo
         listener.listen(BACKLOG)  # from here on whoever connects is answered, if not at once
         scheme = "http" if config.ssl_certfile is None else "https"
         host, port = listener.getsockname()[:2]
-        sys.stderr.write(f"serving  {scheme}://{f'[{host}]' if ':' in host else host}:{port}\n")
-        sys.stderr.flush()
-        server = uvicorn.Server(
+        server = DrainingServer(
             uvicorn.Config(
                 build_app(engine, config, engine_config.load.model, observation),  # pyright: ignore[reportArgumentType]
-                http="httptools",
+                http=guarded_protocol(config.max_connections),
+                ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=max(1, round(config.drain_timeout_s)),
+                timeout_graceful_shutdown=LAST_WORDS_S,
                 ssl_certfile=config.ssl_certfile,
                 ssl_keyfile=config.ssl_keyfile,
-            )
+            ),
+            engine,
+            config.drain_timeout_s,
+            f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}",
         )
         gc.freeze()  # what is there now stays: collecting garbage need not look at it again
         gc.set_threshold(GC_THRESHOLD, 20, 100)

@@ -36,7 +36,7 @@ def serve(
     server: ServerFlags = ServerConfig(),
     load: LoadBesideModelFlags = LoadBesideModel(),
     cache: CacheFlags = CacheConfig(),
-    scheduler: SchedulerFlags = SchedulerConfig(),
+    scheduler: SchedulerFlags = SchedulerConfig(policy="fair"),
     quiet: QuietFlag = False,
 ) -> None:
     """Serve a model to OpenAI clients, on this machine unless --host says otherwise.

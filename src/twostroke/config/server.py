@@ -24,7 +24,8 @@ class ServerConfig:
     served_model_name: tuple[str, ...] = ()
     """Names that clients may call the model by, the first in answers; default: as MODEL was given."""
     api_key: tuple[str, ...] = ()
-    """Keys of which one is needed for every route but liveness; without any, everybody may ask."""
+    """Keys of which one is needed for every route but liveness; without any, everybody may ask. NAME:SECRET names the
+    tenant; the fair queue, quotas and the prefix cache tell tenants apart."""
     admin_api_key: str | None = None
     """Key for administration; default: administration is for this machine only."""
     chat_template: Path | None = None
@@ -45,6 +46,8 @@ class ServerConfig:
     """With work queued and no step for so long, /health says that the engine stalls."""
     drain_timeout_s: float = 30.0
     """On SIGTERM, running requests have so long to end."""
+    max_connections: int = 4096
+    """Most connections; one more is answered 503 and closed."""
     max_body_bytes: int = 16 * 2**20
     """Longest request body."""
     metrics_compat: tuple[MetricsNames, ...] = ()
@@ -55,6 +58,10 @@ class ServerConfig:
     """How much of the engine's past is kept, for timelines and for dumps."""
     flight_recorder_dir: Path | None = None
     """Folder for the dumps that a stall or a crash leaves; default: the system's for temporary files."""
+    tokens_per_minute: int | None = None
+    """Tokens, of prompts and outputs, that a tenant may use in a minute; above, its requests are refused (429)."""
+    share_prefix_cache: bool = False
+    """Let tenants use each other's cached prefixes: faster, and the time to a first token tells what others asked."""
     max_queued_requests: int = 1024
     """Most sequences that wait to run; with more, requests are refused (503). A request counts n times its prompts."""
     max_queued_tokens: int = 2**20
@@ -75,14 +82,23 @@ class ServerConfig:
         for name in ("served_model_name", "api_key", "cors_origins"):
             for value in getattr(self, name):
                 text(name, value)
-        switch("strict", self.strict)
         for name in self.metrics_compat:
             one_of("metrics_compat", name, get_args(MetricsNames))
         number("flight_recorder_minutes", self.flight_recorder_minutes, 0.1, 1440, "0.1 to 1440 (minutes)")
+        for name in ("strict", "share_prefix_cache"):
+            switch(name, getattr(self, name))
+        if self.tokens_per_minute is not None:
+            whole_number("tokens_per_minute", self.tokens_per_minute, 1)
         number("stall_timeout_s", self.stall_timeout_s, 0.1, 86400, "0.1 to 86400 (seconds)")
         number("drain_timeout_s", self.drain_timeout_s, 0, 86400, "0 to 86400 (seconds)")
         whole_number("max_body_bytes", self.max_body_bytes, 1024)
-        for name in ("max_queued_requests", "max_queued_tokens", "max_answer_bytes", "max_parameter_items"):
+        for name in (
+            "max_connections",
+            "max_queued_requests",
+            "max_queued_tokens",
+            "max_answer_bytes",
+            "max_parameter_items",
+        ):
             whole_number(name, getattr(self, name), 1)
         limit = "more than 0, at most 86400 (seconds)"
         number("max_queue_wait_s", self.max_queue_wait_s, 0, 86400, limit, low_open=True)

@@ -19,6 +19,7 @@ class EngineState(StrEnum):
 
     STARTING = "starting"  # the model is being loaded, for the first time or again
     RUNNING = "running"
+    DRAINING = "draining"  # what runs goes on, nothing more is taken
     STALLED = "stalled"  # work is queued and no step was committed for too long
     FAILED = "failed"  # it died, and starting it again did not help
     CLOSED = "closed"
@@ -38,7 +39,7 @@ class EngineHealth:
     @property
     def is_alive(self) -> bool:
         """Whether waiting may help: false where somebody has to do something."""
-        return self.state in (EngineState.STARTING, EngineState.RUNNING)
+        return self.state in (EngineState.STARTING, EngineState.RUNNING, EngineState.DRAINING)
 
     @property
     def is_ready(self) -> bool:

@@ -40,6 +40,8 @@ class Load:
     """What a step takes longer for each token that it prefills."""
     num_output_tokens: float = 0.0
     """What a request generates, on average."""
+    num_own_generated: int = 0
+    """Output tokens that the tenant has got since the engine was started."""
 
 
 class StepTimes:
@@ -76,7 +78,9 @@ class StepTimes:
 
 @dataclass(slots=True)
 class _Sequence:
+    owner: str
     tenant: str
+    """As the queue sees the owner."""
     num_tokens: int
     """To prefill when it starts."""
     num_tokens_left: int
@@ -101,6 +105,7 @@ class LoadMeter:
         self._num_waiting_tokens: Counter[str] = Counter()
         self._num_running_tokens = 0
         self._num_slots = max_num_seqs
+        self._num_generated: Counter[str] = Counter()
         self._times = StepTimes()
         self._in_flight: dict[int, tuple[float, int]] = {}
         """When a step was decided, and the tokens it prefills."""
@@ -113,8 +118,8 @@ class LoadMeter:
 
     def sent(self, sequence_id: str, tenant: str, *, num_tokens: int, max_tokens: int) -> None:
         """A sequence was sent to the engine and waits there."""
-        tenant = tenant if self._is_fair else ""
-        self._sequences[sequence_id] = _Sequence(tenant, num_tokens, num_tokens, max_tokens)
+        owner, tenant = tenant, tenant if self._is_fair else ""
+        self._sequences[sequence_id] = _Sequence(owner, tenant, num_tokens, num_tokens, max_tokens)
         self._max_tokens += max_tokens
         self._wait(tenant, 1, num_tokens)
 
@@ -148,7 +153,7 @@ class LoadMeter:
 
     def load(self, tenant: str) -> Load:
         """The facts as they are now."""
-        tenant = tenant if self._is_fair else ""
+        owner, tenant = tenant, tenant if self._is_fair else ""
         num_waiting = self._num_waiting.total()
         return Load(
             num_slots=self._num_slots,
@@ -162,6 +167,7 @@ class LoadMeter:
             step_s=self._times.step_s,
             prefill_s_per_token=self._times.prefill_s_per_token,
             num_output_tokens=self._mean_output_tokens(),
+            num_own_generated=self._num_generated[owner],
         )
 
     def _mean_output_tokens(self) -> float:
@@ -224,6 +230,7 @@ class LoadMeter:
         if sequence is None:
             return
         sequence.num_output_tokens += commit.num_tokens
+        self._num_generated[sequence.owner] += commit.num_tokens
         if commit.finish_reason is not None:
             self._finished_weight = REQUEST_DECAY * self._finished_weight + 1.0
             self._finished_tokens = REQUEST_DECAY * self._finished_tokens + sequence.num_output_tokens

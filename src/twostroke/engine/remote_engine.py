@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from twostroke.config.engine import EngineConfig
@@ -29,10 +29,10 @@ from twostroke.engine.messages import (
     ResetPrefixCache,
 )
 from twostroke.engine.output_processor import OutputKind, OutputProcessor, TokenUpdate
-from twostroke.errors import EngineError, EngineUnavailable, Overloaded, SetupError
+from twostroke.engine.queued_stream import QueuedStream
+from twostroke.errors import EngineError, EngineUnavailable, SetupError
 from twostroke.events import EventLog
 from twostroke.log import get_logger
-from twostroke.outputs import RequestOutput
 from twostroke.request import FinishReason
 from twostroke.tokenizer.loading import load_tokenizer
 from twostroke.tokenizer.tokenizer import Tokenizer
@@ -42,69 +42,7 @@ log = get_logger(__name__)
 MAX_FAST_DEATHS = 3
 """Deaths in a row without a step between them: then it is no accident, and starting again would not help."""
 RESTART_DELAY_S = 1.0
-
-
-class _Stream:
-    """See OutputStream. Reader and writer share a loop."""
-
-    def __init__(self, abandon: Callable[[_Stream], None]) -> None:
-        self._items: deque[RequestOutput | Exception] = deque()
-        self._reader: asyncio.Future[None] | None = None
-        self._abandon = abandon
-        self._is_ended = False
-        self._patience: asyncio.TimerHandle | None = None
-
-    def put(self, item: RequestOutput | Exception) -> None:
-        """Hands an item over."""
-        self._is_ended = isinstance(item, Exception) or item.finished
-        self._stop_waiting()
-        self._items.append(item)
-        self._wake()
-
-    async def take(self) -> list[RequestOutput]:
-        """See OutputStream."""
-        if not self._items and not self._is_ended:
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        outputs: list[RequestOutput] = []
-        while self._items:
-            item = self._items[0]
-            if isinstance(item, Exception):
-                if outputs:
-                    break
-                self._items.popleft()
-                raise item
-            outputs.append(item)
-            self._items.popleft()
-        return outputs
-
-    def close(self) -> None:
-        """See OutputStream."""
-        if not self._is_ended:
-            self._is_ended = True
-            self._items.clear()
-            self._stop_waiting()
-            self._abandon(self)
-            self._wake()
-
-    def start_by(self, within_s: float, is_waiting: Callable[[], bool]) -> None:
-        """Gives the request up unless something of it has begun by then."""
-
-        def lose_patience() -> None:
-            if not self._is_ended and is_waiting():
-                self._abandon(self)
-                self.put(Overloaded(f"the request waited {within_s:.1f} s and was not begun; it was given up.", 1))
-
-        self._patience = asyncio.get_running_loop().call_later(max(0.0, within_s), lose_patience)
-
-    def _stop_waiting(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+SHUTTING_DOWN = "the server is shutting down, and ends what runs"
 
 
 class _Wire:
@@ -158,10 +96,11 @@ class RemoteEngine:
         self._on_trouble = on_trouble
         self._command = tuple(command)
         self._wire = _Wire()
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, QueuedStream] = {}
         self._resets: deque[asyncio.Future[bool]] = deque()
         self._state = EngineState.STARTING
         self._cause = "the model is being loaded"
+        self._is_draining = False
         self._num_restarts = 0
         self._num_fast_deaths = 0
         self._progress_s = self.now_s()
@@ -204,6 +143,8 @@ class RemoteEngine:
         if state is EngineState.RUNNING and num_requests and waited_s > self._stall_after_s:
             state = EngineState.STALLED
             cause = f"{num_requests} requests are queued and no step was committed for {waited_s:.1f} s"
+        if state is EngineState.RUNNING and self._is_draining:
+            state, cause = EngineState.DRAINING, SHUTTING_DOWN
         return EngineHealth(state, cause, num_requests, self._num_restarts)
 
     def generate(  # noqa: PLR0913 (what there is to know of a request, by its names)
@@ -219,8 +160,9 @@ class RemoteEngine:
         kind: OutputKind = OutputKind.DELTA,
     ) -> OutputStream:
         """See EngineClient."""
-        if self._state is not EngineState.RUNNING or self._desk is None:
-            raise EngineUnavailable(f"the engine takes no requests now: {self._cause}.")
+        if self._state is not EngineState.RUNNING or self._desk is None or self._is_draining:
+            cause = SHUTTING_DOWN if self._is_draining else self._cause
+            raise EngineUnavailable(f"the engine takes no requests now: {cause}.")
         desk = self._desk
         if not self._streams:
             self._progress_s = self.now_s()  # it was idle, which is no stall
@@ -234,13 +176,13 @@ class RemoteEngine:
             kind=kind,
         )
 
-        def abandon(stream: _Stream) -> None:
+        def abandon(stream: QueuedStream) -> None:
             if self._streams.get(request_id) is stream:
                 del self._streams[request_id]
                 desk.abort(request_id)
                 desk.take_ended()
 
-        stream = self._streams[request_id] = _Stream(abandon)
+        stream = self._streams[request_id] = QueuedStream(abandon)
         if start_by_s is not None:
             sequence_ids = desk.live_sequence_ids(request_id)
             stream.start_by(start_by_s - self.now_s(), lambda: all(map(self._wire.meter.is_waiting, sequence_ids)))
@@ -275,6 +217,14 @@ class RemoteEngine:
         process = await self._spawn()
         self._supervisor = asyncio.create_task(self._supervise(process), name="twostroke-supervisor")
         self._watch = asyncio.create_task(self._watch_progress(), name="twostroke-watch")
+
+    def drain(self) -> None:
+        """Takes no more requests; what runs goes on."""
+        self._is_draining = True
+
+    def give_up(self, cause: str) -> None:
+        """Ends what still runs; whoever reads a stream is told why."""
+        self._lose_streams(cause)
 
     async def close(self) -> None:
         """Ends the process; streams that are still open end with an EngineError. A second time does nothing."""
@@ -407,10 +357,13 @@ class RemoteEngine:
     def _end(self, state: EngineState, cause: str) -> None:
         """Nothing runs any more: whoever waits is told why."""
         self._state, self._cause = state, cause
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.put(EngineError(f"the request was lost: {cause}."))
+        self._lose_streams(cause)
         while self._resets:
             reset = self._resets.popleft()
             if not reset.done():
                 reset.set_exception(EngineError(cause))
+
+    def _lose_streams(self, cause: str) -> None:
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.put(EngineError(f"the request was lost: {cause}."))

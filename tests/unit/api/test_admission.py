@@ -70,6 +70,7 @@ def test_a_full_queue_answers_at_once_and_says_when_to_come_back(small: ServerPr
         assert int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["code"] == "overloaded"
         assert "(--max-queued-requests)" in refused.json()["error"]["message"]
+    small.wait_until_idle()
     assert complete(small).status_code == 200
 
 

@@ -1,0 +1,144 @@
+"""Below the gate: connections that do not behave end here, before they are requests.
+
+uvicorn's parser has no limits of its own. These are: how long and how large the head of a request may be, how many
+connections there may be, and shapes that two readers could read differently (request smuggling, RFC 9112, 6.3 and
+11.2). What is wrong is told in the shape of every other error, and the connection is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any, NoReturn
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from twostroke.api.http_errors import HTTPError
+
+MAX_HEAD_BYTES = 64 * 1024
+TOO_LARGE = f"the head of the request has more than {MAX_HEAD_BYTES} bytes."
+MAX_HEADERS = 128
+HEAD_TIMEOUT_S = 20.0
+"""From the connection, or from the first byte of a later request, until its headers are there."""
+UNIQUE_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"host", b"authorization", b"x-api-key"})
+"""Two of these and two readers may believe different ones."""
+
+
+def guarded_protocol(max_connections: int, head_timeout_s: float = HEAD_TIMEOUT_S) -> type[HttpToolsProtocol]:
+    """The protocol class for a server with this many connections at most."""
+
+    class Protocol(GuardedProtocol):
+        """With its limits."""
+
+    Protocol.max_connections = max_connections
+    Protocol.head_timeout_s = head_timeout_s
+    return Protocol
+
+
+class _Refused(Exception):
+    """The request cannot be read as it was meant."""
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    max_connections: int
+    head_timeout_s: float
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Somebody has connected."""
+        super().connection_made(transport)
+        self._num_head_bytes = 0
+        self._num_pending_bytes = 0
+        self._refusal: HTTPError | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
+        if len(self.connections) > self.max_connections:
+            self._answer_and_close(503, f"more than {self.max_connections} connections (--max-connections).")
+            return
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is over."""
+        self._head_is_there()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        if self.transport.is_closing():
+            return
+        if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._await_head()  # whatever it is, a request has to come of it
+        super().data_received(data)
+        if self._head_timer is not None:  # the parser keeps a header that has not ended
+            self._num_pending_bytes += len(data)
+            if self._num_pending_bytes > MAX_HEAD_BYTES:
+                self._answer_and_close(431, TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        super().on_message_begin()
+        self._num_head_bytes = 0
+        if self._head_timer is None:
+            self._await_head()
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the path."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        self._count(len(name) + len(value))
+        if len(self.headers) >= MAX_HEADERS:
+            self._refuse(431, f"the request has more than {MAX_HEADERS} headers.")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is there."""
+        self._head_is_there()
+        names = [name for name, _ in self.headers]
+        twice = [name for name in UNIQUE_HEADERS if names.count(name) > 1]
+        if twice or (b"content-length" in names and b"transfer-encoding" in names):
+            told = ", ".join(name.decode() for name in sorted(twice)) or "content-length beside transfer-encoding"
+            self._refuse(400, f"the request has contradicting headers ({told}).")
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """The bytes are no request, or not one that is taken."""
+        refusal = self._refusal or HTTPError(400, msg)
+        self._answer_and_close(refusal.answer.status, str(refusal))
+
+    def _refuse(self, status: int, message: str) -> NoReturn:
+        self._refusal = HTTPError(status, message)
+        raise _Refused
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            self._refuse(431, TOO_LARGE)
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.head_timeout_s, self._lose_patience)
+
+    def _head_is_there(self) -> None:
+        self._num_pending_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _lose_patience(self) -> None:
+        self._head_timer = None
+        self._answer_and_close(408, f"the head of the request did not arrive within {self.head_timeout_s:g} s.")
+
+    def _answer_and_close(self, status: int, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        answer: dict[str, Any] = HTTPError(status, message).answer.body
+        body = msgspec.json.encode(answer)
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode("ascii") + body)
+        self.transport.close()

@@ -1,0 +1,97 @@
+"""Keys, quotas, and what tenants can learn of each other, at a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from server_process import ServerProcess
+from twostroke.api.keys import Keys
+from twostroke.api.quota import Quotas, TokenBucket
+
+PROMPT = "def quicksort(values):\n    '''Sorts.'''\n" * 8
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[ServerProcess]:
+    keys = [flag for key in ("ann:s3cret-of-ann", "bob:s3cret-of-bob", "s3cret:plain") for flag in ("--api-key", key)]
+    running = ServerProcess(*keys, "--tokens-per-minute", "2000")
+    yield running
+    running.stop()
+
+
+def ask(server: ServerProcess, secret: str, **fields: object) -> httpx.Response:
+    body = {"prompt": PROMPT, "max_tokens": 1, **fields}
+    return server.post("/v1/completions", body, authorization=f"Bearer {secret}")
+
+
+def test_names_are_told_from_secrets() -> None:
+    keys = Keys(["ann:one", "ann:two", "no name:three", ":four", "five"])
+    assert [keys.tenant_of(secret) for secret in (b"one", b"two")] == ["ann", "ann"]
+    for secret in (b"no name:three", b":four", b"five"):
+        tenant = keys.tenant_of(secret)
+        assert tenant is not None
+        assert tenant.startswith("key-")
+    for secret in (b"", b"ann", b"ann:one", b"four", b"three"):
+        assert keys.tenant_of(secret) is None
+
+
+@pytest.mark.parametrize("secret", ["nobody", "ann:s3cret-of-ann", "s3cret-of-an", "S3cret-of-ann", "ann"])
+def test_only_the_secret_opens(guarded: ServerProcess, secret: str) -> None:
+    assert ask(guarded, secret).status_code == 401
+
+
+def test_no_cached_prefix_crosses_tenants_or_salts(guarded: ServerProcess) -> None:
+    def cached(secret: str, salt: str | None = None) -> int:
+        answer = ask(guarded, secret, cache_salt=salt)
+        return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert cached("s3cret-of-ann") == 0
+    assert cached("s3cret-of-ann") > 0
+    assert cached("s3cret-of-bob") == 0
+    assert cached("s3cret-of-bob", "x") == 0
+    assert cached("s3cret-of-bob", "x") > 0
+    assert cached("s3cret-of-ann", "x") == 0
+
+
+def test_a_quota_that_is_used_up_refuses_this_tenant_alone(guarded: ServerProcess) -> None:
+    answers = [ask(guarded, "plain", ignore_eos=True, max_tokens=400) for _ in range(8)]
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert 1 <= len(refused) < 7
+    assert {answer.status_code for answer in refused} == {429}
+    assert int(refused[-1].headers["retry-after"]) >= 1
+    assert refused[-1].json()["error"]["code"] == "rate_limit_exceeded"
+    assert ask(guarded, "s3cret-of-bob").status_code == 200
+
+
+def test_no_secret_is_ever_written(guarded: ServerProcess) -> None:
+    ask(guarded, "s3cret-of-nobody")
+    guarded.post("/v1/completions", {"prompt": "s3cret", "nonsense": "s3cret"}, authorization="Basic s3cret")
+    information = guarded.http.get("/server_info", headers={"authorization": "Bearer s3cret-of-ann"})
+    assert "s3cret" not in guarded.stderr
+    assert "s3cret" not in information.text
+
+
+def test_a_bucket_fills_up_to_a_minute_and_no_further() -> None:
+    bucket = TokenBucket(tokens_per_minute=120)
+    bucket.pay(119, now_s=0.0)
+    assert bucket.wait_s(now_s=0.0) == 0.0
+    bucket.pay(21, now_s=0.0)
+    assert bucket.wait_s(now_s=0.0) == pytest.approx(10.0)
+    assert bucket.wait_s(now_s=10.5) == 0.0
+    bucket.pay(0, now_s=1000.0)
+    bucket.pay(120, now_s=1000.0)
+    assert bucket.wait_s(now_s=1001.0) == 0.0
+    bucket.pay(4, now_s=1001.0)
+    assert bucket.wait_s(now_s=1001.0) == pytest.approx(1.0)
+
+
+def test_an_engine_that_was_started_again_is_not_counted_twice() -> None:
+    quotas = Quotas(100)
+    assert quotas.wait_s("ann", 60, now_s=0.0) == 0.0
+    assert quotas.wait_s("ann", 60, now_s=0.0) == 0.0
+    assert quotas.wait_s("ann", 30, now_s=0.0) == 0.0, "30 more, by a new engine: 90"
+    assert quotas.wait_s("ann", 45, now_s=0.0) > 0.0
+    assert quotas.wait_s("bob", 0, now_s=0.0) == 0.0

@@ -1,0 +1,180 @@
+"""What a real server does with bytes that are no honest request: an error in OpenAI's shape, and nobody else notices."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from server_process import ServerProcess
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+BODY = b'{"prompt":"x","max_tokens":1}'
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[ServerProcess]:
+    running = ServerProcess("--max-connections", "8")
+    yield running
+    running.stop()
+
+
+def connect(server: ServerProcess) -> socket.socket:
+    address = urlsplit(server.url)
+    return socket.create_connection((address.hostname, address.port), timeout=20)
+
+
+def say(server: ServerProcess, *parts: bytes) -> bytes:
+    """Sends bytes; returns everything that comes until the server closes."""
+    chunks: list[bytes] = []
+    with connect(server) as connection, contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        for part in parts:
+            connection.sendall(part)
+        while chunk := connection.recv(65536):
+            chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def length(body: bytes) -> bytes:
+    return b"content-length: %d\r\n" % len(body)
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        HEAD + length(BODY) + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        HEAD + b"transfer-encoding: chunked\r\n" + length(BODY) + b"\r\n" + BODY,
+        HEAD + length(BODY) + length(BODY) + b"\r\n" + BODY,
+        HEAD + length(BODY) + b"content-length: 3\r\n\r\n" + BODY,
+        HEAD + b"content-length: +29\r\n\r\n" + BODY,
+        HEAD + b"content-length: -1\r\n\r\n",
+        HEAD + b"transfer-encoding: chunked\r\ntransfer-encoding: identity\r\n\r\n0\r\n\r\n",
+        HEAD + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+        HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+        HEAD + b"x-folded: a\r\n b\r\n" + length(BODY) + b"\r\n" + BODY,
+        HEAD + b"x-space : a\r\n" + length(BODY) + b"\r\n" + BODY,
+        HEAD.replace(b"\r\n", b"\n") + length(BODY).replace(b"\r\n", b"\n") + b"\n" + BODY,
+        HEAD + b"host: y\r\n" + length(BODY) + b"\r\n" + BODY,
+        HEAD + b"authorization: a\r\nauthorization: b\r\n" + length(BODY) + b"\r\n" + BODY,
+        HEAD + b"x-nul: a\0b\r\n" + length(BODY) + b"\r\n" + BODY,
+        b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+        HEAD + b"".join(b"x-%d: y\r\n" % i for i in range(200)) + b"\r\n",
+        HEAD + b"x-long: " + b"y" * 70_000 + b"\r\n\r\n",
+        HEAD + b"x-unended: " + b"y" * 300_000,
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"\0" * 100,
+    ],
+)
+def test_bytes_that_two_readers_could_read_differently_are_refused(served: ServerProcess, request_bytes: bytes) -> None:
+    answer = say(served, request_bytes)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status = int(head.split(b" ")[1])
+    assert 400 <= status < 500, answer
+    assert b"connection: close" in head
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+    assert answer.count(b"HTTP/1.1") == 1, "one request, one answer"
+    assert served.http.get("/health").status_code == 200
+
+
+def test_a_head_that_never_ends_is_given_up_while_others_are_served(served: ServerProcess) -> None:
+    with connect(served) as silent, connect(served) as dripping, connect(served) as empty:
+        dripping.sendall(HEAD)
+        empty.sendall(b"\r\n")
+        assert served.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
+        for connection in (silent, dripping, empty):
+            connection.settimeout(40)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 408")
+            assert connection.recv(65536) == b""
+
+
+def test_one_connection_too_many_is_told_so(served: ServerProcess) -> None:
+    with contextlib.ExitStack() as held:
+        for _ in range(7):  # and the client's own
+            held.enter_context(connect(served)).sendall(b"G")
+        served.http.get("/health")
+        assert say(served).startswith(b"HTTP/1.1 503")
+        assert served.http.get("/health").status_code == 200
+
+
+JSONS = [
+    b"\xff\xfe{}",
+    b'{"prompt": "\xc3\x28"}',
+    b"[" * 100_000,
+    b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
+    b'{"prompt": "x", "temperature": NaN}',
+    b'{"prompt": "x", "temperature": Infinity}',
+    b'{"prompt": "x", "temperature": 1e999}',
+    b'{"prompt": "x", "max_tokens": ' + b"9" * 5000 + b"}",
+    b'{"prompt": "x", "max_tokens": 1e400}',
+    b'{"prompt": "x", "seed": 99999999999999999999999}',
+    b'{"prompt": "\\ud800"}',
+    b'{"prompt": "x", "stop": "\\ud800"}',
+    b'{"prompt": "x", "stop": ["a", "\\udfff"]}',
+    b'{"prompt": "x", "bad_words": ["\\ud800"]}',
+    b'{"prompt": "x", "cache_salt": "\\ud800"}',
+    b'{"prompt": "x", "request_id": "\\ud800"}',
+    b'{"prompt": "x", "model": "\\ud800"}',
+    b'{"prompt": "x", "logit_bias": {"\\ud800": 1}}',
+    b'{"prompt": "x", "structured_outputs": {"regex": "\\ud800"}}',
+    b'{"prompt": "x", "structured_outputs": {"choice": ["\\ud800"]}}',
+    b'{"prompt": "x", "structured_outputs": {"json": {"const": "\\ud800"}}}',
+    b'"text"',
+    b"null",
+    b"",
+    b"{",
+]
+
+
+@pytest.mark.parametrize("body", JSONS, ids=lambda body: repr(body[:50]))
+def test_json_that_is_none_is_refused(served: ServerProcess, body: bytes) -> None:
+    answer = served.http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert 400 <= answer.status_code < 500, answer.text
+    assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b'"messages": [{"role": "user", "content": "\\ud800"}]',
+        b'"messages": [{"role": "\\ud800", "content": "x"}]',
+        b'"messages": [{"role": "user", "content": [{"type": "text", "text": "\\udc00"}]}]',
+        b'"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": "\\ud800"}, "user": "\\ud800"',
+        b'"messages": [{"role": "user", "content": "x"}], "\\ud800": 1',
+        b'"messages": ' + b"[" * 5000,
+    ],
+    ids=lambda fields: repr(fields[:60]),
+)
+def test_half_characters_in_a_chat_break_nothing(served: ServerProcess, fields: bytes) -> None:
+    body = b'{"max_tokens": 1, ' + fields + b"}"
+    answer = served.http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code < 500, answer.text
+    assert served.http.get("/health").status_code == 200
+
+
+def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+        + ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
+        check=True,
+        capture_output=True,
+    )
+    running = ServerProcess("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key))
+    try:
+        assert running.url.startswith("https://")
+        context = ssl.create_default_context(cafile=str(certificate))
+        answer = httpx.post(f"{running.url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, verify=context)
+        assert answer.status_code == 200
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{running.url}/health")
+    finally:
+        assert running.stop() == 0
