@@ -24,3 +24,12 @@ def llm() -> Iterator[LLM]:
     """The same model without a server: what the server has to answer."""
     with LLM("embedded", threads=1, num_kv_blocks=2000) as llm:
         yield llm
+
+
+@pytest.fixture(scope="session")
+def reasoning_server() -> Iterator[ServerProcess]:
+    """One that takes what the model writes for reasoning."""
+    server = ServerProcess("--reasoning-parser", "deepseek_r1")
+    yield server
+    server.wait_until_idle()
+    server.stop()

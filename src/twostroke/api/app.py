@@ -12,9 +12,10 @@ from starlette.responses import Response
 
 from twostroke.api.context import ServerContext
 from twostroke.api.gate import Gate
-from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, validation_answer
+from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped_for, validation_answer
 from twostroke.api.observation import Observation
 from twostroke.api.routes.generate import generate_router, json_response
+from twostroke.api.routes.messages import messages_router
 from twostroke.api.routes.models import models_router
 from twostroke.api.routes.observe import observe_router
 from twostroke.api.routes.operations import operations_router
@@ -22,6 +23,14 @@ from twostroke.config.server import ServerConfig
 from twostroke.engine.client import EngineClient
 from twostroke.errors import TwostrokeError
 from twostroke.version import __version__
+
+ROUTERS = (
+    generate_router,
+    messages_router,
+    models_router,
+    observe_router,
+    operations_router,
+)
 
 
 def build_app(engine: EngineClient, config: ServerConfig, model: str, observation: Observation) -> FastAPI:
@@ -36,13 +45,8 @@ def build_app(engine: EngineClient, config: ServerConfig, model: str, observatio
     context = ServerContext.of(engine, config, model, observation)
     # the interactive pages would load their parts from elsewhere
     app = FastAPI(title="Twostroke", version=__version__, docs_url=None, redoc_url=None)
-    for router in (
-        generate_router(context),
-        models_router(context),
-        observe_router(context),
-        operations_router(context),
-    ):
-        app.include_router(router)
+    for make_router in ROUTERS:
+        app.include_router(make_router(context))
     _answer_errors(app)
     gate: Any = Gate  # an ASGI app, if not by starlette's own types
     app.add_middleware(
@@ -56,23 +60,21 @@ def build_app(engine: EngineClient, config: ServerConfig, model: str, observatio
 
 
 def _answer_errors(app: FastAPI) -> None:
-    """Every error, whoever raises it, is answered in OpenAI's shape."""
+    """Every error, whoever raises it, is answered in the shape that the clients of its route read."""
 
     async def known(request: Request, error: Exception) -> Response:
-        del request
-        return _response(error_body(error))
+        return _response(request, error_body(error))
 
     async def invalid(request: Request, error: Exception) -> Response:
-        del request
         assert isinstance(error, RequestValidationError)
-        return _response(validation_answer(error.errors()))
+        return _response(request, validation_answer(error.errors()))
 
     async def by_framework(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         told: Any = error.detail
         message = f"{told}: {request.method} {request.url.path}" if error.status_code in (404, 405) else str(told)
         headers = {name.lower(): value for name, value in (error.headers or {}).items()}
-        return _response(HTTPError(error.status_code, message, headers=headers).answer)
+        return _response(request, HTTPError(error.status_code, message, headers=headers).answer)
 
     app.add_exception_handler(TwostrokeError, known)
     app.add_exception_handler(HTTPError, known)
@@ -81,5 +83,6 @@ def _answer_errors(app: FastAPI) -> None:
     app.add_exception_handler(Exception, known)
 
 
-def _response(answer: ErrorAnswer) -> Response:
+def _response(request: Request, answer: ErrorAnswer) -> Response:
+    answer = shaped_for(request.url.path, answer)
     return json_response(answer.body, answer.headers, answer.status)

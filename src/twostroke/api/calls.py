@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from twostroke.api.chat import Chat
 from twostroke.api.completions import Completion
 from twostroke.api.context import ServerContext
+from twostroke.api.conversation import Conversation
 from twostroke.api.generation import Caller
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.completions import CompletionRequest
@@ -59,11 +60,10 @@ def completion(context: ServerContext, body: CompletionRequest) -> Completion:
 
 def chat(context: ServerContext, body: ChatRequest) -> Chat:
     """Answer a conversation."""
+    answer_id = context.answer_id("chatcmpl", body.request_id)
     return Chat(
-        context.engine,
-        body,
-        context.dialect,
-        answer_id=context.answer_id("chatcmpl", body.request_id),
+        Conversation(context.engine, body, context.dialect, answer_id),
+        answer_id=answer_id,
         model=context.check_model(body.model),
         created=context.created(),
     )

@@ -18,7 +18,7 @@ import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 
 from twostroke.api.admission import Admission, patience_s
-from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body
+from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped_for
 from twostroke.api.keys import Keys
 from twostroke.api.observation import AnswerCounts
 from twostroke.api.sse import SERVER_SEND, Message, Receive, Send
@@ -85,7 +85,7 @@ class Gate:
                 self._admission.check(state["tenant"], patience_s(headers))
             body = await self._read_body(headers, receive)
         except (HTTPError, TwostrokeError) as error:
-            await answer_error(error_body(error), send_with_id)
+            await answer_error(shaped_for(scope["path"], error_body(error)), send_with_id)
             return
         state["arrival_time_s"] = self._now_s()
         await self._app(scope, _replay(body, receive), send_with_id)

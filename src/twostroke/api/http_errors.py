@@ -1,4 +1,4 @@
-"""Errors as OpenAI writes them: every refusal and failure of the server has this one shape."""
+"""Errors as OpenAI writes them, on every route but those of Anthropic's API, which have that one's shape."""
 
 from __future__ import annotations
 
@@ -77,6 +77,33 @@ def error_body(error: Exception) -> ErrorAnswer:
         return ErrorAnswer(500, _body(str(error), "server_error", "engine_error", None))
     log.error("a mistake of ours", exc_info=error)
     return ErrorAnswer(500, _body("an internal error; see the server's log.", "server_error", None, None))
+
+
+ANTHROPIC_PATHS = ("/v1/messages",)
+"""Beginnings of the paths whose clients read Anthropic's errors."""
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def shaped_for(path: str, answer: ErrorAnswer) -> ErrorAnswer:
+    """The error in the shape that clients of this path read."""
+    return anthropic_error(answer) if path.startswith(ANTHROPIC_PATHS) else answer
+
+
+def anthropic_error(answer: ErrorAnswer) -> ErrorAnswer:
+    """The same in Anthropic's shape; its types follow from the status."""
+    other = "invalid_request_error" if answer.status < 500 else "api_error"
+    kind = _ANTHROPIC_TYPES.get(answer.status, other)
+    body = {"type": "error", "error": {"type": kind, "message": answer.body["error"]["message"]}}
+    return ErrorAnswer(answer.status, body, answer.headers)
 
 
 def validation_answer(problems: Sequence[Mapping[str, Any]]) -> ErrorAnswer:

@@ -45,9 +45,9 @@ def named_event(name: str, body: Mapping[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(body))
 
 
-def error_event(error: Exception) -> bytes:
-    """What a stream ends with that has begun and cannot go on."""
-    return event(error_body(error).body)
+def failure(error: Exception) -> bytes:
+    """What a stream of OpenAI's older kind ends with that has begun and cannot go on."""
+    return event(error_body(error).body) + DONE
 
 
 async def close_on_disconnect(receive: Receive, closable: Closable) -> None:
@@ -74,7 +74,7 @@ class EventStream(Response):
         events: AsyncIterator[bytes],
         closable: Closable,
         *,
-        on_error: Callable[[Exception], bytes] = lambda error: error_event(error) + DONE,
+        on_error: Callable[[Exception], bytes] = failure,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self._events = events

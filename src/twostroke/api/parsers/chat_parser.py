@@ -94,20 +94,24 @@ class ChatParser:
         return deltas + self._output.drain()
 
     def parse(self, text: str, token_texts: Iterable[str] = ()) -> ParsedMessage:
+        """A whole generation as a message; the arguments are those of `push_whole`."""
+        return join_deltas(self.push_whole(text, token_texts))
+
+    def push_whole(self, text: str, token_texts: Iterable[str] = ()) -> list[Delta]:
         """A whole generation at once; for a parser that has read nothing.
 
         Args:
             text: all of it.
             token_texts: what each token added to it, for `num_reasoning_tokens`; read as far as the reasoning goes.
         """
-        message = join_deltas(self.push(text) + self.finish())
+        deltas = self.push(text) + self.finish()
         num_chars_left = self._reasoning_end or 0
         for token_text in token_texts:
             if num_chars_left <= 0:
                 break
             num_chars_left -= len(token_text)
             self._num_reasoning_tokens += 1
-        return message
+        return deltas
 
     def _advance(self, start: int, num_tokens: int) -> list[Delta]:
         was_known = self._reasoning_end is not None

@@ -43,15 +43,13 @@ class WireObject(BaseModel):
         return sorted(_unknown(self, ""))
 
     def check_refused(self) -> None:
-        """Refuses fields that would have to act and do not.
+        """Refuses fields that would have to act and do not, those of objects within it too.
 
         Raises:
             InvalidParameter: names the first.
         """
-        for name in type(self).model_fields:
-            refused = _refusal(self, name)
-            if refused:
-                raise InvalidParameter(name, getattr(self, name), f"is not supported: {refused}", "Leave it out.")
+        for name, value, why in _refusals(self, ""):
+            raise InvalidParameter(name, value, f"is not supported: {why}", "Leave it out.")
 
 
 def bookkeeping(description: str) -> Any:
@@ -85,6 +83,19 @@ def _refusal(request: WireObject, name: str) -> str:
     if _standing(field) is not Standing.REFUSED or getattr(request, name) in _extra(field)[_NEUTRAL]:
         return ""
     return field.description or "not supported"
+
+
+def _refusals(value: Any, path: str) -> Iterator[tuple[str, Any, str]]:
+    """Name, value and reason of each field that cannot be served."""
+    if isinstance(value, WireObject):
+        for name in type(value).model_fields:
+            given = getattr(value, name)
+            if why := _refusal(value, name):
+                yield path + name, given, why
+            yield from _refusals(given, f"{path}{name}.")
+    elif isinstance(value, list):
+        for item in value:  # pyright: ignore[reportUnknownVariableType]
+            yield from _refusals(item, path)
 
 
 def _unknown(value: Any, path: str) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from twostroke.api.context import ServerContext
 from twostroke.api.generation import Abandoned, Caller
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.completions import CompletionRequest
-from twostroke.api.sse import EventStream, close_on_disconnect
+from twostroke.api.sse import EventStream, close_on_disconnect, failure
 
 CLIENT_CLOSED_REQUEST = 499
 """Nobody receives it; the access log shows it."""
@@ -46,14 +46,23 @@ def generate_router(context: ServerContext) -> APIRouter:
     return router
 
 
-async def respond(
-    call: Call, request: Request, caller: Caller, *, streams: bool, headers: Mapping[str, str]
+async def respond(  # noqa: PLR0913 (what every route has)
+    call: Call,
+    request: Request,
+    caller: Caller,
+    *,
+    streams: bool,
+    headers: Mapping[str, str],
+    on_error: Callable[[Exception], bytes] = failure,
 ) -> Response:
-    """Runs a call and answers; a client that leaves ends it within a step."""
+    """Runs a call and answers; a client that leaves ends it within a step.
+
+    `on_error` gives the last bytes of a stream that cannot go on.
+    """
     with caller.admission.preparing():
         await call.open(caller)
     if streams:
-        return EventStream(call.chunks(), call, headers=headers)
+        return EventStream(call.chunks(), call, on_error=on_error, headers=headers)
     watch = asyncio.ensure_future(close_on_disconnect(request.receive, call))
     try:
         return json_response(await call.answer(), headers)

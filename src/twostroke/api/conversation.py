@@ -1,0 +1,122 @@
+"""A conversation on its way through the engine, whichever API it came by; how the answer is written is for others.
+
+/v1/chat/completions ──────────────────┐                              ┌─► chat.py
+/v1/messages  ─► messages_input.py ────┼─► ChatRequest ─► Conversation ├─► messages.py
+/v1/responses ─► responses_input.py ───┘                              └─► responses.py
+"""
+
+from __future__ import annotations
+
+from twostroke.api.dialect import PROMPT_TAIL_TOKENS, ChatTools, Dialect, structured_outputs
+from twostroke.api.generation import Caller, Generation, prepared
+from twostroke.api.parsers.chat_parser import ChatParser
+from twostroke.api.protocol.chat import ChatRequest
+from twostroke.api.translate import chat_params, check_stream_options
+from twostroke.api.usage import UsageCount
+from twostroke.engine.client import EngineClient
+from twostroke.engine.input_processor import PromptInput
+from twostroke.engine.output_processor import OutputKind
+from twostroke.outputs import RequestOutput
+from twostroke.sampling_params import SamplingParams
+
+
+class Conversation:
+    """One chat request.
+
+    Args:
+        engine: that answers.
+        request: checked against the schema.
+        dialect: how the model writes reasoning and tool calls.
+        answer_id: of the answer.
+    """
+
+    def __init__(self, engine: EngineClient, request: ChatRequest, dialect: Dialect, answer_id: str) -> None:
+        self.engine = engine
+        self.request = request
+        self.usage = UsageCount()
+        self.tools = ChatTools((), "none", parallel=True)
+        self._dialect = dialect
+        self._id = answer_id
+        self._is_constrained = False
+        self._prompt_tail = ""
+        self._generation: Generation | None = None
+
+    async def open(self, caller: Caller) -> None:
+        """Checks everything and queues the conversation; raises what Completion.open raises."""
+        request = self.request
+        params = self._checked_params()
+        prompt = await self._prepared(params)
+        tail = prompt.prompt_token_ids[-PROMPT_TAIL_TOKENS:]
+        self._prompt_tail = self.engine.tokenizer.decode(tail, skip_special_tokens=False)
+        self._generation = Generation(
+            self.engine,
+            [prompt],
+            self._id,
+            caller,
+            priority=request.priority or 0,
+            cache_salt=request.cache_salt,
+            kind=OutputKind.DELTA if request.stream else OutputKind.FINAL,
+        )
+
+    async def count_tokens(self) -> int:
+        """Tokens of the prompt, with everything checked as `open` does, and nothing run."""
+        prompt = await self._prepared(self._checked_params())
+        return len(prompt.prompt_token_ids)
+
+    def close(self) -> None:
+        """The caller has left, or has its answer."""
+        if self._generation is not None:
+            self._generation.close()
+
+    async def whole(self) -> RequestOutput:
+        """All of the output; raises what Generation.whole raises."""
+        assert self._generation is not None, "open() comes first"
+        (output,) = await self._generation.whole()
+        self.usage.add(0, output)
+        return output
+
+    async def take(self) -> list[RequestOutput]:
+        """Outputs that are there, empty after the last; raises what Generation.take raises."""
+        assert self._generation is not None, "open() comes first"
+        return [output for _, output in await self._generation.take()]
+
+    def parser(self) -> ChatParser:
+        """For one choice."""
+        return self._dialect.parser(self.tools, self._prompt_tail, is_constrained=self._is_constrained)
+
+    def _checked_params(self) -> SamplingParams:
+        request = self.request
+        request.check_refused()
+        check_stream_options(request)
+        self.tools = self._dialect.tools_of(request)
+        form = structured_outputs(request.structured_outputs, request.response_format, self.tools)
+        self._is_constrained = form is not None
+        return chat_params(request, form)
+
+    async def _prepared(self, params: SamplingParams) -> PromptInput:
+        num_chars = sum(len(str(message.get("content"))) for message in self.request.messages)
+        (prompt,) = await prepared(lambda: [self._prompt(params)], num_chars)
+        return prompt
+
+    def _prompt(self, params: SamplingParams) -> PromptInput:
+        """The conversation in tokens, checked."""
+        request = self.request
+        template_kwargs = dict(request.chat_template_kwargs or {})
+        if request.reasoning_effort is not None:
+            template_kwargs.setdefault("reasoning_effort", request.reasoning_effort)
+        continues = bool(request.continue_final_message)
+        tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
+        return self.engine.inputs.process_chat(
+            request.messages,
+            params,
+            tools=tools if self.tools.choice != "none" else None,
+            documents=request.documents,
+            add_generation_prompt=not continues
+            if request.add_generation_prompt is None
+            else request.add_generation_prompt,
+            continue_final_message=continues,
+            chat_template_kwargs=template_kwargs,
+            add_special_tokens=bool(request.add_special_tokens),
+            truncate_prompt_tokens=request.truncate_prompt_tokens,
+            shown_tokens=self.parser().markup,
+        )

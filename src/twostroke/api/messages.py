@@ -1,0 +1,142 @@
+"""A message, as Anthropic writes it: whole or as a stream. No HTTP in here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+from pydantic_core import from_json
+
+from twostroke.api.blocks import Begun, Block, BlockEvent, BlockKind, Ended, Grown
+from twostroke.api.conversation import Conversation
+from twostroke.api.generation import Caller
+from twostroke.api.http_errors import anthropic_error, error_body
+from twostroke.api.reply import Reply
+from twostroke.api.sse import named_event
+from twostroke.request import FinishReason
+
+Object = dict[str, Any]
+
+
+class MessageCall:
+    """One call of /v1/messages.
+
+    Args:
+        conversation: that is answered.
+        answer_id: of the answer.
+        model: the name that the answer gives the model.
+    """
+
+    def __init__(self, conversation: Conversation, *, answer_id: str, model: str) -> None:
+        self._conversation = conversation
+        self._reply = Reply(conversation, answer_id)
+        self._head: Object = {"id": answer_id, "type": "message", "role": "assistant", "model": model}
+
+    async def open(self, caller: Caller) -> None:
+        """Checks everything and queues the conversation; raises what Completion.open raises."""
+        await self._conversation.open(caller)
+
+    def close(self) -> None:
+        """The caller has left, or has its answer."""
+        self._conversation.close()
+
+    async def answer(self) -> Object:
+        """The whole answer; raises what Generation.whole raises."""
+        await self._reply.read()
+        content = [_whole(block) for block in self._reply.blocks.all]
+        return {**self._head, "content": content, **self._end(), "usage": self._usage()}
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The answer as events; raises what Generation.take raises."""
+        has_begun = False
+        async for happened in self._reply.events():
+            events: list[bytes] = []
+            if not has_begun:  # not before: the first output says how much of the prompt was cached
+                has_begun = True
+                start = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
+                usage = {**self._usage(), "output_tokens": 0}
+                events.append(_event({"type": "message_start", "message": {**start, "usage": usage}}))
+                events.append(_event({"type": "ping"}))
+            events += [_event(_written(event)) for event in happened]
+            yield b"".join(events)
+        yield _event({"type": "message_delta", "delta": self._end(), "usage": self._usage()})
+        yield _event({"type": "message_stop"})
+
+    def failure(self, error: Exception) -> bytes:
+        """What the stream ends with when it cannot go on."""
+        return _event(anthropic_error(error_body(error)).body)
+
+    def _end(self) -> Object:
+        reply = self._reply
+        stop_sequence = reply.stop_reason if isinstance(reply.stop_reason, str) else None
+        if reply.finish_reason is FinishReason.LENGTH:
+            stop_reason = "max_tokens"
+        elif reply.blocks.has_calls:
+            stop_reason = "tool_use"
+        else:
+            stop_reason = "end_turn" if stop_sequence is None else "stop_sequence"
+        return {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
+
+    def _usage(self) -> Object:
+        """Anthropic counts the cached part of the prompt apart from the rest."""
+        counts = self._reply.counts
+        return {
+            "input_tokens": counts.num_prompt_tokens - counts.num_cached_tokens,
+            "cache_read_input_tokens": counts.num_cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": counts.num_output_tokens,
+        }
+
+
+def _written(event: BlockEvent) -> Object:
+    match event:
+        case Begun(block):
+            return {"type": "content_block_start", "index": block.index, "content_block": _empty(block)}
+        case Grown(block, text):
+            delta: Object
+            match block.kind:
+                case BlockKind.REASONING:
+                    delta = {"type": "thinking_delta", "thinking": text}
+                case BlockKind.TEXT:
+                    delta = {"type": "text_delta", "text": text}
+                case BlockKind.CALL:
+                    delta = {"type": "input_json_delta", "partial_json": text}
+            return {"type": "content_block_delta", "index": block.index, "delta": delta}
+        case Ended(block):
+            return {"type": "content_block_stop", "index": block.index}
+
+
+def _empty(block: Block) -> Object:
+    match block.kind:
+        case BlockKind.REASONING:
+            return {"type": "thinking", "thinking": "", "signature": ""}
+        case BlockKind.TEXT:
+            return {"type": "text", "text": ""}
+        case BlockKind.CALL:
+            return {"type": "tool_use", "id": f"toolu_{block.id}", "name": block.name, "input": {}}
+
+
+def _whole(block: Block) -> Object:
+    match block.kind:
+        case BlockKind.REASONING:
+            return {**_empty(block), "thinking": block.text}
+        case BlockKind.TEXT:
+            return {**_empty(block), "text": block.text}
+        case BlockKind.CALL:
+            return {**_empty(block), "input": _input(block.text)}
+
+
+def _input(arguments: str) -> Object:
+    """The arguments of a call as an object: of one that was cut off what is there, as Anthropic's client reads streams.
+
+    What is no object at all is handed on as the one value of `arguments`: the client has to see what the model wrote.
+    """
+    try:
+        found = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        found = None
+    return cast(Object, found) if isinstance(found, dict) else {"arguments": arguments}
+
+
+def _event(body: Object) -> bytes:
+    return named_event(body["type"], body)

@@ -1,0 +1,118 @@
+"""A conversation in Anthropic's words, put into those of chats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from twostroke.api.protocol.chat import ChatRequest
+from twostroke.api.protocol.messages import (
+    ContentBlock,
+    CountTokensRequest,
+    Message,
+    MessagesRequest,
+    TextBlock,
+    ThinkingBlock,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from twostroke.errors import InvalidParameter
+
+Object = dict[str, Any]
+
+
+def chat_of_messages(request: CountTokensRequest) -> ChatRequest:
+    """The chat that asks for the same.
+
+    Raises:
+        InvalidParameter: a field that is not supported, or a choice of tool without its name.
+    """
+    request.check_refused()
+    fields = request.as_chat_fields()
+    fields["messages"] = list(_messages(request))
+    if request.tools:
+        fields["tools"] = [
+            {
+                "type": "function",
+                "function": {"name": tool.name, "description": tool.description, "parameters": tool.input_schema},
+            }
+            for tool in request.tools
+        ]
+    if request.tool_choice is not None:
+        fields["tool_choice"] = _tool_choice(request.tool_choice)
+        fields["parallel_tool_calls"] = not request.tool_choice.disable_parallel_tool_use
+    if request.thinking is not None:
+        fields["include_reasoning"] = request.thinking.display != "omitted"
+        if request.thinking.type != "adaptive":
+            variables: Object = fields.setdefault("chat_template_kwargs", {})
+            variables.setdefault("enable_thinking", request.thinking.type == "enabled")
+    if request.output_config is not None:
+        fields["reasoning_effort"] = request.output_config.effort
+        if request.output_config.format is not None:
+            schema = request.output_config.format.schema_
+            fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "format", "schema": schema}}
+    if isinstance(request, MessagesRequest):
+        fields["max_tokens"] = request.max_tokens
+        fields["stop"] = request.stop_sequences
+    return ChatRequest.model_validate(fields)
+
+
+def _tool_choice(choice: ToolChoice) -> str | Object:
+    if choice.type != "tool":
+        return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
+    if choice.name is None:
+        raise InvalidParameter("tool_choice.name", None, "is needed with type tool", "Name one of tools.")
+    return {"type": "function", "function": {"name": choice.name}}
+
+
+def _messages(request: CountTokensRequest) -> Iterator[Object]:
+    if request.system:
+        yield {"role": "system", "content": _text(request.system)}
+    for message in request.messages:
+        yield from _turn(message)
+
+
+_OWN_BLOCKS: dict[str, tuple[type[ContentBlock], ...]] = {
+    "user": (TextBlock, ToolResultBlock),
+    "assistant": (TextBlock, ThinkingBlock, ToolUseBlock),
+    "system": (TextBlock,),
+}
+"""What each role may say."""
+
+
+def _turn(message: Message) -> Iterator[Object]:
+    """One turn, which is several messages where it brings results of calls: each is a message of role tool."""
+    role = message.role
+    blocks = [TextBlock(type="text", text=message.content)] if isinstance(message.content, str) else message.content
+    for block in blocks:
+        if not isinstance(block, _OWN_BLOCKS[role]):
+            raise InvalidParameter("messages", role, f"cannot have a block of type {block.type!r}")
+    results = [block for block in blocks if isinstance(block, ToolResultBlock)]
+    for block in results:
+        yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content or "")}
+    if len(results) < len(blocks) or not blocks:
+        yield _own_words(role, blocks)
+
+
+def _own_words(role: str, blocks: Sequence[ContentBlock]) -> Object:
+    """What a turn says beside the results it brings. A call without words has an empty text: templates expect one."""
+    turn: Object = {"role": role, "content": _text([block for block in blocks if isinstance(block, TextBlock)])}
+    if reasoning := [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]:
+        turn["reasoning_content"] = "\n".join(reasoning)
+    calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
+    if calls:
+        turn["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.input, ensure_ascii=False)},
+            }
+            for call in calls
+        ]
+    return turn
+
+
+def _text(content: str | list[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)

@@ -1,0 +1,76 @@
+"""The one reply to a conversation, in blocks; under the APIs that have no choices."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from twostroke.api.blocks import BlockEvent, Blocks
+from twostroke.api.conversation import Conversation
+from twostroke.api.parsers.chat_parser import ChatParser
+from twostroke.outputs import CompletionOutput, RequestOutput
+from twostroke.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """What the reply has cost so far."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Of the prompt's."""
+    num_output_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    """Of the output's."""
+
+
+class Reply:
+    """Reads a conversation's output, whole or as it comes.
+
+    Args:
+        conversation: with one choice; opened before anything is read.
+        answer_id: of the answer, in the ids of its blocks.
+    """
+
+    def __init__(self, conversation: Conversation, answer_id: str) -> None:
+        self._conversation = conversation
+        self.blocks = Blocks(answer_id, shows_reasoning=conversation.request.include_reasoning is not False)
+        self.counts = TokenCounts()
+        self.finish_reason: FinishReason | None = None
+        """None until it has ended."""
+        self.stop_reason: int | str | None = None
+        self._parser: ChatParser | None = None
+
+    async def read(self) -> None:
+        """Waits for the end; raises what Generation.whole raises."""
+        output = await self._conversation.whole()
+        part = output.outputs[0]
+        tokenizer = self._conversation.engine.tokenizer
+        parser = self._parser = self._conversation.parser()
+        message = parser.push_whole(part.text, (tokenizer.decoded_token(token_id) for token_id in part.token_ids))
+        self.blocks.push(message)
+        self.blocks.finish()
+        self._count(output, part)
+
+    async def events(self) -> AsyncIterator[list[BlockEvent]]:
+        """What happens to the blocks, as it happens; raises what Generation.take raises."""
+        parser = self._parser = self._conversation.parser()
+        while outputs := await self._conversation.take():
+            happened: list[BlockEvent] = []
+            for output in outputs:
+                part = output.outputs[0]
+                happened += self.blocks.push(parser.push(part.text, len(part.token_ids)))
+                if part.finish_reason is not None:
+                    happened += self.blocks.push(parser.finish()) + self.blocks.finish()
+                self._count(output, part)
+            yield happened
+
+    def _count(self, output: RequestOutput, part: CompletionOutput) -> None:
+        assert self._parser is not None, "counted before anything was read"
+        self.finish_reason, self.stop_reason = part.finish_reason, part.stop_reason
+        self.counts = TokenCounts(
+            len(output.prompt_token_ids),
+            output.num_cached_tokens,
+            self.counts.num_output_tokens + len(part.token_ids),
+            self._parser.num_reasoning_tokens,
+        )
