@@ -22,6 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from twostroke.config.checks import switch
 from twostroke.errors import InvalidParameter, InvalidPrompt
 from twostroke.log import get_logger
+from twostroke.tokenizer.content_parts import joined_content, refuse_media
 
 log = get_logger(__name__)
 
@@ -103,7 +104,7 @@ class ChatTemplate:
         template = self._template(tools is not None)
         chat = _checked_messages(messages)
         if not template.reads_content_parts:
-            chat = [_joined_content(message) for message in chat]
+            chat = [joined_content(message) for message in chat]
         if continue_final_message and add_generation_prompt:
             raise InvalidParameter(
                 "continue_final_message", True, "cannot be combined with add_generation_prompt", "Switch one off."
@@ -363,24 +364,10 @@ def _checked_messages(messages: Any) -> list[JSON]:
         plain = _plain(message, where)
         if not isinstance(plain.get("role"), str) or not plain["role"]:
             raise InvalidPrompt(f"{where} has no role; use for example 'system', 'user' or 'assistant'.")
+        refuse_media(plain, where)
         # OpenAI clients send content and tool_calls as null; templates know them as missing.
         chat.append({key: value for key, value in plain.items() if value is not None})
     return chat
-
-
-def _joined_content(message: JSON) -> JSON:
-    """Content that is a list of text parts, as one text for a template that only knows texts."""
-    parts = message.get("content")
-    if not isinstance(parts, list):
-        return message
-    texts: list[str] = []
-    for part in cast(list[Any], parts):
-        text = part.get("text") if isinstance(part, dict) else part
-        if not isinstance(text, str):
-            kind = part.get("type", "unknown") if isinstance(part, dict) else type(part).__name__
-            raise InvalidPrompt(f"the model's chat template takes text only; a content part is of type {kind!r}.")
-        texts.append(text)
-    return {**message, "content": "\n".join(texts)}
 
 
 def _with_reasoning(message: JSON) -> JSON:
