@@ -19,6 +19,7 @@ from twostroke.api.routes.messages import messages_router
 from twostroke.api.routes.models import models_router
 from twostroke.api.routes.observe import observe_router
 from twostroke.api.routes.operations import operations_router
+from twostroke.api.routes.responses import responses_router
 from twostroke.config.server import ServerConfig
 from twostroke.engine.client import EngineClient
 from twostroke.errors import TwostrokeError
@@ -27,6 +28,7 @@ from twostroke.version import __version__
 ROUTERS = (
     generate_router,
     messages_router,
+    responses_router,
     models_router,
     observe_router,
     operations_router,

@@ -1,0 +1,196 @@
+"""A response, as OpenAI's Responses API writes it: whole or as a stream. No HTTP in here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from twostroke.api.blocks import Begun, Block, BlockEvent, BlockKind, Ended, Grown
+from twostroke.api.conversation import Conversation
+from twostroke.api.generation import Caller
+from twostroke.api.http_errors import error_body
+from twostroke.api.protocol.responses import ResponsesRequest
+from twostroke.api.reply import Reply
+from twostroke.api.sse import named_event
+from twostroke.request import FinishReason
+
+Object = dict[str, Any]
+
+_ITEM_PREFIX = {BlockKind.REASONING: "rs", BlockKind.TEXT: "msg", BlockKind.CALL: "fc"}
+_DELTA = {
+    BlockKind.REASONING: "response.reasoning_text",
+    BlockKind.TEXT: "response.output_text",
+    BlockKind.CALL: "response.function_call_arguments",
+}
+
+
+class ResponseCall:
+    """One call of /v1/responses.
+
+    Args:
+        request: as it came.
+        conversation: that is answered.
+        answer_id: of the answer.
+        model: the name that the answer gives the model.
+        created: when, in whole seconds since 1970.
+    """
+
+    def __init__(
+        self, request: ResponsesRequest, conversation: Conversation, *, answer_id: str, model: str, created: int
+    ) -> None:
+        self._request = request
+        self._conversation = conversation
+        self._reply = Reply(conversation, answer_id)
+        self._head: Object = {"id": answer_id, "object": "response", "created_at": created, "model": model}
+        self._num_events = 0
+
+    async def open(self, caller: Caller) -> None:
+        """Checks everything and queues the conversation; raises what Completion.open raises."""
+        await self._conversation.open(caller)
+
+    def close(self) -> None:
+        """The caller has left, or has its answer."""
+        self._conversation.close()
+
+    async def answer(self) -> Object:
+        """The whole answer; raises what Generation.whole raises."""
+        await self._reply.read()
+        return self._response()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The answer as events; raises what Generation.take raises."""
+        begun = self._response("in_progress")
+        yield self._event("response.created", {"response": begun}) + self._event(
+            "response.in_progress", {"response": begun}
+        )
+        async for happened in self._reply.events():
+            if happened:
+                yield b"".join(self._written(event) for event in happened)
+        response = self._response()
+        yield self._event(f"response.{response['status']}", {"response": response})
+
+    def failure(self, error: Exception) -> bytes:
+        """What the stream ends with when it cannot go on."""
+        told = error_body(error).body["error"]
+        reason = {"code": "server_error", "message": told["message"]}
+        failed = {**self._response("failed"), "error": reason}
+        about = {"code": told["code"] or told["type"], "message": told["message"], "param": told["param"]}
+        return self._event("response.failed", {"response": failed}) + self._event("error", about)
+
+    def _status(self) -> str:
+        return "incomplete" if self._reply.finish_reason is FinishReason.LENGTH else "completed"
+
+    def _response(self, status: str | None = None) -> Object:
+        """The answer as it is now; in its last status when none is given."""
+        has_ended = status is None
+        status = status or self._status()
+        request, blocks = self._request, self._reply.blocks.all if has_ended else []
+        statuses = ["completed"] * (len(blocks) - 1) + [status]
+        return {
+            **self._head,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "output": [_item(block, end, block.text) for block, end in zip(blocks, statuses, strict=False)],
+            "usage": self._usage() if has_ended else None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "metadata": request.metadata or {},
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": request.reasoning and request.reasoning.effort, "summary": None},
+            "store": False,
+            "temperature": 1.0 if request.temperature is None else request.temperature,
+            "text": {"format": self._format()},
+            "tool_choice": self._tool_choice(),
+            "tools": [tool.model_dump() for tool in request.tools or ()],
+            "top_p": 1.0 if request.top_p is None else request.top_p,
+            "truncation": "disabled",
+        }
+
+    def _format(self) -> Object:
+        text = self._request.text
+        if text is None or text.format is None:
+            return {"type": "text"}
+        return text.format.model_dump(by_alias=True, exclude_none=True)
+
+    def _tool_choice(self) -> Any:
+        choice = self._request.tool_choice
+        return choice if isinstance(choice, str) else "auto" if choice is None else choice.model_dump()
+
+    def _usage(self) -> Object:
+        counts = self._reply.counts
+        return {
+            "input_tokens": counts.num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": counts.num_cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": counts.num_output_tokens,
+            "output_tokens_details": {"reasoning_tokens": counts.num_reasoning_tokens},
+            "total_tokens": counts.num_prompt_tokens + counts.num_output_tokens,
+        }
+
+    def _written(self, event: BlockEvent) -> bytes:
+        block = event.block
+        place: Object = {"item_id": _item_id(block), "output_index": block.index}
+        part = {**place, "content_index": 0}
+        has_parts = block.kind is not BlockKind.CALL
+        match event:
+            case Begun():
+                added = {"output_index": block.index, "item": _item(block, "in_progress", "", is_empty=True)}
+                written = self._event("response.output_item.added", added)
+                if has_parts:
+                    written += self._event("response.content_part.added", {**part, "part": _part(block.kind, "")})
+                return written
+            case Grown(_, text):
+                more: Object = {**(part if has_parts else place), "delta": text}
+                if block.kind is BlockKind.TEXT:
+                    more["logprobs"] = []
+                return self._event(f"{_DELTA[block.kind]}.delta", more)
+            case Ended():
+                return self._ended(block, part if has_parts else place)
+
+    def _ended(self, block: Block, place: Object) -> bytes:
+        text = block.text
+        match block.kind:
+            case BlockKind.CALL:
+                whole: Object = {"name": block.name, "arguments": text}
+            case BlockKind.TEXT:
+                whole = {"text": text, "logprobs": []}
+            case BlockKind.REASONING:
+                whole = {"text": text}
+        written = self._event(f"{_DELTA[block.kind]}.done", {**place, **whole})
+        if block.kind is not BlockKind.CALL:
+            written += self._event("response.content_part.done", {**place, "part": _part(block.kind, text)})
+        # only the last block can have been cut off, and it ends with the reply
+        is_last = self._reply.finish_reason is not None and block is self._reply.blocks.all[-1]
+        status = self._status() if is_last else "completed"
+        return written + self._event(
+            "response.output_item.done", {"output_index": block.index, "item": _item(block, status, text)}
+        )
+
+    def _event(self, name: str, fields: Object) -> bytes:
+        number, self._num_events = self._num_events, self._num_events + 1
+        return named_event(name, {"type": name, "sequence_number": number, **fields})
+
+
+def _item_id(block: Block) -> str:
+    return f"{_ITEM_PREFIX[block.kind]}_{block.id}"
+
+
+def _item(block: Block, status: str, text: str, *, is_empty: bool = False) -> Object:
+    """An item of the output; empty when its parts are still to come."""
+    item: Object = {"id": _item_id(block), "status": status}
+    parts = [] if is_empty else [_part(block.kind, text)]
+    match block.kind:
+        case BlockKind.REASONING:
+            return {**item, "type": "reasoning", "summary": [], "content": parts}
+        case BlockKind.TEXT:
+            return {**item, "type": "message", "role": "assistant", "content": parts}
+        case BlockKind.CALL:
+            call = {"call_id": f"call_{block.id}", "name": block.name, "arguments": text}
+            return {**item, "type": "function_call", **call}
+
+
+def _part(kind: BlockKind, text: str) -> Object:
+    if kind is BlockKind.REASONING:
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
