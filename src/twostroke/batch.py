@@ -53,6 +53,8 @@ class NewRequest:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     grammar: str | None = None
     """Of structured outputs, as grammar.backend.GrammarBackend compiled it."""
+    wants_hidden_state: bool = False
+    """It ends with the hidden state of its last token instead of a token that follows: an embedding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +202,8 @@ class RequestResult(NamedTuple):
     """Set when this request cannot go on (its logits are not finite); the others are untouched."""
     is_complete: bool = False
     """Whether it ends here, because nothing can follow in the form that was asked for."""
+    hidden_state: bytes | None = None
+    """Of its last token behind the final norm, where it wants that: float32 [hidden_size]. It ends here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,8 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     error: str | None = None
     """Why it ended with finish_reason "error"."""
+    hidden_state: bytes | None = None
+    """Of the prompt's last token behind the final norm, where that was asked for: float32 [hidden_size]."""
 
 
 class JoinedDeltas:

@@ -14,6 +14,8 @@ from twostroke.api.context import ServerContext
 from twostroke.api.gate import Gate
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped_for, validation_answer
 from twostroke.api.observation import Observation
+from twostroke.api.routes.capabilities import capabilities_router
+from twostroke.api.routes.embeddings import embeddings_router
 from twostroke.api.routes.generate import generate_router, json_response
 from twostroke.api.routes.messages import messages_router
 from twostroke.api.routes.models import models_router
@@ -29,7 +31,9 @@ ROUTERS = (
     generate_router,
     messages_router,
     responses_router,
+    embeddings_router,
     models_router,
+    capabilities_router,
     observe_router,
     operations_router,
 )

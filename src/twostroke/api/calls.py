@@ -10,15 +10,23 @@ from twostroke.api.chat import Chat
 from twostroke.api.completions import Completion
 from twostroke.api.context import ServerContext
 from twostroke.api.conversation import Conversation
+from twostroke.api.embeddings import Embeddings
 from twostroke.api.generation import Caller
+from twostroke.api.messages import MessageCall
+from twostroke.api.messages_input import chat_of_messages
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.completions import CompletionRequest
+from twostroke.api.protocol.embeddings import EmbeddingRequest
+from twostroke.api.protocol.messages import MessagesRequest
+from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.protocol.sampling import SamplingFields
+from twostroke.api.responses import ResponseCall
+from twostroke.api.responses_input import chat_of_response
 
 Body = TypeVar("Body", bound=SamplingFields)
 
 
-class Call(Protocol):
+class WholeCall(Protocol):
     """One request on its way through the engine."""
 
     async def open(self, caller: Caller) -> None:
@@ -29,12 +37,16 @@ class Call(Protocol):
         """The whole answer."""
         ...
 
-    def chunks(self) -> AsyncIterator[bytes]:
-        """The answer as events."""
-        ...
-
     def close(self) -> None:
         """Nobody waits any more."""
+        ...
+
+
+class Call(WholeCall, Protocol):
+    """One that may be streamed."""
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The answer as events."""
         ...
 
 
@@ -67,6 +79,48 @@ def chat(context: ServerContext, body: ChatRequest) -> Chat:
         model=context.check_model(body.model),
         created=context.created(),
     )
+
+
+def message(context: ServerContext, body: MessagesRequest) -> MessageCall:
+    """Answer a conversation in Anthropic's words."""
+    answer_id = context.answer_id("msg", None)
+    return MessageCall(
+        conversation(context, chat_of_messages(body), answer_id),
+        answer_id=answer_id,
+        model=context.check_model(body.model),
+    )
+
+
+def response(context: ServerContext, body: ResponsesRequest) -> ResponseCall:
+    """Answer a conversation of items."""
+    answer_id = context.answer_id("resp", None)
+    return ResponseCall(
+        body,
+        conversation(context, chat_of_response(body), answer_id),
+        answer_id=answer_id,
+        model=context.check_model(body.model),
+        created=context.created(),
+    )
+
+
+def embeddings(context: ServerContext, body: EmbeddingRequest) -> Embeddings:
+    """Texts as vectors."""
+    return Embeddings(
+        context.engine,
+        body,
+        answer_id=context.answer_id("embd", None),
+        model=context.check_model(body.model),
+    )
+
+
+def conversation(context: ServerContext, request: ChatRequest, answer_id: str) -> Conversation:
+    """One that came in other words than those of chats; the limits on parameters are checked here.
+
+    Raises:
+        InvalidParameter: its parameters are too long.
+    """
+    context.check_fields(request)
+    return Conversation(context.engine, request, context.dialect, answer_id)
 
 
 CALLS: Mapping[str, CallKind[Any]] = {

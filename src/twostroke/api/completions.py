@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 from twostroke.api.dialect import structured_outputs
 from twostroke.api.generation import Caller, Generation, prepared
 from twostroke.api.logprobs import CompletionLogprobs, prompt_logprobs
+from twostroke.api.prompts import prompts_of
 from twostroke.api.protocol.completions import CompletionRequest
 from twostroke.api.sse import DONE, event
 from twostroke.api.translate import check_stream_options, completion_params
 from twostroke.api.usage import UsageCount
 from twostroke.engine.client import EngineClient
-from twostroke.engine.input_processor import Prompt, PromptInput
+from twostroke.engine.input_processor import PromptInput
 from twostroke.engine.output_processor import OutputKind
-from twostroke.errors import InvalidPrompt
 from twostroke.outputs import CompletionOutput, LogprobsAtPosition, RequestOutput
 
 Object = dict[str, Any]
@@ -54,7 +54,7 @@ class Completion:
         request.check_refused()
         check_stream_options(request)
         params = completion_params(request, structured_outputs(request.structured_outputs, None, None))
-        given = _prompts(request.prompt)
+        given = prompts_of(request.prompt, "prompt")
         frames = request.add_special_tokens is not False
 
         def prepare() -> list[PromptInput]:
@@ -182,14 +182,3 @@ class _ChoiceWriter:
 
 def _mean_logprob(part: CompletionOutput) -> float:
     return (part.cumulative_logprob or 0.0) / max(1, len(part.token_ids))
-
-
-def _prompts(given: str | list[Any]) -> list[Prompt]:
-    """Each prompt by itself: a text, token ids, or a list of either."""
-    if isinstance(given, str):
-        return [given]
-    if not given:
-        raise InvalidPrompt("prompt is an empty list; send at least one text, or one token id.")
-    if isinstance(given[0], int):
-        return [{"prompt_token_ids": given}]
-    return [item if isinstance(item, str) else {"prompt_token_ids": cast(list[int], item)} for item in given]

@@ -6,13 +6,20 @@ from pathlib import Path
 
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.completions import CompletionRequest
+from twostroke.api.protocol.embeddings import EmbeddingRequest
 from twostroke.api.protocol.fields import Standing, WireObject, standings
+from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
+from twostroke.api.protocol.responses import ResponsesRequest
 
 PAGE = Path(__file__).parents[3] / "docs" / "api-fields.md"
 
 ENDPOINTS: dict[str, type[WireObject]] = {
     "POST /v1/completions": CompletionRequest,
     "POST /v1/chat/completions": ChatRequest,
+    "POST /v1/messages": MessagesRequest,
+    "POST /v1/messages/count_tokens": CountTokensRequest,
+    "POST /v1/responses": ResponsesRequest,
+    "POST /v1/embeddings": EmbeddingRequest,
 }
 """The endpoints whose requests have a schema."""
 

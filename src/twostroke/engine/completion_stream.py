@@ -160,7 +160,9 @@ class CompletionStream:
 
     def _ends_text(self, token_ids: Sequence[int], reason: FinishReason | None, stop_reason: int | None) -> bool:
         """Whether the last token is no text: the one that completes structured outputs is."""
-        return reason is FinishReason.STOP and (stop_reason is not None or token_ids[-1] in self._eos_token_ids)
+        if reason is not FinishReason.STOP or not token_ids:  # without tokens: what it wanted was a hidden state
+            return False
+        return stop_reason is not None or token_ids[-1] in self._eos_token_ids
 
     def _add_text(self, text: str, may_stop: bool) -> bool:
         """Appends text as far as it is certain; True when a stop string ended it."""

@@ -172,6 +172,7 @@ class Engine:
             finish_reason=commit.finish_reason,
             stop_reason=stop_token_id,
             error=made.error,
+            hidden_state=made.hidden_state,
             scheduled_time_s=generation.scheduled_time_s,
             num_cached_tokens=state.num_cached_tokens,
             num_preemptions=state.num_preemptions,

@@ -256,4 +256,5 @@ def _sequence(prompt: PromptInput, sequence_id: str, index: int, seed: int) -> N
         eos_token_ids=tuple(sorted(prompt.eos_token_ids)),
         bad_words_token_ids=prompt.bad_words_token_ids,
         grammar=prompt.grammar,
+        wants_hidden_state=prompt.wants_hidden_state,
     )

@@ -70,6 +70,8 @@ class Generation:
         """
         if result.error is not None:
             return Commit(self.request.request_id, 0, finish_reason=FinishReason.ERROR), None
+        if result.hidden_state is not None:
+            return Commit(self.request.request_id, 0, finish_reason=FinishReason.STOP), None
         new = self.request.new_request
         stop = find_token_stop(result.token_ids, len(self.output_token_ids), new.params, new.eos_token_ids)
         num_accepted = len(result.token_ids) if stop is None else stop.num_tokens

@@ -46,6 +46,8 @@ class PromptInput:
     """Special tokens that are part of the text all the same."""
     grammar: str | None = None
     """Of structured outputs, compiled."""
+    wants_hidden_state: bool = False
+    """What comes back is the hidden state of the last token, and no token."""
 
     @property
     def max_tokens(self) -> int:
@@ -128,6 +130,18 @@ class InputProcessor:
             return self._process_text(given["prompt"], params, add_special_tokens, cut)
         token_ids = self._checked_token_ids(given["prompt_token_ids"])
         return self._checked(None, token_ids[-cut:], params)
+
+    def process_embedding(
+        self, prompt: Prompt, *, add_special_tokens: bool = True, truncate_prompt_tokens: int | None = None
+    ) -> PromptInput:
+        """Checks a prompt whose last hidden state is wanted; arguments and errors are those of `process`."""
+        checked = self.process(
+            prompt,
+            SamplingParams(max_tokens=1),  # no token is sampled: the last one's hidden state stands for it
+            add_special_tokens=add_special_tokens,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+        )
+        return dataclasses.replace(checked, wants_hidden_state=True)
 
     def process_chat(  # noqa: PLR0913 (the template's arguments by their names, for checkers and readers)
         self,

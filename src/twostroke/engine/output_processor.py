@@ -49,6 +49,8 @@ class TokenUpdate(NamedTuple):
     """When the request was scheduled for the first time."""
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    hidden_state: bytes | None = None
+    """Of the prompt's last token, where that is what was asked for."""
 
 
 class ProcessedUpdates(NamedTuple):
@@ -175,6 +177,7 @@ class _Answer:
     _changed: set[int] = field(default_factory=set[int])
     _num_cached_tokens: int = 0
     _error: str | None = None
+    _hidden_state: bytes | None = None
     _has_sent: bool = False
 
     def __post_init__(self) -> None:
@@ -194,6 +197,7 @@ class _Answer:
         stream.times.num_preemptions = max(stream.times.num_preemptions, update.num_preemptions)
         self._num_cached_tokens = max(self._num_cached_tokens, update.num_cached_tokens)
         self._error = self._error or update.error
+        self._hidden_state = update.hidden_state
         if self._prompt_logprobs is not None:
             # Each chunk brings those of its own positions. None comes twice: what is computed again after a preemption
             # is not reported again.
@@ -240,4 +244,5 @@ class _Answer:
             num_cached_tokens=self._num_cached_tokens,
             metrics=RequestMetrics.of([stream.times for stream in self.streams]) if finished else None,
             error=self._error,
+            hidden_state=self._hidden_state,
         )

@@ -31,11 +31,12 @@ class InputBatch:
     """[num_seqs]: context length after this step."""
     sampling_seqs: IntArray
     """[num_samples]: which requests of the batch sample a token."""
+    pooling_seqs: IntArray
+    """[num_pooled]: which end with the hidden state of their last token."""
 
-    @property
-    def logits_indices(self) -> IntArray:
-        """[num_samples]: the last token of each sampling request, in the flat batch."""
-        return self.query_start_loc[1:][self.sampling_seqs].astype(np.int64) - 1
+    def last_tokens(self, seqs: IntArray) -> IntArray:
+        """[len(seqs)]: the last token of each of these requests, in the flat batch."""
+        return self.query_start_loc[1:][seqs].astype(np.int64) - 1
 
 
 def build_input_batch(batch: ScheduledBatch, table: RequestTable) -> InputBatch:
@@ -58,6 +59,11 @@ def build_input_batch(batch: ScheduledBatch, table: RequestTable) -> InputBatch:
     # position = the request's start + offset within the request
     offsets = np.arange(query_start_loc[-1]) - np.repeat(query_start_loc[:-1], lens)
     positions = np.repeat(starts, lens) + offsets
+    sampling_seqs = np.flatnonzero([r.samples_token for r in requests])
+    pooling_seqs = sampling_seqs[:0]
+    if table.num_wanting_hidden_state:
+        pools = np.array([rows[seq].wants_hidden_state for seq in sampling_seqs.tolist()], bool)
+        sampling_seqs, pooling_seqs = sampling_seqs[~pools], sampling_seqs[pools]
     return InputBatch(
         rows=rows,
         row_indexes=row_indexes,
@@ -65,5 +71,6 @@ def build_input_batch(batch: ScheduledBatch, table: RequestTable) -> InputBatch:
         positions=positions,
         query_start_loc=query_start_loc,
         seq_lens=(starts + lens).astype(np.int32),
-        sampling_seqs=np.flatnonzero([r.samples_token for r in requests]),
+        sampling_seqs=sampling_seqs,
+        pooling_seqs=pooling_seqs,
     )

@@ -67,7 +67,13 @@ class ModelRunner:
         matcher = None if request.grammar is None else self._grammars.matcher(request.grammar)
         state = SamplingState(rules, stream, request.prompt_token_ids, request.output_token_ids, matcher)
         token_ids = request.prompt_token_ids + request.output_token_ids
-        self._table.add(request.request_id, token_ids, state, len(request.prompt_token_ids))
+        self._table.add(
+            request.request_id,
+            token_ids,
+            state,
+            len(request.prompt_token_ids),
+            wants_hidden_state=request.wants_hidden_state,
+        )
 
     @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> StepResult:
@@ -98,8 +104,9 @@ class ModelRunner:
         operator_time_s = time.perf_counter() - begin_s
 
         prompt_logprobs = self._prompt_logprobs(hidden, inputs)
+        results = self._pooled(hidden, inputs, batch)
         return StepResult(
-            batch.step, self._results(batch, inputs, sampled, token_ids, prompt_logprobs), operator_time_s
+            batch.step, self._results(batch, inputs, sampled, token_ids, prompt_logprobs, results), operator_time_s
         )
 
     def close(self) -> None:
@@ -120,10 +127,24 @@ class ModelRunner:
         """One token for each request that reached its last known one."""
         if not len(inputs.sampling_seqs):
             return None, []
-        logits = self._model.compute_logits(hidden[self._to_device(inputs.logits_indices)])
+        logits = self._model.compute_logits(hidden[self._to_device(inputs.last_tokens(inputs.sampling_seqs))])
         states = [inputs.rows[seq].sampling for seq in inputs.sampling_seqs]
         sampled = self._sampler.sample(logits, states)
         return sampled, sampled.token_ids.tolist()
+
+    def _pooled(self, hidden: torch.Tensor, inputs: InputBatch, batch: ScheduledBatch) -> dict[int, RequestResult]:
+        """The results of requests that end with the hidden state of their last token, by place in the batch."""
+        if not len(inputs.pooling_seqs):
+            return {}
+        last = hidden[self._to_device(inputs.last_tokens(inputs.pooling_seqs))].float().cpu().numpy()
+        results: dict[int, RequestResult] = {}
+        for seq, state in zip(inputs.pooling_seqs.tolist(), last, strict=True):
+            request_id = batch.requests[seq].request_id
+            if np.isfinite(state).all():
+                results[seq] = RequestResult(request_id, (), hidden_state=state.tobytes())
+            else:
+                results[seq] = RequestResult(request_id, (), error="the model's hidden state is not finite")
+        return results
 
     def _results(
         self,
@@ -132,8 +153,9 @@ class ModelRunner:
         sampled: SampledTokens | None,
         token_ids: list[int],
         prompt_logprobs: dict[int, _PromptScores],
+        results: dict[int, RequestResult],
     ) -> tuple[RequestResult, ...]:
-        results = dict[int, RequestResult]()
+        """One per request, those of `results` among them."""
         if sampled is not None:
             self._keep(inputs, sampled, token_ids)
             for i, seq in enumerate(inputs.sampling_seqs.tolist()):

@@ -29,6 +29,7 @@ class RequestRow:
     """How many of the most likely tokens to report per prompt token; None reports nothing."""
     num_prompt_scored: int = 1
     """Prompt tokens whose log-probability was reported; nothing predicts the first. A preemption reports none twice."""
+    wants_hidden_state: bool = False
 
 
 class RequestTable:
@@ -38,6 +39,7 @@ class RequestTable:
         token_ids: int32 [num_rows, max_model_len]; prompt, then output as it is sampled.
         num_tokens: int32 [num_rows]; valid entries of each row of token_ids.
         block_tables: per KV group, int32 [num_rows, max_blocks].
+        num_wanting_hidden_state: rows of requests that end with a hidden state.
     """
 
     def __init__(self, layout: KVLayout, max_model_len: int) -> None:
@@ -47,6 +49,7 @@ class RequestTable:
         self.token_ids = np.zeros((_FIRST_ROWS, max_model_len), np.int32)
         self.num_tokens = np.zeros(_FIRST_ROWS, np.int32)
         self.block_tables = [np.zeros((_FIRST_ROWS, max_blocks), np.int32) for _ in layout.groups]
+        self.num_wanting_hidden_state = 0
 
     @staticmethod
     def bytes_for(layout: KVLayout, max_model_len: int, num_requests: int) -> int:
@@ -70,7 +73,13 @@ class RequestTable:
         return self._rows[request_id]
 
     def add(
-        self, request_id: str, token_ids: Sequence[int], sampling: SamplingState, num_prompt_tokens: int
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        sampling: SamplingState,
+        num_prompt_tokens: int,
+        *,
+        wants_hidden_state: bool = False,
     ) -> RequestRow:
         """Gives a request its row. The token ids are prompt, then what was generated before it came here."""
         assert request_id not in self._rows, f"{request_id} has a row already"
@@ -80,6 +89,8 @@ class RequestTable:
         self.token_ids[index, : len(token_ids)] = token_ids
         self.num_tokens[index] = len(token_ids)
         row = RequestRow(index, sampling, num_prompt_tokens, sampling.rules.params.prompt_logprobs)
+        row.wants_hidden_state = wants_hidden_state
+        self.num_wanting_hidden_state += wants_hidden_state
         self._rows[request_id] = row
         return row
 
@@ -88,6 +99,7 @@ class RequestTable:
         row = self._rows.pop(request_id, None)
         if row is not None:
             self._free_indexes.append(row.index)
+            self.num_wanting_hidden_state -= row.wants_hidden_state
         return row is not None
 
     def update_blocks(self, row: RequestRow, updates: Sequence[BlockTableUpdate]) -> None:

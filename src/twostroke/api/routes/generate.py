@@ -10,7 +10,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from twostroke.api.calls import Call, chat, completion
+from twostroke.api.calls import Call, WholeCall, chat, completion
 from twostroke.api.context import ServerContext
 from twostroke.api.generation import Abandoned, Caller
 from twostroke.api.protocol.chat import ChatRequest
@@ -46,7 +46,7 @@ def generate_router(context: ServerContext) -> APIRouter:
     return router
 
 
-async def respond(  # noqa: PLR0913 (what every route has)
+async def respond(
     call: Call,
     request: Request,
     caller: Caller,
@@ -63,6 +63,11 @@ async def respond(  # noqa: PLR0913 (what every route has)
         await call.open(caller)
     if streams:
         return EventStream(call.chunks(), call, on_error=on_error, headers=headers)
+    return await respond_whole(call, request, headers)
+
+
+async def respond_whole(call: WholeCall, request: Request, headers: Mapping[str, str]) -> Response:
+    """Answers a call that is open; a client that leaves ends it within a step."""
     watch = asyncio.ensure_future(close_on_disconnect(request.receive, call))
     try:
         return json_response(await call.answer(), headers)

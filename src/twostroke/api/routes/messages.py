@@ -5,9 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from twostroke.api.calls import conversation, message
 from twostroke.api.context import ServerContext
-from twostroke.api.conversation import Conversation
-from twostroke.api.messages import MessageCall
 from twostroke.api.messages_input import chat_of_messages
 from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
 from twostroke.api.routes.generate import json_response, respond
@@ -21,12 +20,7 @@ def messages_router(context: ServerContext) -> APIRouter:
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation."""
         headers = context.check_fields(body)
-        answer_id = context.answer_id("msg", None)
-        call = MessageCall(
-            Conversation(context.engine, chat_of_messages(body), context.dialect, answer_id),
-            answer_id=answer_id,
-            model=context.check_model(body.model),
-        )
+        call = message(context, body)
         return await respond(
             call,
             request,
@@ -41,7 +35,7 @@ def messages_router(context: ServerContext) -> APIRouter:
         """Tokens of the prompt that a message would have."""
         headers = context.check_fields(body)
         context.check_model(body.model)
-        conversation = Conversation(context.engine, chat_of_messages(body), context.dialect, "count")
-        return json_response({"input_tokens": await conversation.count_tokens()}, headers)
+        counted = conversation(context, chat_of_messages(body), "count")
+        return json_response({"input_tokens": await counted.count_tokens()}, headers)
 
     return router

@@ -1,0 +1,107 @@
+"""Embeddings: the model's hidden state of the last token, of length 1. No HTTP in here.
+
+What vLLM makes of a model that generates: the state behind the final norm, pooled at the last token, normalised.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.api.generation import Caller, Generation, prepared
+from twostroke.api.prompts import prompts_of
+from twostroke.api.protocol.embeddings import EmbeddingRequest
+from twostroke.engine.client import EngineClient
+from twostroke.engine.input_processor import PromptInput
+from twostroke.engine.output_processor import OutputKind
+from twostroke.errors import InvalidParameter
+
+Object = dict[str, Any]
+
+
+class Embeddings:
+    """One call of /v1/embeddings.
+
+    Args:
+        engine: that answers.
+        request: checked against the schema.
+        answer_id: of the engine's requests.
+        model: the name that the answer gives the model.
+    """
+
+    def __init__(self, engine: EngineClient, request: EmbeddingRequest, *, answer_id: str, model: str) -> None:
+        self._engine = engine
+        self._request = request
+        self._id = answer_id
+        self._model = model
+        self._generation: Generation | None = None
+
+    async def open(self, caller: Caller) -> None:
+        """Checks everything and queues the inputs; raises what Completion.open raises."""
+        request = self._request
+        most = self._engine.facts.hidden_size
+        if request.dimensions is not None and request.dimensions > most:
+            raise InvalidParameter("dimensions", request.dimensions, f"at most {most}, what this model has")
+        given = prompts_of(request.input, "input")
+
+        def prepare() -> list[PromptInput]:
+            return [
+                self._engine.inputs.process_embedding(
+                    prompt,
+                    add_special_tokens=request.add_special_tokens is not False,
+                    truncate_prompt_tokens=request.truncate_prompt_tokens,
+                )
+                for prompt in given
+            ]
+
+        inputs = await prepared(prepare, sum(len(prompt) for prompt in given if isinstance(prompt, str)))
+        self._generation = Generation(
+            self._engine,
+            inputs,
+            self._id,
+            caller,
+            priority=request.priority or 0,
+            cache_salt=request.cache_salt,
+            kind=OutputKind.FINAL,
+        )
+
+    def close(self) -> None:
+        """The caller has left, or has its answer."""
+        if self._generation is not None:
+            self._generation.close()
+
+    async def answer(self) -> Object:
+        """The whole answer; raises what Generation.whole raises."""
+        assert self._generation is not None, "open() comes first"
+        data: list[Object] = []
+        num_tokens = 0
+        for index, output in enumerate(await self._generation.whole()):
+            assert output.hidden_state is not None, f"{output.request_id} ended without a hidden state"
+            num_tokens += len(output.prompt_token_ids)
+            state = np.frombuffer(output.hidden_state, np.float32)
+            embedding = self._written(unit_vector(state, self._request.dimensions))
+            data.append({"object": "embedding", "index": index, "embedding": embedding})
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        return {"object": "list", "data": data, "model": self._model, "usage": usage}
+
+    def _written(self, embedding: npt.NDArray[np.float32]) -> str | list[float]:
+        if self._request.encoding_format == "base64":
+            return base64.b64encode(embedding.astype("<f4").tobytes()).decode()
+        return embedding.tolist()
+
+
+def unit_vector(state: npt.NDArray[np.float32], dimensions: int | None) -> npt.NDArray[np.float32]:
+    """The first dimensions of a hidden state, all of them by default, scaled to length 1.
+
+    The part of a shorter vector is its meaning in less (Matryoshka embeddings, arXiv:2205.13147) only where a model was
+    trained so.
+
+    >>> unit_vector(np.array([3, 4, 12], np.float32), 2).tolist()
+    [0.6000000238418579, 0.800000011920929]
+    """
+    kept = state[:dimensions].astype(np.float64)
+    length = np.linalg.norm(kept)
+    return (kept / length if length else kept).astype(np.float32)

@@ -1,0 +1,27 @@
+"""Prompts in the four forms that OpenAI takes them in: a text, token ids, or a list of either."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from twostroke.engine.input_processor import Prompt
+from twostroke.errors import InvalidPrompt
+
+
+def prompts_of(given: str | list[Any], field: str) -> list[Prompt]:
+    """Each prompt by itself.
+
+    Args:
+        given: checked against the schema.
+        field: what the request calls it.
+
+    Raises:
+        InvalidPrompt: there is none.
+    """
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise InvalidPrompt(f"{field} is an empty list; send at least one text, or one token id.")
+    if isinstance(given[0], int):
+        return [{"prompt_token_ids": given}]
+    return [item if isinstance(item, str) else {"prompt_token_ids": cast(list[int], item)} for item in given]

@@ -1,0 +1,44 @@
+"""POST /v1/embeddings: what clients send."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from twostroke.api.protocol.fields import WireObject, bookkeeping
+from twostroke.api.protocol.sampling import TokenIds
+
+MAX_INPUTS = 2048
+"""Of one request; OpenAI's limit."""
+
+
+class EmbeddingRequest(WireObject):
+    """OpenAI's request for embeddings, with vLLM's extensions."""
+
+    input: str | TokenIds | Annotated[list[str] | list[TokenIds], Field(max_length=MAX_INPUTS)] = Field(
+        description="A text, token ids, or a list of either."
+    )
+    model: str | None = Field(default=None, description="The served model's name; may be left out, there is one.")
+    dimensions: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
+        default=None, description="Keep the first so many, of length 1 again; default: all of the hidden state's."
+    )
+    encoding_format: Literal["float", "base64"] | None = Field(
+        default=None, description="Numbers, or the float32s in little-endian bytes as base64; default float."
+    )
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(
+        default=None, description="Keep only the last k tokens of each input; -1: as many as the context holds."
+    )
+    add_special_tokens: bool | None = Field(
+        default=None, description="Frame texts as the tokenizer says; default true."
+    )
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31)] | None = Field(
+        default=None, description="Lower is served earlier; needs --policy priority."
+    )
+    cache_salt: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="Share cached prefixes only with requests of this salt.",
+    )
+    user: str | None = bookkeeping("The end user's name.")

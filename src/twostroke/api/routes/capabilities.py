@@ -1,0 +1,83 @@
+"""What this server can do, for programs that ask before they try."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from twostroke.api.context import ServerContext
+from twostroke.api.parsers.families import TOOL_CALL_FAMILIES
+from twostroke.api.parsers.reasoning import REASONING_FAMILIES
+from twostroke.api.protocol.fields import Standing, standings
+from twostroke.api.protocol.sampling import StructuredOutputsField
+from twostroke.api.reference import ENDPOINTS
+from twostroke.api.routes.generate import json_response
+from twostroke.version import __version__
+
+
+def capabilities_router(context: ServerContext) -> APIRouter:
+    """The route."""
+    router = APIRouter(tags=["operations"])
+
+    @router.get("/v1/capabilities")
+    async def capabilities(request: Request) -> Response:
+        """Model, limits, parsers, endpoints, and what becomes of each field of a request."""
+        paths: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
+        endpoints = {
+            path: {"methods": sorted(method.upper() for method in methods), **_fields(path)}
+            for path, methods in paths.items()
+        }
+        return json_response({"version": __version__, **_abilities(context), "endpoints": endpoints})
+
+    return router
+
+
+def _abilities(context: ServerContext) -> dict[str, Any]:
+    facts, dialect = context.engine.facts, context.dialect
+    tool_choice = ["none", "required", "named", *(["auto"] if dialect.tool_call_parser is not None else [])]
+    return {
+        "model": _model(context),
+        "limits": {
+            "max_model_len": facts.max_model_len,
+            "max_num_seqs": facts.max_num_seqs,
+            "max_logprobs": facts.max_logprobs,
+            "max_body_bytes": context.config.max_body_bytes,
+        },
+        "inputs": ["text", "tokens"],
+        "outputs": ["text", "embeddings"],
+        "structured_outputs": [name for name, _, _ in standings(StructuredOutputsField)],
+        "tool_calls": {
+            "parser": dialect.tool_call_parser,
+            "known_parsers": sorted(TOOL_CALL_FAMILIES),
+            "tool_choice": tool_choice,
+        },
+        "reasoning": {"parser": dialect.reasoning_parser, "known_parsers": sorted(REASONING_FAMILIES)},
+        "priority": facts.uses_priority,
+    }
+
+
+def _model(context: ServerContext) -> dict[str, Any]:
+    facts = context.engine.facts
+    return {
+        "names": context.model_names,
+        "root": facts.model,
+        "vocab_size": facts.vocab_size,
+        "embedding_dimensions": facts.hidden_size,
+        "has_chat_template": "default" in context.engine.tokenizer.chat_templates,
+    }
+
+
+def _fields(path: str) -> dict[str, Any]:
+    """The fields of an endpoint by what becomes of them; with the reason where they are refused."""
+    kind = ENDPOINTS.get(f"POST {path}")
+    if kind is None:
+        return {}
+    found = list(standings(kind))
+    return {
+        "supported": sorted(name for name, standing, _ in found if standing is Standing.ACTS),
+        "bookkeeping": sorted(name for name, standing, _ in found if standing is Standing.BOOKKEEPING),
+        "refused": {name: why for name, standing, why in sorted(found) if standing is Standing.REFUSED},
+    }
