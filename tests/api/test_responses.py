@@ -60,7 +60,7 @@ def test_text_is_that_of_the_chat(client: Any, llm: LLM) -> None:
 
 
 def test_usage_tells_what_was_cached(client: Any) -> None:
-    long = "count the words of a text " * 40
+    long = "count the items of a list " * 40
     first, second = create(client, long).usage, create(client, long).usage
     assert first.input_tokens == second.input_tokens
     assert first.input_tokens_details.cached_tokens == 0
