@@ -52,11 +52,7 @@ async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: boo
         if not quiet:
             for line in engine.facts.startup_lines:
                 sys.stderr.write(line + "\n")
-<<<<<<< HEAD
         listener.listen(BACKLOG)  # from here on whoever connects is answered, if not at once
-=======
-        listener.listen(BACKLOG)  # before the address is told: who reads it may connect at once, and waits a moment
->>>>>>> 2dd0967 (Embeddings through the engine: the last token's hidden state instead of a token; capabilities)
         scheme = "http" if config.ssl_certfile is None else "https"
         host, port = listener.getsockname()[:2]
         server = DrainingServer(
