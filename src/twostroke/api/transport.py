@@ -51,6 +51,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._num_head_bytes = 0
         self._num_pending_bytes = 0
+        self._has_request = False
         self._refusal: HTTPError | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         if len(self.connections) > self.max_connections:
@@ -67,7 +68,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Bytes came."""
         if self.transport.is_closing():
             return
-        if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
+        if self._head_timer is None and (not self._has_request or self.cycle.response_complete):
             self._await_head()  # whatever it is, a request has to come of it
         super().data_received(data)
         if self._head_timer is not None:  # the parser keeps a header that has not ended
@@ -102,6 +103,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if twice or (b"content-length" in names and b"transfer-encoding" in names):
             told = ", ".join(name.decode() for name in sorted(twice)) or "content-length beside transfer-encoding"
             self._refuse(400, f"the request has contradicting headers ({told}).")
+        self._has_request = True
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:

@@ -1,4 +1,4 @@
-"""What a real server does with bytes that are no honest request: an error in OpenAI's shape, and nobody else notices."""
+"""What a real server does with bytes that are no honest request: an error in OpenAI's shape; nobody else notices."""
 
 from __future__ import annotations
 
@@ -163,8 +163,10 @@ def test_half_characters_in_a_chat_break_nothing(served: ServerProcess, fields: 
 def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-        + ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)),
+        ],
         check=True,
         capture_output=True,
     )
