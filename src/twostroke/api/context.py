@@ -55,7 +55,7 @@ class ServerContext:
             observation=observation or Observation(config, model, engine.now_s()),
         )
 
-    def caller(self, request: Request, operation: str, body: SamplingFields | None = None) -> Caller:
+    def caller(self, request: Request, operation: str, body: WireObject | None = None) -> Caller:
         """Who asks, and for what; the body was read fully when the gate noted the time."""
         state = request.scope["state"]
         tracer = self.observation.tracer
@@ -114,7 +114,7 @@ class ServerContext:
         return {"x-ignored-params": "".join(c if c.isprintable() else "?" for c in names)}
 
 
-def _attributes(body: SamplingFields | None) -> dict[str, str | int | float]:
+def _attributes(body: WireObject | None) -> dict[str, str | int | float]:
     """What OpenTelemetry's GenAI conventions call the fields of a request; those that were given."""
     names = ("temperature", "top_p", "top_k", "seed", "max_tokens", "presence_penalty", "frequency_penalty")
     given = {f"gen_ai.request.{name}": getattr(body, name, None) for name in names}

@@ -24,7 +24,7 @@ def messages_router(context: ServerContext) -> APIRouter:
         return await respond(
             call,
             request,
-            context.caller(request),
+            context.caller(request, "chat", body),
             streams=bool(body.stream),
             headers=headers,
             on_error=call.failure,
