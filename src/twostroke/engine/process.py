@@ -117,6 +117,7 @@ def _run(channel: _Channel, config: EngineConfig, around_executor: Callable[[Exe
     except TwostrokeError as error:
         channel.send(Refused(type(error).__name__, str(error)))
         return 1
+    built.grammars.warm_up()
     channel.send(Ready(built.facts))
     channel.send(Progress((), outbox.take()))
     try:

@@ -32,6 +32,7 @@ from twostroke.engine.output_processor import OutputKind, OutputProcessor, Token
 from twostroke.engine.queued_stream import QueuedStream
 from twostroke.errors import EngineError, EngineUnavailable, SetupError
 from twostroke.events import EventLog
+from twostroke.grammar.guidance import Guidance
 from twostroke.log import get_logger
 from twostroke.request import FinishReason
 from twostroke.tokenizer.loading import load_tokenizer
@@ -264,10 +265,10 @@ class RemoteEngine:
         if self._tokenizer is None:
             self._tokenizer = await asyncio.to_thread(load_tokenizer, Path(facts.tokenizer_path))
         if facts != self._facts:
-            self._facts, self._inputs = (
-                facts,
-                input_processor(facts, self._tokenizer, chat_template=self._chat_template),
-            )
+            grammars = Guidance(self._tokenizer, facts.vocab_size, facts.eos_token_ids)
+            await asyncio.to_thread(grammars.warm_up)
+            self._inputs = input_processor(facts, self._tokenizer, grammars, self._chat_template)
+            self._facts = facts
         assert self._inputs is not None, "made with the first facts"
         self._wire.meter = LoadMeter(facts.max_num_seqs, is_fair=facts.is_fair)
         self._desk = FrontDesk(

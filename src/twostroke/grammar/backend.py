@@ -45,6 +45,10 @@ class GrammarMatcher(Protocol):
 class GrammarBackend(Protocol):
     """Makes matchers for one model; safe to share between threads."""
 
+    def warm_up(self) -> None:
+        """Does now what the first grammar would wait for; a server does, whose other requests would wait with it."""
+        ...
+
     def compile(self, wanted: StructuredOutputs) -> str:
         """Checks what a request wants, and writes it as `matcher` reads it, here or in another process.
 

@@ -40,6 +40,11 @@ class Guidance:
         self._making_vocabulary, self._using_kept = Lock(), Lock()
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
 
+    def warm_up(self) -> None:
+        """See GrammarBackend. A tokenizer whose tokens cannot be read one by one has no grammars to warm up for."""
+        if self._tokens.reads_alone:
+            self._ready_vocabulary()
+
     def compile(self, wanted: StructuredOutputs) -> str:
         """See GrammarBackend."""
         if not self._tokens.reads_alone:
