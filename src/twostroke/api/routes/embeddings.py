@@ -20,7 +20,7 @@ def embeddings_router(context: ServerContext) -> APIRouter:
         """Texts as vectors: the model's hidden state of the last token."""
         headers = context.check_fields(body)
         body.check_refused()
-        call, caller = calls.embeddings(context, body), context.caller(request)
+        call, caller = calls.embeddings(context, body), context.caller(request, "embeddings")
         with caller.admission.preparing():
             await call.open(caller)
         return await respond_whole(call, request, headers)
