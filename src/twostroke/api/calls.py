@@ -13,15 +13,12 @@ from twostroke.api.conversation import Conversation
 from twostroke.api.embeddings import Embeddings
 from twostroke.api.generation import Caller
 from twostroke.api.messages import MessageCall
-from twostroke.api.messages_input import chat_of_messages
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.completions import CompletionRequest
 from twostroke.api.protocol.embeddings import EmbeddingRequest
-from twostroke.api.protocol.messages import MessagesRequest
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.protocol.sampling import SamplingFields
 from twostroke.api.responses import ResponseCall
-from twostroke.api.responses_input import chat_of_response
 
 Body = TypeVar("Body", bound=SamplingFields)
 
@@ -81,22 +78,22 @@ def chat(context: ServerContext, body: ChatRequest) -> Chat:
     )
 
 
-def message(context: ServerContext, body: MessagesRequest) -> MessageCall:
-    """Answer a conversation in Anthropic's words."""
+def message(context: ServerContext, chat: ChatRequest) -> MessageCall:
+    """Answer in Anthropic's words a conversation that came in them."""
     answer_id = context.answer_id("msg", None)
     return MessageCall(
-        conversation(context, chat_of_messages(body), answer_id),
+        conversation(context, chat, answer_id),
         answer_id=answer_id,
-        model=context.check_model(body.model),
+        model=context.check_model(chat.model),
     )
 
 
-def response(context: ServerContext, body: ResponsesRequest) -> ResponseCall:
-    """Answer a conversation of items."""
+def response(context: ServerContext, body: ResponsesRequest, chat: ChatRequest) -> ResponseCall:
+    """Answer in items a conversation that came in them, and is this chat."""
     answer_id = context.answer_id("resp", None)
     return ResponseCall(
         body,
-        conversation(context, chat_of_response(body), answer_id),
+        conversation(context, chat, answer_id),
         answer_id=answer_id,
         model=context.check_model(body.model),
         created=context.created(),

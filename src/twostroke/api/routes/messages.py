@@ -20,11 +20,12 @@ def messages_router(context: ServerContext) -> APIRouter:
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation."""
         headers = context.check_fields(body)
-        call = message(context, body)
+        chat = chat_of_messages(body)
+        call = message(context, chat)
         return await respond(
             call,
             request,
-            context.caller(request, "chat", body),
+            context.caller(request, "chat", chat),
             streams=bool(body.stream),
             headers=headers,
             on_error=call.failure,

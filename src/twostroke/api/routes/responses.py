@@ -8,6 +8,7 @@ from starlette.responses import Response
 from twostroke.api.calls import response
 from twostroke.api.context import ServerContext
 from twostroke.api.protocol.responses import ResponsesRequest
+from twostroke.api.responses_input import chat_of_response
 from twostroke.api.routes.generate import respond
 
 
@@ -19,11 +20,12 @@ def responses_router(context: ServerContext) -> APIRouter:
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation that comes as a whole: nothing is stored."""
         headers = context.check_fields(body)
-        call = response(context, body)
+        chat = chat_of_response(body)
+        call = response(context, body, chat)
         return await respond(
             call,
             request,
-            context.caller(request, "chat", body),
+            context.caller(request, "chat", chat),
             streams=bool(body.stream),
             headers=headers,
             on_error=call.failure,
