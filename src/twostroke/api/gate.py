@@ -29,7 +29,8 @@ App = Callable[[Message, Receive, Send], Any]
 
 OPEN_PATHS = frozenset({"/health", "/ping"})
 """Liveness; all others need a key where keys are set."""
-ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/server_info", "/flight_recorder"})
+ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/server_info", "/flight_recorder", "/v1/trace"})
+"""What touches everybody, or shows everybody's requests."""
 GENERATING_PATHS = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"}
 )
@@ -96,7 +97,7 @@ class Gate:
         if path in OPEN_PATHS:
             return ""
         given = _given_key(headers)
-        if path in ADMIN_PATHS and (self._admin_key is not None or not self._keys):
+        if path in ADMIN_PATHS:
             self._check_admin(scope, given)
             return ""
         if not self._keys:
@@ -109,6 +110,9 @@ class Gate:
     def _check_admin(self, scope: Message, given: bytes) -> None:
         if self._admin_key is None:
             client = scope.get("client")
+            if self._keys:
+                message = "administration needs a key of its own; start the server with --admin-api-key."
+                raise HTTPError(403, message, kind="permission_error", code="forbidden")
             if client is None or client[0] not in ("127.0.0.1", "::1"):
                 message = "administration is for this machine only, as no admin key is set (--admin-api-key)."
                 raise HTTPError(403, message, kind="permission_error", code="forbidden")

@@ -27,7 +27,7 @@ class ServerConfig:
     """Keys of which one is needed for every route but liveness; without any, everybody may ask. NAME:SECRET names the
     tenant; the fair queue, quotas and the prefix cache tell tenants apart."""
     admin_api_key: str | None = None
-    """Key for administration; default: administration is for this machine only."""
+    """Key for administration. Without one it is for this machine only, and for nobody where keys are set."""
     chat_template: Path | None = None
     """A Jinja file instead of the model's own chat template."""
     tool_call_parser: str | None = None

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from server_process import ServerProcess
+from twostroke.api.gate import ADMIN_PATHS
 from twostroke.api.keys import Keys
 from twostroke.api.quota import Quotas, TokenBucket
 
@@ -41,6 +42,29 @@ def test_names_are_told_from_secrets() -> None:
 @pytest.mark.parametrize("secret", ["nobody", "ann:s3cret-of-ann", "s3cret-of-an", "S3cret-of-ann", "ann"])
 def test_only_the_secret_opens(guarded: ServerProcess, secret: str) -> None:
     assert ask(guarded, secret).status_code == 401
+
+
+def test_every_route_but_liveness_needs_a_key_and_administration_its_own(guarded: ServerProcess) -> None:
+    key = {"authorization": "Bearer s3cret-of-ann"}
+    schema = guarded.http.get("/openapi.json", headers=key).json()
+    routes = [(method, path) for path, methods in schema["paths"].items() for method in methods]
+    assert len(routes) > 15
+    for method, path in [*routes, ("get", "/openapi.json"), ("get", "/"), ("get", "/no/such/route")]:
+        expected = 200 if path == "/health" else 403 if path in ADMIN_PATHS else 401
+        assert guarded.http.request(method, path).status_code == expected, path
+    for path in ADMIN_PATHS:
+        response = guarded.http.request("post" if "reset" in path else "get", path, headers=key)
+        assert (response.status_code, response.json()["error"]["code"]) == (403, "forbidden")
+
+
+def test_the_admin_key_opens_administration_and_nothing_else() -> None:
+    server = ServerProcess("--api-key", "user-key", "--admin-api-key", "admin-key")
+    admin, user = {"authorization": "Bearer admin-key"}, {"x-api-key": "user-key"}
+    assert server.http.get("/server_info", headers=admin).json()["settings"]["admin_api_key"] == "set"
+    assert server.http.get("/server_info", headers=user).status_code == 401
+    assert server.http.get("/v1/models", headers=user).status_code == 200
+    assert server.http.get("/v1/models", headers=admin).status_code == 401
+    server.stop()
 
 
 def test_no_cached_prefix_crosses_tenants_or_salts(guarded: ServerProcess) -> None:
