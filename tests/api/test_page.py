@@ -99,8 +99,10 @@ def test_text_comes_while_it_is_made_and_stops_when_it_is_told_to(page: Page, se
     page.locator("#text").press("Control+Enter")
     made = page.locator("#answer[aria-busy=true] .made")
     expect(made).not_to_be_empty()
-    early = made.text_content()
-    page.wait_for_function("length => document.querySelector('.made').textContent.length > length", arg=len(early or ""))
+    early = len(made.text_content() or "")
+    page.wait_for_function(
+        "length => document.querySelector('.made').textContent.length > length", arg=len(early or "")
+    )
     expect(page.locator("#send")).to_be_disabled()
     page.get_by_role("button", name="Stop").click()
     ended(page, "Stopped.")
@@ -165,7 +167,7 @@ def test_where_the_time_went(page: Page) -> None:
 
 def test_programs_do_the_same(page: Page, server: ServerProcess) -> None:
     fill(page, temperature="0.8", top_k="40", seed="7", stop="\\n\n'")
-    prompt = "# it's \"quoted\" \\ $HOME\n"
+    prompt = '# it\'s "quoted" \\ $HOME\n'
     page.locator("#text").fill(prompt)
     page.get_by_role("button", name="Generate").click()
     expect(page.locator("#status")).to_contain_text("Ended")

@@ -1,4 +1,4 @@
-"""The playground at /: one page of plain ES modules, sent as it lies in the package. Nothing on it comes from elsewhere."""
+"""The playground at /: a page of plain ES modules, sent as it lies in the package; nothing on it is from elsewhere."""
 
 from __future__ import annotations
 
