@@ -94,15 +94,13 @@ def test_a_prompt_is_continued_and_timed(page: Page, server: ServerProcess) -> N
 
 
 def test_text_comes_while_it_is_made_and_stops_when_it_is_told_to(page: Page, server: ServerProcess) -> None:
-    fill(page, max_tokens="3000", temperature="1")
+    fill(page, max_tokens="3000")
     page.locator("#text").fill(PROMPT)
     page.locator("#text").press("Control+Enter")
     made = page.locator("#answer[aria-busy=true] .made")
     expect(made).not_to_be_empty()
     early = len(made.text_content() or "")
-    page.wait_for_function(
-        "length => document.querySelector('.made').textContent.length > length", arg=len(early or "")
-    )
+    page.wait_for_function("length => document.querySelector('.made').textContent.length > length", arg=early)
     expect(page.locator("#send")).to_be_disabled()
     page.get_by_role("button", name="Stop").click()
     ended(page, "Stopped.")
