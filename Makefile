@@ -3,17 +3,21 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PORT ?= 8000
 CMAKE := $(BIN)/cmake
 
-.PHONY: run demo test check bench soak train native native-test native-test-address native-test-thread native-test-arm clean
+.PHONY: run demo test check bench soak train wheel native native-test native-test-address native-test-thread native-test-arm clean
 
-run: demo
+# A server with the embedded model and a completion through it; `run` goes on serving until Ctrl-C.
+run: $(STAMP)
+	$(BIN)/python examples/demo.py --port $(PORT) --serve
 
 demo: $(STAMP)
-	$(BIN)/twostroke generate --prompt-file examples/stack.txt --max-tokens 160 --temperature 0.5 --seed 7
+	$(BIN)/python examples/demo.py --port $(PORT)
 
+# ARGS go to pytest: make test ARGS="tests/api -x"
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -30,6 +34,10 @@ soak: $(STAMP)
 
 train: $(STAMP)
 	$(BIN)/python -m training.train
+
+# dist/twostroke-*.whl, for this Python and this kind of processor.
+wheel: $(BIN)/cmake
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) $(wildcard csrc/kernels/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -5,6 +5,8 @@ The profile `ci` is the default and repeats itself exactly; `--hypothesis-profil
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,27 @@ _EXAMPLES = 60
 settings.register_profile("ci", max_examples=_EXAMPLES, deadline=None, derandomize=True, suppress_health_check=_CALM)
 settings.register_profile("soak", max_examples=50 * _EXAMPLES, deadline=None, suppress_health_check=_CALM)
 settings.load_profile("ci")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What CI passes, where everything is installed."""
+    parser.addoption(
+        "--require-all", action="store_true", help="a test that finds a program of the system missing fails"
+    )
+
+
+@pytest.fixture(scope="session")
+def find_program(pytestconfig: pytest.Config) -> Callable[[str, str], str]:
+    """Finds a program that pip does not install; the test is skipped without it, or fails with --require-all."""
+
+    def find(name: str, debian_package: str) -> str:
+        found = shutil.which(name)
+        if found is None:
+            message = f"not installed: {name} (Debian: {debian_package})"
+            (pytest.fail if pytestconfig.getoption("require_all") else pytest.skip)(message)
+        return found
+
+    return find
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -32,6 +36,16 @@ def test_completions(client: openai.OpenAI) -> None:
     assert whole.choices[0].logprobs is not None
     assert whole.choices[0].logprobs.tokens is not None
     assert "".join(whole.choices[0].logprobs.tokens) == whole.choices[0].text
+
+
+def test_the_program_of_the_readme(server: ServerProcess) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"^```python\n(from openai.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    assert "http://127.0.0.1:8000/v1" in script
+    script = script.replace("http://127.0.0.1:8000", server.url)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip()
 
 
 def test_chats(client: openai.OpenAI) -> None:

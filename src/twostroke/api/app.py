@@ -21,6 +21,7 @@ from twostroke.api.routes.messages import messages_router
 from twostroke.api.routes.models import models_router
 from twostroke.api.routes.observe import observe_router
 from twostroke.api.routes.operations import operations_router
+from twostroke.api.routes.page import page_router
 from twostroke.api.routes.responses import responses_router
 from twostroke.config.server import ServerConfig
 from twostroke.engine.client import EngineClient
@@ -53,6 +54,7 @@ def build_app(engine: EngineClient, config: ServerConfig, model: str, observatio
     app = FastAPI(title="Twostroke", version=__version__, docs_url=None, redoc_url=None)
     for make_router in ROUTERS:
         app.include_router(make_router(context))
+    app.include_router(page_router())
     _answer_errors(app)
     gate: Any = Gate  # an ASGI app, if not by starlette's own types
     app.add_middleware(

@@ -29,6 +29,8 @@ App = Callable[[Message, Receive, Send], Any]
 
 OPEN_PATHS = frozenset({"/health", "/ping"})
 """Liveness; all others need a key where keys are set."""
+PAGE_PATH = "/"
+"""Opened in a browser, which asks its user for the key if it is challenged for a password, and sends it ever after."""
 ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/server_info", "/flight_recorder", "/v1/trace"})
 """What touches everybody, or shows everybody's requests."""
 GENERATING_PATHS = frozenset(
@@ -104,7 +106,8 @@ class Gate:
             return ""
         tenant = self._keys.tenant_of(given)
         if tenant is None:
-            raise _unauthorized("a valid API key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
+            message = "a valid API key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+            raise _unauthorized(message, challenge="Basic" if path == PAGE_PATH else "Bearer")
         return tenant
 
     def _check_admin(self, scope: Message, given: bytes) -> None:
@@ -179,9 +182,9 @@ def _request_id(headers: Mapping[str, str]) -> str:
     return given if 0 < len(given) <= 256 and given.isascii() and given.isprintable() else uuid.uuid4().hex
 
 
-def _unauthorized(message: str) -> HTTPError:
-    challenge = {"www-authenticate": 'Bearer realm="twostroke"'}
-    return HTTPError(401, message, kind="authentication_error", code="invalid_api_key", headers=challenge)
+def _unauthorized(message: str, challenge: str = "Bearer") -> HTTPError:
+    headers = {"www-authenticate": f'{challenge} realm="twostroke"'}
+    return HTTPError(401, message, kind="authentication_error", code="invalid_api_key", headers=headers)
 
 
 def _too_large(most: int) -> HTTPError:

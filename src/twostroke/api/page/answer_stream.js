@@ -1,0 +1,81 @@
+/** The server said no, or stopped in the middle; the message is for people. */
+export class Refusal extends Error {}
+
+/**
+ * Sends a request and yields the chunks of its answer as they come.
+ * @param {{path: string, body: object}} request as the API takes it
+ * @param {string} key empty where none is needed, or where the browser sends one by itself
+ * @param {AbortSignal} signal ends it, here and at the server
+ * @returns {AsyncGenerator<object>}
+ * @throws {Refusal} with the server's own words where it has some
+ * @throws {DOMException} AbortError, once the signal was given
+ */
+export async function* answerChunks({ path, body }, key, signal) {
+  const response = await ask(path, key, {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify({
+      ...body,
+      stream: true,
+      stream_options: { include_usage: true, continuous_usage_stats: true },
+    }),
+    signal,
+  });
+  for await (const line of lines(response.body)) {
+    if (!line.startsWith("data: ")) continue;
+    const data = line.slice("data: ".length);
+    if (data === "[DONE]") return;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new Refusal(chunk.error.message);
+    yield chunk;
+  }
+  throw new Refusal("The answer broke off: the server ended the connection.");
+}
+
+/**
+ * Fetches a path of this server.
+ * @param {string} path
+ * @param {string} key empty where none is needed
+ * @param {RequestInit} options
+ * @returns {Promise<Response>} of success
+ * @throws {Refusal} in words
+ */
+export async function ask(path, key, options = {}) {
+  const authorization = key ? { authorization: `Bearer ${key}` } : {};
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers: { ...options.headers, ...authorization } });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refusal("The server cannot be reached. Is it still running?");
+  }
+  if (response.ok) return response;
+  throw new Refusal(await refusalWords(response));
+}
+
+async function refusalWords(response) {
+  const body = await response.json().catch(() => null);
+  const words = body?.error?.message ?? response.statusText;
+  const retryAfter = response.headers.get("retry-after");
+  return `${response.status}: ${words}${retryAfter ? ` Try again in ${retryAfter} s.` : ""}`;
+}
+
+/** The lines of a body; chunks of it may end anywhere, within a character too. */
+async function* lines(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const parts = (rest + value).split("\n");
+      rest = parts.pop();
+      yield* parts;
+    }
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refusal("The answer broke off: the connection was lost.");
+  } finally {
+    reader.cancel().catch(() => {}); // of a body that failed there is nothing left to cancel
+  }
+}

@@ -1,0 +1,46 @@
+/**
+ * A request as a command line. The key is named and never shown.
+ * @param {{path: string, body: object}} request
+ * @param {string} origin of the server
+ * @param {boolean} hasKey
+ */
+export function asCurl({ path, body }, origin, hasKey) {
+  const words = ["curl", "-N", origin + path, "-H", "'Content-Type: application/json'"];
+  if (hasKey) words.push("-H", '"Authorization: Bearer $TWOSTROKE_API_KEY"');
+  words.push("-d", shellQuoted(JSON.stringify({ ...body, stream: true })));
+  return words.join(" ");
+}
+
+const OPENAI_FIELDS = ["model", "prompt", "messages", "temperature", "top_p", "max_tokens", "seed", "stop"];
+
+/**
+ * A request as a program for OpenAI's Python client. The key is named and never shown.
+ * @param {{path: string, body: object}} request
+ * @param {string} origin of the server
+ * @param {boolean} hasKey
+ */
+export function asOpenaiPython({ path, body }, origin, hasKey) {
+  const isChat = "messages" in body;
+  const given = Object.entries(body);
+  const own = given.filter(([name]) => OPENAI_FIELDS.includes(name));
+  const others = given.filter(([name]) => !OPENAI_FIELDS.includes(name));
+  const lines = own.map(([name, value]) => `    ${name}=${JSON.stringify(value)},`);
+  if (others.length > 0) lines.push(`    extra_body=${JSON.stringify(Object.fromEntries(others))},`);
+  const text = isChat ? "chunk.choices[0].delta.content" : "chunk.choices[0].text";
+  const base = path.replace(/\/(chat\/)?completions$/, "");
+  return `${hasKey ? "import os\n\n" : ""}from openai import OpenAI
+
+client = OpenAI(base_url="${origin}${base}", api_key=${hasKey ? 'os.environ["TWOSTROKE_API_KEY"]' : '"none"'})
+stream = client.${isChat ? "chat." : ""}completions.create(
+${lines.join("\n")}
+    stream=True,
+)
+for chunk in stream:
+    print(${text} or "", end="", flush=True)
+`;
+}
+
+/** Text as one word of a POSIX shell. */
+function shellQuoted(text) {
+  return `'${text.replaceAll("'", "'\\''")}'`;
+}

@@ -1,0 +1,228 @@
+/** The playground: what is typed becomes a request, its answer becomes text and figures. */
+import { answerChunks, ask, Refusal } from "./answer_stream.js";
+import { asCurl, asOpenaiPython } from "./code.js";
+import { Figures } from "./figures.js";
+import { samplingFields } from "./request_form.js";
+
+const $ = (id) => document.getElementById(id);
+const form = $("request");
+const text = $("text");
+const answer = $("answer");
+
+let model = null; // the name that answers have; unknown until the server has told it
+let conversation = []; // messages of the chat so far, as the API takes them
+let running = null; // the AbortController of the answer that is coming
+
+const isChat = () => form.elements.mode.value === "chat";
+const key = () => $("key").value;
+
+/** The request that the page stands for now. */
+function currentRequest() {
+  const named = model ? { model } : {};
+  const fields = samplingFields(form);
+  if (!isChat()) return { path: "/v1/completions", body: { ...named, prompt: text.value, ...fields } };
+  // an empty message after an answer stands for the question that was answered
+  const messages = text.value ? [...conversation, { role: "user", content: text.value }] : conversation.slice(0, -1);
+  return { path: "/v1/chat/completions", body: { ...named, messages, ...fields } };
+}
+
+async function generate() {
+  if (running) return;
+  showError("");
+  let request;
+  try {
+    if (isChat() && !text.value) throw new Refusal("Write a message first.");
+    request = currentRequest();
+  } catch (error) {
+    showError(error.message);
+    return;
+  }
+  running = new AbortController();
+  const view = isChat() ? openTurns() : openContinuation();
+  setBusy(true);
+  $("timeline").hidden = true;
+  let outcome;
+  try {
+    outcome = `Ended: ${await show(request, view)}.`;
+  } catch (error) {
+    outcome = error.name === "AbortError" ? "Stopped." : "Failed.";
+    if (error.name !== "AbortError") showError(error.message);
+  } finally {
+    if (isChat()) keepTurns(request, view);
+    running = null;
+    setBusy(false);
+    $("status").textContent = outcome;
+    readTimeline();
+  }
+}
+
+/** Shows an answer while it comes; returns why it ended. */
+async function show(request, view) {
+  const figures = new Figures(performance.now());
+  let reason = null;
+  showFigures(figures, null);
+  for await (const chunk of answerChunks(request, key(), running.signal)) {
+    figures.observe(performance.now(), chunk.usage.completion_tokens);
+    showFigures(figures, chunk.usage);
+    offerTimeline(chunk.id);
+    for (const choice of chunk.choices) {
+      reason = choice.finish_reason ?? reason;
+      view.add(choice);
+    }
+  }
+  return reason;
+}
+
+/** The prompt, and behind it what the model makes of it. */
+function openContinuation() {
+  answer.replaceChildren(piece("given", text.value));
+  const made = answer.appendChild(piece("made", ""));
+  return { made, add: (choice) => append(made, choice.text) };
+}
+
+/** What is asked, below what was said before, and room for the reply. */
+function openTurns() {
+  if (conversation.length === 0) answer.replaceChildren();
+  const turns = document.createElement("div");
+  turns.append(piece("role", "You"), piece("given", text.value), piece("role", "Model"));
+  const reasoning = turns.appendChild(piece("reasoning", ""));
+  const made = turns.appendChild(piece("made", ""));
+  answer.append(turns);
+  answer.scrollTop = answer.scrollHeight;
+  return {
+    made,
+    forget: () => turns.remove(),
+    add({ delta }) {
+      append(reasoning, delta.reasoning ?? "");
+      append(made, delta.content ?? "");
+    },
+  };
+}
+
+/** The question and what came of the answer are part of the conversation; a question without any is asked again. */
+function keepTurns(request, view) {
+  const content = view.made.textContent;
+  if (content === "") {
+    view.forget();
+    return;
+  }
+  conversation = [...request.body.messages, { role: "assistant", content }];
+  text.value = "";
+}
+
+function piece(name, content) {
+  const element = document.createElement("span");
+  element.className = name;
+  element.textContent = content;
+  return element;
+}
+
+function append(element, content) {
+  if (!content) return;
+  const isAtEnd = answer.scrollHeight - answer.scrollTop - answer.clientHeight < 40;
+  element.append(content);
+  if (isAtEnd) answer.scrollTop = answer.scrollHeight;
+}
+
+function showFigures(figures, usage) {
+  $("ttft").textContent = inMs(figures.ttftMs);
+  $("tpot").textContent = inMs(figures.tpotMs);
+  $("rate").textContent = figures.tokensPerSecond?.toFixed(1) ?? "–";
+  $("num-output-tokens").textContent = figures.numOutputTokens;
+  const numCached = usage?.prompt_tokens_details?.cached_tokens ?? 0;
+  $("num-prompt-tokens").textContent = usage ? `${usage.prompt_tokens}${numCached ? ` (${numCached} cached)` : ""}` : "–";
+}
+
+const inMs = (ms) => (ms === null ? "–" : `${ms.toFixed(ms < 10 ? 2 : ms < 100 ? 1 : 0)} ms`);
+
+function setBusy(isBusy) {
+  answer.ariaBusy = String(isBusy);
+  $("send").disabled = isBusy;
+  $("abort").disabled = !isBusy;
+  $("renew").disabled = isBusy;
+  for (const mode of form.elements.mode) mode.disabled = isBusy;
+  if (isBusy) $("status").textContent = "Waiting for tokens …";
+}
+
+function showError(message) {
+  $("error").textContent = message;
+  $("error").hidden = message === "";
+}
+
+function offerTimeline(requestId) {
+  const path = `/v1/requests/${encodeURIComponent(requestId)}/timeline?format=text`;
+  if ($("timeline-link").getAttribute("href") === path) return;
+  $("timeline-link").href = path;
+  $("timeline").open = false;
+  $("timeline").hidden = false;
+}
+
+async function readTimeline() {
+  if (!$("timeline").open) return; // it is asked for when somebody looks, and once more at the end
+  try {
+    const response = await ask($("timeline-link").getAttribute("href"), key());
+    $("timeline-text").textContent = await response.text();
+  } catch (error) {
+    $("timeline-text").textContent = error.message;
+  }
+}
+
+function renew() {
+  conversation = [];
+  answer.replaceChildren();
+  showError("");
+  text.focus();
+}
+
+function changeMode() {
+  $("text-label").textContent = isChat() ? "Message" : "Prompt";
+  $("send").textContent = isChat() ? "Send" : "Generate";
+  $("renew").hidden = !isChat();
+  renew();
+}
+
+/** Shows the code, and puts it on the clipboard where the browser lets pages do so. */
+async function copy(writeCode) {
+  let code;
+  try {
+    code = writeCode(currentRequest(), location.origin, key() !== "");
+  } catch (error) {
+    showError(error.message);
+    return;
+  }
+  $("code").textContent = code;
+  $("code").hidden = false;
+  try {
+    await navigator.clipboard.writeText(code);
+    $("copied").textContent = "Copied.";
+  } catch {
+    getSelection().selectAllChildren($("code"));
+    $("copied").textContent = "This browser does not let the page copy; it is selected below.";
+  }
+}
+
+async function nameModel() {
+  try {
+    const models = await (await ask("/v1/models", key())).json();
+    model = models.data[0].id;
+    $("model").textContent = `${model}, a context of ${models.data[0].max_model_len.toLocaleString("en")} tokens`;
+  } catch (error) {
+    $("model").textContent = error.message;
+  }
+}
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  generate();
+});
+text.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+});
+for (const mode of form.elements.mode) mode.addEventListener("change", changeMode);
+$("abort").addEventListener("click", () => running?.abort());
+$("renew").addEventListener("click", renew);
+$("timeline").addEventListener("toggle", readTimeline);
+$("as-curl").addEventListener("click", () => copy(asCurl));
+$("as-openai-python").addEventListener("click", () => copy(asOpenaiPython));
+$("key").addEventListener("change", nameModel);
+nameModel();

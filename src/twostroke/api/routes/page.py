@@ -1,0 +1,49 @@
+"""The playground at /: a page of plain ES modules, sent as it lies in the package; nothing on it is from elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from twostroke.api.http_errors import HTTPError
+
+FOLDER = Path(__file__).parents[1] / "page"
+MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".png": "image/png",
+}
+HEADERS = {
+    # the page may load and call this server alone, and no other page may frame it
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    # a newer server has newer files under the same names
+    "cache-control": "no-cache",
+}
+
+
+def page_router() -> APIRouter:
+    """The routes; the files are read once."""
+    router = APIRouter(include_in_schema=False)
+    contents = {path.name: path.read_bytes() for path in FOLDER.iterdir() if path.suffix in MEDIA_TYPES}
+
+    @router.get("/")
+    async def index() -> Response:
+        """The page."""
+        return sent("index.html")
+
+    @router.get("/page/{name}")
+    async def part(name: str) -> Response:
+        """What it loads."""
+        return sent(name)
+
+    def sent(name: str) -> Response:
+        if name not in contents:
+            raise HTTPError(404, f"the page has no file {name!r}.")
+        return Response(contents[name], media_type=MEDIA_TYPES[Path(name).suffix], headers=HEADERS)
+
+    return router
