@@ -21,7 +21,7 @@ from twostroke.api.http_errors import ANTHROPIC_PATHS
 
 Described = dict[int | str, dict[str, Any]]
 """What a route says of its answers."""
-EVENTS: Described = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+EVENTS: Described = {200: {"content": {"text/event-stream": {}}}}
 """Beside JSON: what stream=true gives."""
 
 _ERROR: dict[str, Any] = {

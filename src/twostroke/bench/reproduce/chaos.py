@@ -128,7 +128,8 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         details={
             "endings": {way: _of_way(chaos, way) for way in Way},
             "endings_when_killed": dict(killed),
-            "memory_mb": {"http": _ends(chaos.http_bytes), "engine": _ends(chaos.engine_bytes)},
+            "memory_mb": {"http": _outline(chaos.http_bytes), "engine": _outline(chaos.engine_bytes)},
+            "longest_pause_of_the_drill_s": round(float(np.diff(chaos.times_s).max(initial=0.0)), 1),
             "counted_by_the_server": counted,
         },
     )
@@ -231,10 +232,10 @@ def _growth_mb_per_minute(times_s: Sequence[float], sizes: Sequence[int]) -> flo
     return round(float(slope), 6)
 
 
-def _ends(sizes: Sequence[int]) -> dict[str, float]:
-    """At the beginning, behind the warm-up, at the end."""
-    at = {"begin": 0, "warm": int(_WARM_UP * len(sizes)), "end": -1}
-    return {name: round(sizes[index] / _MB, 1) for name, index in at.items()} if sizes else {}
+def _outline(sizes: Sequence[int]) -> list[float]:
+    """Some thirty of the samples, the first and the last among them."""
+    chosen = np.linspace(0, len(sizes) - 1, num=min(31, len(sizes))).astype(int)
+    return [round(sizes[index] / _MB, 1) for index in chosen]
 
 
 def _of_way(chaos: _Chaos, way: Way) -> dict[str, int]:
