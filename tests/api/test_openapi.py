@@ -39,7 +39,8 @@ MOST = {"max_tokens": 4, "max_completion_tokens": 4, "max_output_tokens": 4, "mi
 LONG_BY_DEFAULT = {"/v1/chat/completions": "max_tokens", "/v1/responses": "max_output_tokens"}
 """What bounds them there, without which they take what the context leaves."""
 PATIENCE_S = 30.0
-NUM_EXAMPLES = settings().max_examples // 3
+NUM_EXAMPLES = settings().max_examples // 5
+"""Of one operation, right ones and as many wrong ones."""
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 
 
@@ -58,7 +59,7 @@ def test_every_answer_is_one_that_the_schema_names(drilled: ServerProcess) -> No
     schema = schemathesis.openapi.from_url(f"{drilled.url}/openapi.json")
     operations = [found.ok() for found in schema.get_all_operations()]
     num_sent = sum(drill(operation, mode) for operation in operations for mode in MODES)
-    assert num_sent >= 10 * NUM_EXAMPLES, "more than 10,000 in `make soak`"
+    assert num_sent >= 17 * NUM_EXAMPLES  # more than 10,000 in `make soak`
 
 
 def drill(operation: Any, mode: GenerationMode) -> int:
