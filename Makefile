@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CMAKE := $(BIN)/cmake
 
-.PHONY: run demo test check bench soak train native native-test native-test-address native-test-thread native-test-arm clean
+.PHONY: run demo test check bench soak compat train native native-test native-test-address native-test-thread native-test-arm clean
 
 run: demo
 
@@ -27,6 +27,10 @@ bench: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python -m pytest --hypothesis-profile=soak
+
+# Clients that others wrote, each installed into build/compat/NAME; the first time takes minutes and gigabytes.
+compat: $(STAMP)
+	$(BIN)/python tests/compat/run.py
 
 train: $(STAMP)
 	$(BIN)/python -m training.train
