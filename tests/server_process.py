@@ -60,11 +60,6 @@ class ServerProcess:
         assert lines[-1] == "[DONE]"
         return [json.loads(line) for line in lines[:-1]]
 
-    def metric(self, name: str) -> float:
-        """The sum of a metric over its labels."""
-        lines = self.http.get("/metrics").text.splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"twostroke:{name}{{"))
-
     def wait_for(self, what: str, path: str, is_so: Any) -> Any:
         """Asks until an answer is as it should be."""
         deadline = time.monotonic() + PATIENCE_S

@@ -30,8 +30,8 @@ LAST_WORDS_S = 5
 GC_THRESHOLD = 20_000
 """Objects made before garbage is looked for: a token makes some twenty, and none of them is part of a cycle."""
 GC_OLDER_THRESHOLDS = (10, 5)
-"""A connection is a cycle, and one that is open while young garbage is looked for counts as old from then on. The old are
-looked through about every million objects; there are few, since what the start made is left out."""
+"""A connection is a cycle, and one that is open while young garbage is looked for counts as old from then on. The old
+are looked through about every million objects; there are few, since what the start made is left out."""
 
 
 async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: bool = False) -> None:

@@ -8,10 +8,8 @@ killed   SIGKILL of the engine's process while clients wait: each of them is ans
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import urllib.request
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,23 +21,19 @@ import numpy as np
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.bench.serve.http_connection import Origin
 from twostroke.bench.serve.local_server import LocalServer, local_server, resident_bytes
-from twostroke.bench.serve.server_metrics import MetricsReading
+from twostroke.bench.serve.server_at_rest import at_rest, metrics_of
 from twostroke.bench.serve.vanishing_client import PATIENCE_S, Ending, Visit, Way, drawn_visit, visit
 from twostroke.engine.clock import monotonic_clock
-from twostroke.events import EngineStarted, StepScheduled, from_json
 
 GOAL_GROWTH_MB_PER_MINUTE = 1.0
 _MB = 2**20
 _THINK_S = 1.0
 """Mean time between two visits of a client."""
 _SAMPLE_S = 1.0
-_REST_S = 30.0
-"""Time in which everything has to be given back."""
 _WARM_UP = 0.3
 """Share of the run before memory counts: caches fill, pages are touched for the first time."""
 _FLIGHT_MINUTES = 0.5
 """The server's own record of its past is full within the warm-up."""
-_RECORDED = "/flight_recorder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +58,6 @@ class _Chaos:
         return sum(n for (its_way, its), n in self.endings.items() if its in endings and way in (None, its_way))
 
 
-@dataclass(frozen=True, slots=True)
-class _Rest:
-    """A server that nobody asks anything."""
-
-    num_requests: int
-    num_held_blocks: int
-    """While one request of one block runs. The gauge would not do: where nobody runs it says 0 whatever is held."""
-    num_open_files: int
-    num_restarts: int
-
-
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Lets the clients in, then kills the engine."""
     title = "clients that vanish, and an engine that is killed"
@@ -90,13 +73,13 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         "flight_recorder_minutes": _FLIGHT_MINUTES,
     }
     with local_server(options.model, settings) as server:
-        before = _at_rest(server)
-        answers_before = _metrics(server)
+        before = at_rest(server)
+        answers_before = metrics_of(server)
         chaos = asyncio.run(_let_in(server, size, options.seed))
-        after = _at_rest(server)
-        counted = _metrics(server).since(answers_before)["counted"]
+        after = at_rest(server)
+        counted = metrics_of(server).since(answers_before)["counted"]
         killed, back_s = asyncio.run(_kill(server, size, options.seed))
-        restarted = _at_rest(server)
+        restarted = at_rest(server)
     growth = {
         "http": _growth_mb_per_minute(chaos.times_s, chaos.http_bytes),
         "engine": _growth_mb_per_minute(chaos.times_s, chaos.engine_bytes),
@@ -181,39 +164,6 @@ async def _kill(server: LocalServer, size: _Size, seed: int) -> tuple[Counter[En
             break
         await asyncio.sleep(0.05)
     return endings, monotonic_clock() - killed_s
-
-
-# ---------------------------------------------------------------------- the server
-
-
-def _at_rest(server: LocalServer) -> _Rest:
-    """Waits for it a while, and lets one request look."""
-    deadline_s = monotonic_clock() + _REST_S
-    while _num_requests(server) and monotonic_clock() < deadline_s:
-        pass
-    num_requests = _num_requests(server)
-    _ask(server, "/v1/completions", {"prompt": [5], "max_tokens": 1})
-    events = [from_json(line) for line in _ask(server, _RECORDED).splitlines()]
-    num_blocks = [event.num_blocks for event in events if isinstance(event, EngineStarted)][-1]
-    batch = [event.batch for event in events if isinstance(event, StepScheduled)][-1]
-    num_restarts = json.loads(_ask(server, "/server_info"))["health"]["num_restarts"]
-    return _Rest(num_requests, num_blocks - batch.num_free_blocks, server.num_open_files(), num_restarts)
-
-
-def _num_requests(server: LocalServer) -> int:
-    return int(json.loads(_ask(server, "/health"))["num_requests"])
-
-
-def _metrics(server: LocalServer) -> MetricsReading:
-    return MetricsReading.parse(_ask(server, "/metrics"))
-
-
-def _ask(server: LocalServer, path: str, body: object = None) -> str:
-    """One request on a connection of its own, which urllib closes."""
-    data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(server.url + path, data, {"content-type": "application/json"})
-    with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
-        return answer.read().decode()
 
 
 # ---------------------------------------------------------------------- figures
