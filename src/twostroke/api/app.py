@@ -14,6 +14,7 @@ from twostroke.api.context import ServerContext
 from twostroke.api.gate import Gate
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped_for, validation_answer
 from twostroke.api.observation import Observation
+from twostroke.api.openapi import published_schema
 from twostroke.api.routes.capabilities import capabilities_router
 from twostroke.api.routes.embeddings import embeddings_router
 from twostroke.api.routes.generate import generate_router, json_response
@@ -55,6 +56,7 @@ def build_app(engine: EngineClient, config: ServerConfig, model: str, observatio
     for make_router in ROUTERS:
         app.include_router(make_router(context))
     app.include_router(page_router())
+    app.openapi = lambda: published_schema(app)
     _answer_errors(app)
     gate: Any = Gate  # an ASGI app, if not by starlette's own types
     app.add_middleware(

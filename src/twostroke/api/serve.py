@@ -29,6 +29,9 @@ LAST_WORDS_S = 5
 """When nothing runs any more, answers have so long to be sent."""
 GC_THRESHOLD = 20_000
 """Objects made before garbage is looked for: a token makes some twenty, and none of them is part of a cycle."""
+GC_OLDER_THRESHOLDS = (10, 5)
+"""A connection is a cycle, and one that is open while young garbage is looked for counts as old from then on. The old
+are looked through about every million objects; there are few, since what the start made is left out."""
 
 
 async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: bool = False) -> None:
@@ -75,7 +78,7 @@ async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: boo
             f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}",
         )
         gc.freeze()  # what is there now stays: collecting garbage need not look at it again
-        gc.set_threshold(GC_THRESHOLD, 20, 100)
+        gc.set_threshold(GC_THRESHOLD, *GC_OLDER_THRESHOLDS)
         await server.serve(sockets=[listener])
     finally:
         await engine.close()

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from twostroke.api.calls import Call, WholeCall, chat, completion
 from twostroke.api.context import ServerContext
 from twostroke.api.generation import Abandoned, Caller
+from twostroke.api.openapi import EVENTS
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.completions import CompletionRequest
 from twostroke.api.sse import EventStream, close_on_disconnect, failure
@@ -25,7 +26,7 @@ def generate_router(context: ServerContext) -> APIRouter:
     """The routes."""
     router = APIRouter(tags=["generate"])
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", responses=EVENTS)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue a text."""
         headers = context.check_fields(body)
@@ -34,7 +35,7 @@ def generate_router(context: ServerContext) -> APIRouter:
             call, request, context.caller(request, "text_completion", body), streams=bool(body.stream), headers=headers
         )
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", responses=EVENTS)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         headers = context.check_fields(body)

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from twostroke.api.calls import conversation, message
 from twostroke.api.context import ServerContext
 from twostroke.api.messages_input import chat_of_messages
+from twostroke.api.openapi import EVENTS
 from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
 from twostroke.api.routes.generate import json_response, respond
 
@@ -16,7 +17,7 @@ def messages_router(context: ServerContext) -> APIRouter:
     """The routes."""
     router = APIRouter(tags=["messages"])
 
-    @router.post("/v1/messages")
+    @router.post("/v1/messages", responses=EVENTS)
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation."""
         headers = context.check_fields(body)

@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from twostroke.api.context import ServerContext
 from twostroke.api.http_errors import HTTPError
+from twostroke.api.openapi import Described
 from twostroke.api.routes.generate import json_response
 from twostroke.errors import InvalidParameter
 from twostroke.events import to_json
@@ -21,18 +22,21 @@ from twostroke.explain.timeline import timeline_of
 from twostroke.explain.trace import trace_of
 from twostroke.metrics.exposition import CONTENT_TYPE
 
+_JSON_OR_TEXT: Described = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+_LINES: Described = {200: {"content": {"application/jsonl": {"schema": {"type": "string"}}}}}
+
 
 def observe_router(context: ServerContext) -> APIRouter:
     """The routes."""
     router = APIRouter(tags=["observe"])
     observation = context.observation
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """For Prometheus."""
         return Response(observation.exposition(), media_type=CONTENT_TYPE)
 
-    @router.get("/v1/requests/{request_id:path}/timeline")
+    @router.get("/v1/requests/{request_id:path}/timeline", responses=_JSON_OR_TEXT)
     async def timeline(request_id: str, format: Annotated[Literal["json", "text"], Query()] = "json") -> Response:
         """Every millisecond of a request, by the id of its answer, in one labelled segment with its reason."""
         found = await asyncio.to_thread(_timeline, observation.recorder, request_id)
@@ -45,7 +49,7 @@ def observe_router(context: ServerContext) -> APIRouter:
         """The engine's last minutes as a Chrome trace, for Perfetto."""
         return json_response(await asyncio.to_thread(lambda: trace_of(observation.recorder.events())))
 
-    @router.get("/flight_recorder")
+    @router.get("/flight_recorder", response_class=StreamingResponse, responses=_LINES)
     async def flight_recorder() -> Response:
         """The engine's last minutes as an event log: counts and ids, no text."""
         headers = {"content-disposition": 'attachment; filename="twostroke-flight.jsonl"'}

@@ -9,15 +9,20 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from twostroke.api.context import ServerContext
+from twostroke.api.openapi import Described
 from twostroke.api.routes.generate import json_response
 from twostroke.version import __version__
+
+_NOT_NOW: Described = {
+    503: {"description": "No engine runs now; the cause is in words.", "content": {"application/json": {}}}
+}
 
 
 def operations_router(context: ServerContext) -> APIRouter:
     """The routes."""
     router = APIRouter(tags=["operations"])
 
-    @router.get("/health")
+    @router.get("/health", responses=_NOT_NOW)
     @router.get("/ping", include_in_schema=False)
     async def health() -> Response:
         """Alive: steps are committed while work is queued. 503 says in words why not."""
@@ -25,7 +30,7 @@ def operations_router(context: ServerContext) -> APIRouter:
         body = {"status": found.state, "cause": found.cause, "num_requests": found.num_requests}
         return json_response(body, status=200 if found.is_alive else 503)
 
-    @router.get("/ready")
+    @router.get("/ready", responses=_NOT_NOW)
     async def ready() -> Response:
         """Whether requests are taken now."""
         found = context.engine.health()
@@ -54,7 +59,7 @@ def operations_router(context: ServerContext) -> APIRouter:
             }
         )
 
-    @router.post("/reset_prefix_cache")
+    @router.post("/reset_prefix_cache", responses=_NOT_NOW)
     async def reset_prefix_cache() -> Response:
         """Forget cached prefixes; what running requests use stays theirs."""
         return json_response({"success": True, "had_blocks": await context.engine.reset_prefix_cache()})

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from twostroke.api.calls import response
 from twostroke.api.context import ServerContext
+from twostroke.api.openapi import EVENTS
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.responses_input import chat_of_response
 from twostroke.api.routes.generate import respond
@@ -16,7 +17,7 @@ def responses_router(context: ServerContext) -> APIRouter:
     """The route."""
     router = APIRouter(tags=["responses"])
 
-    @router.post("/v1/responses")
+    @router.post("/v1/responses", responses=EVENTS)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation that comes as a whole: nothing is stored."""
         headers = context.check_fields(body)

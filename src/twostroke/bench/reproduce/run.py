@@ -30,6 +30,7 @@ RESULTS = {
     "server-throughput": ("twostroke.bench.reproduce.server_throughput", "the server beside the offline API"),
     "overload": ("twostroke.bench.reproduce.overload", "three times more than a server can do"),
     "two-tenants": ("twostroke.bench.reproduce.two_tenants", "one tenant floods, another asks"),
+    "chaos": ("twostroke.bench.reproduce.chaos", "clients that vanish, an engine that is killed"),
     "long-prompt": ("twostroke.bench.reproduce.long_prompt", "a 32k prompt in chunks beside short requests"),
 }
 """Name to the module that reproduces it, and what it is about."""

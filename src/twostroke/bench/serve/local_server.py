@@ -36,6 +36,28 @@ class LocalServer:
         after_name = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
 
+    def engine_pid(self) -> int:
+        """Of the engine's process, the only child of the other.
+
+        Raises:
+            SetupError: there is none now.
+        """
+        for children in Path(f"/proc/{self.pid}/task").glob("*/children"):
+            if found := children.read_text(encoding="utf-8").split():
+                return int(found[0])
+        raise SetupError(f"the server (process {self.pid}) has no engine process now.")
+
+    def num_open_files(self) -> int:
+        """Of the HTTP process, connections among them."""
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that a process has in RAM now."""
+    # proc(5): the second field of statm counts resident pages
+    pages = Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
 
 def as_flags(settings: Mapping[str, Any]) -> list[str]:
     """Settings as words of a command line; of a tuple each item is one.

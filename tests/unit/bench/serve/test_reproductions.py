@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from openai_server import WordServer, serving
-from twostroke.bench.reproduce import overload, server_throughput
+from twostroke.bench.reproduce import chaos, overload, server_throughput
 from twostroke.bench.reproduce.claim import ReproduceOptions
 from twostroke.bench.reproduce.run import reproduce
 from twostroke.bench.serve.exchange import Exchange
@@ -16,6 +16,7 @@ from twostroke.bench.serve.figures import Slo
 from twostroke.bench.serve.http_connection import Origin
 from twostroke.bench.serve.local_server import local_server
 from twostroke.bench.serve.target import Load, Target, run_loads
+from twostroke.bench.serve.vanishing_client import Ending, Way
 from twostroke.errors import SetupError
 
 SMALL = ReproduceOptions(with_model=False, plots=False)
@@ -55,6 +56,21 @@ def test_loads_are_sent_together() -> None:
 def test_a_server_that_does_not_start_says_why() -> None:
     with pytest.raises(SetupError, match="max_num_seqs=0"), local_server("embedded", {"max_num_seqs": 0}):
         pass
+
+
+def test_memory_grows_by_the_samples_behind_the_warm_up() -> None:
+    times_s = [float(second) for second in range(100)]
+    filling = [min(second, 25) * 2**20 for second in range(100)]
+    assert chaos._growth_mb_per_minute(times_s, filling) == pytest.approx(0.0, abs=1e-3)
+    assert chaos._growth_mb_per_minute(times_s, [second * 2**20 for second in range(100)]) == pytest.approx(60.0)
+    assert chaos._growth_mb_per_minute(times_s[:1], [5]) == 0.0
+
+
+def test_chaos_whole(tmp_path: Path) -> None:
+    (found,) = reproduce(["chaos"], ReproduceOptions(results=tmp_path, threads=1), Console(quiet=True))
+    assert [claim for claim in found.claims if claim.holds is False] == []
+    assert found.details["endings"][Way.STAYS] == {Ending.WHOLE: pytest.approx(20, abs=19)}
+    assert len(found.details["memory_mb"]["engine"]) > 1
 
 
 def test_server_throughput_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,117 @@
+"""The published schema: what FastAPI finds in the routes, and the refusals that the gate and the error handlers add.
+
+Which statuses a route may answer with follows from what it is, so that a new route is described by being one:
+
+    every route                  401 where keys are set (but for liveness), 500
+    administration               403
+    takes a body                 400, 404 (the model), 408, 413
+    takes parameters             400, and 404 where they are in the path
+    makes the engine work        429 and 503 with Retry-After
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from twostroke.api.gate import ADMIN_PATHS, GENERATING_PATHS, OPEN_PATHS
+from twostroke.api.http_errors import ANTHROPIC_PATHS
+
+Described = dict[int | str, dict[str, Any]]
+"""What a route says of its answers."""
+EVENTS: Described = {200: {"content": {"text/event-stream": {}}}}
+"""Beside JSON: what stream=true gives."""
+
+_ERROR: dict[str, Any] = {
+    "title": "Error",
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string", "description": "The value, the limit, the remedy."},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"], "description": "The field at fault."},
+                "code": {"type": ["string", "null"], "description": "For programs."},
+            },
+        }
+    },
+}
+_ANTHROPIC_ERROR: dict[str, Any] = {
+    "title": "AnthropicError",
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
+_MEANINGS = {
+    400: "The request cannot be served as it is.",
+    401: "A valid API key is needed.",
+    403: "Administration is for this machine only, as no admin key is set.",
+    404: "There is no such thing; the code says what.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    429: "The key has used up its quota; Retry-After says when there is more.",
+    500: "A mistake of ours, or an engine that died meanwhile.",
+    503: "Too much to do, or no engine runs now; Retry-After says when to come again.",
+}
+_RETRY_AFTER = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
+_NOT_OURS = ("HTTPValidationError", "ValidationError")
+"""What FastAPI says of its own 422, which nobody gets here."""
+
+
+def published_schema(app: FastAPI) -> dict[str, Any]:
+    """OpenAPI's description of an application, made once."""
+    if app.openapi_schema is None:
+        schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        schemas = schema.setdefault("components", {}).setdefault("schemas", {})
+        for name in _NOT_OURS:
+            schemas.pop(name, None)
+        schemas["Error"], schemas["AnthropicError"] = _ERROR, _ANTHROPIC_ERROR
+        for path, operations in schema["paths"].items():
+            for operation in operations.values():
+                _describe_errors(path, operation)
+        app.openapi_schema = schema
+    return app.openapi_schema
+
+
+def _describe_errors(path: str, operation: dict[str, Any]) -> None:
+    responses: dict[str, Any] = operation["responses"]
+    responses.pop("422", None)
+    shape = "AnthropicError" if path.startswith(ANTHROPIC_PATHS) else "Error"
+    for status in sorted(_statuses(path, operation)):
+        described: dict[str, Any] = {
+            "description": _MEANINGS[status],
+            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{shape}"}}},
+        }
+        if status in (429, 503):
+            described["headers"] = _RETRY_AFTER
+        responses.setdefault(str(status), described)  # a route that says more of it itself is heard
+
+
+def _statuses(path: str, operation: dict[str, Any]) -> set[int]:
+    statuses = {500}
+    if path not in OPEN_PATHS:
+        statuses |= {401}
+    if path in ADMIN_PATHS:
+        statuses |= {403}
+    if "requestBody" in operation:
+        statuses |= {400, 404, 408, 413}
+    places = {parameter["in"] for parameter in operation.get("parameters", ())}
+    if places:
+        statuses |= {400}
+    if "path" in places:
+        statuses |= {404}
+    if path in GENERATING_PATHS:
+        statuses |= {429, 503}
+    return statuses
