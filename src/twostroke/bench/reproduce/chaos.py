@@ -170,16 +170,21 @@ async def _kill(server: LocalServer, size: _Size, seed: int) -> tuple[Counter[En
 
 
 def _growth_mb_per_minute(times_s: Sequence[float], sizes: Sequence[int]) -> float:
-    """Slope of the least-squares line through the samples behind the warm-up; 0 where there are fewer than two.
+    """Median of the slopes between any two samples behind the warm-up (Theil-Sen); 0 where there are fewer than two.
+
+    A leak is in all of them. A burst that memory stays allocated for, or that goes by, is in few, where a least-squares
+    line would follow it.
 
     >>> _growth_mb_per_minute([0, 30, 60, 90, 120], [0, 0, 0, 2**20, 2 * 2**20])
     2.0
     """
     begin = int(_WARM_UP * len(sizes)) + 1
-    if len(sizes) - begin < 2:
+    minutes, megabytes = np.array(times_s[begin:]) / 60, np.array(sizes[begin:]) / _MB
+    earlier, later = np.triu_indices(len(minutes), 1)
+    if not len(earlier):
         return 0.0
-    slope = np.polyfit(np.array(times_s[begin:]) / 60, np.array(sizes[begin:]) / _MB, 1)[0]
-    return round(float(slope), 6)
+    slopes = (megabytes[later] - megabytes[earlier]) / (minutes[later] - minutes[earlier])
+    return round(float(np.median(slopes)), 6)
 
 
 def _outline(sizes: Sequence[int]) -> list[float]:
