@@ -100,7 +100,7 @@ class Gate:
             return ""
         given = _given_key(headers)
         if path in ADMIN_PATHS:
-            self._check_admin(scope, given)
+            self._check_admin(scope, headers, given)
             return ""
         if not self._keys:
             return ""
@@ -110,7 +110,7 @@ class Gate:
             raise _unauthorized(message, challenge="Basic" if path == PAGE_PATH else "Bearer")
         return tenant
 
-    def _check_admin(self, scope: Message, given: bytes) -> None:
+    def _check_admin(self, scope: Message, headers: Headers, given: bytes) -> None:
         if self._admin_key is None:
             client = scope.get("client")
             if self._keys:
@@ -118,6 +118,11 @@ class Gate:
                 raise HTTPError(403, message, kind="permission_error", code="forbidden")
             if client is None or client[0] not in ("127.0.0.1", "::1"):
                 message = "administration is for this machine only, as no admin key is set (--admin-api-key)."
+                raise HTTPError(403, message, kind="permission_error", code="forbidden")
+            origin = headers.get("origin")
+            if origin is not None and origin.partition("://")[2] != headers.get("host"):
+                # a page from elsewhere, in a browser on this machine: it need not read the answer to do harm
+                message = f"administration is not for pages of {origin}."
                 raise HTTPError(403, message, kind="permission_error", code="forbidden")
         elif not hmac.compare_digest(self._admin_key, given):
             raise _unauthorized("the admin key is needed: send 'Authorization: Bearer ADMIN_KEY'.")

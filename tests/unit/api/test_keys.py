@@ -67,6 +67,14 @@ def test_the_admin_key_opens_administration_and_nothing_else() -> None:
     server.stop()
 
 
+def test_pages_from_elsewhere_administer_nothing() -> None:
+    server = ServerProcess()
+    for origin, status in (("https://example.org", 403), ("null", 403), (server.url, 200)):
+        assert server.http.post("/reset_prefix_cache", headers={"origin": origin}).status_code == status
+    assert server.http.post("/reset_prefix_cache").status_code == 200
+    server.stop()
+
+
 def test_no_cached_prefix_crosses_tenants_or_salts(guarded: ServerProcess) -> None:
     def cached(secret: str, salt: str | None = None) -> int:
         answer = ask(guarded, secret, cache_salt=salt)
