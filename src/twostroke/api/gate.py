@@ -91,7 +91,10 @@ class Gate:
             await answer_error(shaped_for(scope["path"], error_body(error)), send_with_id)
             return
         state["arrival_time_s"] = self._now_s()
-        await self._app(scope, _replay(body, receive), send_with_id)
+        try:
+            await self._app(scope, _replay(body, receive), send_with_id)
+        finally:
+            del state[SERVER_SEND]  # which holds this scope: nobody should have to wait for the collector of cycles
 
     def _check_key(self, scope: Message, headers: Headers) -> str:
         """The tenant whose key was sent; refuses a request that needs a key and has none."""

@@ -63,6 +63,8 @@ class GuardedProtocol(HttpToolsProtocol):
         """It is over."""
         self._head_is_there()
         super().connection_lost(exc)
+        # it refers back to this object; thousands of connections would wait for the collector of cycles
+        self.cycle = None  # pyright: ignore[reportAttributeAccessIssue] (as before the first request)
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
