@@ -15,7 +15,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from server_process import ServerProcess
+from twostroke.cli.explain import explain
 from twostroke.engine.event_sinks import read_events
+from twostroke.errors import InvalidParameter
 from twostroke.scheduler.replay import replay
 
 BODY: dict[str, Any] = {"prompt": "def f(", "max_tokens": 8, "temperature": 0}
@@ -109,6 +111,20 @@ def test_a_timeline_as_text_and_one_that_is_not_there(server: ServerProcess) -> 
     missing = server.http.get("/v1/requests/cmpl-never/timeline")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "request_not_found")
     assert server.http.get("/v1/requests/cmpl-seen/timeline", params={"format": "xml"}).status_code == 400
+
+
+def test_explain_asks_a_server(server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server.post("/v1/completions", BODY | {"request_id": "asked"})
+    explain("cmpl-asked", url=server.url, trace=tmp_path / "trace.json")
+    assert capsys.readouterr().out == server.http.get("/v1/requests/cmpl-asked/timeline?format=text").text
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    explain("cmpl-asked", url=server.url, json_output=True)
+    assert json.loads(capsys.readouterr().out)["request_id"] == "cmpl-asked"
+    for given, told in (("cmpl-never", "answers 404"), ("cmpl-asked", "cannot be asked")):
+        with pytest.raises(InvalidParameter, match=told):
+            explain(given, url=server.url if given == "cmpl-never" else "http://127.0.0.1:9")
+    with pytest.raises(InvalidParameter, match="either a file"):
+        explain("cmpl-asked")
 
 
 def test_the_trace_opens_in_perfetto(server: ServerProcess) -> None:

@@ -1,23 +1,30 @@
-"""`twostroke explain ID`: where the time of a request went, from an event log."""
+"""`twostroke explain ID`: where the time of a request went, from an event log or a server that runs."""
 
 from __future__ import annotations
 
 import json
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from twostroke.cli.flags import JsonFlag
 from twostroke.engine.event_sinks import read_events
 from twostroke.errors import InvalidParameter
-from twostroke.events import Event
 from twostroke.explain.text import timeline_text
 from twostroke.explain.timeline import timeline_of
 from twostroke.explain.trace import trace_of
+
+SERVER_PATIENCE_S = 60.0
 
 
 def explain(
     request_id: str,
     *,
-    event_log: Path,
+    event_log: Path | None = None,
+    url: str | None = None,
+    api_key: str | None = None,
     json_output: JsonFlag = False,
     trace: Path | None = None,
 ) -> None:
@@ -29,24 +36,82 @@ def explain(
         Its name; of several requests with this name the last, or `name#number` for a certain one.
     event_log
         A file that --event-log wrote, or the dump of a server's flight recorder.
+    url
+        A server that runs, such as http://127.0.0.1:8000, instead of a file; it knows its last minutes. Its requests
+        are called as its answers are: cmpl-...
+    api_key
+        The server's key, if it has one.
     json_output
         One JSON object instead of a table.
     trace
         A file to write the whole log to as a Chrome trace, for Perfetto.
     """
+    if (event_log is None) == (url is None):
+        raise InvalidParameter("event_log", event_log, "give either a file (--event-log) or a server (--url)")
+    if url is not None:
+        _ask(Server(url, api_key), request_id, json_output=json_output, trace=trace)
+        return
+    assert event_log is not None, "one of the two"
     events = list(read_events(event_log))
     timeline = timeline_of(events, request_id)
     if trace is not None:
-        _write_trace(trace, events)
+        _write_trace(trace, json.dumps(trace_of(events)))
     if json_output:
         print(json.dumps(timeline.to_dict(), indent=2))
     else:
         print(timeline_text(timeline), end="")
 
 
-def _write_trace(path: Path, events: list[Event]) -> None:
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that runs."""
+
+    url: str
+    api_key: str | None
+
+    def get(self, path: str) -> str:
+        """What it answers.
+
+        Raises:
+            InvalidParameter: there is none, or it refuses.
+        """
+        headers = {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
+        try:
+            request = urllib.request.Request(self.url.rstrip("/") + path, headers=headers)
+            with urllib.request.urlopen(request, timeout=SERVER_PATIENCE_S) as answer:
+                return answer.read().decode()
+        except urllib.error.HTTPError as error:
+            raise InvalidParameter(
+                "url", self.url, f"the server answers {error.code}: {_message(error.read())}"
+            ) from None
+        except (OSError, ValueError) as error:
+            limit = f"cannot be asked ({error})"
+            raise InvalidParameter(
+                "url", self.url, limit, "Give the address that `twostroke serve` printed."
+            ) from error
+
+
+def _ask(server: Server, request_id: str, *, json_output: bool, trace: Path | None) -> None:
+    path = f"/v1/requests/{quote(request_id, safe='')}/timeline"
+    if trace is not None:
+        _write_trace(trace, server.get("/v1/trace"))
+    if json_output:
+        print(json.dumps(json.loads(server.get(path)), indent=2))
+    else:
+        print(server.get(f"{path}?format=text"), end="")
+
+
+def _message(body: bytes) -> str:
+    """Of an error in OpenAI's shape; whatever it is otherwise."""
     try:
-        path.write_text(json.dumps(trace_of(events)), encoding="utf-8")
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return body.decode("utf-8", "replace")[:200]
+
+
+def _write_trace(path: Path, trace: str) -> None:
+    try:
+        path.write_text(trace, encoding="utf-8")
     except OSError as error:
         limit = f"cannot be written ({error.strerror or error})"
         raise InvalidParameter("trace", str(path), limit, "Name a file in a folder that you may write to.") from error
