@@ -176,6 +176,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             end = scheduled.num_computed_tokens + num_valid
             self.progress[scheduled.request_id] = Progress(request.num_preemptions, end)
 
+    def tenant_of(self, request_id: str) -> str:
+        """Whose it is; it has not ended."""
+        request = self.engine.scheduler.get(request_id)
+        assert request is not None
+        return request.arrival.tenant
+
     def check_reasons(self, batch: ScheduledBatch) -> None:
         """Whoever waits is told why."""
         assert (batch.wait_reason != "") == (batch.num_waiting > 0), f"{batch}"
@@ -185,8 +191,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert (batch.head_request_id is None) == (batch.num_waiting == 0)
         assert {r.request_id for r in batch.admitted} <= {r.request_id for r in batch.requests}
         for preemption in batch.preemptions:
-            by, keys = preemption.by_request_id, self.engine.keys
-            assert keys[by] <= keys[preemption.request_id], f"{preemption}: taken from somebody more urgent"
+            by, taken, keys = preemption.by_request_id, preemption.request_id, self.engine.keys
+            if self.engine.settings.policy != "fair" or self.tenant_of(by) == self.tenant_of(taken):
+                assert keys[by] <= keys[taken], f"{preemption}: taken from somebody more urgent"
         if not self.engine.latency:
             assert batch.num_waiting == scheduler.num_waiting
 
