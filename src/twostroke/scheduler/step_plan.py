@@ -76,6 +76,8 @@ class StepPlan:
             self.budget.remaining += share.scheduled.num_scheduled_tokens
             self.budget.num_prefills -= share.scheduled.stroke is Stroke.PREFILL
             request.num_pending_tokens -= share.scheduled.samples_token
+            # in a fair queue somebody admitted in this very step may have to give way to a prefill that goes on
+            self.admitted = [admitted for admitted in self.admitted if admitted.request_id != request.request_id]
             request.num_computed_tokens = share.scheduled.num_computed_tokens
 
     def preempted(self) -> Refusal | None:

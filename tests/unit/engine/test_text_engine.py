@@ -378,7 +378,7 @@ def test_names_and_priorities(folder: str) -> None:
     engine.submit(PROMPT, request_id="mine")
     with pytest.raises(InvalidParameter, match="in use"):
         engine.submit(PROMPT, request_id="mine")
-    with pytest.raises(InvalidParameter, match="fcfs"):
+    with pytest.raises(InvalidParameter, match="this engine has another"):
         engine.submit(PROMPT, priority=1)
     with pytest.raises(UnknownParameter, match="max_num_seqs"):
         LLM(folder, max_num_seq=3)
