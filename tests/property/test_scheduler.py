@@ -124,7 +124,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_order(batch, queued)
         self.check_sizes(batch)
         self.check_positions(batch, requests)
-        self.check_reasons(batch)
+        self.check_reasons(batch, requests)
         if self.engine.settings.mixing == "mixed":
             left_out = decoding - {r.request_id for r in batch.requests} - set(batch.preempted_request_ids)
             assert not left_out, f"{left_out} decode and got no token"
@@ -176,14 +176,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             end = scheduled.num_computed_tokens + num_valid
             self.progress[scheduled.request_id] = Progress(request.num_preemptions, end)
 
-    def tenant_of(self, request_id: str) -> str:
-        """Whose it is; it has not ended."""
-        request = self.engine.scheduler.get(request_id)
-        assert request is not None
-        return request.arrival.tenant
-
-    def check_reasons(self, batch: ScheduledBatch) -> None:
+    def check_reasons(self, batch: ScheduledBatch, requests: dict[str, Request | None]) -> None:
         """Whoever waits is told why."""
+        tenants = {i: request.arrival.tenant for i, request in requests.items() if request is not None}
         assert (batch.wait_reason != "") == (batch.num_waiting > 0), f"{batch}"
         assert batch.limited_by is not Limit.NONE or batch.num_waiting == 0
         assert not set(batch.preempted_request_ids) & {r.request_id for r in batch.requests}
@@ -192,7 +187,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert {r.request_id for r in batch.admitted} <= {r.request_id for r in batch.requests}
         for preemption in batch.preemptions:
             by, taken, keys = preemption.by_request_id, preemption.request_id, self.engine.keys
-            if self.engine.settings.policy != "fair" or self.tenant_of(by) == self.tenant_of(taken):
+            if self.engine.settings.policy != "fair" or tenants[by] == tenants[taken]:
                 assert keys[by] <= keys[taken], f"{preemption}: taken from somebody more urgent"
         if not self.engine.latency:
             assert batch.num_waiting == scheduler.num_waiting
