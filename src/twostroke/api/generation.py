@@ -29,7 +29,7 @@ class Caller:
     tenant: str = ""
     """Whose key it was; empty where no keys are set."""
     announce: Callable[[str], object] = str
-    """Called with each engine request's name before it is submitted; whoever traces it takes note."""
+    """Called with the name of each engine request that was queued; whoever traces it takes note."""
     patience_s: float | None = None
     """How long after its arrival a first token is of use; None: as long as the server lets anybody wait."""
 
@@ -72,7 +72,6 @@ class Generation:
         try:
             for index, prompt in enumerate(prompts):
                 request_id = answer_id if len(prompts) == 1 else f"{answer_id}-{index}"
-                caller.announce(request_id)
                 stream = engine.generate(
                     prompt,
                     request_id=request_id,
@@ -84,6 +83,7 @@ class Generation:
                     kind=kind,
                 )
                 self._streams.append(stream)
+                caller.announce(request_id)  # no event of it can have come yet, and one that is refused has none
         except BaseException:
             self.close()
             raise

@@ -76,7 +76,7 @@ class RemoteEngine:
         listeners: hear every event of every process that runs, as it is reported.
         stall_after_s: with work queued and no step for so long, the engine counts as stalled.
         chat_template: Jinja source instead of the model's own.
-        on_trouble: called with the cause when the process has died or stalls.
+        on_trouble: called with the cause when the process has died or stalls, in a thread.
         command: starts the process; tests put another around it.
     """
 
@@ -286,9 +286,10 @@ class RemoteEngine:
             reason = await self._read(current)
             ending = f"the engine process {await current.ending()}{reason}"
             self._wire.process = None
-            await current.stop()
-            self._on_trouble(ending)
+            # first of all, before anything is awaited: nobody may be let in, and whoever waits is told at once
             self._end(EngineState.STARTING, f"{ending}; it is being started again")
+            await current.stop()
+            await asyncio.to_thread(self._on_trouble, ending)  # it writes a dump, which takes a while
             current = await self._restart(ending)
 
     async def _watch_progress(self) -> None:
@@ -299,7 +300,7 @@ class RemoteEngine:
             health = self.health()
             is_stalled = health.state is EngineState.STALLED
             if is_stalled and not was_stalled:
-                self._on_trouble(f"the engine stalls: {health.cause}")
+                await asyncio.to_thread(self._on_trouble, f"the engine stalls: {health.cause}")
             was_stalled = is_stalled
 
     async def _restart(self, ending: str) -> EngineProcess | None:
