@@ -80,11 +80,6 @@ class FrontDesk:
         """Whether aborted requests have their last outputs waiting in `take_ended`."""
         return bool(self._ended)
 
-    @property
-    def num_requests(self) -> int:
-        """Requests that have not ended."""
-        return self._outputs.num_requests
-
     def prepare(
         self, prompt: Prompt, params: SamplingParams | None = None, *, add_special_tokens: bool = True
     ) -> PromptInput:
