@@ -12,7 +12,7 @@ from cyclopts import Parameter, Token
 
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import ActivationQuantization, Device, DType, Kernels, LoadConfig, Quantization
-from twostroke.config.scheduler import SchedulerConfig
+from twostroke.config.scheduler import Batching, Mixing, Policy, SchedulerConfig
 from twostroke.errors import InvalidParameter
 from twostroke.sampling_params import SamplingParams, StructuredOutputs
 
@@ -23,7 +23,17 @@ SchedulerFlags = Annotated[SchedulerConfig, Parameter(name="*", group="Scheduler
 ModelFlag = Annotated[str | None, Parameter(name="--model", group="Model")]
 
 # cyclopts evaluates the annotations that the classes below inherit, in this module
-__all__ = ["ActivationQuantization", "DType", "Device", "Kernels", "Mapping", "Path", "Quantization"]
+__all__ = [
+    "ActivationQuantization",
+    "Batching",
+    "DType",
+    "Device",
+    "Kernels",
+    "Mapping",
+    "Mixing",
+    "Path",
+    "Quantization",
+]
 
 
 def _read_bias(_: type, tokens: Sequence[Token]) -> dict[int, float]:
@@ -92,12 +102,23 @@ class ChatSampling(SamplingParams):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FairScheduler(SchedulerConfig):
+    """Scheduling as `serve` wants it. (A default that is an instance would not do: of its fields nothing is left as
+    soon as one flag of its class is given.)"""
+
+    policy: Policy = "fair"
+    """Order of the queue: first come first served, by priority (lower value first) with ageing, or fair among tenants:
+    who was served least goes first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadBesideModel(LoadConfig):
     """What is loaded, for commands that also take the model by its place: whether the flag was given has to show."""
 
     model: Annotated[str, Parameter(parse=False)] = "embedded"
 
 
+FairSchedulerFlags = Annotated[FairScheduler, Parameter(name="*", group="Scheduler")]
 LoadBesideModelFlags = Annotated[LoadBesideModel, Parameter(name="*", group="Model")]
 
 

@@ -11,16 +11,16 @@ from cyclopts import Parameter
 
 from twostroke.cli.flags import (
     CacheFlags,
+    FairScheduler,
+    FairSchedulerFlags,
     LoadBesideModel,
     LoadBesideModelFlags,
     ModelFlag,
     QuietFlag,
-    SchedulerFlags,
     with_model,
 )
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
-from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.server import MetricsNames, ServerConfig
 
 ServerFlags = Annotated[ServerConfig, Parameter(name="*", group="Server")]
@@ -36,7 +36,7 @@ def serve(
     server: ServerFlags = ServerConfig(),
     load: LoadBesideModelFlags = LoadBesideModel(),
     cache: CacheFlags = CacheConfig(),
-    scheduler: SchedulerFlags = SchedulerConfig(policy="fair"),
+    scheduler: FairSchedulerFlags = FairScheduler(),
     quiet: QuietFlag = False,
 ) -> None:
     """Serve a model to OpenAI clients, on this machine unless --host says otherwise.

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cyclopts import App
 
 from twostroke.cli.flags import LoadBesideModel
 from twostroke.cli.generate import generate
+from twostroke.cli.main import app
 from twostroke.config.cache import CacheConfig
 from twostroke.engine.completion_stream import CompletionStream
 
@@ -290,3 +295,25 @@ def test_explain_a_request_of_an_event_log(tmp_path: Path) -> None:
     assert "request_id='nobody': is in none of these events" in refused.stderr
     refused = twostroke("explain", "request-0", "--event-log", str(log), "--trace", str(tmp_path))
     assert (refused.returncode, "trace=" in refused.stderr) == (1, True)
+
+
+def commands(parent: App) -> Iterator[App]:
+    for name in parent:
+        if not name.startswith("-"):
+            yield parent[name]
+            yield from commands(parent[name])
+
+
+def test_one_flag_leaves_the_defaults_of_the_others() -> None:
+    """The parser makes a config anew from the given flags: a default that differs from its class's own is forgotten."""
+    groups = 0
+    for command in commands(app):
+        if command.default_command is None:
+            continue
+        for parameter in inspect.signature(command.default_command).parameters.values():
+            if dataclasses.is_dataclass(parameter.default):
+                assert parameter.default == type(parameter.default)(), f"{command.name} {parameter.name}"
+                groups += 1
+    assert groups > 20
+    _, given, _ = app.parse_args(["serve", "--max-num-seqs", "3"], exit_on_error=False)
+    assert given.arguments["scheduler"].policy == "fair"

@@ -35,6 +35,8 @@ class Target:
     ignore_eos: bool = True
     token_counts: TokenCounts = "usage"
     more_fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    patience_s: float | None = None
+    """How long a first token is of use, said to the server in a header of ours; None says nothing."""
 
     def plan(self, workload: Workload, request_ids: Sequence[str] = ()) -> list[PlannedRequest]:
         """A workload's requests as bytes, so that nothing is left to do when one is due.
@@ -58,6 +60,8 @@ class Target:
         prompt = as_text(request.prompt_token_ids, self.words) if self.words else request.prompt_token_ids
         content = body(self.endpoint, prompt, request.max_tokens, self.token_counts, {**fields, **self.more_fields})
         headers = {"accept": "text/event-stream", **authorization(self.api_key)}
+        if self.patience_s is not None:
+            headers["x-request-timeout"] = f"{self.patience_s:.3f}"
         return self.origin.request("POST", PATHS[self.endpoint], headers, content)
 
 
