@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from twostroke.api.context import ServerContext
-from twostroke.api.gate import Gate
+from twostroke.api.gate import App, Gate
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped_for, validation_answer
 from twostroke.api.observation import Observation
 from twostroke.api.openapi import published_schema
@@ -41,8 +41,8 @@ ROUTERS = (
 )
 
 
-def build_app(engine: EngineClient, config: ServerConfig, model: str, observation: Observation) -> FastAPI:
-    """The application.
+def build_app(engine: EngineClient, config: ServerConfig, model: str, observation: Observation) -> App:
+    """The application: routes, behind the gate, which is behind what browsers ask (CORS).
 
     Args:
         engine: started.
@@ -58,15 +58,11 @@ def build_app(engine: EngineClient, config: ServerConfig, model: str, observatio
     app.include_router(page_router())
     app.openapi = lambda: published_schema(app)
     _answer_errors(app)
-    gate: Any = Gate  # an ASGI app, if not by starlette's own types
-    app.add_middleware(
-        gate, config=config, now_s=engine.now_s, admission=context.admission, answers=observation.answers
-    )
+    routes: Any = app  # an ASGI app, if not by the types of those that it stands between
+    gate: Any = Gate(routes, config, engine.now_s, context.admission, observation.answers)
     if config.cors_origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=list(config.cors_origins), allow_methods=["*"], allow_headers=["*"]
-        )
-    return app
+        return CORSMiddleware(gate, allow_origins=list(config.cors_origins), allow_methods=["*"], allow_headers=["*"])
+    return gate
 
 
 def _answer_errors(app: FastAPI) -> None:

@@ -10,7 +10,7 @@ from twostroke.api.generation import Caller, Generation, prepared
 from twostroke.api.logprobs import CompletionLogprobs, prompt_logprobs
 from twostroke.api.prompts import prompts_of
 from twostroke.api.protocol.completions import CompletionRequest
-from twostroke.api.sse import DONE, event
+from twostroke.api.sse import DONE, RepeatedEvent, event
 from twostroke.api.translate import check_stream_options, completion_params
 from twostroke.api.usage import UsageCount
 from twostroke.engine.client import EngineClient
@@ -101,17 +101,16 @@ class Completion:
         options = self._request.stream_options
         wants_usage = options is not None and bool(options.include_usage)
         continuous = options is not None and bool(options.continuous_usage_stats)
+        no_usage = {"usage": None} if wants_usage else {}
         while outputs := await self._generation.take():
             events: list[bytes] = []
             for number, output in outputs:
                 self._count(number, output)
                 for part in output.outputs:
-                    choice = self._writer(number, part.index).choice(number * self._n + part.index, output, part)
-                    chunk: Object = {**self._head, "choices": [choice]}
-                    if wants_usage or continuous:
-                        chunk["usage"] = self._usage.as_json() if continuous else None
-                    events.append(event(chunk))
-            yield b"".join(events)
+                    usage = {"usage": self._usage.as_json()} if continuous else no_usage
+                    writer = self._writer(number, part.index)
+                    events.append(writer.event(number * self._n + part.index, output, part, self._head, usage))
+            yield b"".join(events) if len(events) > 1 else events[0]
         if wants_usage:
             yield event({**self._head, "choices": [], "usage": self._usage.as_json()})
         yield DONE
@@ -130,10 +129,10 @@ class Completion:
         return sorted(parts, key=_mean_logprob, reverse=True)[: self._n]
 
     def _writer(self, number: int, index: int) -> _ChoiceWriter:
-        key = number, index
-        if key not in self._writers:
-            self._writers[key] = _ChoiceWriter(self._request, self._engine)
-        return self._writers[key]
+        writer = self._writers.get((number, index))
+        if writer is None:
+            writer = self._writers[number, index] = _ChoiceWriter(self._request, self._engine)
+        return writer
 
 
 class _ChoiceWriter:
@@ -145,7 +144,21 @@ class _ChoiceWriter:
         as_token_ids = bool(request.return_tokens_as_token_ids)
         self._logprobs = CompletionLogprobs(engine.tokenizer, as_token_ids=as_token_ids)
         self._is_first = True
-        self._prompt_logprobs: Sequence[LogprobsAtPosition | None] = ()
+        options = request.stream_options
+        says_more = request.return_token_ids or (options is not None and options.continuous_usage_stats)
+        self._is_only_text = request.logprobs is None and not says_more
+        """Whether one chunk differs from the next by its text alone."""
+        self._repeated: RepeatedEvent | None = None
+
+    def event(self, index: int, output: RequestOutput, part: CompletionOutput, head: Object, usage: Object) -> bytes:
+        """A chunk of a stream."""
+        if self._repeated is not None and part.finish_reason is None:
+            return self._repeated.with_text(part.text)
+        is_first = self._is_first
+        choice = self.choice(index, output, part)
+        if self._is_only_text and not is_first and part.finish_reason is None:
+            self._repeated = RepeatedEvent(lambda text: {**head, "choices": [{**choice, "text": text}], **usage})
+        return event({**head, "choices": [choice], **usage})
 
     def choice(self, index: int, output: RequestOutput, part: CompletionOutput) -> Object:
         request = self._request

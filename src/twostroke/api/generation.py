@@ -112,7 +112,10 @@ class Generation:
         """
         if len(self._streams) > 1:
             return await self._take_any()
-        return [(0, _checked(output)) for output in await self._streams[0].take()]
+        outputs = await self._streams[0].take()
+        if outputs and outputs[-1].finished:  # only the last can be
+            _checked(outputs[-1])
+        return [(0, output) for output in outputs]
 
     def close(self) -> None:
         """Nobody reads on; what still runs is aborted."""

@@ -27,6 +27,30 @@ SERVER_SEND = "server_send"
 """Where the gate leaves the server's own `send` in a request's state."""
 
 
+_MARK = "\ue000 the text goes here \ue000"
+
+
+class RepeatedEvent:
+    """An event that is sent again and again with another text, and is encoded but for that text once.
+
+    >>> told = RepeatedEvent(lambda text: {"choices": [{"text": text, "finish_reason": None}]})
+    >>> told.with_text('say "a"')
+    b'data: {"choices":[{"text":"say \\\\"a\\\\"","finish_reason":null}]}\\n\\n'
+
+    Args:
+        body: of the event; the text may stand in it in several places, but not as a part of another.
+    """
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self, body: Callable[[str], Mapping[str, Any]]) -> None:
+        self._pieces = event(body(_MARK)).split(_encode(_MARK))
+
+    def with_text(self, text: str) -> bytes:
+        """The event with this text."""
+        return _encode(text).join(self._pieces)
+
+
 class Closable(Protocol):
     """What runs for a caller."""
 
@@ -85,22 +109,38 @@ class EventStream(Response):
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Sends the stream."""
-        # each event passes no middleware: they have had the start of the response, and there are many events
+        """Sends the stream.
+
+        The head waits for the first event: a request that fails before is answered with a status of its own.
+        """
+        # events pass no middleware: they have had the start of the response, and there are many events
         write: Send = scope["state"].get(SERVER_SEND, send)
         watch = asyncio.ensure_future(close_on_disconnect(receive, self._closable))
         try:
+            first = await anext(self._events)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            try:
-                async for chunk in self._events:
-                    await write({"type": "http.response.body", "body": chunk, "more_body": True})
-            except Abandoned:
-                return
-            except Exception as error:
-                if error_body(error).status >= 500:
-                    log.warning("a stream ended with %s: %s", type(error).__name__, error)
-                await send({"type": "http.response.body", "body": self._on_error(error), "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            # Whatever wakes a task wakes every coroutine on its stack in turn: of the twenty between the server and
+            # this one none is needed for an event, so a short stack of its own takes over.
+            await asyncio.create_task(self._write_on(first, write))
+        except Abandoned:
+            return
         finally:
             watch.cancel()
             self._closable.close()
+
+    async def _write_on(self, first: bytes, write: Send) -> None:
+        await write(_body(first))
+        try:
+            async for chunk in self._events:
+                await write(_body(chunk))
+        except Abandoned:
+            return
+        except Exception as error:
+            if error_body(error).status >= 500:
+                log.warning("a stream ended with %s: %s", type(error).__name__, error)
+            await write(_body(self._on_error(error)))
+        await write({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _body(chunk: bytes) -> Message:
+    return {"type": "http.response.body", "body": chunk, "more_body": True}

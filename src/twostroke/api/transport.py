@@ -55,6 +55,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._num_pending_bytes = 0
         self._has_request = False
+        self._reads_body = False
         self._refusal: HTTPError | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         if len(self.connections) > self.max_connections:
@@ -74,9 +75,9 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._head_timer is None and (not self._has_request or self.cycle.response_complete):
-            self._await_head()  # whatever it is, a request has to come of it
+            self._await_head()  # a request has to come of it, or the rest of one that was answered before its end
         super().data_received(data)
-        if self._head_timer is not None:  # the parser keeps a header that has not ended
+        if self._head_timer is not None and not self._reads_body:  # the parser keeps a header that has not ended
             self._num_pending_bytes += len(data)
             if self._num_pending_bytes > MAX_HEAD_BYTES:
                 self._answer_and_close(431, TOO_LARGE)
@@ -108,8 +109,14 @@ class GuardedProtocol(HttpToolsProtocol):
         if twice or (b"content-length" in names and b"transfer-encoding" in names):
             told = ", ".join(name.decode() for name in sorted(twice)) or "content-length beside transfer-encoding"
             self._refuse(400, f"the request has contradicting headers ({told}).")
-        self._has_request = True
+        self._has_request = self._reads_body = True
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The body is there, or what was left of one that nobody waited for."""
+        self._reads_body = False
+        self._head_is_there()
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """The bytes are no request, or not one that is taken."""

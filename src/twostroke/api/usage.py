@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 from twostroke.outputs import RequestOutput
@@ -13,24 +12,24 @@ class UsageCount:
 
     def __init__(self) -> None:
         self._prompts: dict[int, tuple[int, int]] = {}
-        self._num_output_tokens: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self._num_output_tokens = 0
         self.num_reasoning_tokens = 0
         """Of the output; whoever parses it counts them."""
 
     def add(self, prompt: int, output: RequestOutput) -> None:
         """Takes an output of the prompt-th prompt; each token must be in one output only."""
-        self._prompts[prompt] = (len(output.prompt_token_ids), output.num_cached_tokens)
+        if output.finished or prompt not in self._prompts:
+            self._prompts[prompt] = (len(output.prompt_token_ids), output.num_cached_tokens)
         for part in output.outputs:
-            self._num_output_tokens[prompt, part.index] += len(part.token_ids)
+            self._num_output_tokens += len(part.token_ids)
 
     def as_json(self) -> dict[str, Any]:
         """OpenAI's object."""
         num_prompt_tokens = sum(num_tokens for num_tokens, _ in self._prompts.values())
-        num_output_tokens = sum(self._num_output_tokens.values())
         return {
             "prompt_tokens": num_prompt_tokens,
-            "completion_tokens": num_output_tokens,
-            "total_tokens": num_prompt_tokens + num_output_tokens,
+            "completion_tokens": self._num_output_tokens,
+            "total_tokens": num_prompt_tokens + self._num_output_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(cached for _, cached in self._prompts.values())},
             "completion_tokens_details": {"reasoning_tokens": self.num_reasoning_tokens},
         }

@@ -92,7 +92,8 @@ class CompletionStream:
             How many of the tokens count, and why it ended, if it did: a stop string may end it earlier.
         """
         assert self.finish_reason is None, f"tokens for a sequence that ended with {self.finish_reason}"
-        text_ids = token_ids[:-1] if self._ends_text(token_ids, finish_reason, stop_reason) else token_ids
+        ends_text = finish_reason is not None and self._ends_text(token_ids, finish_reason, stop_reason)
+        text_ids = token_ids[:-1] if ends_text else token_ids
         num_tokens = len(token_ids)
         if self._params.stop:
             num_tokens = self._push_until_stop(text_ids, num_tokens)
@@ -134,9 +135,8 @@ class CompletionStream:
 
     def take_delta(self) -> CompletionOutput:
         """What is new since the last delta."""
-        text = "".join(self._text)
-        self._text.clear()
-        delta = self._output(text, self._num_tokens_sent)
+        pieces, self._text = self._text, []
+        delta = self._output(pieces[0] if len(pieces) == 1 else "".join(pieces), self._num_tokens_sent)
         self._num_tokens_sent = len(self._token_ids)
         return delta
 

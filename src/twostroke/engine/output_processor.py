@@ -114,15 +114,20 @@ class OutputProcessor:
         """
         accepted: list[Accepted] = []
         touched: dict[str, _Answer] = {}
+        owners = self._owner
         for update in updates:
-            owner = self._owner.get(update.request_id)
-            if owner is None or owner[0].streams[owner[1]].finish_reason is not None:
+            owner = owners.get(update.request_id)
+            if owner is None:
                 continue
             answer, index = owner
-            accepted.append(answer.push(index, update))
-            touched[answer.request_id] = answer
-        outputs = [output for answer in touched.values() if (output := answer.take()) is not None]
+            if answer.streams[index].finish_reason is None:
+                accepted.append(answer.push(index, update))
+                touched[answer.request_id] = answer
+        outputs: list[RequestOutput] = []
         for answer in touched.values():
+            output = answer.take()
+            if output is not None:
+                outputs.append(output)
             if not answer.num_running:
                 self._forget(answer)
         return ProcessedUpdates(tuple(accepted), tuple(outputs))
@@ -174,7 +179,8 @@ class _Answer:
     num_running: int = field(init=False)
     """Sequences that have not ended."""
     _prompt_logprobs: list[LogprobsAtPosition | None] | None = field(init=False)
-    _changed: set[int] = field(default_factory=set[int])
+    _changed: list[int] = field(default_factory=list[int])
+    """Sequences of which something is new."""
     _num_cached_tokens: int = 0
     _error: str | None = None
     _hidden_state: bytes | None = None
@@ -192,10 +198,13 @@ class _Answer:
 
     def push(self, index: int, update: TokenUpdate) -> Accepted:
         stream = self.streams[index]
-        if stream.times.scheduled_s is None:
-            stream.times.scheduled_s = update.scheduled_time_s
-        stream.times.num_preemptions = max(stream.times.num_preemptions, update.num_preemptions)
-        self._num_cached_tokens = max(self._num_cached_tokens, update.num_cached_tokens)
+        times = stream.times
+        if times.scheduled_s is None:
+            times.scheduled_s = update.scheduled_time_s
+        if update.num_preemptions > times.num_preemptions:
+            times.num_preemptions = update.num_preemptions
+        if update.num_cached_tokens > self._num_cached_tokens:
+            self._num_cached_tokens = update.num_cached_tokens
         self._error = self._error or update.error
         self._hidden_state = update.hidden_state
         if self._prompt_logprobs is not None:
@@ -208,9 +217,8 @@ class _Answer:
         )
         if finish_reason is not None:
             self.num_running -= 1
-            self._changed.add(index)
-        elif num_tokens:
-            self._changed.add(index)
+        if (num_tokens or finish_reason is not None) and index not in self._changed:
+            self._changed.append(index)
         return Accepted(update.request_id, num_tokens, finish_reason, stream.stop_reason, stream.num_tokens)
 
     def abort(self, time_s: float, reason: FinishReason) -> None:
@@ -218,17 +226,17 @@ class _Answer:
             if stream.finish_reason is None:
                 stream.finish(reason, time_s)
                 self.num_running -= 1
-                self._changed.add(index)
+                if index not in self._changed:
+                    self._changed.append(index)
 
     def take(self) -> RequestOutput | None:
         """The output to hand out now, if any."""
-        changed = sorted(self._changed)
-        self._changed.clear()
+        changed, self._changed = self._changed, []
         finished = self.num_running == 0
         if not changed or (self.kind is OutputKind.FINAL and not finished):
             return None
         if self.kind is OutputKind.DELTA:
-            completions = [self.streams[index].take_delta() for index in changed]
+            completions = [self.streams[index].take_delta() for index in sorted(changed)]
         else:
             completions = [stream.so_far() for stream in self.streams]
         # In deltas they are sent once: they are complete when the first token is there.

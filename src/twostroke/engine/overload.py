@@ -29,8 +29,8 @@ LOGPROB_BYTES = 96
 """Of one log-probability in an answer: the token, its bytes and the number, as JSON."""
 MIN_RETRY_S = 1.0
 HEADROOM = 0.75
-"""Of the longest wait, how much is given away by prediction: who does wait longer than the longest is dropped, which is
-worse than a refusal at once."""
+"""Of the longest wait, the server's or the caller's, how much is given away by prediction: who does wait longer than
+the longest is dropped, which is worse than a refusal at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +145,9 @@ def refuse_overload(load: Load, limits: QueueLimits, cost: RequestCost, deadline
         reason = f"it would wait about {wait_s:.1f} s, at most {limits.max_queue_wait_s:g} s (--max-queue-wait-s)"
         raise _overloaded(reason, wait_s - HEADROOM * limits.max_queue_wait_s)
     ttft_s = wait_s + cost.num_prompt_tokens * load.prefill_s_per_token + load.step_s
-    if deadline_s is not None and ttft_s > deadline_s:
+    if deadline_s is not None and ttft_s > HEADROOM * deadline_s:
         reason = f"its first token would come after about {ttft_s:.1f} s, and is of use for {deadline_s:g} s"
-        raise _overloaded(reason, ttft_s - deadline_s)
+        raise _overloaded(reason, ttft_s - HEADROOM * deadline_s)
 
 
 def _overloaded(reason: str, retry_after_s: float) -> Overloaded:

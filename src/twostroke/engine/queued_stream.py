@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 
 from twostroke.errors import Overloaded
@@ -14,41 +13,45 @@ class QueuedStream:
     """See OutputStream. Reader and writer share a loop."""
 
     def __init__(self, abandon: Callable[[QueuedStream], None]) -> None:
-        self._items: deque[RequestOutput | Exception] = deque()
+        self._outputs: list[RequestOutput] = []
+        self._error: Exception | None = None
+        """Comes after the outputs that are there, once."""
         self._reader: asyncio.Future[None] | None = None
         self._abandon = abandon
         self._is_ended = False
         self._patience: asyncio.TimerHandle | None = None
 
-    def put(self, item: RequestOutput | Exception) -> None:
-        """Hands an item over."""
-        self._is_ended = isinstance(item, Exception) or item.finished
+    def put(self, output: RequestOutput) -> None:
+        """Hands an output over."""
+        self._is_ended = output.finished
+        self._outputs.append(output)
+        if self._patience is not None:
+            self._stop_waiting()
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Ends it with an error."""
+        self._is_ended = True
+        self._error = error
         self._stop_waiting()
-        self._items.append(item)
         self._wake()
 
     async def take(self) -> list[RequestOutput]:
         """See OutputStream."""
-        if not self._items and not self._is_ended:
+        if not self._outputs and not self._is_ended:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        outputs: list[RequestOutput] = []
-        while self._items:
-            item = self._items[0]
-            if isinstance(item, Exception):
-                if outputs:
-                    break
-                self._items.popleft()
-                raise item
-            outputs.append(item)
-            self._items.popleft()
+        outputs, self._outputs = self._outputs, []
+        if not outputs and self._error is not None:
+            error, self._error = self._error, None
+            raise error
         return outputs
 
     def close(self) -> None:
         """See OutputStream."""
         if not self._is_ended:
             self._is_ended = True
-            self._items.clear()
+            self._outputs = []
             self._stop_waiting()
             self._abandon(self)
             self._wake()
@@ -59,7 +62,7 @@ class QueuedStream:
         def lose_patience() -> None:
             if not self._is_ended and is_waiting():
                 self._abandon(self)
-                self.put(Overloaded(f"the request waited {within_s:.1f} s and was not begun; it was given up.", 1))
+                self.fail(Overloaded(f"the request waited {within_s:.1f} s and was not begun; it was given up.", 1))
 
         self._patience = asyncio.get_running_loop().call_later(max(0.0, within_s), lose_patience)
 

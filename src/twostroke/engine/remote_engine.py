@@ -368,4 +368,4 @@ class RemoteEngine:
     def _lose_streams(self, cause: str) -> None:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream.put(EngineError(f"the request was lost: {cause}."))
+            stream.fail(EngineError(f"the request was lost: {cause}."))

@@ -27,8 +27,9 @@ class IncrementalDetokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Takes the next ids; returns the text that is certain now, which may be empty."""
-        tokens = [self._token(token_id) for token_id in token_ids if token_id not in self._skipped]
-        return self._stream.push([token for token in tokens if token is not None])
+        find, skipped = self._token, self._skipped
+        known = [token for i in token_ids if i not in skipped and (token := find(i)) is not None]
+        return self._stream.push(known)
 
     def finish(self) -> str:
         """The generation has ended: returns what was held back, an incomplete character as U+FFFD."""

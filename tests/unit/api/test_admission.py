@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import socket
 from collections.abc import Iterator
 
 import httpx
@@ -23,6 +25,17 @@ def small() -> Iterator[ServerProcess]:
     running = ServerProcess(*FLAGS)
     yield running
     running.stop()
+
+
+@contextlib.contextmanager
+def asking(server: ServerProcess) -> Iterator[None]:
+    """Has sent a long request; what waits for its first token has not even the head of an answer."""
+    body = json.dumps(LONG).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        yield
 
 
 def complete(server: ServerProcess, **fields: object) -> httpx.Response:
@@ -57,11 +70,9 @@ def test_a_request_that_can_never_fit_is_told_what_to_change(
 def test_a_full_queue_answers_at_once_and_says_when_to_come_back(small: ServerProcess) -> None:
     """One runs, three wait: the fifth is refused, however long its prompt is and whatever else is wrong with it."""
     with httpx.Client(timeout=60) as client, contextlib.ExitStack() as held:
-        url = f"{small.url}/v1/completions"
-        running = held.enter_context(client.stream("POST", url, json=LONG)).iter_raw()
-        next(running)  # kept, as an iterator that nobody holds closes its connection
-        for _ in range(3):
-            assert held.enter_context(client.stream("POST", url, json=LONG)).status_code == 200
+        for num_others in range(4):  # each is there before the next one comes
+            held.enter_context(asking(small))
+            small.wait_for("there", "/health", lambda answer, n=num_others: answer.json()["num_requests"] > n)
         long = client.post(f"{small.url}/v1/completions", json={"prompt": "x" * 1_000_000, "max_tokens": 1})
         empty = client.post(f"{small.url}/v1/chat/completions", json={"messages": []})
         assert client.get(f"{small.url}/health").status_code == 200
@@ -78,14 +89,13 @@ def test_who_waited_as_long_as_it_wanted_is_given_up(small: ServerProcess) -> No
     """What ended so far was short, so nobody foresees how long the one that runs will take."""
     for _ in range(30):
         assert complete(small, max_tokens=1).status_code == 200
-    with httpx.Client(timeout=60) as client:
-        url = f"{small.url}/v1/completions"
-        with client.stream("POST", url, json=LONG) as first:
-            running = first.iter_raw()
-            next(running)
-            given_up = client.post(url, json={**LONG, "stream": False}, headers={"x-request-timeout": "0.5"})
-    assert given_up.status_code == 503
-    assert "was not begun" in given_up.json()["error"]["message"]
+    with asking(small):
+        small.wait_for("there", "/health", lambda answer: answer.json()["num_requests"] > 0)
+        for streams in (False, True):  # a stream has not begun before its first token, so its status tells
+            given_up = small.post("/v1/completions", {**LONG, "stream": streams}, x_request_timeout="0.5")
+            assert given_up.status_code == 503
+            assert int(given_up.headers["retry-after"]) >= 1
+            assert "was not begun" in given_up.json()["error"]["message"]
     assert complete(small).status_code == 200
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import ssl
 import subprocess
@@ -83,6 +84,19 @@ def test_bytes_that_two_readers_could_read_differently_are_refused(served: Serve
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
     assert answer.count(b"HTTP/1.1") == 1, "one request, one answer"
     assert served.http.get("/health").status_code == 200
+
+
+def test_a_body_that_comes_after_its_answer_is_no_new_head(served: ServerProcess) -> None:
+    body = b" " * 17_000_000
+    with connect(served) as connection:
+        connection.sendall(HEAD + length(body) + b"\r\n")
+        answers = connection.recv(65536)
+        assert answers.startswith(b"HTTP/1.1 413")
+        connection.sendall(body)  # what is left of it is read and thrown away
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        while chunk := connection.recv(65536):
+            answers += chunk
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"413", b"200"]
 
 
 def test_a_head_that_never_ends_is_given_up_while_others_are_served(served: ServerProcess) -> None:

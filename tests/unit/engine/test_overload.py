@@ -12,7 +12,7 @@ from fakes import FakeEngine
 from twostroke.batch import ScheduledBatch
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.load import Load, LoadMeter, StepTimes
-from twostroke.engine.overload import QueueLimits, RequestCost, predicted_wait_s, refuse_overload
+from twostroke.engine.overload import HEADROOM, QueueLimits, RequestCost, predicted_wait_s, refuse_overload
 from twostroke.errors import InvalidParameter, Overloaded
 
 NUM_SEQS = 8
@@ -153,9 +153,9 @@ def test_a_full_queue_has_room_for_a_tenant_below_its_share() -> None:
 def test_a_deadline_of_the_callers_counts_until_the_first_token() -> None:
     load = Load(num_slots=4, step_s=0.5, prefill_s_per_token=0.01)
     cost = RequestCost(1, 100)
-    refuse_overload(load, limits(), cost, deadline_s=1.6)
+    refuse_overload(load, limits(), cost, deadline_s=1.6 / HEADROOM)
     with pytest.raises(Overloaded, match=r"its first token would come after about 1\.5 s") as refused:
-        refuse_overload(load, limits(), cost, deadline_s=1.4)
+        refuse_overload(load, limits(), cost, deadline_s=1.4 / HEADROOM)
     assert refused.value.retry_after_s == 1
 
 
