@@ -15,7 +15,6 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from twostroke.api.http_errors import HTTPError
-from twostroke.api.outbox import Outbox, OutboxTransport
 
 MAX_HEAD_BYTES = 64 * 1024
 TOO_LARGE = f"the head of the request has more than {MAX_HEAD_BYTES} bytes."
@@ -34,7 +33,6 @@ def guarded_protocol(max_connections: int, head_timeout_s: float = HEAD_TIMEOUT_
 
     Protocol.max_connections = max_connections
     Protocol.head_timeout_s = head_timeout_s
-    Protocol.outbox = Outbox(asyncio.get_running_loop())
     return Protocol
 
 
@@ -47,11 +45,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     max_connections: int
     head_timeout_s: float
-    outbox: Outbox
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Somebody has connected."""
-        super().connection_made(OutboxTransport(transport, self.outbox))
+        super().connection_made(transport)
         self._num_head_bytes = 0
         self._num_pending_bytes = 0
         self._has_request = False
