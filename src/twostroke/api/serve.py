@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from twostroke.api.transport import guarded_protocol
 from twostroke.config.engine import EngineConfig
 from twostroke.config.server import ServerConfig
 from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.garbage import keep_what_is_there
 from twostroke.engine.remote_engine import RemoteEngine
 from twostroke.errors import InvalidParameter, InvalidPrompt, SetupError
 from twostroke.log import get_logger
@@ -27,11 +27,6 @@ BACKLOG = 2048
 KEEP_ALIVE_S = 75
 LAST_WORDS_S = 5
 """When nothing runs any more, answers have so long to be sent."""
-GC_THRESHOLD = 20_000
-"""Objects made before garbage is looked for: a token makes some twenty, and none of them is part of a cycle."""
-GC_OLDER_THRESHOLDS = (10, 5)
-"""A connection is a cycle, and one that is open while young garbage is looked for counts as old from then on. The old
-are looked through about every million objects; there are few, since what the start made is left out."""
 
 
 async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: bool = False) -> None:
@@ -77,8 +72,7 @@ async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: boo
             config.drain_timeout_s,
             f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}",
         )
-        gc.freeze()  # what is there now stays: collecting garbage need not look at it again
-        gc.set_threshold(GC_THRESHOLD, *GC_OLDER_THRESHOLDS)
+        keep_what_is_there()
         await server.serve(sockets=[listener])
     finally:
         await engine.close()

@@ -20,6 +20,7 @@ import zmq
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.assembly import build_engine
 from twostroke.engine.engine import Engine
+from twostroke.engine.garbage import keep_what_is_there
 from twostroke.engine.messages import (
     COMMANDS,
     REPORTS,
@@ -118,6 +119,7 @@ def _run(channel: _Channel, config: EngineConfig, around_executor: Callable[[Exe
         channel.send(Refused(type(error).__name__, str(error)))
         return 1
     built.grammars.warm_up()
+    keep_what_is_there()
     channel.send(Ready(built.facts))
     channel.send(Progress((), outbox.take()))
     try:
