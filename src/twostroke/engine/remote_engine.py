@@ -20,6 +20,7 @@ from twostroke.engine.load import Load, LoadMeter
 from twostroke.engine.messages import (
     Add,
     CacheWasReset,
+    CarriedEvent,
     Failed,
     Finish,
     Progress,
@@ -337,15 +338,19 @@ class RemoteEngine:
                 if updates:
                     self._num_fast_deaths = 0
                     self._deliver(updates)
-                for carrier in events:
-                    for listener in self._listeners:
-                        listener.append(carrier.event)
+                if events:  # behind the streams that were just woken: who waits for a token goes before who takes notes
+                    asyncio.get_running_loop().call_soon(self._tell_listeners, events)
             case CacheWasReset(had_blocks):
                 reset = self._resets.popleft()
                 if not reset.done():  # who asked may have left
                     reset.set_result(had_blocks)
             case Ready() | Refused() | Failed():
                 raise AssertionError(f"not expected of an engine that runs: {report}")
+
+    def _tell_listeners(self, events: Sequence[CarriedEvent]) -> None:
+        for carrier in events:
+            for listener in self._listeners:
+                listener.append(carrier.event)
 
     def _deliver(self, updates: Sequence[TokenUpdate]) -> None:
         assert self._desk is not None, "an engine that runs has been met"
