@@ -197,6 +197,15 @@ def test_an_unknown_field_is_named(server: ServerProcess, path: str) -> None:
     assert response.headers["x-ignored-params"] == "best_off, zz"
 
 
+def test_a_request_of_unknown_fields_is_refused(server: ServerProcess) -> None:
+    """Nobody would read hundreds of thousands of names, and making a list of them holds everybody up."""
+    response = server.post("/v1/completions", COMPLETION | {f"k{i}": 1 for i in range(64)})
+    assert response.headers["x-ignored-params"].count(",") == 63
+    response = server.post("/v1/completions", COMPLETION | {f"k{i}": 1 for i in range(65)})
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "unknown_field"
+
+
 def test_unknown_fields_within_objects_are_named(server: ServerProcess) -> None:
     body = COMPLETION | {"stream": True, "stream_options": {"include_usage": True, "chunky": 1}}
     response = server.post("/v1/completions", body)

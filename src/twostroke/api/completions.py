@@ -8,7 +8,7 @@ from typing import Any
 from twostroke.api.dialect import structured_outputs
 from twostroke.api.generation import Caller, Generation, prepared
 from twostroke.api.logprobs import CompletionLogprobs, prompt_logprobs
-from twostroke.api.prompts import prompts_of
+from twostroke.api.prompts import length_of, prompts_of
 from twostroke.api.protocol.completions import CompletionRequest
 from twostroke.api.sse import DONE, RepeatedEvent, event
 from twostroke.api.translate import check_stream_options, completion_params
@@ -68,7 +68,7 @@ class Completion:
                 for prompt in given
             ]
 
-        prompts = await prepared(prepare, sum(len(prompt) for prompt in given if isinstance(prompt, str)))
+        prompts = await prepared(prepare, length_of(given))
         self._generation = Generation(
             self._engine,
             prompts,

@@ -14,7 +14,7 @@ from twostroke.api.dialect import Dialect
 from twostroke.api.generation import Caller
 from twostroke.api.http_errors import HTTPError
 from twostroke.api.observation import Observation
-from twostroke.api.protocol.fields import WireObject
+from twostroke.api.protocol.fields import MAX_UNKNOWN, WireObject
 from twostroke.api.protocol.sampling import SamplingFields
 from twostroke.config.server import ServerConfig
 from twostroke.engine.client import EngineClient
@@ -104,7 +104,10 @@ class ServerContext:
         unknown = request.unknown_fields
         if not unknown:
             return {}
-        names = ", ".join(name.encode("ascii", "backslashreplace").decode()[:64] for name in unknown[:32])
+        if len(unknown) > MAX_UNKNOWN:
+            message = f"more than {MAX_UNKNOWN} fields of the request are unknown, {unknown[0][:64]!r} among them."
+            raise HTTPError(400, message, code="unknown_field", param=unknown[0][:64])
+        names = ", ".join(name.encode("ascii", "backslashreplace").decode()[:64] for name in unknown)
         if self.config.strict:
             message = f"unknown fields: {names}. Leave them out, or start the server without --strict."
             raise HTTPError(400, message, code="unknown_field", param=unknown[0])

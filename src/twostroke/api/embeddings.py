@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.api.generation import Caller, Generation, prepared
-from twostroke.api.prompts import prompts_of
+from twostroke.api.prompts import length_of, prompts_of
 from twostroke.api.protocol.embeddings import EmbeddingRequest
 from twostroke.engine.client import EngineClient
 from twostroke.engine.input_processor import PromptInput
@@ -57,7 +57,7 @@ class Embeddings:
                 for prompt in given
             ]
 
-        inputs = await prepared(prepare, sum(len(prompt) for prompt in given if isinstance(prompt, str)))
+        inputs = await prepared(prepare, length_of(given))
         self._generation = Generation(
             self._engine,
             inputs,

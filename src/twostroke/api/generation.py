@@ -14,8 +14,9 @@ from twostroke.errors import EngineError
 from twostroke.outputs import RequestOutput
 from twostroke.request import FinishReason
 
-INLINE_CHARS = 4096
-"""Prompts up to this length are encoded at once; longer ones in a thread, while the others' tokens are sent."""
+INLINE_LENGTH = 4096
+"""Prompts of so many characters or token ids are prepared at once; longer ones in a thread, while the others' tokens
+are sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,9 @@ class Caller:
     """How long after its arrival a first token is of use; None: as long as the server lets anybody wait."""
 
 
-async def prepared(prepare: Callable[[], list[PromptInput]], num_chars: int) -> list[PromptInput]:
+async def prepared(prepare: Callable[[], list[PromptInput]], length: int) -> list[PromptInput]:
     """What `prepare` returns, in a thread when that may take long."""
-    return prepare() if num_chars <= INLINE_CHARS else await asyncio.to_thread(prepare)
+    return prepare() if length <= INLINE_LENGTH else await asyncio.to_thread(prepare)
 
 
 class Generation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 from twostroke.engine.input_processor import Prompt
@@ -25,3 +26,8 @@ def prompts_of(given: str | list[Any], field: str) -> list[Prompt]:
     if isinstance(given[0], int):
         return [{"prompt_token_ids": given}]
     return [item if isinstance(item, str) else {"prompt_token_ids": cast(list[int], item)} for item in given]
+
+
+def length_of(prompts: Sequence[Prompt]) -> int:
+    """Characters and token ids of all of them: what preparing them costs, roughly."""
+    return sum(len(prompt if isinstance(prompt, str) else prompt.get("prompt_token_ids", ())) for prompt in prompts)

@@ -48,7 +48,7 @@ class ServerConfig:
     """On SIGTERM, running requests have so long to end."""
     max_connections: int = 4096
     """Most connections; one more is answered 503 and closed."""
-    max_body_bytes: int = 16 * 2**20
+    max_body_bytes: int = 4 * 2**20
     """Longest request body."""
     metrics_compat: tuple[MetricsNames, ...] = ()
     """Serve the metrics under these servers' names, too, for dashboards that people have."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from twostroke.engine.input_processor import InputProcessor
 from twostroke.grammar.backend import GrammarBackend
@@ -28,8 +28,8 @@ class EngineFacts:
     uses_priority: bool
     is_fair: bool
     """Whether the scheduler tells tenants apart."""
-    startup_lines: tuple[str, ...]
-    """What was loaded and how memory was divided, for people."""
+    startup_lines: tuple[str, ...] = field(compare=False)
+    """What was loaded, how long that took and how memory was divided, for people."""
 
 
 def input_processor(

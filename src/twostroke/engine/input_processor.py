@@ -225,6 +225,9 @@ class InputProcessor:
         return truncate_prompt_tokens
 
     def _process_text(self, text: Any, params: SamplingParams, add_special_tokens: bool, cut: int) -> PromptInput:
+        if isinstance(text, str) and not cut and self._tokenizer.fewest_tokens(text) >= self._max_model_len:
+            least = self._tokenizer.fewest_tokens(text)  # a text of megabytes would take seconds to be counted exactly
+            raise self._too_long(f"at least {least} tokens, by its {len(text)} characters", least)
         token_ids = tuple(self.encode(text, add_special_tokens=add_special_tokens))
         # Not out of range for a tokenizer that passed check_vocab, so only its length is looked at.
         return self._checked(text, token_ids[-cut:], params)
@@ -244,16 +247,19 @@ class InputProcessor:
                 )
         return tuple(token_ids)
 
+    def _too_long(self, length: str, num_tokens: int) -> InvalidPrompt:
+        most = self._max_model_len
+        return InvalidPrompt(
+            f"the prompt has {length}; with max_model_len {most} it may have {most - 1}, which leaves one for the "
+            f"output. Shorten it, or start the engine with --max-model-len {num_tokens + 1} or more."
+        )
+
     def _checked(self, text: str | None, token_ids: tuple[int, ...], params: SamplingParams) -> PromptInput:
         num_left = self._max_model_len - len(token_ids)
         if not token_ids:
             raise InvalidPrompt("the prompt is empty: it has no token to begin with. Send at least one.")
         if num_left < 1:
-            raise InvalidPrompt(
-                f"the prompt has {len(token_ids)} tokens; with max_model_len {self._max_model_len} it may have "
-                f"{self._max_model_len - 1}, which leaves one for the output. Shorten it, or start the engine with "
-                f"--max-model-len {len(token_ids) + 1} or more."
-            )
+            raise self._too_long(f"{len(token_ids)} tokens", len(token_ids))
         bad_words = tuple(seq for word in params.bad_words for seq in self._bad_word(word))
         wanted = params.structured_outputs
         return PromptInput(

@@ -47,6 +47,9 @@ from twostroke.runner.executor import Executor
 
 log = get_logger(__name__)
 
+COMMANDS_A_STEP = 64
+"""Most that are obeyed between two steps: a request of a thousand prompts does not hold up those that run."""
+
 
 class _Outbox:
     """Events on their way to the other process."""
@@ -138,10 +141,12 @@ def _loop(channel: _Channel, engine: Engine, outbox: _Outbox) -> None:
     """Commands between steps, steps while there is work, sleep otherwise."""
     while True:
         command = channel.receive(wait=not engine.has_work)
+        num_obeyed = 0
         while command is not None:
             if not _obey(command, channel, engine):
                 return
-            command = channel.receive(wait=False)
+            num_obeyed += 1
+            command = channel.receive(wait=False) if num_obeyed < COMMANDS_A_STEP else None
         updates = engine.step() if engine.has_work else ()
         events = outbox.take()
         if updates or events:

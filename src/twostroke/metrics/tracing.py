@@ -98,10 +98,6 @@ class RequestTracer:
         context = TraceContextTextMapPropagator().extract(dict(headers))
         self._callers[request_id] = _Caller(operation, context, attributes)
 
-    def drop(self, request_id: str) -> None:
-        """The request was refused, or the engine died before it arrived there: no event of it will come."""
-        self._callers.pop(request_id, None)
-
     def append(self, event: Event) -> None:
         """One event, in order; sends the spans of requests that end with it."""
         if isinstance(event, RequestArrived):

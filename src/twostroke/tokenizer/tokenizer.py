@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 
 from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as RawTokenizer
@@ -11,12 +12,16 @@ from tokenizers import Tokenizer as RawTokenizer
 from twostroke.errors import CorruptCheckpoint, InvalidPrompt, ModelNotFound
 from twostroke.log import get_logger
 from twostroke.tokenizer.settings import TokenizerSettings
-from twostroke.tokenizer.token_text import TokenText, make_token_text
+from twostroke.tokenizer.token_text import ByteLevelText, TokenText, make_token_text
 
 log = get_logger(__name__)
 
 NFC_CLASSES = frozenset({"Qwen2Tokenizer", "Qwen2TokenizerFast"})
 """Tokenizer classes that compose characters (NFC) even where their tokenizer.json has lost the normalizer."""
+
+
+LONG_TEXT = 1024
+"""Characters from which on encoding lets other threads run; handing the lock over costs more than a shorter text."""
 
 
 class Tokenizer:
@@ -40,6 +45,7 @@ class Tokenizer:
         self._special_token_ids = frozenset(i for i, t in raw.get_added_tokens_decoder().items() if t.special)
         self._max_token_id = max(raw.get_vocab(with_added_tokens=True).values(), default=-1)
         self._text = make_token_text(raw)
+        self._most_bytes = self._longest_token()
         # Asking the library costs ten times a look-up here, and detokenizing asks for every token.
         self._known: dict[int, str | None] = {}
         self._check_framing(settings.add_bos_token)
@@ -81,11 +87,32 @@ class Tokenizer:
             InvalidPrompt: the tokenizer has no ids for it, and none that stands for unknown text either.
         """
         try:
-            return self._raw.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) < LONG_TEXT:
+                return self._raw.encode(text, add_special_tokens=add_special_tokens).ids
+            # only the form for several texts gives the interpreter's lock away
+            return self._raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic inside the library is no Exception, and must not end the engine
             raise InvalidPrompt(f"the model's tokenizer cannot encode the text ({error}).") from error
+
+    def fewest_tokens(self, text: str) -> int:
+        """So many tokens a text has at least; 0 where nothing can be said without encoding it.
+
+        Known where tokens are bytes and the text is encoded as it is, or composed (NFC), which leaves at least a third
+        of the characters (Unicode Standard Annex 15, table 16: the largest growth of a decomposition).
+        """
+        if self._most_bytes is None:
+            return 0
+        return len(text) // (1 if self._raw.normalizer is None else 3) // self._most_bytes
+
+    def _longest_token(self) -> int | None:
+        """Bytes of the longest token, where texts are cut into bytes."""
+        if not isinstance(self._text, ByteLevelText) or not isinstance(
+            self._raw.normalizer, (NoneType, normalizers.NFC)
+        ):
+            return None
+        return max((len(self._text.token_bytes(token)) for token in self._raw.get_vocab()), default=None)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids that stand for nothing are left out, broken UTF-8 becomes U+FFFD."""

@@ -87,7 +87,7 @@ def test_bytes_that_two_readers_could_read_differently_are_refused(served: Serve
 
 
 def test_a_body_that_comes_after_its_answer_is_no_new_head(served: ServerProcess) -> None:
-    body = b" " * 17_000_000
+    body = b" " * 5_000_000
     with connect(served) as connection:
         connection.sendall(HEAD + length(body) + b"\r\n")
         answers = connection.recv(65536)

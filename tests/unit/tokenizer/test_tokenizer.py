@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from transformers import AutoTokenizer
 import text_fakes
 from twostroke.errors import CorruptCheckpoint, InvalidPrompt, ModelNotFound, SetupError
 from twostroke.tokenizer.settings import read_eos_token_ids
-from twostroke.tokenizer.tokenizer import Tokenizer
+from twostroke.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 
 KINDS = ("byte_level", "byte_fallback", "metaspace", "wordpiece")
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
@@ -46,6 +49,42 @@ def assert_equal_to_reference(folder: Path, lines: tuple[str, ...]) -> None:
 def test_real_vocabulary_equals_the_reference() -> None:
     assert len(text_fakes.corpus()) >= 1000
     assert_equal_to_reference(text_fakes.real_tokenizer_folder(), text_fakes.corpus())
+
+
+def test_long_texts_equal_the_reference() -> None:
+    """They go another way into the library than lines do."""
+    texts = ["\n".join(text_fakes.corpus()[start : start + 200]) for start in range(0, 1000, 200)]
+    assert min(map(len, texts)) > LONG_TEXT
+    assert_equal_to_reference(text_fakes.real_tokenizer_folder(), tuple(texts))
+
+
+def others_run_while(work: Callable[[], object]) -> int:
+    """How often another thread had a turn meanwhile, at the shortest interval that the interpreter has."""
+    worker = threading.Thread(target=work)
+    worker.start()
+    turns = 0
+    while worker.is_alive():
+        turns += 1
+        time.sleep(0.001)
+    return turns
+
+
+def test_a_long_text_does_not_hold_up_the_process() -> None:
+    tokenizer = Tokenizer.from_folder(text_fakes.real_tokenizer_folder())
+    text = "\n".join(text_fakes.corpus()) * 20
+    assert others_run_while(lambda: tokenizer.encode(text)) > 20
+
+
+@given(st.data(), st.sampled_from(KINDS))
+def test_a_text_has_no_fewer_tokens_than_said(data: st.DataObject, kind: str) -> None:
+    tokenizer = Tokenizer.from_folder(text_fakes.folder(kind))
+    text = data.draw(ANY_TEXT)
+    assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text, add_special_tokens=False))
+
+
+def test_a_hopeless_text_is_known_by_its_length() -> None:
+    tokenizer = Tokenizer.from_folder(text_fakes.real_tokenizer_folder())
+    assert tokenizer.fewest_tokens("x" * 10**6) > 1000
 
 
 @pytest.mark.parametrize("kind", KINDS)

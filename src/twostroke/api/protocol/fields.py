@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
@@ -28,6 +29,8 @@ class Standing(StrEnum):
     REFUSED = "refused"
 
 
+MAX_UNKNOWN = 64
+"""Unknown fields of a request that are named; one with more is not meant for this API."""
 _STANDING = "x-standing"
 _NEUTRAL = "x-neutral"
 
@@ -39,8 +42,8 @@ class WireObject(BaseModel):
 
     @property
     def unknown_fields(self) -> list[str]:
-        """Fields of the request that nobody reads, those of objects within it by their path."""
-        return sorted(_unknown(self, ""))
+        """Fields of the request that nobody reads, those of objects within it by their path; of very many the first."""
+        return sorted(itertools.islice(_unknown(self, ""), MAX_UNKNOWN + 1))
 
     def check_refused(self) -> None:
         """Refuses fields that would have to act and do not, those of objects within it too.
@@ -94,7 +97,7 @@ def _refusals(value: Any, path: str) -> Iterator[tuple[str, Any, str]]:
                 yield path + name, given, why
             yield from _refusals(given, f"{path}{name}.")
     elif isinstance(value, list):
-        for item in value:  # pyright: ignore[reportUnknownVariableType]
+        for item in _objects(value):  # pyright: ignore[reportUnknownArgumentType]
             yield from _refusals(item, path)
 
 
@@ -104,5 +107,10 @@ def _unknown(value: Any, path: str) -> Iterator[str]:
         for name in type(value).model_fields:
             yield from _unknown(getattr(value, name), f"{path}{name}.")
     elif isinstance(value, list):
-        for item in value:  # pyright: ignore[reportUnknownVariableType]
+        for item in _objects(value):  # pyright: ignore[reportUnknownArgumentType]
             yield from _unknown(item, path)
+
+
+def _objects(items: list[Any]) -> list[Any]:
+    """Those that may have fields: of a list of token ids, which may be long, none."""
+    return [item for item in items if isinstance(item, (WireObject, list))]
