@@ -17,6 +17,7 @@ from twostroke.events import (
     EngineStarted,
     Event,
     EventRing,
+    KVBlockChecked,
     RequestArrived,
     RequestFinishedByCaller,
     StepCommitted,
@@ -121,6 +122,8 @@ def test_gauges_follow_the_decisions_and_end_at_zero(seed: int) -> None:
         metrics.observe(event)
         if isinstance(event, EngineStarted):
             num_blocks = event.num_blocks
+        if isinstance(event, KVBlockChecked):
+            num_blocks -= sum(block_id is not None for block_id in event.quarantined)
         if isinstance(event, StepScheduled) and event.batch.step % 16 == 1:
             samples = scraped(metrics)
             assert value(samples, "num_requests_running") == event.batch.num_running
