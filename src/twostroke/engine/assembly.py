@@ -365,7 +365,8 @@ def _startup_lines(
     model = f"{config.architecture}, {num_parameters(config) / 1e6:,.1f} M parameters, {dtype}, {where}"
     weights = f"{num_weight_bytes:,} bytes of weights, loaded in {load_s:.2f} s"
     per_token = f"{layout.kv_format}, {layout.bytes_per_token:,} bytes per token"
-    blocks = f"{sizing.num_blocks:,} blocks of {layout.block_size} tokens = {sizing.kv_bytes:,} bytes"
+    beside = f" and {sizing.num_scratch_blocks} to check them with" if sizing.num_scratch_blocks else ""
+    blocks = f"{sizing.num_blocks:,} blocks of {layout.block_size} tokens{beside} = {sizing.kv_bytes:,} bytes"
     capacity = sizing.num_blocks // len(layout.groups) * layout.block_size
     return (
         f"model    {model}; {weights}",
