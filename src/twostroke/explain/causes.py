@@ -86,11 +86,11 @@ def of_preemption(preemption: Preemption) -> Cause:
 def of_kv_check(event: KVBlockChecked) -> Cause:
     """Of everybody who runs, while a cached block was computed again."""
     found = {
-        Verdict.EXACT: "it was as stored",
-        Verdict.NUMERICS: "it differed by roundings",
-        Verdict.CORRUPTION: "it had gone bad and is out of use",
+        Verdict.EXACT: "as stored",
+        Verdict.NUMERICS: "other by roundings",
+        Verdict.CORRUPTION: "gone bad, and out of use now",
     }
-    told = f"block {event.entry} of a cached prefix was computed again; {found[event.verdict]}"
+    told = f"block {event.entry} of the cached prefix of {event.request_id} was computed again; {found[event.verdict]}"
     return Cause(Label.KV_CHECK, told, {event.request_id: 0})
 
 

@@ -123,7 +123,8 @@ class LaneBuilder:
         """
         is_alone = len(view.in_flight) == 1
         if self._status is RequestStatus.RUNNING and is_alone:
-            self._spend(causes.of_waiting_for(None, self.sequence_id), event.begin_s)
+            if not self._spans or self._spans[-1].cause.label is not Label.KV_CHECK:  # else the moment between two
+                self._spend(causes.of_waiting_for(None, self.sequence_id), event.begin_s)
             self._spend(causes.of_kv_check(event), event.time_s)
         if self.sequence_id in event.suspects.ended:
             self._finish_reason = FinishReason.ERROR

@@ -23,13 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from twostroke.batch import (
-    BlockTableUpdate,
-    Commit,
-    Preemption,
-    ScheduledBatch,
-    Stroke,
-)
+from twostroke.batch import BlockTableUpdate, Commit, Preemption, ScheduledBatch, Stroke
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.kv_cache.manager import KVCacheManager, KVUsage
 from twostroke.kv_check import KVCheck, Suspects
@@ -168,7 +162,7 @@ class Scheduler:
         return self._kv.reset_prefix_cache()
 
     def kv_checks_before(self, check: KVCheck) -> list[KVCheck]:
-        """The same for every earlier block of the prefix that `check` belongs to; changes nothing."""
+        """Checks of the earlier blocks of the prefix that `check` belongs to, in their order; a question."""
         return self._kv_checks.before(self._requests[check.request_id], check)
 
     def quarantine(self, request_id: str, entry: int, block_ids: Sequence[int | None]) -> Suspects:
@@ -194,7 +188,7 @@ class Scheduler:
             self._start_over(request)
         self._kv.quarantine([block_id for block_id in block_ids if block_id is not None])
         check_that_one_still_fits(self._kv, self._chunk_rule, self._max_model_len)
-        return Suspects(*(tuple(r.request_id for r in part) for part in (started_over, ended)))
+        return Suspects(tuple(r.request_id for r in started_over), tuple(r.request_id for r in ended))
 
     # ------------------------------------------------------------------ phases of a step
 

@@ -148,8 +148,21 @@ def test_a_check_of_a_cached_block_delays_whoever_runs_and_says_for_whom() -> No
         lane = explained(engine, name)
         check = the(lane, Label.KV_CHECK)
         assert (check.start_s, check.end_s, names(check)) == (1.0, 1.5, ["hit"])
-        assert check.reason == "block 1 of a cached prefix was computed again; it was as stored"
+        assert check.reason == "block 1 of the cached prefix of hit was computed again; as stored"
         assert lane.duration_s == {"talker": 8.5, "hit": 2.5}[name]
+
+
+def test_several_checks_of_a_step_are_one_segment() -> None:
+    engine = checking_engine(corruption_chance=0.0)
+    engine.submit("first", list(range(10)), 1)
+    engine.run()
+    for name in ("a", "b", "c"):
+        engine.submit(name, list(range(10)), 2)
+    engine.run()
+    for name in ("a", "b", "c"):
+        check = the(explained(engine, name), Label.KV_CHECK)
+        assert (check.duration_s, names(check)) == (1.5, ["a", "b", "c"])
+        assert check.reason == "3 blocks of cached prefixes were computed again; as stored"
 
 
 def test_a_block_that_had_gone_bad_ends_whoever_answered_from_it_and_starts_the_others_over() -> None:
@@ -167,7 +180,7 @@ def test_a_block_that_had_gone_bad_ends_whoever_answered_from_it_and_starts_the_
     wait = the(hit, Label.WAIT_STEP)
     assert (wait.start_s, wait.end_s) == (1.5, 2.5)
     assert wait.reason == "starts over: block 1 of its cached prefix had gone bad"
-    assert "it had gone bad" in the(hit, Label.KV_CHECK).reason
+    assert "gone bad" in the(hit, Label.KV_CHECK).reason
     assert "found corrupt" in " ".join(hit.notes)
     assert not bystander.notes
 
