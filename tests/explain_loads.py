@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from factories import make_layout
 from fakes import FakeEngine
@@ -13,6 +14,7 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.events import (
     Event,
     EventRing,
+    KVBlockChecked,
     RequestArrived,
     RequestFinishedByCaller,
     StepCommitted,
@@ -49,10 +51,12 @@ def _run(seed: int) -> tuple[Event, ...]:
         least + dice.randint(0, 3),
         max_model_len=longest,
         scheduler_config=settings,
-        cache_config=CacheConfig(block_size=layout.block_size, enable_prefix_caching=dice.random() < 0.7),
+        cache_config=_cache_config(layout.block_size, dice),
         latency=dice.choice([0, 0, 1, 2]),
         max_drafts=dice.choice([0, 3]),
         stop_chance=dice.choice([0.0, 0.1]),
+        corruption_chance=dice.choice([0.0, 0.3]),
+        check_time_s=dice.choice([0.0, 0.2]),
         seed=seed,
         log=EventRing(1_000_000),
     )
@@ -73,6 +77,12 @@ def _run(seed: int) -> tuple[Event, ...]:
     engine.run(max_steps=5)
     assert isinstance(engine.log, EventRing)
     return tuple(engine.log)
+
+
+def _cache_config(block_size: int, dice: random.Random) -> CacheConfig:
+    caches = dice.random() < 0.7
+    rate = dice.choice([0.0, 0.5, 1.0]) if caches else 0.0
+    return CacheConfig(block_size=block_size, enable_prefix_caching=caches, kv_check_rate=rate)
 
 
 def step(engine: FakeEngine, dice: random.Random) -> None:
@@ -101,6 +111,10 @@ def times_of(events: Sequence[Event]) -> dict[str, RequestTimes]:
                     num_tokens = 0 if commit.request_id in ended else commit.num_tokens  # a result behind the end
                     times[commit.request_id].token_times_s.extend([event.time_s] * num_tokens)
                 ended |= {commit.request_id for commit in event.commits if commit.finish_reason is not None}
+            case KVBlockChecked():
+                ended.update(event.suspects.ended)
+                times.update({i: replace(times[i], scheduled_s=None) for i in event.suspects.started_over})
+                times.update({i: replace(times[i], finish_s=event.time_s) for i in event.suspects.ended})
             case RequestFinishedByCaller():
                 ended.add(event.request_id)
                 times[event.request_id].finish_s = event.time_s

@@ -14,6 +14,7 @@ from twostroke.events import (
     EngineStarted,
     EventLog,
     EventRing,
+    KVBlockChecked,
     RequestArrived,
     RequestFinishedByCaller,
     StepCommitted,
@@ -23,7 +24,9 @@ from twostroke.events import (
 from twostroke.kv_cache.block_hash import extend_hashes, hash_blocks
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
+from twostroke.kv_check import NO_SUSPECTS, KVCheck, Verdict
 from twostroke.request import Arrival, FinishReason
+from twostroke.scheduler.budget import make_chunk_rule
 from twostroke.scheduler.policy import Key, make_policy
 from twostroke.scheduler.scheduler import Scheduler
 
@@ -83,6 +86,21 @@ class FakeExecutor:
         self.num_token_passes += batch.num_tokens
         return results
 
+    def check(self, check: KVCheck) -> None:
+        """The block holds its request's tokens, and the context what they see: nothing was evicted meanwhile."""
+        generation, block_size = self.generations[check.request_id], self.layout.block_size
+        begin = check.entry * block_size
+        for group_id, group in enumerate(self.layout.groups):
+            first = 0 if group.window is None else max(0, begin - group.window + 1)
+            blocks = (*check.context[group_id], check.block_ids[group_id])
+            assert len(blocks) == check.entry + 1
+            for position in range(first, begin + block_size):
+                entry, offset = divmod(position, block_size)
+                block_id = blocks[entry]
+                assert block_id is not None or entry == check.entry, f"{check} lacks context"
+                if block_id is not None:
+                    assert self.memory[block_id, offset] == (group_id, generation.content(position)), f"{check}"
+
     def _update_tables(self, scheduled: ScheduledRequest) -> None:
         num_groups = len(self.layout.groups)
         assert len(scheduled.block_tables) == num_groups
@@ -140,6 +158,8 @@ class FakeEngine:
         stop_chance: chance that a token ends its request.
         log: takes the events of the run.
         step_time_s: how long a step takes, on the engine's own clock.
+        corruption_chance: chance that a check of a cached block says that it has gone bad, while there is room.
+        check_time_s: how long a check takes.
     """
 
     def __init__(
@@ -156,6 +176,8 @@ class FakeEngine:
         seed: int = 0,
         log: EventLog | None = None,
         step_time_s: Callable[[ScheduledBatch], float] = lambda batch: 1.0,
+        corruption_chance: float = 0.0,
+        check_time_s: float = 0.0,
     ) -> None:
         cache_config = cache_config or CacheConfig(block_size=layout.block_size)
         scheduler_config = scheduler_config or SchedulerConfig()
@@ -176,8 +198,15 @@ class FakeEngine:
         self.max_drafts = max_drafts
         self.stop_chance = stop_chance
         self.step_time_s = step_time_s
+        self.corruption_chance = corruption_chance
+        self.check_time_s = check_time_s
+        rule = make_chunk_rule(scheduler_config, self.kv.keeps_computed_kv)
+        self.num_needed = self.kv.num_blocks_to_compute(max_model_len, rule.max_tokens_per_step(max_model_len))
+        self.num_checks = 0
+        self.started_over: list[str] = []
+        """In the last step."""
         self.now_s = 0.0
-        self.in_flight: deque[tuple[ScheduledBatch, dict[str, list[int]]]] = deque()
+        self.in_flight: deque[tuple[ScheduledBatch, dict[str, list[int]], dict[str, FakeGeneration]]] = deque()
         self.live: dict[str, FakeGeneration] = {}
         self.ended: dict[str, tuple[FinishReason, list[int]]] = {}
         self.batches: list[ScheduledBatch] = []
@@ -225,13 +254,46 @@ class FakeEngine:
         batch = self.scheduler.schedule(self.now_s)
         self.log.append(StepScheduled(self.now_s, "fake", batch))
         self.batches.append(batch)
+        ran = {scheduled.request_id: self.live[scheduled.request_id] for scheduled in batch.requests}
+        self.started_over = []
+        for check in batch.kv_checks:
+            self._check(check)
         self.now_s += self.step_time_s(batch)
         if not batch.is_empty:
             self.last_results = self.executor.execute(batch)
-            self.in_flight.append((batch, self.last_results))
+            self.in_flight.append((batch, self.last_results, ran))
+        for request_id in self.started_over:
+            old = self.live[request_id]
+            fresh = FakeGeneration(old.token_ids[: old.num_prompt_tokens], old.max_tokens, old.salt)
+            fresh.block_hashes = old.block_hashes[: old.num_prompt_tokens // self.layout.block_size]
+            self.live[request_id] = self.executor.generations[request_id] = fresh
         while len(self.in_flight) > (self.latency if not batch.is_empty else 0):
             self._update()
         return batch
+
+    def _check(self, check: KVCheck) -> None:
+        """Also says of sound blocks that they have gone bad: of some groups' or of all, as the dice have it."""
+        self.executor.check(check)
+        if check.request_id not in self.live or check.request_id in self.started_over:
+            return
+        self.num_checks += 1
+        begin_s, self.now_s = self.now_s, self.now_s + self.check_time_s
+        quarantined: tuple[int | None, ...] = ()
+        suspects = NO_SUSPECTS
+        has_room = self.kv.num_usable_blocks - len(self.layout.groups) >= self.num_needed
+        if has_room and self.rng.random() < self.corruption_chance:
+            quarantined = tuple(self.rng.choice([b, b, None]) for b in check.block_ids)
+            if not any(block_id is not None for block_id in quarantined):
+                quarantined = check.block_ids
+            suspects = self.scheduler.quarantine(check.request_id, check.entry, quarantined)
+            self.started_over += suspects.started_over
+            for request_id in suspects.ended:
+                self.ended[request_id] = (FinishReason.ERROR, self.live.pop(request_id).token_ids)
+        verdict = Verdict.CORRUPTION if quarantined else Verdict.EXACT
+        found = {"quarantined": quarantined, "suspects": suspects}
+        self.log.append(
+            KVBlockChecked(self.now_s, "fake", begin_s, check.request_id, check.entry, verdict, **found)  # type: ignore[arg-type]
+        )
 
     def run(self, max_steps: int = 100_000) -> int:
         """Steps until nothing is left; how many steps computed something."""
@@ -245,8 +307,10 @@ class FakeEngine:
         raise AssertionError(f"{max_steps} steps and no end: {self.live.keys()}")
 
     def _update(self) -> None:
-        batch, results = self.in_flight.popleft()
-        commits = tuple(self._commit(s, results[s.request_id]) for s in batch.requests)
+        batch, results, ran = self.in_flight.popleft()
+        # what was made of somebody who started over meanwhile is nobody's
+        mine = [s for s in batch.requests if self.live.get(s.request_id, ran[s.request_id]) is ran[s.request_id]]
+        commits = tuple(self._commit(s, results[s.request_id]) for s in mine)
         self.log.append(StepCommitted(self.now_s, "fake", batch.step, commits))
         self.scheduler.update(batch.step, commits)
 

@@ -1,22 +1,25 @@
 """An engine process with faults: `python -m faulty_engine FOLDER`, run instead of twostroke.engine.process.
 
 A prompt that holds one of these tokens meets the fault: POISON has an embedding of NaN, so that its keys, values
-and logits are none either; a step with HANG never returns; one with BREAK fails in the engine's own books.
+and logits are none either; a step with HANG never returns; one with BREAK fails in the engine's own books; before a
+step with ROT every block of the KV memory that has been written to loses a bit.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from twostroke.batch import NewRequest, ScheduledBatch, StepResult
 from twostroke.engine.process import main
+from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.runner.executor import Executor
 
-POISON, HANG, BREAK = 4001, 4002, 4003
+POISON, HANG, BREAK, ROT = 4001, 4002, 4003, 4004
 
 
 class FaultyExecutor:
@@ -43,7 +46,7 @@ class FaultyExecutor:
     def add_request(self, request: NewRequest) -> None:
         """Notes which fault the request brings."""
         for token_id in request.prompt_token_ids:
-            if token_id in (HANG, BREAK):
+            if token_id in (HANG, BREAK, ROT):
                 self.faults[request.request_id] = token_id
         self.inner.add_request(request)
 
@@ -52,7 +55,15 @@ class FaultyExecutor:
         self.step = [self.faults.get(request.request_id) for request in batch.requests]
         if HANG in self.step:
             time.sleep(3600)
+        if ROT in self.step and batch.requests[0].num_computed_tokens == 0:
+            kv: Any = self.inner._runner._kv  # type: ignore[attr-defined]
+            heads = kv.tensor[: kv.num_blocks, 0, 0, 0]  # uint8 [num_blocks, bytes per head]: the first layer's K
+            heads[heads.any(1), 1] ^= 0x40  # an exponent
         self.inner.submit(batch)
+
+    def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...] | None:
+        """As it is."""
+        return self.inner.check_kv(check, token_ids)
 
     def collect(self) -> StepResult:
         """The result, unless the step breaks."""

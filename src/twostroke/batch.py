@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from twostroke.kv_check import KVCheck
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
 
@@ -144,6 +145,8 @@ class ScheduledBatch:
     """Requests that hold blocks, whether or not this step computes anything of them."""
     num_free_blocks: int = 0
     """Blocks that could still be given out: free ones, and cached ones by eviction."""
+    kv_checks: tuple[KVCheck, ...] = ()
+    """Blocks of the cached prefixes of this step to be computed again and compared, before the step."""
 
     @property
     def is_empty(self) -> bool:

@@ -25,6 +25,7 @@ from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints
 from twostroke.batch import Commit, ScheduledBatch
 from twostroke.cost.step_cost import MachineLimits, StepCost
 from twostroke.errors import InvalidParameter, UnreadableEvent
+from twostroke.kv_check import NO_SUSPECTS, Suspects, Verdict
 from twostroke.request import Arrival, FinishReason
 
 EVENT_LOG_VERSION = 3
@@ -120,6 +121,32 @@ class PrefixCacheReset:
 
 
 @dataclass(frozen=True, slots=True)
+class KVBlockChecked:
+    """A cached block was computed again, for the step that was just decided. An input: `quarantined` changes the pool,
+    and `suspects` is what came of it."""
+
+    time_s: float
+    """When the verdict was there."""
+    process: str
+    begin_s: float
+    """From here on everybody who runs waited for it."""
+    request_id: str
+    """Whose cached prefix it is a part of."""
+    entry: int
+    """Which block of that prefix: the one that was checked, or, where something is quarantined, the first bad one."""
+    verdict: Verdict
+    num_differences: int = 0
+    """Numbers that are not as they were computed again."""
+    first_layer: int | None = None
+    """The first layer with one."""
+    largest_difference: float | None = 0.0
+    """As in KVDifference; None is one that is not finite."""
+    quarantined: tuple[int | None, ...] = ()
+    """Per KV group the block that was taken out of use, None for none; empty unless the verdict is corruption."""
+    suspects: Suspects = NO_SUSPECTS
+
+
+@dataclass(frozen=True, slots=True)
 class EventsDropped:
     """Here a history has a gap: whoever kept it had room for what follows only. No engine writes this."""
 
@@ -137,6 +164,7 @@ Event = (
     | StepScheduled
     | StepCommitted
     | PrefixCacheReset
+    | KVBlockChecked
     | EventsDropped
 )
 _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}

@@ -22,7 +22,8 @@ class RequestStatus(StrEnum):
 
 LEGAL_MOVES: dict[RequestStatus, frozenset[RequestStatus]] = {
     RequestStatus.WAITING: frozenset({RequestStatus.RUNNING, RequestStatus.FINISHED}),
-    RequestStatus.RUNNING: frozenset({RequestStatus.PREEMPTED, RequestStatus.FINISHED}),
+    # to WAITING: what it was given was found corrupt before it made anything of it, and it begins anew
+    RequestStatus.RUNNING: frozenset({RequestStatus.PREEMPTED, RequestStatus.WAITING, RequestStatus.FINISHED}),
     RequestStatus.PREEMPTED: frozenset({RequestStatus.RUNNING, RequestStatus.FINISHED}),
     RequestStatus.FINISHED: frozenset(),
 }
@@ -98,6 +99,11 @@ class Request:
     def num_tokens(self) -> int:
         """Tokens whose values are known: prompt and committed output."""
         return self.arrival.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def num_outputs_left(self) -> int:
+        """Output tokens it may still get, beyond those in flight."""
+        return self.arrival.max_tokens - self.num_output_tokens - self.num_pending_tokens
 
     @property
     def is_finished(self) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,10 +15,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from faulty_engine import ROT
 from server_process import ServerProcess
 from twostroke.cli.explain import explain
 from twostroke.engine.event_sinks import read_events
 from twostroke.errors import InvalidParameter
+from twostroke.kv_check import Verdict
 from twostroke.scheduler.replay import replay
 
 BODY: dict[str, Any] = {"prompt": "def f(", "max_tokens": 8, "temperature": 0}
@@ -70,6 +73,39 @@ def test_metrics_agree_with_the_answers(server: ServerProcess) -> None:
         assert grown(f"{prefix}:time_to_first_token_seconds_count") == 5
     assert after["twostroke:num_requests_running"] == after["twostroke:num_requests_waiting"] == 0
     assert grown('twostroke:http_responses_total{"route": "/v1/completions", "status": "200"}') == 3
+
+
+def test_a_server_that_checks_its_cache_finds_bad_memory_and_shows_it(tmp_path: Path) -> None:
+    """At a real server whose engine loses bits: counted, dumped, explained, and the answer is right all the same."""
+    server = ServerProcess(
+        *("--kv-check-rate", "1", "--flight-recorder-dir", str(tmp_path)),
+        command=(sys.executable, str(Path(__file__).parents[1] / "rotting_server.py")),
+    )
+    try:
+        long = {"prompt": [10 + i % 50 for i in range(70)], "max_tokens": 4, "temperature": 0}
+        first, sound = (server.post("/v1/completions", long).json() for _ in range(2))
+        before = samples(server)
+        server.post("/v1/completions", long | {"prompt": [ROT]})
+        rotten = server.post("/v1/completions", long | {"request_id": "rotten"}).json()
+        assert first["choices"] == sound["choices"] == rotten["choices"]
+        assert sound["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
+        assert rotten["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        after = samples(server)
+        counts = [
+            [found[f'twostroke:kv_checks_total{{"verdict": "{verdict}"}}'] for verdict in Verdict]
+            for found in (before, after)
+        ]
+        assert counts == [[1, 0, 0], [1, 0, 1]]
+        assert (before["twostroke:kv_quarantined_blocks"], after["twostroke:kv_quarantined_blocks"]) == (0, 1)
+        assert after["twostroke:kv_check_seconds_total"] > before["twostroke:kv_check_seconds_total"] > 0
+        text = server.http.get("/v1/requests/cmpl-rotten/timeline", params={"format": "text"}).text
+        assert "gone bad, and out of use now" in text
+        server.wait_for("dumped", "/health", lambda _: "the last" in server.stderr)
+        (dump,) = tmp_path.glob("twostroke-flight-*.jsonl")
+        assert replay(read_events(dump)) is None
+        assert "has gone bad" in server.stderr
+    finally:
+        server.stop()
 
 
 def test_refusals_and_ignored_fields_are_counted(server: ServerProcess) -> None:

@@ -13,14 +13,22 @@ from typing import Any
 
 import pytest
 
-from faulty_engine import BREAK, HANG, POISON
+from faulty_engine import BREAK, HANG, POISON, ROT
 from twostroke import LLM, SamplingParams
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.client import EngineState, OutputStream
 from twostroke.engine.output_processor import OutputKind
 from twostroke.engine.remote_engine import RemoteEngine
 from twostroke.errors import EngineError, EngineUnavailable, SetupError
-from twostroke.events import EngineStarted, EventRing, RequestArrived, RequestFinishedByCaller, StepCommitted
+from twostroke.events import (
+    EngineStarted,
+    EventRing,
+    KVBlockChecked,
+    RequestArrived,
+    RequestFinishedByCaller,
+    StepCommitted,
+)
+from twostroke.kv_check import Verdict
 from twostroke.outputs import JoinedDeltas, RequestOutput
 from twostroke.request import FinishReason
 
@@ -68,6 +76,33 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+def test_memory_that_goes_bad_is_found_told_and_survived(llm: LLM) -> None:
+    """The event crosses the wire; whoever keeps dumps is called; answers are those of a sound machine."""
+    prompt = {"prompt_token_ids": [10 + i % 50 for i in range(70)]}
+
+    async def main() -> None:
+        events, troubles = EventRing(10_000), list[str]()
+        config = EngineConfig.from_keywords(threads=1, num_kv_blocks=600, kv_check_rate=1.0)
+        engine = RemoteEngine(config, command=FAULTY, listeners=(events,), on_trouble=troubles.append)
+        await engine.start()
+        try:
+            first = await finished(opened(engine, "first", prompt=prompt))
+            await finished(opened(engine, "rot", prompt={"prompt_token_ids": [ROT]}))
+            again = await finished(opened(engine, "again", prompt=prompt))
+            expected = llm.generate([prompt], SHORT)[0].outputs[0].token_ids
+            assert [output.outputs[0].token_ids for output in (first, again)] == [expected, expected]
+            assert again.num_cached_tokens == 0
+            (check,) = [event for event in events if isinstance(event, KVBlockChecked)]
+            assert check.verdict is Verdict.CORRUPTION
+            await until(lambda: bool(troubles))
+            assert troubles[0].startswith("KV memory has gone bad in the cached prefix of again")
+            assert engine.health().num_restarts == 0
+        finally:
+            await engine.close()
+
+    run(main)
 
 
 def test_it_gives_the_tokens_of_the_offline_api(llm: LLM) -> None:

@@ -15,6 +15,8 @@ import pytest
 from model_folders import SHAPES, write_random_model
 from twostroke import LLM, RequestOutput, SamplingParams
 from twostroke.errors import DoesNotFit
+from twostroke.events import KVBlockChecked
+from twostroke.kv_check import Verdict
 
 MODELS = [*SHAPES, "embedded"]
 
@@ -32,6 +34,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "unchunked": {"enable_chunked_prefill": False, "max_num_batched_tokens": 32},
     "contiguous": {"kv_reservation": "contiguous", "enable_prefix_caching": False},
     "priority": {"policy": "priority"},
+    "every hit is checked": {"kv_check_rate": 1.0, "max_num_seqs": 3},
 }
 
 
@@ -153,6 +156,26 @@ def test_prefix_cache_hit(model: str, random_models: dict[str, Path], expected: 
         first, second = llm.generate(items, list(params)), llm.generate(items, list(params))
     assert sum(o.num_cached_tokens for o in second) > sum(o.num_cached_tokens for o in first)
     assert essence(first) == essence(second) == expected[model]
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "int4"])
+@pytest.mark.parametrize("model", MODELS)
+def test_checks_of_cached_blocks_change_nothing_and_find_nothing(
+    model: str, kv_cache_dtype: str, random_models: dict[str, Path], expected: dict[str, list[Any]]
+) -> None:
+    """In chunks, in any batch, after preemptions: a block is what its tokens give by themselves, to the last bit."""
+    prompts, params = requests()
+    settings = {"kv_cache_dtype": kv_cache_dtype, "threads": 1, "max_num_batched_tokens": 48, "num_kv_blocks": 120}
+    items, found = [{"prompt_token_ids": list(p)} for p in prompts], list[Any]()
+    for rate in (0.0, 1.0):
+        with LLM(folder(model, random_models), max_model_len=256, kv_check_rate=rate, **settings) as llm:
+            found.append([essence(llm.generate(items, list(params))) for _ in range(3)])
+            events = llm.engine.engine.recent_events
+            verdicts = [event.verdict for event in events if isinstance(event, KVBlockChecked)]
+    assert found[0] == found[1]
+    assert kv_cache_dtype != "auto" or found[1] == [expected[model]] * 3
+    assert set(verdicts) == {Verdict.EXACT}
+    assert len(verdicts) >= len(prompts)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "reference"])

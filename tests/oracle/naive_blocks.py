@@ -15,6 +15,8 @@ class NaiveBlock:
     ref_count: int = 0
     key: tuple[int, bytes] | None = None
     freed_at: int = 0
+    is_bad: bool = False
+    """Nobody ever has it again."""
 
 
 class NaiveBlockPool:
@@ -32,7 +34,7 @@ class NaiveBlockPool:
 
     def may_be_next(self) -> set[int]:
         """Free blocks without content; when there are none, the cached one that was given back first."""
-        idle = [i for i, block in enumerate(self.blocks) if block.ref_count == 0]
+        idle = [i for i, block in enumerate(self.blocks) if block.ref_count == 0 and not block.is_bad]
         blank = {i for i in idle if self.blocks[i].key is None}
         return blank or {min(idle, key=lambda i: self.blocks[i].freed_at)}
 
@@ -64,6 +66,10 @@ class NaiveBlockPool:
         """No block has a name."""
         for block in self.blocks:
             block.key = None
+
+    def quarantine(self, block_id: int) -> None:
+        """Out of use, and its name with it."""
+        self.blocks[block_id] = NaiveBlock(is_bad=True)
 
     def find(self, key: tuple[int, bytes]) -> int | None:
         """Looks at every block."""

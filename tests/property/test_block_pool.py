@@ -64,11 +64,22 @@ class BlockPoolMachine(RuleBasedStateMachine):
         self.pool.forget_names()
         self.naive.forget_names()
 
+    @precondition(lambda self: hasattr(self, "pool") and self.pool.num_free_blocks)
+    @rule(data=st.data())
+    def quarantine(self, data: st.DataObject) -> None:
+        """A block that nobody refers to is found to have gone bad."""
+        idle = [i for i, block in enumerate(self.naive.blocks) if block.ref_count == 0 and not block.is_bad]
+        block_id = data.draw(st.sampled_from(idle))
+        self.pool.quarantine(block_id)
+        self.naive.quarantine(block_id)
+
     @invariant()
     def agrees(self) -> None:
         """Both tell the same story."""
         self.pool.check_invariants()
-        assert self.pool.num_free + self.pool.num_used + self.pool.num_cached == self.pool.num_blocks
+        assert self.pool.num_quarantined == sum(block.is_bad for block in self.naive.blocks)
+        num_sound = self.pool.num_blocks - self.pool.num_quarantined
+        assert self.pool.num_free + self.pool.num_used + self.pool.num_cached == num_sound
         for block_id, block in enumerate(self.naive.blocks):
             assert self.pool.ref_count(block_id) == block.ref_count
             if block.key is not None:

@@ -49,11 +49,13 @@ def make_engine(dice: random.Random) -> FakeEngine:
         batching=dice.choice(["continuous"] * 4 + ["static"]),
         mixing=dice.choice(["mixed"] * 4 + ["prefill_first"]),
     )
+    has_cache = kind == "paged" and dice.random() < 0.7
     cache_config = CacheConfig(
         block_size=layout.block_size,
         enable_kv_cache=kind != "no KV cache",
         kv_reservation="contiguous" if kind == "contiguous" else "paged",
-        enable_prefix_caching=kind == "paged" and dice.random() < 0.7,
+        enable_prefix_caching=has_cache,
+        kv_check_rate=dice.choice([0, 0.3, 1]) if has_cache else 0,
     )
     whole = layout.num_blocks_of_prefix(max_model_len) * len(layout.groups)
     step = min(max_model_len, scheduler_config.max_num_batched_tokens) if is_chunked else max_model_len
@@ -68,6 +70,7 @@ def make_engine(dice: random.Random) -> FakeEngine:
         latency=dice.choice([0, 1, 1, 2]),
         max_drafts=dice.choice([0, 3]),
         stop_chance=dice.choice([0.0, 0.1]),
+        corruption_chance=dice.choice([0.0, 0.3, 1.0]),
         seed=dice.randint(0, 10_000),
         log=log,
     )
@@ -130,6 +133,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not left_out, f"{left_out} decode and got no token"
         else:
             assert len({r.stroke for r in batch.requests}) <= 1, "two strokes in one step"
+        for request_id in self.engine.started_over:
+            self.progress.pop(request_id, None)
+            request = scheduler.get(request_id)
+            assert request is not None
+            assert (request.status, request.num_output_tokens) == (RequestStatus.WAITING, 0)
 
     def check_order(self, batch: ScheduledBatch, queued: set[str]) -> None:
         """Nobody is admitted past somebody more urgent: the bound on overtaking is that of the keys.
@@ -190,7 +198,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if self.engine.settings.policy != "fair" or tenants[by] == tenants[taken]:
                 assert keys[by] <= keys[taken], f"{preemption}: taken from somebody more urgent"
         if not self.engine.latency:
-            assert batch.num_waiting == scheduler.num_waiting
+            assert batch.num_waiting + len(self.engine.started_over) == scheduler.num_waiting
 
     @invariant()
     def holds(self) -> None:
@@ -213,7 +221,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(engine.ended) == self.num_requests
         usage = engine.kv.usage()
         assert usage.num_used == 0
-        assert usage.num_free + usage.num_cached == usage.num_blocks
+        assert usage.num_free + usage.num_cached + usage.num_quarantined == usage.num_blocks
         assert isinstance(engine.log, EventRing)
         events = [from_json(to_json(event)) for event in engine.log]
         assert events == list(engine.log)

@@ -6,8 +6,10 @@ Everything else of the engine is the real thing; only the numbers that a model w
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from twostroke.batch import NewRequest, RequestResult, ScheduledBatch, StepResult
+from twostroke.kv_check import KVCheck, KVDifference
 
 
 class SimulatedClock:
@@ -55,6 +57,11 @@ class CountingExecutor:
         if self._clock is not None:
             self._clock.advance(self._step_time_s)
         return self._results.popleft()
+
+    def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...] | None:
+        """Nothing is stored, so nothing differs."""
+        del check, token_ids
+        return ()
 
     def close(self) -> None:
         """Nothing to give back."""

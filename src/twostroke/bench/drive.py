@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tqdm.auto import tqdm
@@ -14,6 +14,7 @@ from twostroke.bench.workload import Workload, WorkloadRequest
 from twostroke.engine.clock import Clock, monotonic_clock
 from twostroke.engine.engine import Engine
 from twostroke.engine.generation import GenerationRequest
+from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.request import FinishReason
 from twostroke.request_times import RequestTimes
 from twostroke.runner.executor import Executor
@@ -112,6 +113,10 @@ class RecordingExecutor:
         result = self._inner.collect()
         self._collected = (self._submitted.popleft(), result)
         return result
+
+    def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...] | None:
+        """See Executor."""
+        return self._inner.check_kv(check, token_ids)
 
     def take_collected(self) -> tuple[ScheduledBatch, StepResult] | None:
         """The batch whose result was collected since the last call, and that result."""

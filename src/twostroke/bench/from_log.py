@@ -11,6 +11,7 @@ from twostroke.events import (
     EngineStarted,
     Event,
     EventsDropped,
+    KVBlockChecked,
     MeasurementBegan,
     PrefixCacheReset,
     RequestArrived,
@@ -62,6 +63,8 @@ class _Reader:
                 self._committed(event)
             case PrefixCacheReset():
                 pass
+            case KVBlockChecked():
+                self._kv_checked(event)
             case RequestFinishedByCaller():
                 self._finish(event.request_id)
             case EventsDropped():
@@ -109,6 +112,12 @@ class _Reader:
             self.requests[commit.request_id].times.token_times_s.extend([end_s] * commit.num_tokens)
             if commit.finish_reason is not None:
                 self._finish(commit.request_id)
+
+    def _kv_checked(self, event: KVBlockChecked) -> None:
+        for request_id in event.suspects.started_over:
+            self.requests[request_id].times.scheduled_s = None
+        for request_id in event.suspects.ended:
+            self._finish(request_id)
 
     def _finish(self, request_id: str) -> None:
         # its name may be used again; what it was stays under a name that nobody can have

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from twostroke.config.checks import one_of, switch, whole_number
+from twostroke.config.checks import number, one_of, switch, whole_number
 from twostroke.config.kv_format import KVCacheDType
 from twostroke.errors import InvalidParameter
 
@@ -34,6 +34,9 @@ class CacheConfig:
     """Baseline switch: 'contiguous' reserves max_model_len for each request in one run of blocks."""
     enable_kv_cache: bool = True
     """Baseline switch, for debugging: False recomputes every token in every step."""
+    kv_check_rate: float = 0.0
+    """Share of prefix cache hits, 0 to 1, of which a block is computed again and compared with what is stored; a block
+    that has gone bad is taken out of use."""
 
     def __post_init__(self) -> None:
         """Checks ranges; what depends on memory is checked when the engine is sized."""
@@ -54,3 +57,7 @@ class CacheConfig:
         if not self.enable_kv_cache and self.enable_prefix_caching:
             remedy = "Switch it off as well (--no-enable-prefix-caching)."
             raise InvalidParameter("enable_prefix_caching", True, "needs the KV cache", remedy)
+        number("kv_check_rate", self.kv_check_rate, 0, 1, "from 0 (never) to 1 (every hit)")
+        if self.kv_check_rate and not self.enable_prefix_caching:
+            remedy = "Leave it out, or leave the prefix cache on."
+            raise InvalidParameter("kv_check_rate", self.kv_check_rate, "checks hits of the prefix cache", remedy)

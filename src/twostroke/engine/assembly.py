@@ -35,6 +35,7 @@ from twostroke.kernels.reference.row_tiles import proofs
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_cache.sizing import FreeMemory, KVSizing, size_kv_cache
+from twostroke.kv_check import tolerance
 from twostroke.log import get_logger
 from twostroke.model.loader import check_weights, load_model, weight_bytes
 from twostroke.model.model_files import find_model
@@ -184,7 +185,7 @@ def _build_engine(
     scheduler = Scheduler(config.scheduler, manager, max_model_len=sizing.max_model_len)
     runner = ModelRunner(
         model,
-        KVStorage(layout, sizing.num_blocks, loaded.device),
+        KVStorage(layout, sizing.num_blocks, loaded.device, sizing.num_scratch_blocks),
         Sampler(loaded.config.vocab_size, loaded.eos_token_ids, loaded.device, loaded.operators.gumbel_argmax),
         max_model_len=sizing.max_model_len,
         device=loaded.device,
@@ -197,6 +198,7 @@ def _build_engine(
         block_size=config.cache.block_size,
         hashes_blocks=config.cache.enable_prefix_caching,
         journal=_journal(config, loaded, layout, sizing, machine, event_log, listeners),
+        kv_tolerance=tolerance(layout.kv_format, str(loaded.dtype).removeprefix("torch."), loaded.config.num_layers),
         clock=monotonic_clock,
     )
     return engine
@@ -337,6 +339,8 @@ def _step_bytes(config: EngineConfig, loaded: _Loaded) -> int:
     most = scheduler.max_num_batched_tokens
     if not scheduler.enable_chunked_prefill:
         most = max(most, longest + scheduler.max_num_seqs)
+    if config.cache.kv_check_rate:  # a pass over one block is a step, too
+        most = max(most, config.cache.block_size)
     return step_bytes(
         loaded.config,
         max_tokens=min(most, longest * scheduler.max_num_seqs),
@@ -361,7 +365,8 @@ def _startup_lines(
     model = f"{config.architecture}, {num_parameters(config) / 1e6:,.1f} M parameters, {dtype}, {where}"
     weights = f"{num_weight_bytes:,} bytes of weights, loaded in {load_s:.2f} s"
     per_token = f"{layout.kv_format}, {layout.bytes_per_token:,} bytes per token"
-    blocks = f"{sizing.num_blocks:,} blocks of {layout.block_size} tokens = {sizing.kv_bytes:,} bytes"
+    beside = f" and {sizing.num_scratch_blocks} to check them with" if sizing.num_scratch_blocks else ""
+    blocks = f"{sizing.num_blocks:,} blocks of {layout.block_size} tokens{beside} = {sizing.kv_bytes:,} bytes"
     capacity = sizing.num_blocks // len(layout.groups) * layout.block_size
     return (
         f"model    {model}; {weights}",

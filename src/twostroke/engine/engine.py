@@ -9,9 +9,11 @@ from twostroke.batch import Commit, RequestResult, ScheduledBatch, StepResult
 from twostroke.engine.clock import Clock, monotonic_clock
 from twostroke.engine.generation import Generation, GenerationRequest
 from twostroke.engine.journal import Journal
+from twostroke.engine.kv_self_check import KVSelfCheck
 from twostroke.engine.output_processor import TokenUpdate
 from twostroke.events import Event
 from twostroke.kv_cache.manager import KVUsage
+from twostroke.kv_check import KVCheck
 from twostroke.request import FinishReason
 from twostroke.runner.executor import Executor
 from twostroke.scheduler.scheduler import Scheduler
@@ -26,6 +28,7 @@ class Engine:
         block_size: tokens per KV block, for hashing.
         hashes_blocks: whether anybody will look blocks up by their hash.
         journal: where every input and outcome is recorded.
+        kv_tolerance: how far a cached block may be from what its tokens give (kv_check.tolerance).
         clock: seconds; a test or a simulation brings its own.
     """
 
@@ -37,6 +40,7 @@ class Engine:
         block_size: int,
         hashes_blocks: bool,
         journal: Journal,
+        kv_tolerance: float = 0.0,
         clock: Clock = monotonic_clock,
     ) -> None:
         self._scheduler = scheduler
@@ -45,6 +49,7 @@ class Engine:
         self._hashes_blocks = hashes_blocks
         self._journal = journal
         self._clock = clock
+        self._self_check = KVSelfCheck(scheduler, executor, block_size=block_size, tolerance=kv_tolerance)
         self._live: dict[str, Generation] = {}
         self._in_flight: deque[tuple[ScheduledBatch, tuple[Generation, ...]]] = deque()
         """Batches whose results are to come, each with the sequences it runs, in the batch's order."""
@@ -106,31 +111,65 @@ class Engine:
 
     def step(self) -> list[TokenUpdate]:
         """Decide, compute, account."""
-        self._submit_ahead()
-        if not self._in_flight:
-            return []
-        batch, generations = self._in_flight.popleft()
-        return self._account(batch, generations, self._executor.collect())
+        updates = self._submit_ahead()
+        if self._in_flight:
+            batch, generations = self._in_flight.popleft()
+            updates += self._account(batch, generations, self._executor.collect())
+        return updates
 
     def close(self) -> None:
         """Gives back the executor's memory and closes the journal."""
         self._executor.close()
         self._journal.close()
 
-    def _submit_ahead(self) -> None:
-        """Decides batches until the executor has as many as it can take, or nothing is left to decide."""
+    def _submit_ahead(self) -> list[TokenUpdate]:
+        """Decides batches until the executor has as many as it can take, or nothing is left to decide.
+
+        Returns:
+            The ends of sequences that had read a block of which a check found that it has gone bad.
+        """
+        updates: list[TokenUpdate] = []
         while len(self._in_flight) < self._executor.max_in_flight:
             now_s = self._clock()
             batch = self._scheduler.schedule(now_s)
             self._journal.scheduled(batch, now_s)
             if batch.is_empty:
                 assert self._in_flight or not self._live, f"{len(self._live)} requests and no progress: {batch}"
-                return
+                return updates
             generations = tuple(self._live[scheduled.request_id] for scheduled in batch.requests)
             for generation in generations:
                 self._announce(generation, now_s)
+            for check in batch.kv_checks:
+                updates += self._check_kv(check)
             self._in_flight.append((batch, generations))  # first: whatever interrupts the submission left a result
             self._executor.submit(batch)
+        return updates
+
+    def _check_kv(self, check: KVCheck) -> list[TokenUpdate]:
+        """Has a cached block computed again before the step that would read it; the ends that come of it.
+
+        The step runs as it was decided. What it gives to suspects is nobody's: they are no longer those that it ran.
+        """
+        generation = self._live.get(check.request_id)
+        if generation is None or generation.scheduled_time_s is None:  # a suspect of the check before this one
+            return []
+        begin_s = self._clock()
+        finding = self._self_check.run(check, generation)
+        if finding is None:
+            return []
+        now_s = self._clock()
+        self._journal.kv_block_checked(finding, begin_s, now_s)
+        for request_id in finding.suspects.started_over:
+            self._live[request_id] = Generation(self._live[request_id].request, self._block_size, self._hashes_blocks)
+        return [self._end_of_suspect(request_id, now_s) for request_id in finding.suspects.ended]
+
+    def _end_of_suspect(self, request_id: str, now_s: float) -> TokenUpdate:
+        del self._live[request_id]
+        error = (
+            "a block of KV memory that the request had read was found corrupt: what it has answered so far may be "
+            "wrong. The block is out of use; send the request again."
+        )
+        return TokenUpdate(request_id, now_s, finish_reason=FinishReason.ERROR, error=error)
 
     def _announce(self, generation: Generation, now_s: float) -> None:
         """Tells the executor of a request that runs for the first time; one that ends in the queue never bothers it."""

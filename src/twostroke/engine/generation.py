@@ -62,6 +62,12 @@ class Generation:
             tenant=self.request.tenant,
         )
 
+    def token_ids(self, begin: int, end: int) -> tuple[int, ...]:
+        """Of prompt and output, from position `begin` to before `end`."""
+        prompt = self.request.new_request.prompt_token_ids
+        generated = self.output_token_ids[max(0, begin - len(prompt)) : max(0, end - len(prompt))]
+        return prompt[begin:end] + tuple(generated)
+
     def accept(self, result: RequestResult) -> tuple[Commit, int | None]:
         """Takes a step's tokens up to the first that ends the sequence.
 
@@ -89,15 +95,12 @@ class Generation:
 
     def _extend_hashes(self) -> tuple[bytes, ...]:
         """Hashes of blocks filled since the last call."""
-        prompt = self.request.new_request.prompt_token_ids
-        num_tokens = len(prompt) + len(self.output_token_ids)
+        num_tokens = len(self.request.new_request.prompt_token_ids) + len(self.output_token_ids)
         first = len(self._hashes)
         if not self.hashes_blocks or num_tokens // self.block_size <= first:
             return ()
         begin, end = first * self.block_size, num_tokens // self.block_size * self.block_size
-        tokens = prompt[begin:end] + tuple(
-            self.output_token_ids[max(0, begin - len(prompt)) : max(0, end - len(prompt))]
-        )
+        tokens = self.token_ids(begin, end)
         parent = self._hashes[-1] if self._hashes else None
         new = hash_blocks(tokens, self.block_size, salt=self.request.cache_salt, parent=parent)
         self._hashes.extend(new)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from math import isfinite
 
 from twostroke.batch import Commit, ScheduledBatch
 from twostroke.config.cache import CacheConfig
@@ -17,6 +18,7 @@ from twostroke.events import (
     Event,
     EventLog,
     EventRing,
+    KVBlockChecked,
     MeasurementBegan,
     PrefixCacheReset,
     RequestArrived,
@@ -26,6 +28,7 @@ from twostroke.events import (
     plain,
 )
 from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_check import Finding
 from twostroke.log import get_logger
 from twostroke.request import Arrival, FinishReason
 
@@ -96,6 +99,24 @@ class Journal:
     def prefix_cache_reset(self, now_s: float) -> None:
         """Cached prefixes were forgotten."""
         self._emit(PrefixCacheReset(now_s, self._process))
+
+    def kv_block_checked(self, finding: Finding, begin_s: float, now_s: float) -> None:
+        """A cached block was computed again."""
+        self._emit(
+            KVBlockChecked(
+                now_s,
+                self._process,
+                begin_s,
+                finding.request_id,
+                finding.entry,
+                finding.verdict,
+                sum(difference.num_numbers for difference in finding.differences),
+                min((difference.layer_id for difference in finding.differences), default=None),
+                finding.largest if isfinite(finding.largest) else None,
+                finding.quarantined,
+                finding.suspects,
+            )
+        )
 
     def measurement_began(self, now_s: float) -> None:
         """What follows is measured; what came before warmed the engine up."""

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from twostroke.batch import Commit, Limit, ScheduledBatch, Stroke
-from twostroke.events import Event, RequestFinishedByCaller, StepCommitted, StepScheduled
+from twostroke.events import Event, KVBlockChecked, RequestFinishedByCaller, StepCommitted, StepScheduled
 
 STEP_DECAY = 0.95
 """What a step weighs one step later: the figures follow about the last twenty."""
@@ -148,6 +148,11 @@ class LoadMeter:
                 self._step_ended(event)
             case RequestFinishedByCaller():
                 self.ended(event.request_id)
+            case KVBlockChecked():
+                for sequence_id in event.suspects.ended:
+                    self.ended(sequence_id)
+                for sequence_id in event.suspects.started_over:
+                    self._give_way(sequence_id)
             case _:
                 pass
 

@@ -28,6 +28,7 @@ from twostroke.engine.output_processor import TokenUpdate
 from twostroke.events import (
     EngineStarted,
     Event,
+    KVBlockChecked,
     MeasurementBegan,
     PrefixCacheReset,
     RequestArrived,
@@ -123,6 +124,12 @@ class Forgotten(_Message):
     event: PrefixCacheReset
 
 
+class Checked(_Message):
+    """Carries KVBlockChecked."""
+
+    event: KVBlockChecked
+
+
 class Scheduled(_Message):
     """Carries StepScheduled."""
 
@@ -135,13 +142,14 @@ class Committed(_Message):
     event: StepCommitted
 
 
-CarriedEvent = Started | Measured | Arrived | Ended | Forgotten | Scheduled | Committed
+CarriedEvent = Started | Measured | Arrived | Ended | Forgotten | Checked | Scheduled | Committed
 _CARRIERS: dict[type[Event], type[CarriedEvent]] = {
     EngineStarted: Started,
     MeasurementBegan: Measured,
     RequestArrived: Arrived,
     RequestFinishedByCaller: Ended,
     PrefixCacheReset: Forgotten,
+    KVBlockChecked: Checked,
     StepScheduled: Scheduled,
     StepCommitted: Committed,
 }

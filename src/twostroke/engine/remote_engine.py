@@ -21,6 +21,7 @@ from twostroke.engine.messages import (
     Add,
     CacheWasReset,
     CarriedEvent,
+    Checked,
     Failed,
     Finish,
     Progress,
@@ -77,7 +78,7 @@ class RemoteEngine:
         listeners: hear every event of every process that runs, as it is reported.
         stall_after_s: with work queued and no step for so long, the engine counts as stalled.
         chat_template: Jinja source instead of the model's own.
-        on_trouble: called with the cause when the process has died or stalls, in a thread.
+        on_trouble: called with the cause when the process has died or stalls, or its memory has gone bad, in a thread.
         command: starts the process; tests put another around it.
     """
 
@@ -351,6 +352,10 @@ class RemoteEngine:
         for carrier in events:
             for listener in self._listeners:
                 listener.append(carrier.event)
+            if isinstance(carrier, Checked) and carrier.event.quarantined:
+                trouble = f"KV memory has gone bad in the cached prefix of {carrier.event.request_id}"
+                # beside the loop: whoever hears of it writes a dump, which takes a while
+                asyncio.get_running_loop().run_in_executor(None, self._on_trouble, trouble)
 
     def _deliver(self, updates: Sequence[TokenUpdate]) -> None:
         assert self._desk is not None, "an engine that runs has been met"

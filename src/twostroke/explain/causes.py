@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from twostroke.batch import AdmittedRequest, CacheEnd, Limit, Preemption, ScheduledBatch, Stroke
+from twostroke.events import KVBlockChecked
 from twostroke.explain.engine_view import DecidedStep, EngineView
 from twostroke.explain.segments import Label
 from twostroke.explain.words import counted
+from twostroke.kv_check import Verdict
 
 STALL_SHARE = 0.5
 """A step stalls those who decode in it when prompts of others are at least this share of its query tokens: without them
@@ -79,6 +81,22 @@ def of_preemption(preemption: Preemption) -> Cause:
     if by == preemption.request_id:
         return Cause(Label.PREEMPTED, "no block was left for its next token, and nobody was less urgent")
     return Cause(Label.PREEMPTED, f"{by} needed a block, and nobody was less urgent", {by: 0})
+
+
+def of_kv_check(event: KVBlockChecked) -> Cause:
+    """Of everybody who runs, while a cached block was computed again."""
+    found = {
+        Verdict.EXACT: "as stored",
+        Verdict.NUMERICS: "other by roundings",
+        Verdict.CORRUPTION: "gone bad, and out of use now",
+    }
+    told = f"block {event.entry} of the cached prefix of {event.request_id} was computed again; {found[event.verdict]}"
+    return Cause(Label.KV_CHECK, told, {event.request_id: 0})
+
+
+def of_starting_over(event: KVBlockChecked) -> Cause:
+    """From then on until the next decision."""
+    return Cause(Label.WAIT_STEP, f"starts over: block {event.entry} of its cached prefix had gone bad")
 
 
 def of_sitting_out(request_id: str, has_output: bool, step: DecidedStep) -> Cause:

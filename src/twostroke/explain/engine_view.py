@@ -9,6 +9,7 @@ from twostroke.batch import Stroke
 from twostroke.events import (
     EngineStarted,
     Event,
+    KVBlockChecked,
     RequestArrived,
     RequestFinishedByCaller,
     StepCommitted,
@@ -73,6 +74,11 @@ class EngineView:
                 self._committed(event)
             case RequestFinishedByCaller():
                 self._forget(event.request_id)
+            case KVBlockChecked():
+                for request_id in event.suspects.started_over:
+                    self.num_tokens_held.pop(request_id, None)
+                for request_id in event.suspects.ended:
+                    self._forget(request_id)
             case _:
                 pass
 

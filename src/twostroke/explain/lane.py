@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import replace
 
 from twostroke.batch import AdmittedRequest, Commit, Stroke
-from twostroke.events import RequestArrived, RequestFinishedByCaller, StepCommitted, StepScheduled
+from twostroke.events import KVBlockChecked, RequestArrived, RequestFinishedByCaller, StepCommitted, StepScheduled
 from twostroke.explain import causes
 from twostroke.explain.causes import Cause
 from twostroke.explain.engine_view import DecidedStep, EngineView
@@ -115,6 +115,26 @@ class LaneBuilder:
             self._cut(self._token_times_s[-1])
         else:
             self._close(event.time_s, "ended from outside")
+
+    def kv_checked(self, event: KVBlockChecked, view: EngineView) -> None:
+        """A block was computed again between a decision and its step: whoever runs has waited for it.
+
+        Unless a step that was decided before is still to give its result: then the time is that step's.
+        """
+        is_alone = len(view.in_flight) == 1
+        if self._status is RequestStatus.RUNNING and is_alone:
+            if not self._spans or self._spans[-1].cause.label is not Label.KV_CHECK:  # else the moment between two
+                self._spend(causes.of_waiting_for(None, self.sequence_id), event.begin_s)
+            self._spend(causes.of_kv_check(event), event.time_s)
+        if self.sequence_id in event.suspects.ended:
+            self._finish_reason = FinishReason.ERROR
+            self._notes.append("it had read a KV block that was found corrupt: what it answered may be wrong")
+            self._close(event.time_s, "it had read a block that had gone bad")
+        elif self.sequence_id in event.suspects.started_over:
+            self._status = RequestStatus.WAITING
+            self._in_flight.clear()
+            self._cause = causes.of_starting_over(event)
+            self._notes.append("started over: its cached prefix held a KV block that was found corrupt")
 
     def lost(self, time_s: float) -> None:
         """The engine was started again and knows nothing of it."""

@@ -87,8 +87,15 @@ def _belong_together(before: Span, after: Span) -> bool:
     label = before.cause.label
     if label is not after.cause.label or label in _CHUNKS:
         return False
+    if label is Label.KV_CHECK:
+        return _finding(before) == _finding(after)
     # the prefill of somebody else is another stall
     return label is not Label.STALLED or _heaviest(before) == _heaviest(after)
+
+
+def _finding(check: Span) -> str:
+    """What it came to, behind what was checked."""
+    return check.cause.reason.partition("; ")[2]
 
 
 def _heaviest(span: Span) -> str:
@@ -133,6 +140,8 @@ def _in_words(group: Sequence[Span], because_of: Sequence[Culprit], num_culprits
     match cause.label:
         case Label.DECODE if num_steps:
             return made
+        case Label.KV_CHECK if len(group) > 1:
+            return f"{len(group)} blocks of cached prefixes were computed again; {_finding(group[0])}"
         case Label.STALLED:
             others = f" and {num_culprits - 1} more" if num_culprits > 1 else ""
             longest = because_of[0]

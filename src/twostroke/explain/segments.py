@@ -22,6 +22,7 @@ class Label(StrEnum):
     RECOMPUTE = "recompute"  # tokens that had been computed before a preemption
     DECODE = "decode"  # steps that gave it tokens
     STALLED = "stalled"  # such steps, or steps it sat out, made long by the prefill of others
+    KV_CHECK = "kv check"  # a cached block was computed again, before the step that would read it
     PREEMPTED = "preempted"  # its blocks were given to somebody more urgent
     END = "end"  # between its last step and its end
 

@@ -10,6 +10,7 @@ from twostroke.events import (
     EngineStarted,
     Event,
     EventsDropped,
+    KVBlockChecked,
     RequestArrived,
     RequestFinishedByCaller,
     StepCommitted,
@@ -77,6 +78,10 @@ class LaneReader:
                 return self._ended(event.time_s)
             case RequestFinishedByCaller() if event.request_id in self._live:
                 self._live[event.request_id].finished_by_caller(event)
+                return self._ended(event.time_s)
+            case KVBlockChecked():
+                for lane in self._live.values():
+                    lane.kv_checked(event, self._view)
                 return self._ended(event.time_s)
             case _:
                 pass

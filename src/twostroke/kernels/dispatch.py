@@ -98,6 +98,11 @@ class AttentionOperator(Protocol):
         """Names the order of the bytes inside a KV head of a block: only who has the same name may read them."""
         ...
 
+    def read_heads(self, heads: Tensor, kv_format: KVFormat, head_dim: int, *, values: bool) -> Tensor:
+        """The numbers that are stored: one head's K (or V) each, uint8 [n, block_size * slot bytes], to float32
+        [n, block_size, head_dim]. For whoever compares or shows them; attention reads them by itself."""
+        ...
+
     def plan(
         self,
         shape: GroupShape,

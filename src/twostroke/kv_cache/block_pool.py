@@ -1,6 +1,7 @@
 """The fixed pool of KV blocks: who is free, who is used, and which content can be found again.
 
-A block is in one of three states, and `num_free + num_cached + num_used == num_blocks` at any time:
+A block is in one of three states, or has been taken out of use, and at any time
+`num_free + num_cached + num_used + num_quarantined == num_blocks`:
 
                  allocate                      free, content has a name
       FREE ─────────────────────► USED ─────────────────────────────────► CACHED
@@ -34,6 +35,7 @@ class BlockPool:
         self._evictable: OrderedDict[int, None] = OrderedDict()  # cached; the first is evicted first
         self._keys: list[BlockKey | None] = [None] * num_blocks
         self._block_ids: dict[BlockKey, int] = {}
+        self._quarantined: set[int] = set()
         self._evicted: OrderedDict[BlockKey, None] = OrderedDict()  # names of what was evicted last, oldest first
 
     @property
@@ -49,7 +51,12 @@ class BlockPool:
     @property
     def num_used(self) -> int:
         """Blocks that stand in at least one block table."""
-        return self.num_blocks - len(self._free) - len(self._evictable)
+        return self.num_blocks - len(self._free) - len(self._evictable) - len(self._quarantined)
+
+    @property
+    def num_quarantined(self) -> int:
+        """Blocks that lost what they held once, and are never allocated again."""
+        return len(self._quarantined)
 
     @property
     def num_free_blocks(self) -> int:
@@ -130,6 +137,18 @@ class BlockPool:
         self._evictable.clear()
         return num_names
 
+    def quarantine(self, block_id: int) -> None:
+        """Takes a block that nobody refers to out of use, for good."""
+        assert self._ref_counts[block_id] == 0, f"block {block_id} is in use and quarantined"
+        assert block_id not in self._quarantined, f"block {block_id} is quarantined twice"
+        key = self._keys[block_id]
+        if key is None:
+            self._free.remove(block_id)
+        else:
+            del self._evictable[block_id], self._block_ids[key]
+            self._keys[block_id] = None
+        self._quarantined.add(block_id)
+
     def _evict(self) -> int:
         block_id, _ = self._evictable.popitem(last=False)
         key = self._keys[block_id]
@@ -142,15 +161,18 @@ class BlockPool:
         return block_id
 
     def check_invariants(self) -> None:
-        """Every block is free, cached or used, never two of them; names and blocks point at each other."""
-        free, cached = set(self._free), set(self._evictable)
+        """Every block is free, cached, used or quarantined, never two of them; names and blocks point at each other."""
+        free, cached, quarantined = set(self._free), set(self._evictable), self._quarantined
         assert len(free) == len(self._free), "a block is in the free list twice"
         assert not free & cached, f"free and cached at once: {sorted(free & cached)}"
+        assert not quarantined & (free | cached), f"quarantined and to be had: {sorted(quarantined & (free | cached))}"
+        idle = free | cached | quarantined
         for block_id, ref_count in enumerate(self._ref_counts):
-            assert (ref_count == 0) == (block_id in free or block_id in cached), f"{block_id}: ref_count={ref_count}"
+            assert (ref_count == 0) == (block_id in idle), f"{block_id}: ref_count={ref_count}"
         named = {block_id: key for block_id, key in enumerate(self._keys) if key is not None}
         assert named == {block_id: key for key, block_id in self._block_ids.items()}, "names and blocks disagree"
         assert cached <= set(named), f"cached without a name: {sorted(cached - set(named))}"
         assert not self._evicted.keys() & self._block_ids.keys(), "evicted and there at once"
         assert len(self._evicted) <= self.num_blocks, f"{len(self._evicted)} evictions remembered"
-        assert not free & set(named), f"free with a name: {sorted(free & set(named))}"
+        nameless = free | quarantined
+        assert not nameless & set(named), f"free or quarantined with a name: {sorted(nameless & set(named))}"

@@ -13,6 +13,7 @@ from twostroke.kv_cache.block_table import BlockTable
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.prefix_cache import CachedPrefix, NoPrefixCache, PrefixCache, SharedPrefixCache
 from twostroke.kv_cache.reservation import ContiguousReservation, PagedReservation, Reservation
+from twostroke.kv_check import KVCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class KVUsage:
     """Places for tokens in used blocks; a token has one in each KV group."""
     num_used_slots: int
     """Of these, places that hold a token or will at the end of the steps decided so far."""
+    num_quarantined: int = 0
+    """Blocks that were found corrupt and are out of use."""
 
     @property
     def waste(self) -> float:
@@ -47,6 +50,7 @@ class KVCacheManager:
     name_blocks(request, hashes, n)     after it: full, final blocks can be found by others
     roll_back(request, n)               when drafts were rejected
     free(request)
+    find_check(...), quarantine(...)    the self-check of cached blocks
     ```
     """
 
@@ -56,6 +60,8 @@ class KVCacheManager:
         self.max_model_len = max_model_len
         self.keeps_computed_kv = config.enable_kv_cache
         """False: every step begins at position 0 again."""
+        self.check_rate = config.kv_check_rate
+        """Share of the prefix cache's hits that are to be checked."""
         self._block_size = layout.block_size
         self._tables: dict[str, BlockTable] = {}
         self._unchanged = (BlockTableUpdate(0, ()),) * len(layout.groups)
@@ -65,6 +71,11 @@ class KVCacheManager:
     def num_free_blocks(self) -> int:
         """Blocks that can be given out: free ones, and cached ones by eviction."""
         return self._reservation.num_free_blocks
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """All but those that were taken out of use."""
+        return self.num_blocks - self._reservation.counts()[3]
 
     def find_cached(self, block_hashes: Sequence[bytes], num_tokens: int) -> CachedPrefix:
         """The longest cached prefix of a request with `num_tokens` tokens; changes nothing.
@@ -139,6 +150,36 @@ class KVCacheManager:
         """No prefix computed so far is found any more; who runs keeps its blocks. Returns how many were forgotten."""
         return self._prefix_cache.forget()
 
+    def find_check(self, request_id: str, block_hashes: Sequence[bytes], entry: int) -> KVCheck | None:
+        """How to compute entry `entry` of a prefix again; None when its block, or one that its tokens see, is gone."""
+        block_ids = self._prefix_cache.find_entry(block_hashes[entry])
+        context = self._prefix_cache.find_context(block_hashes, entry)
+        if context is None or all(block_id is None for block_id in block_ids):
+            return None
+        return KVCheck(request_id, entry, block_ids, context)
+
+    def may_have_read(self, request_id: str, entry: int, block_ids: Sequence[int | None], *, names_it: bool) -> bool:
+        """Whether a request with a block table may have read any of these blocks as its entry `entry`.
+
+        Args:
+            request_id: of the request.
+            entry: of the blocks.
+            block_ids: per KV group; None asks nothing of the group.
+            names_it: whether its entry has the content that these blocks were to hold. Of a block that a window gave
+                back nothing else is known.
+        """
+        table = self._tables[request_id]
+        if entry >= len(table.rows[0]):
+            return False
+        return any(
+            block_id is not None and (row[entry] == block_id if entry >= first else names_it)
+            for row, first, block_id in zip(table.rows, table.first_held, block_ids, strict=True)
+        )
+
+    def quarantine(self, block_ids: Sequence[int]) -> None:
+        """Takes blocks that nobody holds out of use; no prefix computed so far is found any more."""
+        self._prefix_cache.quarantine(block_ids)
+
     def free(self, request_id: str) -> None:
         """Ends a request's hold on its blocks; named ones stay findable until they are evicted."""
         self._reservation.close(self._tables.pop(request_id))
@@ -157,7 +198,7 @@ class KVCacheManager:
 
     def usage(self) -> KVUsage:
         """Where the blocks are. O(requests)."""
-        num_free, num_used, num_cached = self._reservation.counts()
+        num_free, num_used, num_cached, num_quarantined = self._reservation.counts()
         num_groups = len(self.layout.groups)
         # Shared blocks are full, so idle slots are only at the requests' ends and never counted twice.
         num_idle = sum(table.num_slots - table.num_tokens for table in self._tables.values()) * num_groups
@@ -170,12 +211,14 @@ class KVCacheManager:
             num_unreachable=num_free + num_cached - self.num_free_blocks,
             num_allocated_slots=num_allocated,
             num_used_slots=num_allocated - num_idle,
+            num_quarantined=num_quarantined,
         )
 
     def check_invariants(self) -> None:
-        """Free, used and cached blocks make up the pool; references are the tables' entries."""
+        """Free, used, cached and quarantined blocks make up the pool; references are the tables' entries."""
         usage = self.usage()
-        assert usage.num_free + usage.num_used + usage.num_cached == self.num_blocks, f"{usage}"
+        num_known = usage.num_free + usage.num_used + usage.num_cached + usage.num_quarantined
+        assert num_known == self.num_blocks, f"{usage}"
         self._reservation.check_invariants(list(self._tables.values()))
         for request_id, table in self._tables.items():
             lengths = {len(row) for row in table.rows}

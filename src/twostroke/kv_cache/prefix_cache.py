@@ -46,6 +46,19 @@ class PrefixCache(Protocol):
         """Nothing known so far is found any more; returns how many blocks that were."""
         ...
 
+    def find_context(self, block_hashes: Sequence[bytes], entry: int) -> tuple[tuple[int, ...], ...] | None:
+        """Per KV group the blocks of entries 0 to `entry` - 1, as far as the tokens of entry `entry` see them; NO_BLOCK
+        for the others. None when one that they see is not there (any more)."""
+        ...
+
+    def find_entry(self, block_hash: bytes) -> tuple[int | None, ...]:
+        """Per KV group the block of this name."""
+        ...
+
+    def quarantine(self, block_ids: Sequence[int]) -> None:
+        """Takes blocks that nobody refers to out of use, and forgets all names."""
+        ...
+
 
 class SharedPrefixCache:
     """Names in the block pool are the cache; this is the search over all KV groups.
@@ -98,6 +111,28 @@ class SharedPrefixCache:
     def forget(self) -> int:
         """Takes all names away."""
         return self._pool.forget_names()
+
+    def find_context(self, block_hashes: Sequence[bytes], entry: int) -> tuple[tuple[int, ...], ...] | None:
+        """Looks each of them up: a window's blocks may have been given back and still be there."""
+        rows: list[tuple[int, ...]] = []
+        for group_id, group in enumerate(self._layout.groups):
+            first = min(entry, self._layout.first_needed_block(group, entry * self._layout.block_size))
+            found = [self._pool.find(group_id, block_hash) for block_hash in block_hashes[first:entry]]
+            known = [block_id for block_id in found if block_id is not None]
+            if len(known) < len(found):
+                return None
+            rows.append((NO_BLOCK,) * first + tuple(known))
+        return tuple(rows)
+
+    def find_entry(self, block_hash: bytes) -> tuple[int | None, ...]:
+        """One look-up a group."""
+        return tuple(self._pool.find(group_id, block_hash) for group_id in range(len(self._layout.groups)))
+
+    def quarantine(self, block_ids: Sequence[int]) -> None:
+        """What was computed from them is suspect, and nobody knows what that is: no name survives."""
+        self._pool.forget_names()
+        for block_id in block_ids:
+            self._pool.quarantine(block_id)
 
     def _extend(self, found: list[list[int]], runs: list[int], block_hash: bytes) -> bool:
         """Looks at one more block in every group; whether a hit may end behind it."""
@@ -154,3 +189,17 @@ class NoPrefixCache:
     def forget(self) -> int:
         """There is nothing."""
         return 0
+
+    def find_context(self, block_hashes: Sequence[bytes], entry: int) -> tuple[tuple[int, ...], ...] | None:
+        """There is nothing."""
+        del block_hashes, entry
+        return None
+
+    def find_entry(self, block_hash: bytes) -> tuple[int | None, ...]:
+        """There is nothing."""
+        del block_hash
+        return (None,) * len(self._nothing.rows)
+
+    def quarantine(self, block_ids: Sequence[int]) -> None:
+        """Nobody hits anything here, so nothing is ever checked."""
+        raise AssertionError(f"{block_ids}: there is no prefix cache to be checked")

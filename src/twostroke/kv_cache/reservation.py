@@ -19,8 +19,8 @@ class Reservation(Protocol):
         """Blocks that a request could be given now."""
         ...
 
-    def counts(self) -> tuple[int, int, int]:
-        """Free, used and cached blocks; their sum is the pool."""
+    def counts(self) -> tuple[int, int, int, int]:
+        """Free, used, cached and quarantined blocks; their sum is the pool."""
         ...
 
     def num_blocks_to_compute(self, num_tokens: int, max_tokens_per_step: int) -> int:
@@ -69,9 +69,10 @@ class PagedReservation:
         """Free and evictable blocks."""
         return self._pool.num_free_blocks
 
-    def counts(self) -> tuple[int, int, int]:
-        """Free, used and cached blocks."""
-        return self._pool.num_free, self._pool.num_used, self._pool.num_cached
+    def counts(self) -> tuple[int, int, int, int]:
+        """The pool's."""
+        pool = self._pool
+        return pool.num_free, pool.num_used, pool.num_cached, pool.num_quarantined
 
     def num_blocks_to_compute(self, num_tokens: int, max_tokens_per_step: int) -> int:
         """The layout's peak."""
@@ -193,10 +194,10 @@ class ContiguousReservation:
         """Blocks in gaps that hold a whole run; the rest is of no use to anybody."""
         return sum((end - start) // self._run_len * self._run_len for start, end in self._gaps())
 
-    def counts(self) -> tuple[int, int, int]:
-        """Nothing is ever cached."""
+    def counts(self) -> tuple[int, int, int, int]:
+        """Nothing is ever cached, and so nothing checked."""
         num_used = len(self._starts) * self._run_len
-        return self._num_blocks - num_used, num_used, 0
+        return self._num_blocks - num_used, num_used, 0, 0
 
     def num_blocks_to_compute(self, num_tokens: int, max_tokens_per_step: int) -> int:
         """The same for every request."""

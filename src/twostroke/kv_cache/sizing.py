@@ -9,6 +9,10 @@ from twostroke.config.cache import CacheConfig
 from twostroke.errors import DoesNotFit
 from twostroke.kv_cache.layout import KVLayout
 
+QUARANTINE_SHARE = 128
+"""With the self-check on, one block in so many may be taken out of use before the engine has to give up; at least one
+in each KV group."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreeMemory:
@@ -36,6 +40,8 @@ class KVSizing:
     kv_bytes: int
     full_length_requests: int
     """Requests of max_model_len tokens that fit at once."""
+    num_scratch_blocks: int = 0
+    """Behind the pool, for the self-check; `kv_bytes` counts them."""
     remarks: tuple[str, ...] = ()
     """What was decided for the user, to be said aloud."""
 
@@ -65,12 +71,20 @@ def size_kv_cache(
     Raises:
         DoesNotFit: an explicit size is larger than the memory or the context allows, with the arithmetic.
     """
-    num_blocks, remarks = _num_blocks(layout, config, memory), list[str]()
+    num_scratch = len(layout.groups) if config.kv_check_rate else 0
+    num_blocks, remarks = _num_blocks(layout, config, memory, num_scratch), list[str]()
+    # the longest request is to fit beside blocks that turn out to be bad
+    num_dependable = num_blocks - (max(num_scratch, num_blocks // QUARANTINE_SHARE) if num_scratch else 0)
     if max_model_len is not None and max_model_len > model_context:
         raise DoesNotFit(
             f"max_model_len={max_model_len} exceeds the model's context of {model_context} tokens. "
             f"Lower it, or leave it out."
         )
+
+    def bytes_for(num_needed: int) -> int:
+        """KV memory in which so many blocks can be depended on."""
+        num_spare = max(num_scratch, num_needed // (QUARANTINE_SHARE - 1) + 1) if num_scratch else 0
+        return (num_needed + num_spare + num_scratch) * layout.bytes_per_block
 
     def blocks_for(num_tokens: int) -> int:
         """What the scheduler will ask for, by the same arithmetic."""
@@ -79,7 +93,7 @@ def size_kv_cache(
         return layout.peak_blocks(num_tokens, max_tokens_per_step)
 
     wanted = max_model_len or model_context
-    fits = _longest_request(blocks_for, num_blocks, wanted)
+    fits = _longest_request(blocks_for, num_dependable, wanted)
     if fits < wanted:
         needed, smallest = blocks_for(wanted), blocks_for(2)
         arithmetic = (
@@ -87,38 +101,43 @@ def size_kv_cache(
             f"{needed * layout.bytes_per_block:,} bytes; the KV memory holds {num_blocks} blocks = "
             f"{num_blocks * layout.bytes_per_block:,} bytes"
         )
+        if num_scratch:
+            arithmetic += f", of which --kv-check-rate may put {num_blocks - num_dependable} out of use"
         if fits < 2:
             raise DoesNotFit(
                 f"max_model_len={wanted}: {arithmetic}. Not even 2 tokens fit (one in, one out), which need {smallest} "
-                f"blocks. Give --kv-cache-memory {needed * layout.bytes_per_block}, or at least "
-                f"{smallest * layout.bytes_per_block} with --max-model-len 2."
+                f"blocks. Give --kv-cache-memory {bytes_for(needed)}, or at least {bytes_for(smallest)} with "
+                "--max-model-len 2."
             )
         if max_model_len is not None:
             raise DoesNotFit(
                 f"max_model_len={wanted}: {arithmetic}. Use --max-model-len {fits} or less, or give more with "
-                f"--kv-cache-memory {needed * layout.bytes_per_block}."
+                f"--kv-cache-memory {bytes_for(needed)}."
             )
         remarks.append(f"max_model_len: {model_context} -> {fits} ({arithmetic})")
     full = num_blocks // blocks_for(fits)
-    return KVSizing(num_blocks, fits, num_blocks * layout.bytes_per_block, full, tuple(remarks))
+    kv_bytes = (num_blocks + num_scratch) * layout.bytes_per_block
+    return KVSizing(num_blocks, fits, kv_bytes, full, num_scratch, tuple(remarks))
 
 
-def _num_blocks(layout: KVLayout, config: CacheConfig, memory: FreeMemory) -> int:
+def _num_blocks(layout: KVLayout, config: CacheConfig, memory: FreeMemory, num_scratch: int) -> int:
+    """Of the pool; `num_scratch` more are beside it."""
     per_block = layout.bytes_per_block
     usable = memory.usable_bytes
     default = min(memory.free_bytes // 2, usable)
+    least = (1 + num_scratch) * per_block
     asked = config.kv_cache_memory
     if config.num_kv_blocks is not None:
-        asked = config.num_kv_blocks * per_block
+        asked = (config.num_kv_blocks + num_scratch) * per_block
     if asked is None:
-        if default < per_block:
+        if default < least:
             raise DoesNotFit(
                 f"{memory.free_bytes:,} bytes are free, the largest step takes {memory.step_bytes:,} and the tables of "
                 f"the longest request {memory.context_bytes:,}: that leaves {default:,} bytes for KV (half of what is "
                 f"free, at most); one KV block takes {per_block:,}. Free some memory, lower --max-model-len, "
                 f"--max-num-batched-tokens or --max-num-seqs, or lower --block-size (now {layout.block_size})."
             )
-        return default // per_block
+        return default // per_block - num_scratch
     if asked > usable:
         raise DoesNotFit(
             f"KV memory of {asked:,} bytes was asked for; {memory.free_bytes:,} bytes are free - {memory.step_bytes:,} "
@@ -126,12 +145,13 @@ def _num_blocks(layout: KVLayout, config: CacheConfig, memory: FreeMemory) -> in
             f"= {usable:,}. Use --kv-cache-memory {default}, or leave it out; a lower --max-num-batched-tokens makes "
             "steps smaller, a lower --max-model-len the tables."
         )
-    if asked < per_block:
+    if asked < least:
         raise DoesNotFit(
             f"KV memory of {asked:,} bytes holds no block: one takes {per_block:,} bytes "
-            f"({layout.layers_per_block} layers x {layout.block_size} tokens x {layout.bytes_per_token_and_layer:,})."
+            f"({layout.layers_per_block} layers x {layout.block_size} tokens x {layout.bytes_per_token_and_layer:,})"
+            f"{f', and --kv-check-rate takes {num_scratch} beside the pool' if num_scratch else ''}."
         )
-    return asked // per_block
+    return asked // per_block - num_scratch
 
 
 def _longest_request(blocks_for: Callable[[int], int], num_blocks: int, at_most: int) -> int:

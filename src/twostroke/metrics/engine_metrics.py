@@ -9,6 +9,7 @@ from twostroke.batch import AdmittedRequest, CacheEnd
 from twostroke.events import (
     EngineStarted,
     Event,
+    KVBlockChecked,
     RequestArrived,
     RequestFinishedByCaller,
     StepCommitted,
@@ -17,6 +18,7 @@ from twostroke.events import (
 from twostroke.explain.timeline import request_of
 from twostroke.metrics import families
 from twostroke.metrics.instruments import Instruments
+from twostroke.metrics.kv_checks import KVCheckCounts
 from twostroke.metrics.latencies import Latencies, Sizes
 from twostroke.metrics.load import LoadGauges
 from twostroke.request import FinishReason
@@ -61,6 +63,7 @@ class EngineMetrics:
         self._requests: dict[str, _Request] = {}
         self._num_running = 0
         self._load = LoadGauges(self.instruments)
+        self._kv_checks = KVCheckCounts(self.instruments)
         self._latencies = Latencies(self.instruments)
         self._sizes = Sizes(self.instruments)
         number = self.instruments.number
@@ -88,6 +91,8 @@ class EngineMetrics:
                 self._arrived(event)
             case RequestFinishedByCaller():
                 self._finished_by_caller(event)
+            case KVBlockChecked():
+                self._kv_checked(event)
             case EngineStarted():
                 self._started(event)
             case _:
@@ -179,6 +184,17 @@ class EngineMetrics:
             del sequence.times.token_times_s[event.num_output_tokens :]
         ends_with_its_last_token = event.reason is FinishReason.STOP and sequence.times.token_times_s
         self._end(event.request_id, event.reason, None if ends_with_its_last_token else event.time_s)
+
+    def _kv_checked(self, event: KVBlockChecked) -> None:
+        self._kv_checks.counted(event)
+        self._load.quarantined(sum(block_id is not None for block_id in event.quarantined))
+        for sequence_id in event.suspects.started_over:
+            sequence = self._set_running(sequence_id, False)
+            if sequence is not None:
+                sequence.times.scheduled_s = None
+        for sequence_id in event.suspects.ended:
+            if sequence_id in self._sequences:
+                self._end(sequence_id, FinishReason.ERROR, event.time_s)
 
     # ------------------------------------------------------------------ sequences
 

@@ -77,7 +77,7 @@ KV_CACHE_USAGE = Family(
     name="kv_cache_usage_perc",
     kind=Kind.GAUGE,
     help="Share of the KV blocks that running requests hold, 0 to 1, when the last step was decided; 0 when nobody is "
-    "there. Cached blocks that nobody holds count as free.",
+    "there. Cached blocks that nobody holds count as free, those out of use not at all.",
     sglang="token_usage",
 )
 CACHE_CONFIG_INFO = Family(
@@ -85,6 +85,20 @@ CACHE_CONFIG_INFO = Family(
     kind=Kind.GAUGE,
     labels=("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching"),
     help="Always 1; its labels describe the KV cache. Blocks are in this machine's memory, whatever the label's name.",
+)
+
+KV_QUARANTINED_BLOCKS = Family(
+    name="kv_quarantined_blocks",
+    kind=Kind.GAUGE,
+    help="KV blocks out of use, because a check found that they had gone bad.",
+    is_vllms=False,
+)
+KV_LARGEST_NUMERIC_DIFFERENCE = Family(
+    name="kv_largest_numeric_difference",
+    kind=Kind.GAUGE,
+    help="The largest difference that a check found and put down to numerics, by the largest number of its vector (a "
+    "token's K or V in one head). 0 is what there should be.",
+    is_vllms=False,
 )
 
 # ---------------------------------------------------------------------- since the start
@@ -128,6 +142,20 @@ PREFIX_CACHE_HITS = Family(
     name="prefix_cache_hits",
     kind=Kind.COUNTER,
     help="Of prefix_cache_queries: tokens that were found.",
+)
+KV_CHECKS = Family(
+    name="kv_checks",
+    kind=Kind.COUNTER,
+    labels=("verdict",),
+    help="Cached blocks that were computed again and compared (--kv-check-rate): 'exact' (every byte is the same), "
+    "'numerics' (within what roundings do) or 'corruption' (beyond it).",
+    is_vllms=False,
+)
+KV_CHECK_SECONDS = Family(
+    name="kv_check_seconds",
+    kind=Kind.COUNTER,
+    help="Time that these took, between the steps.",
+    is_vllms=False,
 )
 ENGINE_STEPS = Family(
     name="engine_steps",

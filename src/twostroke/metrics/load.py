@@ -26,7 +26,8 @@ class LoadGauges:
         self._cache_config = instruments.number(families.CACHE_CONFIG_INFO)
         self._gen_throughput = instruments.number(families.GEN_THROUGHPUT)
         self._cache_hit_rate = instruments.number(families.CACHE_HIT_RATE)
-        self._num_blocks = 0
+        self._quarantined = instruments.number(families.KV_QUARANTINED_BLOCKS)
+        self._num_blocks = self._num_quarantined = 0
         self._limit = Limit.NONE
         self._num_left_waiting = 0
         """By the last decision."""
@@ -37,7 +38,8 @@ class LoadGauges:
 
     def started(self, event: EngineStarted) -> None:
         """Another engine: nobody is there."""
-        self._num_blocks = event.num_blocks
+        self._num_blocks, self._num_quarantined = event.num_blocks, 0
+        self._quarantined.set(0)
         self._limit, self._num_left_waiting = Limit.NONE, 0
         described = (event.layout["block_size"], event.num_blocks, event.cache["kv_cache_dtype"])
         caches = event.cache["enable_prefix_caching"]
@@ -47,8 +49,14 @@ class LoadGauges:
     def decided(self, batch: ScheduledBatch) -> None:
         """A step was decided."""
         self._num_left_waiting, self._limit = batch.num_waiting, batch.limited_by
-        if self._num_blocks:
-            self._kv_usage.set(1 - batch.num_free_blocks / self._num_blocks)
+        num_usable = self._num_blocks - self._num_quarantined
+        if num_usable:
+            self._kv_usage.set(1 - batch.num_free_blocks / num_usable)
+
+    def quarantined(self, num_blocks: int) -> None:
+        """More blocks are out of use."""
+        self._num_quarantined += num_blocks
+        self._quarantined.set(self._num_quarantined)
 
     def looked_up(self, num_asked: int, num_found: int) -> None:
         """Tokens of a prompt in the prefix cache."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 from twostroke.batch import NewRequest, RequestResult, ScheduledBatch, StepResult
+from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.log import get_logger
 from twostroke.runner.model_runner import ModelRunner
 
@@ -33,6 +35,18 @@ class Executor(Protocol):
 
     def collect(self) -> StepResult:
         """Waits for the oldest submitted batch."""
+        ...
+
+    def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...] | None:
+        """Computes a cached block again, behind all batches submitted so far and in none of them.
+
+        Args:
+            check: which block.
+            token_ids: the block's.
+
+        Returns:
+            Where the stored block differs, empty when it does nowhere; None when it could not be computed.
+        """
         ...
 
     def close(self) -> None:
@@ -65,6 +79,14 @@ class InProcessExecutor:
     def collect(self) -> StepResult:
         """See Executor."""
         return self._results.popleft()
+
+    def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...] | None:
+        """See Executor. A check is nobody's request, so one that fails is a line in the log."""
+        try:
+            return self._runner.check_kv(check, token_ids)
+        except Exception:
+            log.exception("block %d of the prefix of %s could not be checked", check.entry, check.request_id)
+            return None
 
     def close(self) -> None:
         """See Executor."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from twostroke.batch import NewRequest, RequestResult, ScheduledBatch, StepResult, TokenLogprobs
 from twostroke.grammar.backend import GrammarBackend
+from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.model.decoder import DecoderModel
 from twostroke.runner.input_batch import InputBatch, build_input_batch
+from twostroke.runner.kv_recompute import KVRecomputer
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.request_table import RequestRow, RequestTable
 from twostroke.sampling.logprobs import num_slice_rows, token_logprobs
@@ -53,6 +56,7 @@ class ModelRunner:
         self._table = RequestTable(kv.layout, max_model_len)
         self._announced: dict[str, NewRequest] = {}
         self._attention_layout = kv.attention_layout(model.config.num_heads)
+        self._recomputer = KVRecomputer(model, kv, device) if kv.scratch_ids else None
 
     def add_request(self, request: NewRequest) -> None:
         """Announces a request; it gets its row with the first batch that it is part of.
@@ -109,9 +113,14 @@ class ModelRunner:
             batch.step, self._results(batch, inputs, sampled, token_ids, prompt_logprobs, results), operator_time_s
         )
 
+    def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...]:
+        """Computes a cached block again; see KVRecomputer. The KV memory was made with scratch blocks for it."""
+        assert self._recomputer is not None, "no scratch blocks: kv_check_rate is 0"
+        return self._recomputer.differences(check, token_ids)
+
     def close(self) -> None:
         """Lets go of model and KV memory."""
-        del self._model, self._kv
+        del self._model, self._kv, self._recomputer
 
     def _attention_metadata(self, inputs: InputBatch) -> AttentionMetadata:
         max_blocks = -(-int(inputs.seq_lens.max()) // self._kv.layout.block_size)

@@ -20,8 +20,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from twostroke.batch import Limit
-from twostroke.errors import DoesNotFit
+from twostroke.batch import AdmittedRequest, CacheEnd, Limit
+from twostroke.errors import DoesNotFit, EngineError
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_cache.prefix_cache import CachedPrefix
 from twostroke.request import Request
@@ -44,6 +44,12 @@ class Admittance:
     num_promised_blocks: int
     num_tokens: int
     """Computed in its first step."""
+
+    def record(self, request: Request) -> AdmittedRequest:
+        """For the batch."""
+        num_tokens = request.num_tokens + request.num_pending_tokens
+        cache_end = self.cached.end if request.arrival.reads_prefix_cache else CacheEnd.NOT_READ
+        return AdmittedRequest(request.request_id, num_tokens, self.cached.num_tokens, cache_end)
 
 
 class Gate(Protocol):
@@ -167,4 +173,19 @@ def check_that_one_fits(kv: KVCacheManager, chunk_rule: ChunkRule, max_model_len
             f"max_model_len={max_model_len} needs {needed} KV blocks ({block_size} tokens each, {num_groups} KV "
             f"groups), {kv.num_blocks} are there. Lower max_model_len, or give the KV cache "
             f"{needed * kv.layout.bytes_per_block:,} bytes or more."
+        )
+
+
+def check_that_one_still_fits(kv: KVCacheManager, chunk_rule: ChunkRule, max_model_len: int) -> None:
+    """The same of the blocks that are left when some were taken out of use.
+
+    Raises:
+        EngineError: there are too few, so that a request could wait for ever.
+    """
+    needed = kv.num_blocks_to_compute(max_model_len, chunk_rule.max_tokens_per_step(max_model_len))
+    if needed > kv.num_usable_blocks:
+        raise EngineError(
+            f"{kv.num_blocks - kv.num_usable_blocks} of {kv.num_blocks} KV blocks were found corrupt and are out of "
+            f"use; a request of max_model_len={max_model_len} tokens needs {needed}. This memory is failing: test it, "
+            "and start the engine again."
         )

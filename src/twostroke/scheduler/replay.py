@@ -13,6 +13,7 @@ from twostroke.events import (
     EngineStarted,
     Event,
     EventsDropped,
+    KVBlockChecked,
     MeasurementBegan,
     PrefixCacheReset,
     RequestArrived,
@@ -81,11 +82,11 @@ def _feed(scheduler: Scheduler, event: Event) -> Difference | None:
         case StepCommitted():
             scheduler.update(event.step, event.commits)
         case StepScheduled():
-            decided = scheduler.schedule(event.time_s)
-            if decided != event.batch:
-                return Difference(event.batch, decided)
+            return _decide(scheduler, event)
         case PrefixCacheReset():
             scheduler.reset_prefix_cache()
+        case KVBlockChecked():
+            _take_out_of_use(scheduler, event)
         case MeasurementBegan():
             pass
         case EventsDropped():
@@ -93,3 +94,14 @@ def _feed(scheduler: Scheduler, event: Event) -> Difference | None:
         case EngineStarted():
             raise AssertionError("one run at a time")
     return None
+
+
+def _decide(scheduler: Scheduler, event: StepScheduled) -> Difference | None:
+    decided = scheduler.schedule(event.time_s)
+    return None if decided == event.batch else Difference(event.batch, decided)
+
+
+def _take_out_of_use(scheduler: Scheduler, event: KVBlockChecked) -> None:
+    if event.quarantined:
+        suspects = scheduler.quarantine(event.request_id, event.entry, event.quarantined)
+        assert suspects == event.suspects, f"{suspects} here; recorded: {event.suspects}"

@@ -2,7 +2,7 @@
 
     add_request ──► waiting ──admit──► running ──► finish, or a commit with a finish reason
                       ▲                   │
-                      └──── preempt ──────┘
+                      └──── preempt ──────┘            quarantine: what a corrupt block has touched starts over, or ends
 
     schedule()   decodes first, one token each and its drafts; then the prefills that run already, in queue order;
                  then admissions. All draw on one token budget.
@@ -23,19 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from twostroke.batch import (
-    AdmittedRequest,
-    BlockTableUpdate,
-    CacheEnd,
-    Commit,
-    Preemption,
-    ScheduledBatch,
-    ScheduledRequest,
-    Stroke,
-)
+from twostroke.batch import BlockTableUpdate, Commit, Preemption, ScheduledBatch, Stroke
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.kv_cache.manager import KVCacheManager, KVUsage
-from twostroke.kv_cache.prefix_cache import CachedPrefix
+from twostroke.kv_check import KVCheck, Suspects
 from twostroke.request import Arrival, FinishReason, Request, RequestStatus
 from twostroke.scheduler.admission import (
     Admission,
@@ -45,10 +36,12 @@ from twostroke.scheduler.admission import (
     Refusal,
     StaticGate,
     check_that_one_fits,
+    check_that_one_still_fits,
     waits_for_update,
 )
 from twostroke.scheduler.budget import make_chunk_rule
 from twostroke.scheduler.fair import FairOrder
+from twostroke.scheduler.kv_checks import KVChecks
 from twostroke.scheduler.policy import FixedOrder, Key, Order, make_policy
 from twostroke.scheduler.step_plan import Queues, Share, StepPlan
 
@@ -74,6 +67,7 @@ class Scheduler:
         self._chunk_rule = make_chunk_rule(config, kv.keeps_computed_kv)
         gate: Gate = StaticGate() if config.batching == "static" else ContinuousGate()
         self._admission = Admission(kv, self._chunk_rule, gate, max_num_running)
+        self._kv_checks = KVChecks(kv)
         self._rounds = self._rounds_of(config)
         check_that_one_fits(kv, self._chunk_rule, max_model_len)
 
@@ -167,6 +161,35 @@ class Scheduler:
         """No prefix computed so far is found any more; returns how many blocks were forgotten."""
         return self._kv.reset_prefix_cache()
 
+    def kv_checks_before(self, check: KVCheck) -> list[KVCheck]:
+        """Checks of the earlier blocks of the prefix that `check` belongs to, in their order; a question."""
+        return self._kv_checks.before(self._requests[check.request_id], check)
+
+    def quarantine(self, request_id: str, entry: int, block_ids: Sequence[int | None]) -> Suspects:
+        """Takes blocks out of use that were found corrupt, and sees to everybody who may have read them.
+
+        Who has no output yet starts over as if it had just come; its results in flight are nobody's. Who has some
+        ends: its tokens may be wrong. Nothing that was computed so far is found in the prefix cache any more.
+
+        Args:
+            request_id: for whose prefix they were found.
+            entry: which entry of its block tables they are.
+            block_ids: per KV group; None where the group's block is sound.
+
+        Raises:
+            EngineError: what is left does not hold the longest request.
+        """
+        suspects = self._kv_checks.suspects(self._running, self._requests[request_id], entry, block_ids)
+        ended = [request for request in suspects if request.num_output_tokens]
+        started_over = [request for request in suspects if not request.num_output_tokens]
+        for request in ended:
+            self._end(request, FinishReason.ERROR)
+        for request in started_over:
+            self._start_over(request)
+        self._kv.quarantine([block_id for block_id in block_ids if block_id is not None])
+        check_that_one_still_fits(self._kv, self._chunk_rule, self._max_model_len)
+        return Suspects(tuple(r.request_id for r in started_over), tuple(r.request_id for r in ended))
+
     # ------------------------------------------------------------------ phases of a step
 
     def _rounds_of(self, config: SchedulerConfig) -> tuple[tuple[_Phase, ...], ...]:
@@ -187,7 +210,7 @@ class Scheduler:
                 if waits_for_update(request):
                     continue
             elif request.num_draft_tokens:
-                num_drafts = max(0, min(request.num_draft_tokens, num_spare, _num_outputs_left(request) - 1))
+                num_drafts = max(0, min(request.num_draft_tokens, num_spare, request.num_outputs_left - 1))
                 num_spare -= num_drafts
             self._schedule_decode(plan, request, num_drafts)
 
@@ -247,7 +270,7 @@ class Scheduler:
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = verdict.cached.num_tokens
             self._order.pay(request, num_prompt_tokens=request.num_tokens - verdict.cached.num_tokens)
-        plan.admitted.append(_admitted(request, verdict.cached))
+        plan.admitted.append(verdict.record(request))
         request.move_to(RequestStatus.RUNNING)
         request.num_computed_tokens = verdict.cached.num_tokens
         request.num_prefill_tokens = request.num_tokens + request.num_pending_tokens
@@ -272,7 +295,7 @@ class Scheduler:
             finished_ids, self._finished_ids = tuple(self._finished_ids), []
         head_request_id = self._waiting.first.request_id if self._waiting else None
         queues = Queues(len(self._waiting), head_request_id, len(self._running), self._kv.num_free_blocks)
-        return plan.batch(step, finished_ids, queues)
+        return plan.batch(step, finished_ids, queues, self._kv_checks.of_hits(plan.admitted, self._requests))
 
     # ------------------------------------------------------------------ preemption
 
@@ -303,6 +326,17 @@ class Scheduler:
         request.num_computed_tokens = 0
         plan.preemptions.append(Preemption(request_id, by.request_id))
 
+    def _start_over(self, request: Request) -> None:
+        """Puts a request without output back into the queue, as it came; the runner hears that it ended."""
+        for shares in self._in_flight.values():
+            shares.pop(request.request_id, None)
+        self._leave_running(request)
+        self._waiting.add(self._keys[request.request_id], request)
+        self._finished_ids.append(request.request_id)
+        request.move_to(RequestStatus.WAITING)
+        request.num_computed_tokens = request.num_prefill_tokens = request.num_pending_tokens = 0
+        request.num_draft_tokens = 0
+
     def _leave_running(self, request: Request) -> None:
         self._running.remove(self._keys[request.request_id])
         self._kv.free(request.request_id)
@@ -323,7 +357,7 @@ class Scheduler:
             if commit.block_hashes:
                 request.block_hashes.extend(commit.block_hashes)
         if commit.finish_reason is None:
-            _check_commit(request, scheduled, commit)
+            share.check(commit)
         if request.num_preemptions == num_preemptions:
             end = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
             if scheduled.num_draft_tokens:
@@ -371,23 +405,3 @@ class Scheduler:
             assert self._requests[request.request_id] is request, f"{request}"
             assert 0 <= request.num_pending_tokens <= len(self._in_flight), f"{request}"
             assert request.num_output_tokens + request.num_pending_tokens <= request.arrival.max_tokens, f"{request}"
-
-
-def _admitted(request: Request, cached: CachedPrefix) -> AdmittedRequest:
-    num_tokens = request.num_tokens + request.num_pending_tokens
-    cache_end = cached.end if request.arrival.reads_prefix_cache else CacheEnd.NOT_READ
-    return AdmittedRequest(request.request_id, num_tokens, cached.num_tokens, cache_end)
-
-
-def _num_outputs_left(request: Request) -> int:
-    """Output tokens it may still get, beyond those in flight."""
-    return request.arrival.max_tokens - request.num_output_tokens - request.num_pending_tokens
-
-
-def _check_commit(request: Request, scheduled: ScheduledRequest, commit: Commit) -> None:
-    """A request that goes on has got what its share promised, and has something left to generate."""
-    fewest, most = (1, 1 + scheduled.num_draft_tokens) if scheduled.samples_token else (0, 0)
-    assert fewest <= commit.num_tokens <= most, f"{request.request_id}: {commit.num_tokens} tokens of {scheduled}"
-    assert request.num_output_tokens < request.arrival.max_tokens, (
-        f"{request.request_id} has its {request.arrival.max_tokens} tokens and no finish reason"
-    )

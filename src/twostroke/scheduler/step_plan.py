@@ -7,12 +7,14 @@ from typing import NamedTuple
 from twostroke.batch import (
     AdmittedRequest,
     BlockTableUpdate,
+    Commit,
     Limit,
     Preemption,
     ScheduledBatch,
     ScheduledRequest,
     Stroke,
 )
+from twostroke.kv_check import KVCheck
 from twostroke.request import Request
 from twostroke.scheduler.admission import Refusal
 from twostroke.scheduler.budget import TokenBudget
@@ -25,6 +27,15 @@ class Share(NamedTuple):
     scheduled: ScheduledRequest
     num_preemptions: int
     """Then. A preemption since means that the blocks of this share are no longer the request's."""
+
+    def check(self, commit: Commit) -> None:
+        """A request that goes on has got what its share promised, and has something left to generate."""
+        request, scheduled, _ = self
+        fewest, most = (1, 1 + scheduled.num_draft_tokens) if scheduled.samples_token else (0, 0)
+        assert fewest <= commit.num_tokens <= most, f"{request.request_id}: {commit.num_tokens} tokens of {scheduled}"
+        assert request.num_output_tokens < request.arrival.max_tokens, (
+            f"{request.request_id} has its {request.arrival.max_tokens} tokens and no finish reason"
+        )
 
 
 class Queues(NamedTuple):
@@ -86,7 +97,9 @@ class StepPlan:
             return None
         return Refusal(Limit.KV, f"kv: no block was left, preempted {len(self.preemptions)}")
 
-    def batch(self, step: int, finished_ids: tuple[str, ...], queues: Queues) -> ScheduledBatch:
+    def batch(
+        self, step: int, finished_ids: tuple[str, ...], queues: Queues, kv_checks: tuple[KVCheck, ...] = ()
+    ) -> ScheduledBatch:
         """The decision, as data."""
         refusal = self.refusal or self.preempted()
         unrefused = Limit.TOKENS if self.is_cut else Limit.NONE
@@ -102,4 +115,5 @@ class StepPlan:
             admitted=tuple(self.admitted),
             num_running=queues.num_running,
             num_free_blocks=queues.num_free_blocks,
+            kv_checks=kv_checks,
         )

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shutil
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from twostroke.errors import (
 )
 from twostroke.events import RequestFinishedByCaller, StepScheduled
 from twostroke.explain.timeline import timeline_of
+from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.outputs import JoinedDeltas
 from twostroke.runner.executor import Executor
 from twostroke.scheduler.replay import replay
@@ -80,6 +81,9 @@ class DelayedExecutor:
 
     def collect(self) -> StepResult:
         return self.results.popleft()
+
+    def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...] | None:
+        return self.inner.check_kv(check, token_ids)
 
     def close(self) -> None:
         self.inner.close()

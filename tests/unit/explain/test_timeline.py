@@ -34,6 +34,19 @@ def make_engine(
     )
 
 
+def checking_engine(corruption_chance: float) -> FakeEngine:
+    """The same, and every hit of the prefix cache is checked, which takes half a second."""
+    return FakeEngine(
+        make_layout(block_size=4),
+        64,
+        max_model_len=64,
+        cache_config=CacheConfig(block_size=4, kv_check_rate=1.0),
+        corruption_chance=corruption_chance,
+        check_time_s=0.5,
+        log=EventRing(100_000),
+    )
+
+
 def events_of(engine: FakeEngine) -> list[Event]:
     assert isinstance(engine.log, EventRing)
     return list(engine.log)
@@ -121,6 +134,55 @@ def test_a_decode_beside_a_long_prompt_is_stalled_by_it() -> None:
     stall = the(lane, Label.STALLED)
     assert (stall.start_s, stall.end_s, stall.num_steps, stall.num_tokens) == (2.0, 5.0, 3, 3)
     assert stall.reason == "by the prefill of long with 21 tokens; 3 steps, 3 tokens"
+
+
+def test_a_check_of_a_cached_block_delays_whoever_runs_and_says_for_whom() -> None:
+    engine = checking_engine(corruption_chance=0.0)
+    engine.submit("talker", list(range(10)), 8)
+    engine.step()
+    engine.submit("hit", list(range(10)), 2)
+    engine.run()
+    assert labels(explained(engine, "talker")) == [Label.PREFILL, Label.KV_CHECK, Label.STALLED, Label.DECODE]
+    assert labels(explained(engine, "hit")) == [Label.KV_CHECK, Label.PREFILL, Label.DECODE]
+    for name in ("talker", "hit"):
+        lane = explained(engine, name)
+        check = the(lane, Label.KV_CHECK)
+        assert (check.start_s, check.end_s, names(check)) == (1.0, 1.5, ["hit"])
+        assert check.reason == "block 1 of the cached prefix of hit was computed again; as stored"
+        assert lane.duration_s == {"talker": 8.5, "hit": 2.5}[name]
+
+
+def test_several_checks_of_a_step_are_one_segment() -> None:
+    engine = checking_engine(corruption_chance=0.0)
+    engine.submit("first", list(range(10)), 1)
+    engine.run()
+    for name in ("a", "b", "c"):
+        engine.submit(name, list(range(10)), 2)
+    engine.run()
+    for name in ("a", "b", "c"):
+        check = the(explained(engine, name), Label.KV_CHECK)
+        assert (check.duration_s, names(check)) == (1.5, ["a", "b", "c"])
+        assert check.reason == "3 blocks of cached prefixes were computed again; as stored"
+
+
+def test_a_block_that_had_gone_bad_ends_whoever_answered_from_it_and_starts_the_others_over() -> None:
+    engine = checking_engine(corruption_chance=1.0)
+    engine.submit("talker", list(range(10)), 8)
+    engine.submit("bystander", [90], 8)
+    engine.step()
+    engine.submit("hit", list(range(10)), 2)
+    engine.run()
+    talker, bystander, hit = (explained(engine, name) for name in ("talker", "bystander", "hit"))
+    assert (talker.finish_reason, talker.end_s, labels(talker)[-1]) == (FinishReason.ERROR, 1.5, Label.KV_CHECK)
+    assert bystander.finish_reason is FinishReason.LENGTH
+    assert hit.finish_reason is FinishReason.LENGTH
+    assert labels(hit) == [Label.KV_CHECK, Label.WAIT_STEP, Label.PREFILL, Label.DECODE]
+    wait = the(hit, Label.WAIT_STEP)
+    assert (wait.start_s, wait.end_s) == (1.5, 2.5)
+    assert wait.reason == "starts over: block 1 of its cached prefix had gone bad"
+    assert "gone bad" in the(hit, Label.KV_CHECK).reason
+    assert "found corrupt" in " ".join(hit.notes)
+    assert not bystander.notes
 
 
 def test_a_short_prompt_beside_many_decodes_stalls_nobody() -> None:

@@ -74,6 +74,24 @@ def test_codes_are_those_of_the_definition(
     assert_stored(shape, shape.qkv(37, seed=block_size))
 
 
+@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize(("block_size", "head_dim"), [(1, 8), (4, 24), (16, 64), (32, 80), (2, 6)])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_numbers_are_read_back_from_any_order(
+    kv_format: KVFormat, block_size: int, head_dim: int, backend: Kernels
+) -> None:
+    shape = Shape(head_dim=head_dim, block_size=block_size, kv_format=kv_format, backend=backend)
+    qkv = shape.qkv(3 * block_size, seed=block_size)
+    pool = Pool(shape, [qkv])
+    pool.step([(0, len(qkv))])
+    sides = qkv[:, shape.num_heads :].split(shape.num_kv_heads, dim=1)  # K, V: [num_tokens, num_kv_heads, head_dim]
+    for values, side in enumerate(sides):
+        expected = naive_kv.stored(side, kv_format, torch.float32).unflatten(0, (3, block_size)).transpose(1, 2)
+        heads = pool.storage[pool.table[0, :3], LAYER, values]  # [3, num_kv_heads, bytes per head]
+        found = shape.operator().read_heads(heads.flatten(0, 1), kv_format, head_dim, values=bool(values))
+        assert torch.equal(found.view(expected.shape), expected), "V" if values else "K"
+
+
 def awkward(head_dim: int) -> list[Tensor]:
     """Vectors that break careless quantizers."""
     ramp = torch.linspace(-1, 1, head_dim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,36 @@ def test_predicted_bytes_are_allocated_bytes(family: str, random_models: dict[st
     per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * 4
     assert layout.bytes_per_token == per_token
     assert len(layout.groups) * layout.bytes_per_block == per_token * layout.block_size
+
+
+@pytest.mark.parametrize("config", [{"num_kv_blocks": 300}, {"kv_cache_memory": 300 * PER_BLOCK}, {}], ids=str)
+def test_the_self_check_has_a_block_of_its_own_in_each_group_and_room_for_bad_ones(config: dict[str, int]) -> None:
+    windows = [None, None, 64, 64]
+    layout = KVLayout.of(windows, block_size=16, num_kv_heads=2, head_dim=8, kv_format="bf16")
+    plain, checked = (
+        size(layout, CacheConfig(**config, kv_check_rate=rate), free_bytes=600 * layout.bytes_per_block)
+        for rate in (0, 0.01)
+    )
+    assert (plain.num_scratch_blocks, checked.num_scratch_blocks) == (0, 2)
+    storage = KVStorage(layout, checked.num_blocks, torch.device("cpu"), checked.num_scratch_blocks)
+    assert storage.nbytes == checked.kv_bytes
+    if "num_kv_blocks" in config:
+        assert (checked.num_blocks, checked.kv_bytes) == (300, 302 * layout.bytes_per_block)
+    else:  # the same memory, and two blocks of it are not for requests
+        assert (plain.num_blocks - checked.num_blocks, plain.kv_bytes) == (2, checked.kv_bytes)
+    longest = layout.peak_blocks(checked.max_model_len, 512)
+    assert checked.num_blocks - longest >= 2 >= len(layout.groups)
+
+
+def test_with_the_self_check_the_named_remedy_works() -> None:
+    config = CacheConfig(num_kv_blocks=100, kv_check_rate=1.0)
+    with pytest.raises(DoesNotFit, match="--kv-check-rate may put 1 out of use") as refused:
+        size(config=config, max_model_len=1600)
+    numbers = re.search(r"--max-model-len (\d+) or less, or give more with --kv-cache-memory (\d+)", str(refused.value))
+    assert numbers is not None
+    assert size(config=config, max_model_len=int(numbers[1])).num_blocks == 100
+    enough = CacheConfig(kv_cache_memory=int(numbers[2]), kv_check_rate=1.0)
+    assert size(config=enough, max_model_len=1600).max_model_len == 1600
 
 
 def test_quantized_kv_holds_more_tokens_in_equal_bytes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,11 +18,13 @@ from twostroke.events import (
     EngineStarted,
     Event,
     EventRing,
+    KVBlockChecked,
     RequestArrived,
     RequestFinishedByCaller,
     StepCommitted,
     StepScheduled,
 )
+from twostroke.kv_check import Verdict
 from twostroke.metrics.engine_metrics import EngineMetrics
 from twostroke.metrics.exposition import EngineCollector, exposition
 from twostroke.request import Arrival, FinishReason
@@ -121,6 +124,8 @@ def test_gauges_follow_the_decisions_and_end_at_zero(seed: int) -> None:
         metrics.observe(event)
         if isinstance(event, EngineStarted):
             num_blocks = event.num_blocks
+        if isinstance(event, KVBlockChecked):
+            num_blocks -= sum(block_id is not None for block_id in event.quarantined)
         if isinstance(event, StepScheduled) and event.batch.step % 16 == 1:
             samples = scraped(metrics)
             assert value(samples, "num_requests_running") == event.batch.num_running
@@ -277,3 +282,37 @@ def test_throughput_is_that_of_the_last_second() -> None:
     for number in range(11):
         run.commit(1.0 + number / 8, a=2)
     assert run.value("gen_throughput") == pytest.approx(16.0)
+
+
+def test_checks_of_cached_blocks_and_what_comes_of_a_bad_one() -> None:
+    engine = FakeEngine(
+        make_layout(block_size=4),
+        64,
+        max_model_len=64,
+        cache_config=CacheConfig(block_size=4, kv_check_rate=1.0),
+        corruption_chance=1.0,
+        check_time_s=0.25,
+        log=EventRing(1000),
+    )
+    engine.submit("talker", list(range(10)), 8)
+    engine.step()
+    engine.submit("hit", list(range(10)), 2)
+    engine.step()
+    metrics = EngineMetrics("some model")
+    assert isinstance(engine.log, EventRing)
+    for event in engine.log:
+        metrics.observe(event)
+        if isinstance(event, KVBlockChecked):
+            samples = scraped(metrics)
+            running, waiting = (value(samples, f"num_requests_{name}") for name in ("running", "waiting"))
+            assert (running, waiting) == (0, 1), "who had answered has ended, who had not is in the queue again"
+            break
+    assert value(samples, "kv_quarantined_blocks") == 1
+    assert value(samples, "kv_check_seconds_total") == 0.25
+    assert value(samples, "kv_checks_total", verdict="corruption") == 1
+    assert value(samples, "kv_checks_total", verdict="exact") == 0
+    assert value(samples, "request_success_total", finished_reason="error") == 1
+    tiny = KVBlockChecked(9.0, "fake", 8.0, "x", 0, Verdict.NUMERICS, 3, 1, 0.125)
+    metrics.observe(tiny)
+    metrics.observe(replace(tiny, largest_difference=0.0625))
+    assert value(scraped(metrics), "kv_largest_numeric_difference") == 0.125

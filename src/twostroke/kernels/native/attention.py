@@ -13,6 +13,7 @@ from torch import Tensor
 from twostroke.config.kv_format import KVFormat
 from twostroke.kernels.dispatch import AttentionOperator, GroupShape
 from twostroke.kernels.native.extension import KV_FORMAT_CODES, TYPE_CODES, Kernels, native
+from twostroke.kernels.native.kv_order import read_heads
 from twostroke.kernels.reference.attention import PagedAttention
 from twostroke.kernels.tree_mask import TreeMasks, within_window
 from twostroke.log import get_logger
@@ -73,6 +74,10 @@ class NativeAttention:
     def kv_order(self, kv_format: KVFormat) -> str:
         """Tokens in lanes of sixteen; see csrc/kernels/kv_format.hpp."""
         return f"lanes16-{kv_format}"
+
+    def read_heads(self, heads: Tensor, kv_format: KVFormat, head_dim: int, *, values: bool) -> Tensor:
+        """See AttentionOperator."""
+        return read_heads(heads, kv_format, head_dim, values=values)
 
     def plan(
         self,

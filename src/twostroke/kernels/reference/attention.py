@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from twostroke.config.kv_format import KVFormat
+from twostroke.config.kv_format import KVFormat, slot_bytes
 from twostroke.kernels.dispatch import GroupShape
 from twostroke.kernels.reference.attention_plan import (
     PARTITION,
@@ -104,6 +104,12 @@ class PagedAttention:
     def kv_order(self, kv_format: KVFormat) -> str:
         """One slot after the other; see encode."""
         return f"plain-{kv_format}"
+
+    def read_heads(self, heads: Tensor, kv_format: KVFormat, head_dim: int, *, values: bool) -> Tensor:
+        """See AttentionOperator; K and V lie alike."""
+        del values
+        slots = heads.reshape(-1, slot_bytes(kv_format, head_dim))
+        return decode(slots, kv_format, torch.float32).view(len(heads), -1, head_dim)
 
     def plan(
         self,

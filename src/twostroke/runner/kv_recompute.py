@@ -1,0 +1,85 @@
+"""Computes a cached block again, beside the pool, and compares it with what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from twostroke.kv_check import KVCheck, KVDifference
+from twostroke.layers.attention_metadata import AttentionMetadata
+from twostroke.model.decoder import DecoderModel
+from twostroke.runner.kv_storage import KVStorage
+
+
+class KVRecomputer:
+    """One pass over the tokens of a block.
+
+    They stand at their own positions and read the blocks before theirs in the pool; what they write, and then read of
+    each other, lies in scratch blocks, one per KV group. Nothing in the pool changes.
+
+    Args:
+        model: maths and weights.
+        kv: the KV memory, with a scratch block per group.
+        device: where the tensors of a pass are made.
+    """
+
+    def __init__(self, model: DecoderModel, kv: KVStorage, device: torch.device) -> None:
+        assert len(kv.scratch_ids) == len(kv.layout.groups), f"{kv.scratch_ids} for {len(kv.layout.groups)} groups"
+        self._model = model
+        self._kv = kv
+        self._device = device
+        self._attention_layout = kv.attention_layout(model.config.num_heads)
+
+    @torch.inference_mode()
+    def differences(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...]:
+        """What is not as it was computed again, of K and of V of each layer; empty when every byte is the same.
+
+        Args:
+            check: which block.
+            token_ids: the block's, all of them.
+        """
+        block_size = self._kv.layout.block_size
+        assert len(token_ids) == block_size, f"{len(token_ids)} tokens in a block of {block_size}"
+        begin = check.entry * block_size
+        rows = zip(check.context, self._kv.scratch_ids, strict=True)
+        attention = AttentionMetadata.build(
+            query_start_loc=np.array([0, block_size], np.int32),
+            seq_lens=np.array([begin + block_size], np.int32),
+            block_tables=[np.array([(*context, scratch_id)], np.int32) for context, scratch_id in rows],
+            layout=self._attention_layout,
+            operator=self._model.attention,
+        )
+        input_ids = torch.tensor(token_ids, dtype=torch.int64, device=self._device)
+        positions = torch.arange(begin, begin + block_size, device=self._device)
+        self._model.forward(input_ids, positions, attention, self._kv)
+        return tuple(self._compare(check))
+
+    def _compare(self, check: KVCheck) -> Iterator[KVDifference]:
+        tensor, groups = self._kv.tensor, self._kv.layout.groups
+        for group_id, (block_id, scratch_id) in enumerate(zip(check.block_ids, self._kv.scratch_ids, strict=True)):
+            if block_id is None or torch.equal(tensor[block_id], tensor[scratch_id]):
+                continue
+            for index, layer_id in enumerate(groups[group_id].layer_ids):
+                for is_value in (False, True):
+                    # uint8 [num_kv_heads, bytes per head]
+                    stored, computed = (tensor[which, index, int(is_value)] for which in (block_id, scratch_id))
+                    if not torch.equal(stored, computed):
+                        yield self._difference(group_id, layer_id, stored, computed, values=is_value)
+
+    def _difference(
+        self, group_id: int, layer_id: int, stored: Tensor, computed: Tensor, *, values: bool
+    ) -> KVDifference:
+        layout = self._kv.layout
+
+        def read(heads: Tensor) -> Tensor:  # float32 [num_kv_heads, block_size, head_dim]
+            return self._model.attention.read_heads(heads, layout.kv_format, layout.head_dim, values=values)
+
+        was, should_be = read(stored), read(computed)
+        # a byte that stands for nothing may differ as well (a code beside a scale of zero): then no number does
+        num_numbers = int((was != should_be).sum())
+        largest = should_be.abs().amax(-1).clamp_min(torch.finfo(torch.float32).tiny)  # [num_kv_heads, block_size]
+        relative = (was - should_be).abs().amax(-1) / largest
+        return KVDifference(group_id, layer_id, num_numbers, float(relative.nan_to_num(torch.inf, torch.inf).max()))

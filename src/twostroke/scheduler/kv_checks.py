@@ -1,0 +1,88 @@
+"""The scheduler's part of the KV self-check: which hits are checked, which block of each, and who read a bad one.
+
+A function of how many hits there were, no dice; a replay chooses the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from twostroke.batch import AdmittedRequest
+from twostroke.kv_cache.manager import KVCacheManager
+from twostroke.kv_check import KVCheck
+from twostroke.request import Request
+
+_GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+
+
+class HitSampler:
+    """Chooses a share of the hits, evenly, and positions that leave no part of long prefixes out.
+
+    The n-th hit is checked when n x rate passes a whole number. The k-th check looks at its prefix where the fraction
+    of k x golden ratio says: these spread over the unit interval about as evenly as anything can at every length
+    (Knuth, The Art of Computer Programming 3, 6.4, on Fibonacci hashing).
+
+    >>> sampler = HitSampler(0.5)
+    >>> [sampler.choose(num_blocks=10) for _ in range(10)]
+    [None, 6, None, 2, None, 8, None, 4, None, 0]
+    """
+
+    def __init__(self, rate: float) -> None:
+        """`rate` is the share, 0 to 1."""
+        self._rate = rate
+        self._num_hits = 0
+        self._num_checks = 0
+
+    def choose(self, num_blocks: int) -> int | None:
+        """Counts a hit of `num_blocks` blocks; the entry to check, or None."""
+        self._num_hits += 1
+        if math.floor(self._num_hits * self._rate) == math.floor((self._num_hits - 1) * self._rate):
+            return None
+        self._num_checks += 1
+        return int(self._num_checks * _GOLDEN % 1.0 * num_blocks)
+
+
+class KVChecks:
+    """Chooses what is checked of the hits of a step, and knows who is concerned by what was found."""
+
+    def __init__(self, kv: KVCacheManager) -> None:
+        self._kv = kv
+        self._is_on = kv.check_rate > 0
+        self._sampler = HitSampler(kv.check_rate)
+
+    def of_hits(self, admitted: Iterable[AdmittedRequest], requests: Mapping[str, Request]) -> tuple[KVCheck, ...]:
+        """The checks of those that were just admitted with a cached prefix."""
+        if not self._is_on:
+            return ()
+        checks = (self._of_hit(requests[hit.request_id], hit.num_cached_tokens) for hit in admitted)
+        return tuple(check for check in checks if check is not None)
+
+    def before(self, request: Request, check: KVCheck) -> list[KVCheck]:
+        """The checks of all earlier blocks of the same prefix, in their order."""
+        found = (self._kv.find_check(request.request_id, request.block_hashes, entry) for entry in range(check.entry))
+        return [earlier for earlier in found if earlier is not None]
+
+    def suspects(
+        self, running: Iterable[Request], found_for: Request, entry: int, block_ids: Sequence[int | None]
+    ) -> list[Request]:
+        """Those who may have read these blocks, which are entry `entry` of the prefix of `found_for`."""
+        content = found_for.block_hashes[entry]
+
+        def may_have_read(request: Request) -> bool:
+            names_it = request.block_hashes[entry : entry + 1] == [content]
+            return self._kv.may_have_read(request.request_id, entry, block_ids, names_it=names_it)
+
+        return [request for request in running if may_have_read(request)]
+
+    def _of_hit(self, request: Request, num_cached_tokens: int) -> KVCheck | None:
+        """Where a window has let go of what the chosen block was computed from, the next one takes its place."""
+        num_blocks = num_cached_tokens // self._kv.layout.block_size
+        chosen = self._sampler.choose(num_blocks) if num_blocks else None
+        if chosen is None:
+            return None
+        for entry in (*range(chosen, num_blocks), *range(chosen)):
+            check = self._kv.find_check(request.request_id, request.block_hashes, entry)
+            if check is not None:
+                return check
+        return None
