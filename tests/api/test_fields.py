@@ -117,6 +117,13 @@ REFUSED: Mapping[str, Any] = {
     "moderation": {"on": True},
     "functions": [{"name": "f"}],
     "function_call": "auto",
+    "best_of": 2,
+    "use_beam_search": True,
+    "length_penalty": 0.5,
+    "guided_json": {"type": "string"},
+    "guided_regex": "a+",
+    "guided_choice": ["a"],
+    "guided_grammar": 'root ::= "a"',
 }
 BOOKKEEPING: Mapping[str, Any] = {
     "user": "somebody",
@@ -195,6 +202,13 @@ def test_an_unknown_field_is_named(server: ServerProcess, path: str) -> None:
     response = server.post(path, body | {"best_off": 3, "stream_options": None, "zz": {}})
     assert response.status_code == 200
     assert response.headers["x-ignored-params"] == "best_off, zz"
+
+
+def test_a_name_writes_no_line_of_the_log(server: ServerProcess) -> None:
+    response = server.post("/v1/completions", COMPLETION | {"x\nERROR forged": 1})
+    assert response.headers["x-ignored-params"] == "x?ERROR forged"
+    server.wait_for("logged", "/health", lambda _: any("x?ERROR forged" in line for line in server.lines))
+    assert not any(line.startswith("ERROR forged") for line in server.lines)
 
 
 def test_a_request_of_unknown_fields_is_refused(server: ServerProcess) -> None:

@@ -63,6 +63,11 @@ def test_text_is_that_of_the_chat(client: Any, llm: LLM) -> None:
     assert count.input_tokens == answer.usage.input_tokens + answer.usage.cache_read_input_tokens
 
 
+def test_a_conversation_beyond_the_context_is_counted(client: Any) -> None:
+    long = [{"role": "user", "content": "count the words of a text " * 4000}]
+    assert client.messages.count_tokens(model="embedded", messages=long).input_tokens > 8192
+
+
 def test_usage_counts_the_cached_part_apart(client: Any) -> None:
     long = [{"role": "user", "content": "count the words of a text " * 40}]
     first, second = create(client, messages=long).usage, create(client, messages=long).usage

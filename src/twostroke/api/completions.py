@@ -68,7 +68,7 @@ class Completion:
                 for prompt in given
             ]
 
-        prompts = await prepared(prepare, length_of(given))
+        prompts = await prepared(prepare, length_of(given), compiles=params.structured_outputs is not None)
         self._generation = Generation(
             self._engine,
             prompts,

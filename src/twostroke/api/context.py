@@ -107,14 +107,20 @@ class ServerContext:
         if len(unknown) > MAX_UNKNOWN:
             message = f"more than {MAX_UNKNOWN} fields of the request are unknown, {unknown[0][:64]!r} among them."
             raise HTTPError(400, message, code="unknown_field", param=unknown[0][:64])
-        names = ", ".join(name.encode("ascii", "backslashreplace").decode()[:64] for name in unknown)
+        names = ", ".join(_printable(name) for name in unknown)
         if self.config.strict:
             message = f"unknown fields: {names}. Leave them out, or start the server without --strict."
             raise HTTPError(400, message, code="unknown_field", param=unknown[0])
         for name in unknown:
             self.observation.answers.ignored(name[:64])
         log.warning("ignored unknown fields of a request: %s", names)
-        return {"x-ignored-params": "".join(c if c.isprintable() else "?" for c in names)}
+        return {"x-ignored-params": names}
+
+
+def _printable(name: str) -> str:
+    """A name that strangers made up, fit for a header and a line of a log."""
+    ascii_only = name.encode("ascii", "backslashreplace").decode()[:64]
+    return "".join(c if c.isprintable() else "?" for c in ascii_only)
 
 
 def _attributes(body: WireObject | None) -> dict[str, str | int | float]:

@@ -7,8 +7,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 from twostroke.api.dialect import PROMPT_TAIL_TOKENS, ChatTools, Dialect, structured_outputs
-from twostroke.api.generation import Caller, Generation, prepared
+from twostroke.api.generation import INLINE_LENGTH, Caller, Generation, prepared
 from twostroke.api.parsers.chat_parser import ChatParser
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.translate import chat_params, check_stream_options
@@ -60,8 +63,16 @@ class Conversation:
 
     async def count_tokens(self) -> int:
         """Tokens of the prompt, with everything checked as `open` does, and nothing run."""
-        prompt = await self._prepared(self._checked_params())
-        return len(prompt.prompt_token_ids)
+        self._checked_params()
+        num_chars = sum(len(str(message.get("content"))) for message in self.request.messages)
+        inputs, given = self.engine.inputs, self._template_inputs()
+        frames = bool(self.request.add_special_tokens)
+
+        def count() -> int:  # whoever asks may want to know by how much a conversation is too long
+            text = inputs.render_chat(self.request.messages, **given)
+            return len(inputs.encode(text, add_special_tokens=frames))
+
+        return count() if num_chars <= INLINE_LENGTH else await asyncio.to_thread(count)
 
     def close(self) -> None:
         """The caller has left, or has its answer."""
@@ -95,28 +106,33 @@ class Conversation:
 
     async def _prepared(self, params: SamplingParams) -> PromptInput:
         num_chars = sum(len(str(message.get("content"))) for message in self.request.messages)
-        (prompt,) = await prepared(lambda: [self._prompt(params)], num_chars)
+        (prompt,) = await prepared(lambda: [self._prompt(params)], num_chars, compiles=self._is_constrained)
         return prompt
 
     def _prompt(self, params: SamplingParams) -> PromptInput:
         """The conversation in tokens, checked."""
+        return self.engine.inputs.process_chat(
+            self.request.messages,
+            params,
+            **self._template_inputs(),
+            add_special_tokens=bool(self.request.add_special_tokens),
+            truncate_prompt_tokens=self.request.truncate_prompt_tokens,
+            shown_tokens=self.parser().markup,
+        )
+
+    def _template_inputs(self) -> dict[str, Any]:
+        """What the chat template gets beside the messages, by the names of InputProcessor.render_chat."""
         request = self.request
         template_kwargs = dict(request.chat_template_kwargs or {})
         if request.reasoning_effort is not None:
             template_kwargs.setdefault("reasoning_effort", request.reasoning_effort)
         continues = bool(request.continue_final_message)
         tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
-        return self.engine.inputs.process_chat(
-            request.messages,
-            params,
-            tools=tools if self.tools.choice != "none" else None,
-            documents=request.documents,
-            add_generation_prompt=not continues
-            if request.add_generation_prompt is None
-            else request.add_generation_prompt,
-            continue_final_message=continues,
-            chat_template_kwargs=template_kwargs,
-            add_special_tokens=bool(request.add_special_tokens),
-            truncate_prompt_tokens=request.truncate_prompt_tokens,
-            shown_tokens=self.parser().markup,
-        )
+        begins_answer = not continues if request.add_generation_prompt is None else request.add_generation_prompt
+        return {
+            "tools": tools if self.tools.choice != "none" else None,
+            "documents": request.documents,
+            "add_generation_prompt": begins_answer,
+            "continue_final_message": continues,
+            "chat_template_kwargs": template_kwargs,
+        }

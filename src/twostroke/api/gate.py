@@ -33,6 +33,8 @@ PAGE_PATH = "/"
 """Opened in a browser, which asks its user for the key if it is challenged for a password, and sends it ever after."""
 ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/server_info", "/flight_recorder", "/v1/trace"})
 """What touches everybody, or shows everybody's requests."""
+TIMELINE_PATHS = "/v1/requests/"
+"""A tenant sees its own here; the admin key sees everybody's."""
 GENERATING_PATHS = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"}
 )
@@ -108,10 +110,15 @@ class Gate:
         if not self._keys:
             return ""
         tenant = self._keys.tenant_of(given)
+        if tenant is None and path.startswith(TIMELINE_PATHS) and self._is_admin_key(given):
+            return ""
         if tenant is None:
             message = "a valid API key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
             raise _unauthorized(message, challenge="Basic" if path == PAGE_PATH else "Bearer")
         return tenant
+
+    def _is_admin_key(self, given: bytes) -> bool:
+        return self._admin_key is not None and hmac.compare_digest(self._admin_key, given)
 
     def _check_admin(self, scope: Message, headers: Headers, given: bytes) -> None:
         if self._admin_key is None:
@@ -127,7 +134,7 @@ class Gate:
                 # a page from elsewhere, in a browser on this machine: it need not read the answer to do harm
                 message = f"administration is not for pages of {origin}."
                 raise HTTPError(403, message, kind="permission_error", code="forbidden")
-        elif not hmac.compare_digest(self._admin_key, given):
+        elif not self._is_admin_key(given):
             raise _unauthorized("the admin key is needed: send 'Authorization: Bearer ADMIN_KEY'.")
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from twostroke.api.admission import Admission
@@ -35,8 +36,22 @@ class Caller:
     """How long after its arrival a first token is of use; None: as long as the server lets anybody wait."""
 
 
-async def prepared(prepare: Callable[[], list[PromptInput]], length: int) -> list[PromptInput]:
-    """What `prepare` returns, in a thread when that may take long."""
+_COMPILERS = ThreadPoolExecutor(2, thread_name_prefix="twostroke-grammar")
+"""Grammars are tried by child processes, so many at once: not one for every stranger who sends a new one."""
+
+
+async def prepared(
+    prepare: Callable[[], list[PromptInput]], length: int, *, compiles: bool = False
+) -> list[PromptInput]:
+    """What `prepare` returns, in a thread when that may take long.
+
+    Args:
+        prepare: makes the prompts.
+        length: characters and token ids.
+        compiles: whether a grammar is compiled, too, which takes a child process and up to half a second.
+    """
+    if compiles:
+        return await asyncio.get_running_loop().run_in_executor(_COMPILERS, prepare)
     return prepare() if length <= INLINE_LENGTH else await asyncio.to_thread(prepare)
 
 

@@ -59,13 +59,16 @@ class ResponseCall:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The answer as events; raises what Generation.take raises."""
-        begun = self._response("in_progress")
-        yield self._event("response.created", {"response": begun}) + self._event(
-            "response.in_progress", {"response": begun}
-        )
+        has_begun = False
         async for happened in self._reply.events():
-            if happened:
-                yield b"".join(self._written(event) for event in happened)
+            events: list[bytes] = []
+            if not has_begun:  # not before: what fails until then is answered with a status of its own
+                has_begun = True
+                begun = {"response": self._response("in_progress")}
+                events += [self._event("response.created", begun), self._event("response.in_progress", begun)]
+            events += [self._written(event) for event in happened]
+            if events:
+                yield b"".join(events)
         response = self._response()
         yield self._event(f"response.{response['status']}", {"response": response})
 

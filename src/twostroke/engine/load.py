@@ -111,7 +111,7 @@ class LoadMeter:
         """When a step was decided, and the tokens it prefills."""
         self._committed_s = 0.0
         self._idle = True
-        """Whether nothing ran when the last step was committed."""
+        """Whether at some time since the last step was committed nothing ran: a pause is no part of a step."""
         self._max_tokens = 0
         """Of all sequences that have not ended, together."""
         self._finished_weight = self._finished_tokens = 0.0
@@ -133,6 +133,7 @@ class LoadMeter:
             self._wait(sequence.tenant, -1, -sequence.num_tokens)
         else:
             self._num_running_tokens -= sequence.num_tokens_left
+        self._idle = self._idle or not self._num_running
 
     def is_waiting(self, sequence_id: str) -> bool:
         """Whether it has not begun, or was preempted."""
@@ -162,7 +163,7 @@ class LoadMeter:
         num_waiting = self._num_waiting.total()
         return Load(
             num_slots=self._num_slots,
-            num_running=len(self._sequences) - num_waiting,
+            num_running=self._num_running,
             num_running_tokens=self._num_running_tokens,
             num_waiting=num_waiting,
             num_waiting_tokens=self._num_waiting_tokens.total(),
@@ -174,6 +175,10 @@ class LoadMeter:
             num_output_tokens=self._mean_output_tokens(),
             num_own_generated=self._num_generated[owner],
         )
+
+    @property
+    def _num_running(self) -> int:
+        return len(self._sequences) - self._num_waiting.total()
 
     def _mean_output_tokens(self) -> float:
         """Of those that finished; before any has, what is asked for at most."""
@@ -203,9 +208,8 @@ class LoadMeter:
             self._give_way(sequence_id)
         if batch.requests:
             self._in_flight[batch.step] = time_s, num_prefill_tokens
-        num_running = len(self._sequences) - self._num_waiting.total()
         is_held_by_kv = batch.limited_by is Limit.KV and batch.num_waiting > 0
-        self._num_slots = max(1, num_running) if is_held_by_kv else self._max_num_seqs
+        self._num_slots = max(1, self._num_running) if is_held_by_kv else self._max_num_seqs
 
     def _begin(self, sequence: _Sequence) -> None:
         if sequence.is_waiting:
@@ -228,7 +232,7 @@ class LoadMeter:
         for commit in event.commits:
             self._take_in(commit)
         self._committed_s = event.time_s
-        self._idle = len(self._sequences) == self._num_waiting.total()
+        self._idle = not self._num_running
 
     def _take_in(self, commit: Commit) -> None:
         sequence = self._sequences.get(commit.request_id)

@@ -142,11 +142,13 @@ def refuse_overload(load: Load, limits: QueueLimits, cost: RequestCost, deadline
             reason = f"the queue is full: with this request {total} {flag}, at most {limit} (--max-queued-{flag})"
             raise _overloaded(reason, drains_s * cost.num_sequences)
     if wait_s > HEADROOM * limits.max_queue_wait_s:
-        reason = f"it would wait about {wait_s:.1f} s, at most {limits.max_queue_wait_s:g} s (--max-queue-wait-s)"
+        limit = f"{HEADROOM:.0%} of {limits.max_queue_wait_s:g} s (--max-queue-wait-s)"
+        reason = f"it would wait about {wait_s:.1f} s, at most {limit} are given away"
         raise _overloaded(reason, wait_s - HEADROOM * limits.max_queue_wait_s)
     ttft_s = wait_s + cost.num_prompt_tokens * load.prefill_s_per_token + load.step_s
     if deadline_s is not None and ttft_s > HEADROOM * deadline_s:
-        reason = f"its first token would come after about {ttft_s:.1f} s, and is of use for {deadline_s:g} s"
+        limit = f"{HEADROOM:.0%} of the {deadline_s:g} s that it is of use"
+        reason = f"its first token would come after about {ttft_s:.1f} s, at most {limit} are given away"
         raise _overloaded(reason, ttft_s - HEADROOM * deadline_s)
 
 

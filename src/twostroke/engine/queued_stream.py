@@ -19,11 +19,14 @@ class QueuedStream:
         self._reader: asyncio.Future[None] | None = None
         self._abandon = abandon
         self._is_ended = False
+        self.has_begun = False
+        """Whether an output was ever handed over."""
         self._patience: asyncio.TimerHandle | None = None
 
     def put(self, output: RequestOutput) -> None:
         """Hands an output over."""
         self._is_ended = output.finished
+        self.has_begun = True
         self._outputs.append(output)
         if self._patience is not None:
             self._stop_waiting()

@@ -378,4 +378,7 @@ class RemoteEngine:
     def _lose_streams(self, cause: str) -> None:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream.fail(EngineError(f"the request was lost: {cause}."))
+            if stream.has_begun:
+                stream.fail(EngineError(f"the request was lost: {cause}."))
+            else:
+                stream.fail(EngineUnavailable(f"the request was lost: {cause}. Nothing of it was sent: ask again."))

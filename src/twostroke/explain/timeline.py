@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 
 from twostroke.errors import InvalidParameter
 from twostroke.events import (
@@ -118,20 +118,22 @@ class LaneReader:
         return [lane.lane(time_s) for lane in ended]
 
 
-def timeline_of(events: Iterable[Event], request_id: str) -> Timeline:
+def timeline_of(events: Iterable[Event], request_id: str, among: Set[str] | None = None) -> Timeline:
     """Explains one request.
 
     Args:
         events: of one engine, in order; they may begin in the middle of things.
         request_id: the caller's name for it, of which the last one is meant if there were several; or, as the event log
             has it, `name#number` for a certain one, or the id of a single sequence.
+        among: sequences that can be meant; None: all.
 
     Raises:
         InvalidParameter: the events know no such request.
     """
 
     def is_meant(sequence_id: str) -> bool:
-        return request_id in (name_of(sequence_id), request_of(sequence_id), sequence_id)
+        is_known = among is None or sequence_id in among
+        return is_known and request_id in (name_of(sequence_id), request_of(sequence_id), sequence_id)
 
     reader, begin_s = LaneReader(is_meant), None
     lanes: list[Lane] = []

@@ -39,6 +39,8 @@ class Guidance:
         self._vocabulary: GuidanceVocabulary | None = None
         self._making_vocabulary, self._using_kept = Lock(), Lock()
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._refused: OrderedDict[str, str] = OrderedDict()
+        """Why, by grammar."""
 
     def warm_up(self) -> None:
         """See GrammarBackend. A tokenizer whose tokens cannot be read one by one has no grammars to warm up for."""
@@ -51,7 +53,7 @@ class Guidance:
             limit = "this model's tokenizer has a decoder in which a token's text depends on the tokens around it"
             raise InvalidParameter("structured_outputs", wanted, limit, "Leave it out, and check the text afterwards.")
         grammar = to_llguidance(wanted)
-        reason = "" if self._is_kept(grammar) else why_not(grammar)
+        reason = self._why_not(grammar)
         if reason:
             raise refusal(wanted, reason)
         matcher = self.matcher(grammar)
@@ -80,9 +82,20 @@ class Guidance:
                     self._kept.popitem(last=False)
         return GuidanceMatcher(first, vocabulary)
 
-    def _is_kept(self, grammar: str) -> bool:
+    def _why_not(self, grammar: str) -> str:
         with self._using_kept:
-            return grammar in self._kept
+            if grammar in self._kept:
+                return ""
+            known = self._refused.get(grammar)
+        if known is not None:
+            return known
+        reason = why_not(grammar)
+        if reason:
+            with self._using_kept:
+                self._refused[grammar] = reason
+                if len(self._refused) > MAX_KEPT:
+                    self._refused.popitem(last=False)
+        return reason
 
     def _ready_vocabulary(self) -> GuidanceVocabulary:
         with self._making_vocabulary:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -11,6 +12,7 @@ from server_process import ServerProcess
 from twostroke.api.gate import ADMIN_PATHS
 from twostroke.api.keys import Keys
 from twostroke.api.quota import Quotas, TokenBucket
+from twostroke.explain.tenant_view import SOMEBODY
 
 PROMPT = "def quicksort(values):\n    '''Sorts.'''\n" * 8
 
@@ -64,6 +66,31 @@ def test_the_admin_key_opens_administration_and_nothing_else() -> None:
     assert server.http.get("/server_info", headers=user).status_code == 401
     assert server.http.get("/v1/models", headers=user).status_code == 200
     assert server.http.get("/v1/models", headers=admin).status_code == 401
+    server.stop()
+
+
+def test_a_timeline_is_for_its_own_tenant_and_names_nobody_else() -> None:
+    server = ServerProcess(
+        *("--api-key", "ann:a", "--api-key", "bob:b", "--admin-api-key", "admin", "--max-num-seqs", "1")
+    )
+
+    def timeline(secret: str, name: str, **query: str) -> httpx.Response:
+        key = {"authorization": f"Bearer {secret}"}
+        return server.http.get(f"/v1/requests/cmpl-{name}/timeline", params=query, headers=key)
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(ask, server, "a", request_id="ann-4711", max_tokens=300, ignore_eos=True)
+        server.wait_for("running", "/health", lambda answer: answer.json()["num_requests"] == 1)
+        assert ask(server, "b", request_id="of-bob").status_code == 200
+        assert first.result().status_code == 200
+    for name, owner, other in (("ann-4711", "a", "b"), ("of-bob", "b", "a")):
+        assert timeline(other, name).status_code == 404
+        assert timeline(owner, name).json()["request_id"] == timeline("admin", name).json()["request_id"]
+    assert "ann-4711" in timeline("admin", "of-bob").text, "the one slot was taken"
+    for form in ("json", "text"):
+        seen = timeline("b", "of-bob", format=form).text
+        assert "ann" not in seen.replace("another", "")
+        assert SOMEBODY in seen
     server.stop()
 
 

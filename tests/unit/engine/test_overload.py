@@ -126,6 +126,23 @@ def test_preemptions_put_requests_back_into_the_meters_queue() -> None:
     assert any(batch.preempted_request_ids for batch in engine.batches)
 
 
+def test_a_pause_is_no_step() -> None:
+    """The last that ran was ended by its caller, in between two steps; the next comes much later."""
+    shop = Shop(limits())
+    shop.ask(0)
+    for _ in range(5):
+        shop.engine.step()
+    shop.engine.abort("r0")
+    while shop.engine.scheduler.has_work:
+        shop.engine.step()
+    before_s = shop.meter.load("").step_s
+    shop.engine.now_s += 1000.0
+    shop.ask(1)
+    for _ in range(5):
+        shop.engine.step()
+    assert shop.meter.load("").step_s == pytest.approx(before_s, rel=0.5)
+
+
 def test_step_times_are_told_apart_by_what_was_prefilled() -> None:
     times = StepTimes()
     assert (times.step_s, times.prefill_s_per_token) == (0.0, 0.0)

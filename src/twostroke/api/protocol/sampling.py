@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from twostroke.api.protocol.fields import WireObject, bookkeeping
+from twostroke.api.protocol.fields import WireObject, bookkeeping, refused
 
 TokenIds = list[Annotated[int, Field(ge=0, le=2**31 - 1)]]
 
@@ -99,6 +99,12 @@ class SamplingFields(WireObject):
     structured_outputs: StructuredOutputsField | None = Field(default=None, description="Constrains the output.")
     stream: bool | None = Field(default=None, description="Send what is new as server-sent events.")
     stream_options: StreamOptions | None = Field(default=None, description="Only with stream.")
+    use_beam_search: bool | None = refused("there is no beam search; best_of and n sample several", False)
+    length_penalty: float | None = refused("it belongs to beam search, which there is none of", 1.0)
+    guided_json: Any = refused("use structured_outputs, which replaced it")
+    guided_regex: Any = refused("use structured_outputs, which replaced it")
+    guided_choice: Any = refused("use structured_outputs, which replaced it")
+    guided_grammar: Any = refused("use structured_outputs, which replaced it")
     user: str | None = bookkeeping("The end user's name.")
 
 

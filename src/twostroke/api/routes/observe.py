@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from twostroke.api.context import ServerContext
@@ -17,6 +17,7 @@ from twostroke.errors import InvalidParameter
 from twostroke.events import to_json
 from twostroke.explain.recorder import FlightRecorder
 from twostroke.explain.segments import Timeline
+from twostroke.explain.tenant_view import timeline_for_tenant
 from twostroke.explain.text import timeline_text
 from twostroke.explain.timeline import timeline_of
 from twostroke.explain.trace import trace_of
@@ -37,9 +38,15 @@ def observe_router(context: ServerContext) -> APIRouter:
         return Response(observation.exposition(), media_type=CONTENT_TYPE)
 
     @router.get("/v1/requests/{request_id:path}/timeline", responses=_JSON_OR_TEXT)
-    async def timeline(request_id: str, format: Annotated[Literal["json", "text"], Query()] = "json") -> Response:
-        """Every millisecond of a request, by the id of its answer, in one labelled segment with its reason."""
-        found = await asyncio.to_thread(_timeline, observation.recorder, request_id)
+    async def timeline(
+        request: Request, request_id: str, format: Annotated[Literal["json", "text"], Query()] = "json"
+    ) -> Response:
+        """Every millisecond of a request, by the id of its answer, in one labelled segment with its reason.
+
+        Where keys are set a request is shown to its own tenant and to the administrator, and only the latter sees
+        others by their names.
+        """
+        found = await asyncio.to_thread(_timeline, observation.recorder, request_id, request.state.tenant)
         if format == "text":
             return PlainTextResponse(timeline_text(found))
         return json_response(found.to_dict())
@@ -58,8 +65,10 @@ def observe_router(context: ServerContext) -> APIRouter:
     return router
 
 
-def _timeline(recorder: FlightRecorder, request_id: str) -> Timeline:
+def _timeline(recorder: FlightRecorder, request_id: str, tenant: str) -> Timeline:
     try:
+        if tenant:
+            return timeline_for_tenant(recorder.events(), request_id, tenant)
         return timeline_of(recorder.events(), request_id)
     except InvalidParameter as error:
         raise HTTPError(404, str(error), code="request_not_found", param="request_id") from error
