@@ -23,12 +23,15 @@ class ServerProcess:
         arguments: of the command line, behind the model.
         model: to serve.
         command: starts it; a test may put something around it.
+        num_kv_blocks: of its KV cache.
     """
 
-    def __init__(self, *arguments: str, model: str = "embedded", command: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, *arguments: str, model: str = "embedded", command: tuple[str, ...] = (), num_kv_blocks: int = 2000
+    ) -> None:
         command = command or (sys.executable, "-m", "twostroke", "serve")
         self.process = subprocess.Popen(
-            [*command, model, "--port", "0", "--threads", "1", "--num-kv-blocks", "2000", *arguments],
+            [*command, model, "--port", "0", "--threads", "1", "--num-kv-blocks", str(num_kv_blocks), *arguments],
             stderr=subprocess.PIPE,
             text=True,
         )

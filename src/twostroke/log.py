@@ -3,8 +3,43 @@
 from __future__ import annotations
 
 import logging
+import math
 
 
 def get_logger(name: str) -> logging.Logger:
     """The logger of one module; the application decides where lines go."""
     return logging.getLogger(name)
+
+
+class Sparingly(logging.Filter):
+    """Lets a warning that repeats itself through once in a while; that line says how many were held back before it.
+
+    For what somebody outside can bring about as often as they like. Errors, which are ours, always pass.
+
+    Args:
+        every_s: seconds between two lines of the same message.
+    """
+
+    _MOST_MESSAGES = 100
+
+    def __init__(self, every_s: float = 1.0) -> None:
+        super().__init__()
+        self._every_s = every_s
+        self._passed_s: dict[object, float] = {}
+        self._num_held_back: dict[object, int] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line is written."""
+        if record.levelno > logging.WARNING:
+            return True
+        message, now_s = record.msg, record.created
+        if abs(now_s - self._passed_s.get(message, -math.inf)) < self._every_s:  # clocks are set back, too
+            self._num_held_back[message] = self._num_held_back.get(message, 0) + 1
+            return False
+        if message not in self._passed_s and len(self._passed_s) >= self._MOST_MESSAGES:
+            self._passed_s.clear()
+            self._num_held_back.clear()
+        self._passed_s[message] = now_s
+        if num_held_back := self._num_held_back.pop(message, 0):
+            record.msg = f"{message} ({num_held_back:,} more like it since the last such line)"
+        return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anthropic
@@ -141,11 +142,13 @@ def test_a_required_tool_is_called(client: Any, choice: dict[str, Any]) -> None:
 
 def test_parallel_calls_can_be_forbidden(client: Any) -> None:
     fields: Any = {"tools": [NOW], "max_tokens": 100, "temperature": 1.5}
-    several = [len(create(client, tool_choice={"type": "any"}, seed=seed, **fields).content) for seed in range(12)]
-    one = [
-        len(create(client, tool_choice={"type": "any", "disable_parallel_tool_use": True}, seed=seed, **fields).content)
-        for seed in range(12)
-    ]
+
+    def num_calls(seed: int, is_forbidden: bool) -> int:
+        choice = {"type": "any", "disable_parallel_tool_use": is_forbidden}
+        return len(create(client, tool_choice=choice, seed=seed, **fields).content)
+
+    with ThreadPoolExecutor(12) as pool:
+        several, one = (list(pool.map(num_calls, range(12), [is_forbidden] * 12)) for is_forbidden in (False, True))
     assert max(several) > 1
     assert set(one) == {1}
 

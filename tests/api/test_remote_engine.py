@@ -6,8 +6,9 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,45 @@ async def started(**settings: Any) -> AsyncIterator[RemoteEngine]:
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(_awaited(main()), 3 * PATIENCE_S))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """An engine for several tests, on an event loop that outlives each of them."""
+
+    runner: asyncio.Runner
+    engine: RemoteEngine
+    ring: EventRing
+
+    def run(self, main: Callable[[], Awaitable[None]]) -> None:
+        self.runner.run(asyncio.wait_for(_awaited(main()), 3 * PATIENCE_S))
+
+
+@contextmanager
+def sharing(**settings: Any) -> Iterator[Shared]:
+    ring = EventRing(100_000)
+    with asyncio.Runner() as runner:
+
+        async def make() -> RemoteEngine:
+            engine = RemoteEngine(CONFIG, listeners=[ring], **settings)
+            await engine.start()
+            return engine
+
+        engine = runner.run(make())
+        yield Shared(runner, engine, ring)
+        runner.run(engine.close())
+
+
+@pytest.fixture(scope="module")
+def sound() -> Iterator[Shared]:
+    with sharing() as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def faulty() -> Iterator[Shared]:
+    with sharing(command=FAULTY) as shared:
+        yield shared
 
 
 async def _awaited(main: Awaitable[None]) -> None:
@@ -105,38 +145,36 @@ def test_memory_that_goes_bad_is_found_told_and_survived(llm: LLM) -> None:
     run(main)
 
 
-def test_it_gives_the_tokens_of_the_offline_api(llm: LLM) -> None:
+def test_it_gives_the_tokens_of_the_offline_api(sound: Shared, llm: LLM) -> None:
     async def main() -> None:
-        async with started() as engine:
-            output = await finished(opened(engine, "a"))
-            assert output.outputs[0].token_ids == llm.generate(["def f("], SHORT)[0].outputs[0].token_ids
-            assert output.metrics is not None
-            final = opened(engine, "a", kind=OutputKind.FINAL)
-            (only,) = await final.take()
-            assert only.outputs[0].text == output.outputs[0].text
-            assert await final.take() == []
+        output = await finished(opened(sound.engine, "a"))
+        assert output.outputs[0].token_ids == llm.generate(["def f("], SHORT)[0].outputs[0].token_ids
+        assert output.metrics is not None
+        final = opened(sound.engine, "a", kind=OutputKind.FINAL)
+        (only,) = await final.take()
+        assert only.outputs[0].text == output.outputs[0].text
+        assert await final.take() == []
 
-    run(main)
+    sound.run(main)
 
 
-def test_whoever_leaves_is_gone_from_the_engine_too() -> None:
+def test_whoever_leaves_is_gone_from_the_engine_too(sound: Shared) -> None:
     async def main() -> None:
-        ring = EventRing(100_000)
-        async with started(listeners=[ring]) as engine:
-            streams = [opened(engine, f"r{i}", LONG) for i in range(8)]
-            for stream in streams:
-                await stream.take()
-            for stream in streams[:7]:
-                stream.close()
-                assert await stream.take() == []
-            assert engine.health().num_requests == 1
-            ended = lambda: [e for e in ring if isinstance(e, RequestFinishedByCaller)]  # noqa: E731
-            await until(lambda: len(ended()) == 7)
-            assert {e.reason for e in ended()} == {FinishReason.ABORT}
-            streams[7].close()
-            opened(engine, "r7", SHORT)  # the name is free again at once
+        engine = sound.engine
+        streams = [opened(engine, f"r{i}", LONG) for i in range(8)]
+        for stream in streams:
+            await stream.take()
+        for stream in streams[:7]:
+            stream.close()
+            assert await stream.take() == []
+        assert engine.health().num_requests == 1
+        ended = lambda: [e for e in sound.ring if isinstance(e, RequestFinishedByCaller)]  # noqa: E731
+        await until(lambda: len(ended()) == 7)
+        assert {e.reason for e in ended()} == {FinishReason.ABORT}
+        streams[7].close()
+        await finished(opened(engine, "r7", SHORT))  # the name is free again at once
 
-    run(main)
+    sound.run(main)
 
 
 def test_a_process_that_is_killed_is_replaced_and_its_requests_are_told() -> None:
@@ -162,32 +200,33 @@ def test_a_process_that_is_killed_is_replaced_and_its_requests_are_told() -> Non
     run(main)
 
 
-def test_an_engine_whose_books_break_says_so_and_is_replaced() -> None:
+def test_an_engine_whose_books_break_says_so_and_is_replaced(faulty: Shared) -> None:
     async def main() -> None:
-        async with started(command=FAULTY) as engine:
-            other = opened(engine, "other", LONG)
-            await other.take()
-            with pytest.raises(EngineError, match="a broken step"):
-                await finished(opened(engine, "breaks", prompt={"prompt_token_ids": [5, BREAK]}))
-            with pytest.raises(EngineError, match="a broken step"):
-                await finished(other)
-            await until(lambda: engine.health().is_ready)
-            await finished(opened(engine, "later"))
+        engine = faulty.engine
+        other = opened(engine, "other", LONG)
+        await other.take()
+        with pytest.raises(EngineError, match="a broken step"):
+            await finished(opened(engine, "breaks", prompt={"prompt_token_ids": [5, BREAK]}))
+        with pytest.raises(EngineError, match="a broken step"):
+            await finished(other)
+        await until(lambda: engine.health().is_ready)
+        await finished(opened(engine, "later"))
 
-    run(main)
+    faulty.run(main)
 
 
-def test_a_poisoned_request_ends_alone(llm: LLM) -> None:
+def test_a_poisoned_request_ends_alone(faulty: Shared, llm: LLM) -> None:
     async def main() -> None:
-        async with started(command=FAULTY) as engine:
-            healthy = [opened(engine, f"r{i}") for i in range(3)]
-            poisoned = await finished(opened(engine, "poisoned", prompt={"prompt_token_ids": [5, POISON]}))
-            assert (poisoned.outputs[0].finish_reason, poisoned.error) == ("error", "the model's logits are not finite")
-            expected = llm.generate(["def f("], SHORT)[0].outputs[0].token_ids
-            assert [(await finished(stream)).outputs[0].token_ids for stream in healthy] == [expected] * 3
-            assert engine.health().num_restarts == 0
+        engine = faulty.engine
+        num_restarts = engine.health().num_restarts
+        healthy = [opened(engine, f"r{i}") for i in range(3)]
+        poisoned = await finished(opened(engine, "poisoned", prompt={"prompt_token_ids": [5, POISON]}))
+        assert (poisoned.outputs[0].finish_reason, poisoned.error) == ("error", "the model's logits are not finite")
+        expected = llm.generate(["def f("], SHORT)[0].outputs[0].token_ids
+        assert [(await finished(stream)).outputs[0].token_ids for stream in healthy] == [expected] * 3
+        assert engine.health().num_restarts == num_restarts
 
-    run(main)
+    faulty.run(main)
 
 
 def test_health_is_progress() -> None:
@@ -235,15 +274,16 @@ def test_one_that_dies_again_and_again_is_given_up() -> None:
     run(main)
 
 
-def test_every_event_arrives_in_order() -> None:
+def test_every_event_arrives_in_order(sound: Shared) -> None:
     async def main() -> None:
-        ring = EventRing(100_000)
-        async with started(listeners=[ring]) as engine:
-            await asyncio.gather(*(finished(opened(engine, f"r{i}")) for i in range(5)))
-        kinds = [type(event) for event in ring]
+        num_before = len(list(sound.ring))
+        await asyncio.gather(*(finished(opened(sound.engine, f"r{i}")) for i in range(5)))
+        events = list(sound.ring)
+        kinds = [type(event) for event in events]
         assert kinds[0] is EngineStarted
-        assert kinds.count(RequestArrived) == 5
-        committed = [event for event in ring if isinstance(event, StepCommitted)]
+        assert kinds[num_before:].count(RequestArrived) == 5
+        committed = [event for event in events if isinstance(event, StepCommitted)]
         assert [event.step for event in committed] == list(range(len(committed)))
+        assert len(committed) > 12
 
-    run(main)
+    sound.run(main)

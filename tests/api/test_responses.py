@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -130,13 +131,12 @@ def test_a_required_function_is_called(client: Any, choice: Any) -> None:
 
 def test_parallel_calls_can_be_forbidden(client: Any) -> None:
     fields: Any = {"tools": [NOW], "tool_choice": "required", "temperature": 1.5, "max_output_tokens": 100}
-    counts = {
-        parallel: [
-            len(create(client, parallel_tool_calls=parallel, extra_body={"seed": seed}, **fields).output)
-            for seed in range(12)
-        ]
-        for parallel in (True, False)
-    }
+
+    def num_calls(seed: int, parallel: bool) -> int:
+        return len(create(client, parallel_tool_calls=parallel, extra_body={"seed": seed}, **fields).output)
+
+    with ThreadPoolExecutor(12) as pool:
+        counts = {parallel: list(pool.map(num_calls, range(12), [parallel] * 12)) for parallel in (True, False)}
     assert max(counts[True]) > 1
     assert set(counts[False]) == {1}
 

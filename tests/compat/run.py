@@ -21,8 +21,12 @@ from twostroke.bench.report import BenchResult, save
 from twostroke.bench.serve.local_server import local_server
 
 HERE = Path(__file__).resolve().parent
-ENVIRONMENTS = HERE.parents[1] / "build" / "compat"
-RESULTS = HERE.parents[1] / "benchmarks" / "results"
+ROOT = HERE.parents[1]
+ENVIRONMENTS = ROOT / "build" / "compat"
+RESULTS = ROOT / "benchmarks" / "results"
+CONSTRAINTS = ROOT / "constraints.txt"
+"""The same torch for all who want one: left to itself pip takes the newest, with gigabytes of CUDA."""
+TOKENIZER = ROOT / "src" / "twostroke" / "embedded"
 SERVER: Mapping[str, Any] = {"threads": 1, "num_kv_blocks": 2000, "tool_call_parser": "hermes"}
 PATIENCE_S = 900.0
 LAST_CHARACTERS = 2000
@@ -50,6 +54,16 @@ CLIENTS: Mapping[str, Client] = {
         requirements=("lm-eval[api]",),
         command=("python", str(HERE / "lm_eval_client.py"), "{url}", "{out}"),
     ),
+    "guidellm": Client(
+        package="guidellm",
+        requirements=("guidellm",),
+        command=("python", str(HERE / "guidellm_client.py"), "{url}", "{out}", str(TOKENIZER)),
+    ),
+    "aiperf": Client(
+        package="aiperf",
+        requirements=("aiperf",),
+        command=("python", str(HERE / "aiperf_client.py"), "{url}", "{out}", str(TOKENIZER)),
+    ),
 }
 
 
@@ -71,7 +85,7 @@ def main(names: Sequence[str]) -> int:
         result = BenchResult.now(
             "compat", "make compat", config={"model": "embedded", **SERVER}, workload={}, results=found
         )
-        print(f"saved {save(result, RESULTS).relative_to(RESULTS.parents[1])}")
+        print(f"saved {save(result, RESULTS).relative_to(ROOT)}")
     return sum(not each["holds"] for each in found.values())
 
 
@@ -82,7 +96,7 @@ def installed(name: str, client: Client) -> Path:
     if not is_whole.is_file():
         subprocess.run([sys.executable, "-m", "venv", environment], check=True)
         pip = [environment / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, *client.requirements], check=True)
+        subprocess.run([*pip, "-c", CONSTRAINTS, *client.requirements], check=True)
         is_whole.touch()
     return environment / "bin"
 

@@ -39,8 +39,6 @@ GENERATING_PATHS = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"}
 )
 """What they are asked for takes the engine's time."""
-BODY_TIMEOUT_S = 30.0
-"""A body that has not come by then is not coming."""
 
 
 class Gate:
@@ -63,6 +61,7 @@ class Gate:
         self._keys = Keys(config.api_key)
         self._admin_key = None if config.admin_api_key is None else config.admin_api_key.encode()
         self._max_body_bytes = config.max_body_bytes
+        self._body_timeout_s = config.body_timeout_s
         self._now_s = now_s
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -145,7 +144,7 @@ class Gate:
         chunks: list[bytes] = []
         num_bytes = 0
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
+            async with asyncio.timeout(self._body_timeout_s):
                 while True:
                     message = await receive()
                     chunk: bytes = message.get("body", b"")
@@ -156,7 +155,8 @@ class Gate:
                     if not message.get("more_body", False):
                         return b"".join(chunks)
         except TimeoutError:
-            raise HTTPError(408, f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s.", code="timeout") from None
+            message = f"the body did not arrive within {self._body_timeout_s:g} s (--body-timeout-s)."
+            raise HTTPError(408, message, code="timeout", headers={"connection": "close"}) from None
 
 
 async def answer_error(answer: ErrorAnswer, send: Send) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.garbage import keep_what_is_there
 from twostroke.engine.remote_engine import RemoteEngine
 from twostroke.errors import InvalidParameter, InvalidPrompt, SetupError
-from twostroke.log import get_logger
+from twostroke.log import Sparingly, get_logger
 from twostroke.tokenizer.chat_template import check_template
 
 log = get_logger(__name__)
@@ -53,10 +54,11 @@ async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: boo
         listener.listen(BACKLOG)  # from here on whoever connects is answered, if not at once
         scheme = "http" if config.ssl_certfile is None else "https"
         host, port = listener.getsockname()[:2]
+        logging.getLogger("uvicorn.error").addFilter(Sparingly())  # whoever sends nonsense must not fill the disk
         server = DrainingServer(
             uvicorn.Config(
                 build_app(engine, config, engine_config.load.model, observation),  # pyright: ignore[reportArgumentType]
-                http=guarded_protocol(config.max_connections),
+                http=guarded_protocol(config.max_connections, config.head_timeout_s),
                 ws="none",
                 lifespan="off",
                 log_config=None,

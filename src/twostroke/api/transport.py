@@ -19,14 +19,12 @@ from twostroke.api.http_errors import HTTPError
 MAX_HEAD_BYTES = 64 * 1024
 TOO_LARGE = f"the head of the request has more than {MAX_HEAD_BYTES} bytes."
 MAX_HEADERS = 128
-HEAD_TIMEOUT_S = 20.0
-"""From the connection, or from the first byte of a later request, until its headers are there."""
 UNIQUE_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"host", b"authorization", b"x-api-key"})
 """Two of these and two readers may believe different ones."""
 
 
-def guarded_protocol(max_connections: int, head_timeout_s: float = HEAD_TIMEOUT_S) -> type[HttpToolsProtocol]:
-    """The protocol class for a server with this many connections at most."""
+def guarded_protocol(max_connections: int, head_timeout_s: float) -> type[HttpToolsProtocol]:
+    """The protocol class for a server with this many connections at most, and this much patience for a head."""
 
     class Protocol(GuardedProtocol):
         """With its limits."""
@@ -140,7 +138,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _lose_patience(self) -> None:
         self._head_timer = None
-        self._answer_and_close(408, f"the head of the request did not arrive within {self.head_timeout_s:g} s.")
+        self._answer_and_close(
+            408, f"the head of the request did not arrive within {self.head_timeout_s:g} s (--head-timeout-s)."
+        )
 
     def _answer_and_close(self, status: int, message: str) -> None:
         if self.transport.is_closing():

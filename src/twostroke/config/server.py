@@ -48,6 +48,10 @@ class ServerConfig:
     """On SIGTERM, running requests have so long to end."""
     max_connections: int = 4096
     """Most connections; one more is answered 503 and closed."""
+    head_timeout_s: float = 20.0
+    """From the connection, or the first byte of a later request, its headers have so long to come (then 408)."""
+    body_timeout_s: float = 30.0
+    """From its headers the body of a request has so long to come (then 408)."""
     max_body_bytes: int = 4 * 2**20
     """Longest request body."""
     metrics_compat: tuple[MetricsNames, ...] = ()
@@ -101,6 +105,7 @@ class ServerConfig:
         ):
             whole_number(name, getattr(self, name), 1)
         limit = "more than 0, at most 86400 (seconds)"
-        number("max_queue_wait_s", self.max_queue_wait_s, 0, 86400, limit, low_open=True)
+        for name in ("max_queue_wait_s", "head_timeout_s", "body_timeout_s"):
+            number(name, getattr(self, name), 0, 86400, limit, low_open=True)
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise InvalidParameter("ssl_keyfile", self.ssl_keyfile, "goes with ssl_certfile", "Give both or neither.")

@@ -123,23 +123,28 @@ class Timeline:
         return max(lane.end_s for lane in self.lanes)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: times in milliseconds since the request's begin."""
+        """For JSON: times in milliseconds since the request's begin, in whole nanoseconds.
+
+        Moments are rounded, and durations lie between rounded moments: as decimal numbers, which is how JSON writes
+        them, the segments of a lane add up to its whole without a rest.
+        """
         return {
             "request_id": self.request_id,
             "is_complete": self.is_complete,
             "begin_s": self.begin_s,
-            "e2e_ms": _ms(self.end_s - self.begin_s),
+            "e2e_ms": _ms_between(self.begin_s, self.end_s),
             "lanes": [_lane_fields(lane, self.begin_s) for lane in self.lanes],
         }
 
 
 def _lane_fields(lane: Lane, origin_s: float) -> dict[str, Any]:
+    first_token_s = lane.first_token_s if lane.has_arrival else None
     return {
         "sequence_id": lane.sequence_id,
         "is_complete": lane.is_complete,
         "finish_reason": None if lane.finish_reason is None else str(lane.finish_reason),
-        "e2e_ms": _ms(lane.duration_s),
-        "ttft_ms": None if lane.ttft_s is None else _ms(lane.ttft_s),
+        "e2e_ms": _ms_between(lane.begin_s, lane.end_s),
+        "ttft_ms": None if first_token_s is None else _ms_between(lane.begin_s, first_token_s),
         "num_prompt_tokens": lane.num_prompt_tokens,
         "num_cached_tokens": lane.num_cached_tokens,
         "num_output_tokens": lane.num_output_tokens,
@@ -148,8 +153,8 @@ def _lane_fields(lane: Lane, origin_s: float) -> dict[str, Any]:
         "segments": [
             {
                 "label": str(segment.label),
-                "start_ms": _ms(segment.start_s - origin_s),
-                "duration_ms": _ms(segment.duration_s),
+                "start_ms": _ms_between(origin_s, segment.start_s),
+                "duration_ms": _ms_between(segment.start_s, segment.end_s),
                 "reason": segment.reason,
                 "num_steps": segment.num_steps,
                 "num_tokens": segment.num_tokens,
@@ -164,5 +169,5 @@ def _lane_fields(lane: Lane, origin_s: float) -> dict[str, Any]:
     }
 
 
-def _ms(seconds: float) -> float:
-    return seconds * 1e3
+def _ms_between(start_s: float, end_s: float) -> float:
+    return (round(end_s * 1e9) - round(start_s * 1e9)) / 1e6

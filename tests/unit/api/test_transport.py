@@ -23,7 +23,7 @@ BODY = b'{"prompt":"x","max_tokens":1}'
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[ServerProcess]:
-    running = ServerProcess("--max-connections", "8")
+    running = ServerProcess("--max-connections", "8", "--head-timeout-s", "3", "--body-timeout-s", "1")
     yield running
     running.stop()
 
@@ -105,9 +105,35 @@ def test_a_head_that_never_ends_is_given_up_while_others_are_served(served: Serv
         empty.sendall(b"\r\n")
         assert served.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
         for connection in (silent, dripping, empty):
-            connection.settimeout(40)
             assert connection.recv(65536).startswith(b"HTTP/1.1 408")
             assert connection.recv(65536) == b""
+
+
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/messages"])
+def test_a_body_that_never_comes_is_given_up_while_others_are_served(served: ServerProcess, path: bytes) -> None:
+    head = HEAD.replace(b"/v1/completions", path)
+    with connect(served) as silent, connect(served) as half, connect(served) as chunked:
+        silent.sendall(head + length(BODY) + b"\r\n")
+        half.sendall(head + length(BODY) + b"\r\n" + BODY[:-1])
+        chunked.sendall(head + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n")
+        assert served.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
+        for connection in (silent, half, chunked):
+            answer = b"".join(iter(lambda connection=connection: connection.recv(65536), b""))  # until it is closed
+            told, _, body = answer.partition(b"\r\n\r\n")
+            assert told.startswith(b"HTTP/1.1 408")
+            error = json.loads(body)["error"]
+            assert error["message"] == "the body did not arrive within 1 s (--body-timeout-s)."
+            assert error["type"] == ("timeout_error" if path == b"/v1/messages" else "invalid_request_error")
+
+
+def test_a_flood_of_nonsense_does_not_fill_the_log(served: ServerProcess) -> None:
+    def lines() -> list[str]:
+        return [line for line in served.lines if "Invalid HTTP request" in line]
+
+    before = len(lines())
+    for _ in range(200):
+        assert say(served, b"nonsense\r\n\r\n").startswith(b"HTTP/1.1 400")
+    assert len(lines()) - before < 50  # they would have to take 50 s
 
 
 def test_one_connection_too_many_is_told_so(served: ServerProcess) -> None:
