@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from twostroke.api.admission import Admission
 from twostroke.engine.client import EngineClient, OutputStream
+from twostroke.engine.garbage import give_back_what_is_free
 from twostroke.engine.input_processor import PromptInput
 from twostroke.engine.output_processor import OutputKind
 from twostroke.errors import EngineError
@@ -36,6 +37,8 @@ class Caller:
     """How long after its arrival a first token is of use; None: as long as the server lets anybody wait."""
 
 
+HUGE_LENGTH = 1 << 18
+"""Preparing so many takes memory that is worth giving back."""
 _COMPILERS = ThreadPoolExecutor(2, thread_name_prefix="twostroke-grammar")
 """Grammars are tried by child processes, so many at once: not one for every stranger who sends a new one."""
 
@@ -52,7 +55,12 @@ async def prepared(
     """
     if compiles:
         return await asyncio.get_running_loop().run_in_executor(_COMPILERS, prepare)
-    return prepare() if length <= INLINE_LENGTH else await asyncio.to_thread(prepare)
+    if length <= INLINE_LENGTH:
+        return prepare()
+    prompts = await asyncio.to_thread(prepare)
+    if length > HUGE_LENGTH:
+        await asyncio.to_thread(give_back_what_is_free)
+    return prompts
 
 
 class Generation:

@@ -1,8 +1,10 @@
-"""The collector of cycles, told what a server is: much that stays for ever, and much that is gone at once."""
+"""Memory of a server: much stays for ever, and much is gone at once."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import sys
 
 YOUNG = 20_000
 """Objects made before garbage is looked for: a token makes some twenty, and none of them is part of a cycle."""
@@ -20,3 +22,15 @@ def keep_what_is_there() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, *OLDER)
+
+
+def give_back_what_is_free() -> None:
+    """Gives the system what the C library keeps of memory that was freed, where that can be asked for (glibc).
+
+    A tokenizer takes two hundred bytes for each character of a long text. What one thread has freed is kept for it,
+    half a gigabyte after a text of three megabytes. Takes milliseconds, without the interpreter's lock.
+    """
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
