@@ -7,11 +7,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from twostroke.api.dialect import PROMPT_TAIL_TOKENS, ChatTools, Dialect, structured_outputs
-from twostroke.api.generation import INLINE_LENGTH, Caller, Generation, prepared
+from twostroke.api.generation import Caller, Generation, off_the_loop, prepared
 from twostroke.api.parsers.chat_parser import ChatParser
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.translate import chat_params, check_stream_options
@@ -72,7 +71,7 @@ class Conversation:
             text = inputs.render_chat(self.request.messages, **given)
             return len(inputs.encode(text, add_special_tokens=frames))
 
-        return count() if num_chars <= INLINE_LENGTH else await asyncio.to_thread(count)
+        return await off_the_loop(count, num_chars)
 
     def close(self) -> None:
         """The caller has left, or has its answer."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from twostroke.api.admission import Admission
 from twostroke.engine.client import EngineClient, OutputStream
@@ -16,6 +17,7 @@ from twostroke.errors import EngineError
 from twostroke.outputs import RequestOutput
 from twostroke.request import FinishReason
 
+Result = TypeVar("Result")
 INLINE_LENGTH = 4096
 """Prompts of so many characters or token ids are prepared at once; longer ones in a thread, while the others' tokens
 are sent."""
@@ -55,12 +57,18 @@ async def prepared(
     """
     if compiles:
         return await asyncio.get_running_loop().run_in_executor(_COMPILERS, prepare)
+    return await off_the_loop(prepare, length)
+
+
+async def off_the_loop(work: Callable[[], Result], length: int) -> Result:
+    """What `work` returns of a text of that length: made at once when it is short, else in a thread."""
     if length <= INLINE_LENGTH:
-        return prepare()
-    prompts = await asyncio.to_thread(prepare)
-    if length > HUGE_LENGTH:
-        await asyncio.to_thread(give_back_what_is_free)
-    return prompts
+        return work()
+    try:
+        return await asyncio.to_thread(work)
+    finally:
+        if length > HUGE_LENGTH:
+            await asyncio.to_thread(give_back_what_is_free)
 
 
 class Generation:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter
@@ -10,6 +9,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from twostroke.api.context import ServerContext
+from twostroke.api.generation import off_the_loop
 from twostroke.api.protocol.fields import WireObject
 from twostroke.api.protocol.sampling import TokenIds
 from twostroke.api.routes.generate import json_response
@@ -66,7 +66,8 @@ def models_router(context: ServerContext) -> APIRouter:
         """A text or a conversation in tokens, as the engine would see it."""
         headers = context.check_fields(body)
         context.check_model(body.model)
-        token_ids = await asyncio.to_thread(_token_ids, context, body)
+        length = len(body.prompt or "") + sum(len(str(message.get("content"))) for message in body.messages or ())
+        token_ids = await off_the_loop(lambda: _token_ids(context, body), length)
         tokenizer = context.engine.tokenizer
         answer: dict[str, Any] = {
             "count": len(token_ids),
