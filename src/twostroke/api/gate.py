@@ -23,7 +23,7 @@ from twostroke.api.keys import Keys
 from twostroke.api.observation import AnswerCounts
 from twostroke.api.sse import SERVER_SEND, Message, Receive, Send
 from twostroke.config.server import ServerConfig
-from twostroke.errors import TwostrokeError
+from twostroke.errors import InvalidParameter, TwostrokeError
 
 App = Callable[[Message, Receive, Send], Any]
 
@@ -60,6 +60,9 @@ class Gate:
         self._admission = admission
         self._keys = Keys(config.api_key)
         self._admin_key = None if config.admin_api_key is None else config.admin_api_key.encode()
+        if self._admin_key is not None and self._keys.tenant_of(self._admin_key) is not None:
+            limit = "is a tenant's key, too, who would be the administrator"
+            raise InvalidParameter("admin_api_key", "(a secret)", limit, "Give the administrator a key of its own.")
         self._max_body_bytes = config.max_body_bytes
         self._body_timeout_s = config.body_timeout_s
         self._now_s = now_s

@@ -7,6 +7,8 @@ import hmac
 import re
 from collections.abc import Sequence
 
+from twostroke.errors import InvalidParameter
+
 _NAMED = re.compile(r"([A-Za-z0-9_.-]{1,64}):(.+)", re.DOTALL)
 
 
@@ -15,10 +17,18 @@ class Keys:
 
     Args:
         given: SECRET, or NAME:SECRET; several secrets of one name are one tenant's.
+
+    Raises:
+        InvalidParameter: a secret is two tenants'.
     """
 
     def __init__(self, given: Sequence[str]) -> None:
         self._keys = [_parse(key) for key in given]
+        tenants: dict[bytes, str] = {}
+        for tenant, secret in self._keys:
+            if tenants.setdefault(secret, tenant) != tenant:
+                who = f"{tenants[secret]} and {tenant}"
+                raise InvalidParameter("api_key", who, "two tenants have the same secret", "Give each one of its own.")
 
     def __bool__(self) -> bool:
         return bool(self._keys)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +14,7 @@ from server_process import ServerProcess
 from twostroke.api.gate import ADMIN_PATHS
 from twostroke.api.keys import Keys
 from twostroke.api.quota import Quotas, TokenBucket
+from twostroke.errors import InvalidParameter
 from twostroke.explain.tenant_view import SOMEBODY
 
 PROMPT = "def quicksort(values):\n    '''Sorts.'''\n" * 8
@@ -39,6 +42,20 @@ def test_names_are_told_from_secrets() -> None:
         assert tenant.startswith("key-")
     for secret in (b"", b"ann", b"ann:one", b"four", b"three"):
         assert keys.tenant_of(secret) is None
+
+
+def test_a_secret_is_one_tenants() -> None:
+    with pytest.raises(InvalidParameter, match="two tenants have the same secret"):
+        Keys(["ann:same", "bob:same"])
+    done = subprocess.run(
+        [sys.executable, "-m", "twostroke", "serve", "--port", "0", "--api-key", "same", "--admin-api-key", "same"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Give the administrator a key of its own" in done.stderr
 
 
 @pytest.mark.parametrize("secret", ["nobody", "ann:s3cret-of-ann", "s3cret-of-an", "S3cret-of-ann", "ann"])

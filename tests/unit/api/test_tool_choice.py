@@ -69,6 +69,14 @@ def test_required(value: object, is_call: bool) -> None:
     assert accepts(schema, value) == is_call
 
 
+@pytest.mark.parametrize("name", ["get weather", "Größe", "%41", "a#b", "a/~b"])
+def test_required_by_any_name(name: str) -> None:
+    schema = tool_choice_schema([Tool("now"), Tool(name, LEAF.parameters)], "required")
+    assert schema is not None
+    assert accepts(schema, [call(name, {"size": "2"})])
+    assert not accepts(schema, [call(name, {"size": 2})])
+
+
 def test_required_but_one() -> None:
     schema = tool_choice_schema(TOOLS, "required", parallel_tool_calls=False)
     assert schema is not None
@@ -92,7 +100,7 @@ def test_a_schema_named_like_a_reference_is_left_alone() -> None:
     tool = Tool("f", {"type": "object", "properties": {"$ref": {"type": "string"}}, "examples": [["#"]]})
     schema = tool_choice_schema([tool], "required")
     assert schema is not None
-    assert schema["$defs"]["f"] == tool.parameters
+    assert schema["$defs"]["0"] == tool.parameters
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,8 @@ def tool_choice_schema(
     """What the model's answer has to be where a call is required; None where it is free.
 
     A named function: its arguments. "required": a list of `{"name": ..., "parameters": ...}`, as vLLM has it. Each
-    tool's schema stays a document of its own, in `$defs`, so that its references keep their meaning.
+    tool's schema stays a document of its own, in `$defs` under its number (a name may hold what a reference has to
+    escape), so that its references keep their meaning.
 
     Raises:
         InvalidParameter: as of `checked_tool_choice`.
@@ -74,39 +75,34 @@ def tool_choice_schema(
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": tool.name}, "parameters": {"$ref": f"#/$defs/{_pointer(tool.name)}"}},
+            "properties": {"name": {"const": tool.name}, "parameters": {"$ref": f"#/$defs/{number}"}},
             "required": ["name", "parameters"],
             "additionalProperties": False,
         }
-        for tool in tools
+        for number, tool in enumerate(tools)
     ]
     schema: JsonSchema = {
         "type": "array",
         "minItems": 1,
         "items": {"anyOf": calls},
-        "$defs": {tool.name: _moved(tool.parameters, f"#/$defs/{_pointer(tool.name)}") for tool in tools},
+        "$defs": {
+            str(number): _moved(tool.parameters, f"#/$defs/{number}", tool.name) for number, tool in enumerate(tools)
+        },
     }
     return schema if parallel_tool_calls else {**schema, "maxItems": 1}
 
 
-def _moved(schema: Any, root: str, depth: int = MAX_SCHEMA_DEPTH) -> Any:
+def _moved(schema: Any, root: str, name: str, depth: int = MAX_SCHEMA_DEPTH) -> Any:
     """A schema, or a part of one, with the references of a document whose root is elsewhere now."""
     if depth == 0:
-        raise InvalidParameter(
-            "tools", root.rpartition("/")[2], f"parameters are nested deeper than {MAX_SCHEMA_DEPTH}"
-        )
+        raise InvalidParameter("tools", name, f"parameters are nested deeper than {MAX_SCHEMA_DEPTH}")
     if isinstance(schema, Mapping):
         return {
-            key: root + value[1:] if _is_local_reference(key, value) else _moved(value, root, depth - 1)
+            key: root + value[1:] if _is_local_reference(key, value) else _moved(value, root, name, depth - 1)
             for key, value in schema.items()
         }
-    return [_moved(part, root, depth - 1) for part in schema] if isinstance(schema, list) else schema
+    return [_moved(part, root, name, depth - 1) for part in schema] if isinstance(schema, list) else schema
 
 
 def _is_local_reference(key: str, value: object) -> bool:
     return key == "$ref" and isinstance(value, str) and value.startswith("#")
-
-
-def _pointer(name: str) -> str:
-    """A key as JSON pointers write it (RFC 6901)."""
-    return name.replace("~", "~0").replace("/", "~1")

@@ -13,6 +13,7 @@ from twostroke.api.generation import off_the_loop
 from twostroke.api.protocol.fields import WireObject
 from twostroke.api.protocol.sampling import TokenIds
 from twostroke.api.routes.generate import json_response
+from twostroke.errors import InvalidParameter, InvalidPrompt
 
 
 class TokenizeRequest(WireObject):
@@ -82,6 +83,9 @@ def models_router(context: ServerContext) -> APIRouter:
         """Tokens as text, special ones included."""
         headers = context.check_fields(body)
         context.check_model(body.model)
+        most = context.engine.facts.vocab_size
+        if body.tokens and max(body.tokens) >= most:
+            raise InvalidParameter("tokens", max(body.tokens), f"this model's ids go from 0 to {most - 1}")
         text = context.engine.tokenizer.decode(body.tokens, skip_special_tokens=False)
         return json_response({"prompt": text}, headers)
 
@@ -104,6 +108,8 @@ def models_router(context: ServerContext) -> APIRouter:
 
 def _token_ids(context: ServerContext, body: TokenizeRequest) -> list[int]:
     inputs = context.engine.inputs
+    if (body.messages is None) == (body.prompt is None):
+        raise InvalidPrompt("send either a prompt or messages, one of the two.")
     if body.messages is not None:
         continues = bool(body.continue_final_message)
         text = inputs.render_chat(
