@@ -113,7 +113,7 @@ def test_segments_add_up_to_the_whole_of_every_request(load: tuple[ServerProcess
     events = recorded(server, tmp_path / "events.jsonl")
     lanes: dict[str, Object] = {}
     for name in {name_of(sequence_id) for sequence_id in times_of(events)}:
-        answer = server.http.get(f"/v1/requests/{name}/timeline")
+        answer = server.http.get(f"/v1/requests/{name}/timeline", headers={"authorization": f"Bearer {ADMIN}"})
         timeline = json.loads(answer.text, parse_float=Decimal, parse_int=Decimal)
         assert timeline["is_complete"]
         assert timeline["e2e_ms"] == max(lane["e2e_ms"] for lane in timeline["lanes"])

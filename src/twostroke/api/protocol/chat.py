@@ -98,6 +98,6 @@ class ChatRequest(SamplingFields):
     modalities: list[str] | None = refused("text is the only one", ["text"])
     web_search_options: Any = refused("there is no web search")
     moderation: Any = refused("there is no moderation")
-    best_of: int | None = refused("a chat has the choices of n", 1)
+    best_of: Any = refused("a chat has the choices of n", 1)
     functions: Any = refused("use tools, which replaced it", [])
     function_call: Any = refused("use tool_choice, which replaced it", "none")
