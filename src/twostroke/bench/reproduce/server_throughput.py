@@ -99,7 +99,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         ),
     ]
     return Reproduction(
-        name="server-throughput",
+        name="server-throughput" if options.model == "embedded" else f"server-throughput-{Path(options.model).name}",
         title=title,
         claims=tuple(claims),
         config={"model": options.model_name, "streams": STREAMS, "threads": threads, "block_size": BLOCK_SIZE},
