@@ -19,6 +19,7 @@ from twostroke import LLM, SamplingParams
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.client import EngineState, OutputStream
 from twostroke.engine.output_processor import OutputKind
+from twostroke.engine.output_processor import OutputKind
 from twostroke.engine.remote_engine import RemoteEngine
 from twostroke.errors import EngineError, EngineUnavailable, SetupError
 from twostroke.events import (
@@ -182,9 +183,12 @@ def test_a_process_that_is_killed_is_replaced_and_its_requests_are_told() -> Non
         ring = EventRing(100_000)
         async with started(listeners=[ring]) as engine:
             streams = [opened(engine, f"r{i}", LONG) for i in range(4)]
+            whole = opened(engine, "whole", LONG, kind=OutputKind.FINAL)
             await streams[0].take()
             assert engine.pid is not None
             os.kill(engine.pid, signal.SIGKILL)
+            with pytest.raises(EngineUnavailable, match="Nothing of it was sent: ask again"):
+                await whole.take()
             for stream in streams:
                 with pytest.raises(EngineError, match="signal 9"):
                     await finished(stream)

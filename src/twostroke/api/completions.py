@@ -110,7 +110,7 @@ class Completion:
                     usage = {"usage": self._usage.as_json()} if continuous else no_usage
                     writer = self._writer(number, part.index)
                     events.append(writer.event(number * self._n + part.index, output, part, self._head, usage))
-            yield b"".join(events) if len(events) > 1 else events[0]
+            yield b"".join(events)
         if wants_usage:
             yield event({**self._head, "choices": [], "usage": self._usage.as_json()})
         yield DONE

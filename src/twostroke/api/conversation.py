@@ -12,6 +12,7 @@ from typing import Any
 from twostroke.api.dialect import PROMPT_TAIL_TOKENS, ChatTools, Dialect, structured_outputs
 from twostroke.api.generation import Caller, Generation, off_the_loop, prepared
 from twostroke.api.parsers.chat_parser import ChatParser
+from twostroke.api.prompts import length_of_messages
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.translate import chat_params, check_stream_options
 from twostroke.api.usage import UsageCount
@@ -63,7 +64,6 @@ class Conversation:
     async def count_tokens(self) -> int:
         """Tokens of the prompt, with everything checked as `open` does, and nothing run."""
         self._checked_params()
-        num_chars = sum(len(str(message.get("content"))) for message in self.request.messages)
         inputs, given = self.engine.inputs, self._template_inputs()
         frames = bool(self.request.add_special_tokens)
 
@@ -71,7 +71,7 @@ class Conversation:
             text = inputs.render_chat(self.request.messages, **given)
             return len(inputs.encode(text, add_special_tokens=frames))
 
-        return await off_the_loop(count, num_chars)
+        return await off_the_loop(count, length_of_messages(self.request.messages))
 
     def close(self) -> None:
         """The caller has left, or has its answer."""
@@ -104,8 +104,8 @@ class Conversation:
         return chat_params(request, form)
 
     async def _prepared(self, params: SamplingParams) -> PromptInput:
-        num_chars = sum(len(str(message.get("content"))) for message in self.request.messages)
-        (prompt,) = await prepared(lambda: [self._prompt(params)], num_chars, compiles=self._is_constrained)
+        length = length_of_messages(self.request.messages)
+        (prompt,) = await prepared(lambda: [self._prompt(params)], length, compiles=self._is_constrained)
         return prompt
 
     def _prompt(self, params: SamplingParams) -> PromptInput:

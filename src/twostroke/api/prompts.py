@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from twostroke.engine.input_processor import Prompt
@@ -31,3 +31,8 @@ def prompts_of(given: str | list[Any], field: str) -> list[Prompt]:
 def length_of(prompts: Sequence[Prompt]) -> int:
     """Characters and token ids of all of them: what preparing them costs, roughly."""
     return sum(len(prompt if isinstance(prompt, str) else prompt.get("prompt_token_ids", ())) for prompt in prompts)
+
+
+def length_of_messages(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Characters of a conversation's contents, roughly."""
+    return sum(len(str(message.get("content"))) for message in messages)

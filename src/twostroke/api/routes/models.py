@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from twostroke.api.context import ServerContext
 from twostroke.api.generation import off_the_loop
+from twostroke.api.prompts import length_of_messages
 from twostroke.api.protocol.fields import WireObject
 from twostroke.api.protocol.sampling import TokenIds
 from twostroke.api.routes.generate import json_response
@@ -67,7 +68,7 @@ def models_router(context: ServerContext) -> APIRouter:
         """A text or a conversation in tokens, as the engine would see it."""
         headers = context.check_fields(body)
         context.check_model(body.model)
-        length = len(body.prompt or "") + sum(len(str(message.get("content"))) for message in body.messages or ())
+        length = len(body.prompt or "") + length_of_messages(body.messages or ())
         token_ids = await off_the_loop(lambda: _token_ids(context, body), length)
         tokenizer = context.engine.tokenizer
         answer: dict[str, Any] = {
