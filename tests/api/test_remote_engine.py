@@ -19,7 +19,6 @@ from twostroke import LLM, SamplingParams
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.client import EngineState, OutputStream
 from twostroke.engine.output_processor import OutputKind
-from twostroke.engine.output_processor import OutputKind
 from twostroke.engine.remote_engine import RemoteEngine
 from twostroke.errors import EngineError, EngineUnavailable, SetupError
 from twostroke.events import (
