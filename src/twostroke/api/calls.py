@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ from twostroke.api.protocol.embeddings import EmbeddingRequest
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.protocol.sampling import SamplingFields
 from twostroke.api.responses import ResponseCall
+from twostroke.api.sse import StreamedCall
 
 Body = TypeVar("Body", bound=SamplingFields)
 
@@ -39,12 +40,8 @@ class WholeCall(Protocol):
         ...
 
 
-class Call(WholeCall, Protocol):
+class Call(WholeCall, StreamedCall, Protocol):
     """One that may be streamed."""
-
-    def chunks(self) -> AsyncIterator[bytes]:
-        """The answer as events."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from typing import Any
 
 from twostroke.api.chat_choice import ChatChoice
 from twostroke.api.conversation import Conversation
-from twostroke.api.generation import Caller
+from twostroke.api.generation import Caller, Generation
 from twostroke.api.logprobs import chat_logprobs, prompt_logprobs
 from twostroke.api.sse import DONE, event
 from twostroke.outputs import CompletionOutput, RequestOutput
@@ -31,7 +31,17 @@ class Chat:
         self._tokenizer = conversation.engine.tokenizer
         self._usage = conversation.usage
         self._head: Object = {"id": answer_id, "created": created, "model": model}
+        self._chunk_head: Object = {**self._head, "object": "chat.completion.chunk"}
+        options = self._request.stream_options
+        self._wants_usage = options is not None and bool(options.include_usage)
+        self._says_usage_along = options is not None and bool(options.continuous_usage_stats)
+        self._has_begun = False
         self._choices: dict[int, ChatChoice] = {}
+
+    @property
+    def generation(self) -> Generation:
+        """What was opened."""
+        return self._conversation.generation
 
     async def open(self, caller: Caller) -> None:
         """Checks everything and queues the conversation; raises what Completion.open raises."""
@@ -58,30 +68,26 @@ class Chat:
         self._add_prompt(answer, output)
         return answer
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The answer as events; raises what Generation.take raises."""
-        options = self._request.stream_options
-        wants_usage = options is not None and bool(options.include_usage)
-        continuous = options is not None and bool(options.continuous_usage_stats)
-        head = {**self._head, "object": "chat.completion.chunk"}
-        is_first = True
-        while outputs := await self._conversation.take():
-            events: list[bytes] = []
-            for output in outputs:
-                self._usage.add(0, output)
-                for piece in [piece for part in output.outputs for piece in self._pieces(part)]:
-                    chunk: Object = {**head, "choices": [piece]}
-                    if wants_usage or continuous:
-                        chunk["usage"] = self._usage_now() if continuous else None
-                    if is_first:
-                        self._add_prompt(chunk, output)
-                        is_first = False
-                    events.append(event(chunk))
-            if events:
-                yield b"".join(events)
-        if wants_usage:
-            yield event({**head, "choices": [], "usage": self._usage_now()})
-        yield DONE
+    def events(self, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes:
+        """What is new of a streamed answer; nothing while it is not certain what the text means."""
+        written: list[bytes] = []
+        for _, output in outputs:
+            self._usage.add(0, output)
+            for piece in [piece for part in output.outputs for piece in self._pieces(part)]:
+                chunk: Object = {**self._chunk_head, "choices": [piece]}
+                if self._wants_usage or self._says_usage_along:
+                    chunk["usage"] = self._usage_now() if self._says_usage_along else None
+                if not self._has_begun:
+                    self._has_begun = True
+                    self._add_prompt(chunk, output)
+                written.append(event(chunk))
+        return b"".join(written)
+
+    def last_events(self) -> bytes:
+        """What a streamed answer ends with."""
+        if not self._wants_usage:
+            return DONE
+        return event({**self._chunk_head, "choices": [], "usage": self._usage_now()}) + DONE
 
     def _pieces(self, part: CompletionOutput) -> list[Object]:
         """The choices of the chunks that say what is new; what ends with them is in the last one."""

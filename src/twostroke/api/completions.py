@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from twostroke.api.dialect import structured_outputs
@@ -41,7 +41,17 @@ class Completion:
         self._usage = UsageCount()
         self._n = request.n or 1
         self._writers: dict[tuple[int, int], _ChoiceWriter] = {}
+        options = request.stream_options
+        self._says_usage_along = options is not None and bool(options.continuous_usage_stats)
+        self._no_usage: Object = {"usage": None} if options is not None and options.include_usage else {}
+        """What every event but the last says of it."""
         self._generation: Generation | None = None
+
+    @property
+    def generation(self) -> Generation:
+        """What was opened."""
+        assert self._generation is not None, "open() comes first"
+        return self._generation
 
     async def open(self, caller: Caller) -> None:
         """Checks everything and queues the prompts.
@@ -86,34 +96,28 @@ class Completion:
 
     async def answer(self) -> Object:
         """The whole answer; raises what Generation.whole raises."""
-        assert self._generation is not None, "open() comes first"
         choices: list[Object] = []
-        for number, output in enumerate(await self._generation.whole()):
+        for number, output in enumerate(await self.generation.whole()):
             self._count(number, output)
             for part in self._best(output.outputs):
                 index = number * self._n + len(choices) % self._n
                 choices.append(self._writer(number, part.index).choice(index, output, part))
         return {**self._head, "choices": choices, "usage": self._usage.as_json()}
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The answer as events; raises what Generation.take raises."""
-        assert self._generation is not None, "open() comes first"
-        options = self._request.stream_options
-        wants_usage = options is not None and bool(options.include_usage)
-        continuous = options is not None and bool(options.continuous_usage_stats)
-        no_usage = {"usage": None} if wants_usage else {}
-        while outputs := await self._generation.take():
-            events: list[bytes] = []
-            for number, output in outputs:
-                self._count(number, output)
-                for part in output.outputs:
-                    usage = {"usage": self._usage.as_json()} if continuous else no_usage
-                    writer = self._writer(number, part.index)
-                    events.append(writer.event(number * self._n + part.index, output, part, self._head, usage))
-            yield b"".join(events)
-        if wants_usage:
-            yield event({**self._head, "choices": [], "usage": self._usage.as_json()})
-        yield DONE
+    def events(self, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes:
+        """What is new of a streamed answer."""
+        written: list[bytes] = []
+        for number, output in outputs:
+            self._count(number, output)
+            for part in output.outputs:
+                usage = {"usage": self._usage.as_json()} if self._says_usage_along else self._no_usage
+                writer = self._writer(number, part.index)
+                written.append(writer.event(number * self._n + part.index, output, part, self._head, usage))
+        return b"".join(written)
+
+    def last_events(self) -> bytes:
+        """What a streamed answer ends with."""
+        return event({**self._head, "choices": [], "usage": self._usage.as_json()}) + DONE if self._no_usage else DONE
 
     def _count(self, number: int, output: RequestOutput) -> None:
         if self._request.max_tokens == 0:  # a token was made and is not part of the answer

@@ -44,6 +44,12 @@ class Conversation:
         self._prompt_tail = ""
         self._generation: Generation | None = None
 
+    @property
+    def generation(self) -> Generation:
+        """What was opened."""
+        assert self._generation is not None, "open() comes first"
+        return self._generation
+
     async def open(self, caller: Caller) -> None:
         """Checks everything and queues the conversation; raises what Completion.open raises."""
         request = self.request
@@ -80,15 +86,9 @@ class Conversation:
 
     async def whole(self) -> RequestOutput:
         """All of the output; raises what Generation.whole raises."""
-        assert self._generation is not None, "open() comes first"
-        (output,) = await self._generation.whole()
+        (output,) = await self.generation.whole()
         self.usage.add(0, output)
         return output
-
-    async def take(self) -> list[RequestOutput]:
-        """Outputs that are there, empty after the last; raises what Generation.take raises."""
-        assert self._generation is not None, "open() comes first"
-        return [output for _, output in await self._generation.take()]
 
     def parser(self) -> ChatParser:
         """For one choice."""

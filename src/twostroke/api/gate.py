@@ -86,19 +86,24 @@ class Gate:
         state["request_id"] = request_id
         state[SERVER_SEND] = send
         try:
+            await self._pass(scope, headers, receive, send_with_id)
+        finally:  # both hold this scope: nobody should have to wait for the collector of cycles
+            del state[SERVER_SEND]
+            scope.pop("extensions", None)
+
+    async def _pass(self, scope: Message, headers: Headers, receive: Receive, send: Send) -> None:
+        state: dict[str, Any] = scope["state"]
+        try:
             state["tenant"] = self._check_key(scope, headers)
             if scope["path"] in GENERATING_PATHS and scope["method"] == "POST":
                 # before its body is read: refusing costs next to nothing, which is what overload asks for
                 self._admission.check(state["tenant"], patience_s(headers))
             body = await self._read_body(headers, receive)
         except (HTTPError, TwostrokeError) as error:
-            await answer_error(shaped_for(scope["path"], error_body(error)), send_with_id)
+            await answer_error(shaped_for(scope["path"], error_body(error)), send)
             return
         state["arrival_time_s"] = self._now_s()
-        try:
-            await self._app(scope, _replay(body, receive), send_with_id)
-        finally:
-            del state[SERVER_SEND]  # which holds this scope: nobody should have to wait for the collector of cycles
+        await self._app(scope, _replay(body, receive), send)
 
     def _check_key(self, scope: Message, headers: Headers) -> str:
         """The tenant whose key was sent; refuses a request that needs a key and has none."""

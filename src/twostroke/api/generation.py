@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from twostroke.api.admission import Admission
@@ -100,6 +101,12 @@ class Generation:
         kind: OutputKind,
     ) -> None:
         self._streams: list[OutputStream] = []
+        self._num_unread = len(prompts)
+        """Prompts whose last output was not taken."""
+        self._ready: dict[int, None] = {}
+        """Prompts that have something to take, each once."""
+        self._listener: Callable[[], object] | None = None
+        self._is_closed = False
         caller.admission.admit(prompts, caller.tenant, caller.patience_s)
         try:
             for index, prompt in enumerate(prompts):
@@ -119,8 +126,13 @@ class Generation:
         except BaseException:
             self.close()
             raise
-        self._unread = set(range(len(self._streams)))
-        self._pending: dict[asyncio.Task[list[RequestOutput]], int] = {}
+        for index, stream in enumerate(self._streams):
+            stream.listen(partial(self._hear, index))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everything was taken."""
+        return not self._num_unread
 
     async def whole(self) -> list[RequestOutput]:
         """One output per prompt, in their order; for kind "final".
@@ -129,59 +141,58 @@ class Generation:
             EngineError: it died, or a request failed.
             Abandoned: it was closed meanwhile.
         """
-        outputs: list[RequestOutput] = []
-        for stream in self._streams:
-            taken = await stream.take()
-            if not taken:
-                raise Abandoned
-            outputs.append(_checked(taken[-1]))
-        return outputs
+        outputs: dict[int, RequestOutput] = {}
+        while not self.is_over:
+            outputs.update(await self.next())
+        return [outputs[index] for index in range(len(self._streams))]
 
-    async def take(self) -> list[tuple[int, RequestOutput]]:
-        """Outputs that are there, each with the number of its prompt; empty after the last.
+    async def next(self) -> list[tuple[int, RequestOutput]]:
+        """Like `take`, and waits until there is something, unless it is over; raises what `whole` raises."""
+        while not (found := self.take()) and not self.is_over:
+            something = asyncio.get_running_loop().create_future()
+            self.listen(lambda something=something: something.done() or something.set_result(None))
+            await something
+        return found
 
-        Raises what `whole` raises.
-        """
-        if len(self._streams) > 1:
-            return await self._take_any()
-        outputs = await self._streams[0].take()
-        if outputs and outputs[-1].finished:  # only the last can be
-            _checked(outputs[-1])
-        return [(0, output) for output in outputs]
+    def take(self) -> list[tuple[int, RequestOutput]]:
+        """Outputs that are there, each with the number of its prompt; raises what `whole` raises."""
+        if self._is_closed:
+            raise Abandoned
+        ready, self._ready = self._ready, {}
+        found: list[tuple[int, RequestOutput]] = []
+        for index in ready:
+            for output in self._streams[index].take():
+                if output.finished:
+                    self._num_unread -= 1
+                    _check(output)
+                found.append((index, output))
+        return found
+
+    def listen(self, listener: Callable[[], object]) -> None:
+        """From now on `listener`, and no other, is called whenever there is something to take; it raises nothing."""
+        self._listener = listener
 
     def close(self) -> None:
         """Nobody reads on; what still runs is aborted."""
+        self._is_closed = True
         for stream in self._streams:
             stream.close()
+        if self._listener is not None:
+            self._listener()
 
-    async def _take_any(self) -> list[tuple[int, RequestOutput]]:
-        """Of several streams: whichever have something."""
-        for index in self._unread.difference(self._pending.values()):
-            self._pending[asyncio.ensure_future(self._streams[index].take())] = index
-        if not self._pending:
-            return []
-        done, _ = await asyncio.wait(self._pending, return_when=asyncio.FIRST_COMPLETED)
-        found: list[tuple[int, RequestOutput]] = []
-        for task in sorted(done, key=lambda task: self._pending[task]):
-            index = self._pending.pop(task)
-            outputs = task.result()
-            if not outputs or outputs[-1].finished:
-                self._unread.discard(index)
-            found += [(index, _checked(output)) for output in outputs]
-        if not found:
-            raise Abandoned  # a stream that ends without an end was closed
-        return found
+    def _hear(self, index: int) -> None:
+        self._ready[index] = None
+        if self._listener is not None:
+            self._listener()
 
 
 class Abandoned(Exception):
     """The caller has left; there is nobody to answer."""
 
 
-def _checked(output: RequestOutput) -> RequestOutput:
-    """The output, unless it is the last of a request that failed or was ended by somebody else."""
-    if output.finished:
-        if output.error is not None:
-            raise EngineError(output.error)
-        if any(part.finish_reason is FinishReason.ABORT for part in output.outputs):
-            raise EngineError("the request was aborted by the server's administrator or its shutdown.")
-    return output
+def _check(output: RequestOutput) -> None:
+    """Raises when this last output is that of a request that failed or was ended by somebody else."""
+    if output.error is not None:
+        raise EngineError(output.error)
+    if any(part.finish_reason is FinishReason.ABORT for part in output.outputs):
+        raise EngineError("the request was aborted by the server's administrator or its shutdown.")

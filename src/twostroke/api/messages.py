@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from typing import Any, cast
 
 from pydantic_core import from_json
 
 from twostroke.api.blocks import Begun, Block, BlockEvent, BlockKind, Ended, Grown
 from twostroke.api.conversation import Conversation
-from twostroke.api.generation import Caller
+from twostroke.api.generation import Caller, Generation
 from twostroke.api.http_errors import anthropic_error, error_body
 from twostroke.api.reply import Reply
 from twostroke.api.sse import named_event
+from twostroke.outputs import RequestOutput
 from twostroke.request import FinishReason
 
 Object = dict[str, Any]
@@ -31,6 +32,12 @@ class MessageCall:
         self._conversation = conversation
         self._reply = Reply(conversation, answer_id)
         self._head: Object = {"id": answer_id, "type": "message", "role": "assistant", "model": model}
+        self._has_begun = False
+
+    @property
+    def generation(self) -> Generation:
+        """What was opened."""
+        return self._conversation.generation
 
     async def open(self, caller: Caller) -> None:
         """Checks everything and queues the conversation; raises what Completion.open raises."""
@@ -46,21 +53,22 @@ class MessageCall:
         content = [_whole(block) for block in self._reply.blocks.all]
         return {**self._head, "content": content, **self._end(), "usage": self._usage()}
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The answer as events; raises what Generation.take raises."""
-        has_begun = False
-        async for happened in self._reply.events():
-            events: list[bytes] = []
-            if not has_begun:  # not before: the first output says how much of the prompt was cached
-                has_begun = True
-                start = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
-                usage = {**self._usage(), "output_tokens": 0}
-                events.append(_event({"type": "message_start", "message": {**start, "usage": usage}}))
-                events.append(_event({"type": "ping"}))
-            events += [_event(_written(event)) for event in happened]
-            yield b"".join(events)
-        yield _event({"type": "message_delta", "delta": self._end(), "usage": self._usage()})
-        yield _event({"type": "message_stop"})
+    def events(self, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes:
+        """What is new of a streamed answer."""
+        happened = self._reply.push(outputs)
+        written: list[bytes] = []
+        if not self._has_begun:  # not before: the first output says how much of the prompt was cached
+            self._has_begun = True
+            start = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
+            usage = {**self._usage(), "output_tokens": 0}
+            written.append(_event({"type": "message_start", "message": {**start, "usage": usage}}))
+            written.append(_event({"type": "ping"}))
+        return b"".join([*written, *(_event(_written(event)) for event in happened)])
+
+    def last_events(self) -> bytes:
+        """What a streamed answer ends with."""
+        end = {"type": "message_delta", "delta": self._end(), "usage": self._usage()}
+        return _event(end) + _event({"type": "message_stop"})
 
     def failure(self, error: Exception) -> bytes:
         """What the stream ends with when it cannot go on."""

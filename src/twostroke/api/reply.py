@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke.api.blocks import BlockEvent, Blocks
@@ -25,7 +25,7 @@ class TokenCounts:
 
 
 class Reply:
-    """Reads a conversation's output, whole or as it comes.
+    """Takes in a conversation's output, whole or as it comes.
 
     Args:
         conversation: with one choice; opened before anything is read.
@@ -52,18 +52,17 @@ class Reply:
         self.blocks.finish()
         self._count(output, part)
 
-    async def events(self) -> AsyncIterator[list[BlockEvent]]:
-        """What happens to the blocks, as it happens; raises what Generation.take raises."""
-        parser = self._parser = self._conversation.parser()
-        while outputs := await self._conversation.take():
-            happened: list[BlockEvent] = []
-            for output in outputs:
-                part = output.outputs[0]
-                happened += self.blocks.push(parser.push(part.text, len(part.token_ids)))
-                if part.finish_reason is not None:
-                    happened += self.blocks.push(parser.finish()) + self.blocks.finish()
-                self._count(output, part)
-            yield happened
+    def push(self, outputs: Sequence[tuple[int, RequestOutput]]) -> list[BlockEvent]:
+        """Takes what is new; returns what that does to the blocks."""
+        parser = self._parser = self._parser or self._conversation.parser()
+        happened: list[BlockEvent] = []
+        for _, output in outputs:
+            part = output.outputs[0]
+            happened += self.blocks.push(parser.push(part.text, len(part.token_ids)))
+            if part.finish_reason is not None:
+                happened += self.blocks.push(parser.finish()) + self.blocks.finish()
+            self._count(output, part)
+        return happened
 
     def _count(self, output: RequestOutput, part: CompletionOutput) -> None:
         assert self._parser is not None, "counted before anything was read"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from typing import Any
 
 from twostroke.api.blocks import Begun, Block, BlockEvent, BlockKind, Ended, Grown
 from twostroke.api.conversation import Conversation
-from twostroke.api.generation import Caller
+from twostroke.api.generation import Caller, Generation
 from twostroke.api.http_errors import error_body
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.reply import Reply
 from twostroke.api.sse import named_event
+from twostroke.outputs import RequestOutput
 from twostroke.request import FinishReason
 
 Object = dict[str, Any]
@@ -43,6 +44,12 @@ class ResponseCall:
         self._reply = Reply(conversation, answer_id)
         self._head: Object = {"id": answer_id, "object": "response", "created_at": created, "model": model}
         self._num_events = 0
+        self._has_begun = False
+
+    @property
+    def generation(self) -> Generation:
+        """What was opened."""
+        return self._conversation.generation
 
     async def open(self, caller: Caller) -> None:
         """Checks everything and queues the conversation; raises what Completion.open raises."""
@@ -57,20 +64,20 @@ class ResponseCall:
         await self._reply.read()
         return self._response()
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The answer as events; raises what Generation.take raises."""
-        has_begun = False
-        async for happened in self._reply.events():
-            events: list[bytes] = []
-            if not has_begun:  # not before: what fails until then is answered with a status of its own
-                has_begun = True
-                begun = {"response": self._response("in_progress")}
-                events += [self._event("response.created", begun), self._event("response.in_progress", begun)]
-            events += [self._written(event) for event in happened]
-            if events:
-                yield b"".join(events)
+    def events(self, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes:
+        """What is new of a streamed answer."""
+        happened = self._reply.push(outputs)
+        written: list[bytes] = []
+        if not self._has_begun:  # not before: what fails until then is answered with a status of its own
+            self._has_begun = True
+            begun = {"response": self._response("in_progress")}
+            written += [self._event("response.created", begun), self._event("response.in_progress", begun)]
+        return b"".join([*written, *map(self._written, happened)])
+
+    def last_events(self) -> bytes:
+        """What a streamed answer ends with."""
         response = self._response()
-        yield self._event(f"response.{response['status']}", {"response": response})
+        return self._event(f"response.{response['status']}", {"response": response})
 
     def failure(self, error: Exception) -> bytes:
         """What the stream ends with when it cannot go on."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 from starlette.responses import Response
 
-from twostroke.api.generation import Abandoned
+from twostroke.api.generation import Abandoned, Generation
 from twostroke.api.http_errors import error_body
 from twostroke.log import get_logger
+from twostroke.outputs import RequestOutput
 
 log = get_logger(__name__)
 
@@ -25,6 +26,10 @@ Send = Callable[[Message], Awaitable[None]]
 
 SERVER_SEND = "server_send"
 """Where the gate leaves the server's own `send` in a request's state."""
+WriteNow = Callable[[bytes], bool]
+"""Writes a part of an answer that has begun, or says that the connection takes nothing just now."""
+WRITE_NOW = "twostroke.write_now"
+"""The ASGI extension in which a server that can do so leaves it, as `call`."""
 
 
 _MARK = "\ue000 the text goes here \ue000"
@@ -59,6 +64,23 @@ class Closable(Protocol):
         ...
 
 
+class StreamedCall(Closable, Protocol):
+    """What is answered by events."""
+
+    @property
+    def generation(self) -> Generation:
+        """Where its outputs come from."""
+        ...
+
+    def events(self, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes:
+        """What is to be sent when these outputs have come; it may be nothing."""
+        ...
+
+    def last_events(self) -> bytes:
+        """What is to be sent when everything has come."""
+        ...
+
+
 def event(body: Mapping[str, Any]) -> bytes:
     """One event without a name."""
     return b"data: %b\n\n" % _encode(body)
@@ -85,8 +107,7 @@ class EventStream(Response):
     """Writes events as they come; every write holds all that are there.
 
     Args:
-        events: encoded, several to an item when they came together.
-        closable: is closed when the client leaves, and at the end.
+        call: that is answered; it is closed when the client leaves, and at the end.
         on_error: the last bytes when the stream fails.
         headers: of the response.
     """
@@ -95,15 +116,19 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AsyncIterator[bytes],
-        closable: Closable,
+        call: StreamedCall,
         *,
         on_error: Callable[[Exception], bytes] = failure,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        self._events = events
-        self._closable = closable
+        self._call = call
+        self._generation = call.generation
         self._on_error = on_error
+        self._has_all = False
+        """Whether the last event was made."""
+        self._write_now: WriteNow = _cannot_write
+        self._awake: asyncio.Future[bytes] | None = None
+        """Ends the sleep of the task that writes."""
         self.background = None
         self.status_code = 200
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
@@ -115,9 +140,11 @@ class EventStream(Response):
         """
         # events pass no middleware: they have had the start of the response, and there are many events
         write: Send = scope["state"].get(SERVER_SEND, send)
-        watch = asyncio.ensure_future(close_on_disconnect(receive, self._closable))
+        self._write_now = scope.get("extensions", {}).get(WRITE_NOW, {}).get("call", _cannot_write)
+        watch = asyncio.ensure_future(close_on_disconnect(receive, self._call))
         try:
-            first = await anext(self._events)
+            while not (first := self._events_of(await self._generation.next())):
+                pass
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             # Whatever wakes a task wakes every coroutine on its stack in turn: of the twenty between the server and
             # this one none is needed for an event, so a short stack of its own takes over.
@@ -126,21 +153,50 @@ class EventStream(Response):
             return
         finally:
             watch.cancel()
-            self._closable.close()
+            self._call.close()
 
-    async def _write_on(self, first: bytes, write: Send) -> None:
-        await write(_body(first))
+    async def _write_on(self, events: bytes, write: Send) -> None:
+        """Writes to the end; sleeps as long as what comes can be written at once, which `_pass_on` does."""
         try:
-            async for chunk in self._events:
-                await write(_body(chunk))
+            while True:
+                if events:
+                    await write({"type": "http.response.body", "body": events, "more_body": True})
+                if self._has_all:
+                    break
+                events = self._events_of(self._generation.take())  # what came meanwhile
+                if not events and not self._has_all:
+                    self._awake = asyncio.get_running_loop().create_future()
+                    self._generation.listen(self._pass_on)
+                    events = await self._awake
         except Abandoned:
             return
         except Exception as error:
             if error_body(error).status >= 500:
                 log.warning("a stream ended with %s: %s", type(error).__name__, error)
-            await write(_body(self._on_error(error)))
+            await write({"type": "http.response.body", "body": self._on_error(error), "more_body": True})
         await write({"type": "http.response.body", "body": b"", "more_body": False})
 
+    def _pass_on(self) -> None:
+        """Something came: it is written at once, without waking anybody, if the connection takes it and it goes on."""
+        awake = self._awake
+        if awake is None or awake.done():  # the task takes it itself
+            return
+        try:
+            events = self._events_of(self._generation.take())
+        except Exception as error:
+            awake.set_exception(error)
+            return
+        if self._has_all or (events and not self._write_now(events)):
+            awake.set_result(events)
 
-def _body(chunk: bytes) -> Message:
-    return {"type": "http.response.body", "body": chunk, "more_body": True}
+    def _events_of(self, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes:
+        events = self._call.events(outputs)
+        if self._generation.is_over:
+            self._has_all = True
+            events += self._call.last_events()
+        return events
+
+
+def _cannot_write(_: bytes) -> bool:
+    """Stands in where the server has no such extension."""
+    return False

@@ -8,13 +8,15 @@ connections there may be, and shapes that two readers could read differently (re
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from http import HTTPStatus
 from typing import Any, NoReturn
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from twostroke.api.http_errors import HTTPError
+from twostroke.api.sse import WRITE_NOW
 
 MAX_HEAD_BYTES = 64 * 1024
 TOO_LARGE = f"the head of the request has more than {MAX_HEAD_BYTES} bytes."
@@ -106,6 +108,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(400, f"the request has contradicting headers ({told}).")
         self._has_request = self._reads_body = True
         super().on_headers_complete()
+        self.scope["extensions"] = {WRITE_NOW: {"call": partial(self._write_now, self.cycle)}}
 
     def on_message_complete(self) -> None:
         """The body is there, or what was left of one that nobody waited for."""
@@ -117,6 +120,14 @@ class GuardedProtocol(HttpToolsProtocol):
         """The bytes are no request, or not one that is taken."""
         refusal = self._refusal or HTTPError(400, msg)
         self._answer_and_close(refusal.answer.status, str(refusal))
+
+    def _write_now(self, cycle: RequestResponseCycle, part: bytes) -> bool:
+        """See WriteNow; for an answer whose length is not known before, which is sent in chunks."""
+        if self.flow.write_paused or not cycle.chunked_encoding or cycle.response_complete:
+            return False
+        if not cycle.disconnected:  # as `send` has it: what nobody hears is no error
+            self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+        return True
 
     def _refuse(self, status: int, message: str) -> NoReturn:
         self._refusal = HTTPError(status, message)

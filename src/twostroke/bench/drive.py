@@ -201,14 +201,16 @@ def _step(
     for update in updates:
         request = served[update.request_id]
         times = request.times
-        if times.scheduled_s is None:
-            assert update.scheduled_time_s is not None, f"{update.request_id} has a token and never ran"
-            times.scheduled_s = update.scheduled_time_s - start_s
-            request.num_cached_tokens = update.num_cached_tokens
-        assert update.error is None, f"request {update.request_id} failed: {update.error}"
         times.token_times_s.extend([update.time_s - start_s] * len(update.token_ids))
-        times.num_preemptions = update.num_preemptions
-        request.finish_reason = update.finish_reason
+        news = update.news
+        if news is not None:
+            assert news.error is None, f"request {update.request_id} failed: {news.error}"
+            assert news.scheduled_time_s is not None, f"{update.request_id} has a token and never ran"
+            if times.scheduled_s is None:
+                times.scheduled_s = news.scheduled_time_s - start_s
+                request.num_cached_tokens = news.num_cached_tokens
+            times.num_preemptions = news.num_preemptions
+            request.finish_reason = news.finish_reason
         num_tokens += len(update.token_ids)
     return num_tokens
 

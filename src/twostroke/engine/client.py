@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -50,14 +51,16 @@ class EngineHealth:
 class OutputStream(Protocol):
     """The outputs of one request, for one reader."""
 
-    async def take(self) -> list[RequestOutput]:
-        """Waits for outputs and returns all that are there; empty after the end, or when it was closed.
-
-        The last output is `finished`.
+    def take(self) -> list[RequestOutput]:
+        """All outputs that are there; it never waits. The last output of a request is `finished`.
 
         Raises:
             EngineError: the engine died under the request, or had no time for it (Overloaded).
         """
+        ...
+
+    def listen(self, listener: Callable[[], object]) -> None:
+        """From now on `listener` is called whenever there is something new to take, in the loop; it raises nothing."""
         ...
 
     def close(self) -> None:

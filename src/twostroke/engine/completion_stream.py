@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from twostroke.batch import TokenLogprobs
 from twostroke.engine.input_processor import PromptInput
@@ -13,18 +12,6 @@ from twostroke.request import FinishReason
 from twostroke.request_times import RequestTimes
 from twostroke.tokenizer.detokenizer import IncrementalDetokenizer
 from twostroke.tokenizer.tokenizer import Tokenizer
-
-
-class Accepted(NamedTuple):
-    """How much of what a step made belongs to the output; the engine has committed all of it before."""
-
-    request_id: str
-    num_tokens: int
-    """Tokens that belong to the output; those behind the one that completed a stop string do not."""
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    num_output_tokens: int = 0
-    """All that belong to the output, those of earlier steps included."""
 
 
 class CompletionStream:
@@ -61,6 +48,8 @@ class CompletionStream:
         self._logprobs: list[LogprobsAtPosition] = []
         self._cumulative_logprob = 0.0
         self._num_tokens_sent = 0
+        self.has_news = False
+        """Whether there is something that no delta has brought."""
         self.times = times
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -77,8 +66,8 @@ class CompletionStream:
         time_s: float,
         finish_reason: FinishReason | None = None,
         stop_reason: int | None = None,
-    ) -> tuple[int, FinishReason | None]:
-        """Takes what a step made.
+    ) -> None:
+        """Takes what a step made; tokens behind a stop string, which ends it earlier, do not count.
 
         Args:
             token_ids: new tokens, cut where the engine found its end already.
@@ -87,32 +76,28 @@ class CompletionStream:
             finish_reason: why the engine ends it behind these tokens, if it does. STOP means that the last token is an
                 end-of-text or stop token, or completes structured outputs.
             stop_reason: the stop token id.
-
-        Returns:
-            How many of the tokens count, and why it ended, if it did: a stop string may end it earlier.
         """
         assert self.finish_reason is None, f"tokens for a sequence that ended with {self.finish_reason}"
         ends_text = finish_reason is not None and self._ends_text(token_ids, finish_reason, stop_reason)
         text_ids = token_ids[:-1] if ends_text else token_ids
-        num_tokens = len(token_ids)
         if self._params.stop:
-            num_tokens = self._push_until_stop(text_ids, num_tokens)
-            token_ids = token_ids[:num_tokens]
+            token_ids = token_ids[: self._push_until_stop(text_ids, len(token_ids))]
         else:  # no token has to be looked at alone
             text = self._detokenizer.push(text_ids)
             if text:
                 self._text.append(text)
-        self._token_ids.extend(token_ids)
-        self.times.token_times_s.extend([time_s] * num_tokens)
+        if token_ids:
+            self.has_news = True
+            self._token_ids.extend(token_ids)
+            self.times.token_times_s.extend([time_s] * len(token_ids))
         if logprobs:
-            for entry in logprobs[:num_tokens]:
+            for entry in logprobs[: len(token_ids)]:
                 self._logprobs.append(decode_logprobs(entry, self._tokenizer))
                 self._cumulative_logprob += entry.logprobs[0]
-        if self.finish_reason is None and finish_reason is not None:
-            self.finish(finish_reason, time_s, stop_reason)
-        elif self.finish_reason is not None:
+        if self.finish_reason is not None:
             self.times.finish_s = time_s
-        return num_tokens, self.finish_reason
+        elif finish_reason is not None:
+            self.finish(finish_reason, time_s, stop_reason)
 
     def _push_until_stop(self, text_ids: Sequence[int], num_tokens: int) -> int:
         """Adds the text of token after token; returns how many count, those of `num_tokens` behind a stop do not."""
@@ -132,17 +117,20 @@ class CompletionStream:
             self._release(self._stops.finish())
             self.finish_reason, self.stop_reason = reason, stop_reason
         self.times.finish_s = time_s
+        self.has_news = True
 
     def take_delta(self) -> CompletionOutput:
         """What is new since the last delta."""
         pieces, self._text = self._text, []
         delta = self._output(pieces[0] if len(pieces) == 1 else "".join(pieces), self._num_tokens_sent)
         self._num_tokens_sent = len(self._token_ids)
+        self.has_news = False
         return delta
 
     def so_far(self) -> CompletionOutput:
         """All of it."""
         self._text = ["".join(self._text)]
+        self.has_news = False
         return self._output(self._text[0], 0)
 
     def _output(self, text: str, first_token: int) -> CompletionOutput:

@@ -10,7 +10,7 @@ from twostroke.engine.clock import Clock, monotonic_clock
 from twostroke.engine.generation import Generation, GenerationRequest
 from twostroke.engine.journal import Journal
 from twostroke.engine.kv_self_check import KVSelfCheck
-from twostroke.engine.output_processor import TokenUpdate
+from twostroke.engine.output_processor import SequenceNews, TokenUpdate
 from twostroke.events import Event
 from twostroke.kv_cache.manager import KVUsage
 from twostroke.kv_check import KVCheck
@@ -169,7 +169,7 @@ class Engine:
             "a block of KV memory that the request had read was found corrupt: what it has answered so far may be "
             "wrong. The block is out of use; send the request again."
         )
-        return TokenUpdate(request_id, now_s, finish_reason=FinishReason.ERROR, error=error)
+        return TokenUpdate(request_id, now_s, news=SequenceNews(finish_reason=FinishReason.ERROR, error=error))
 
     def _announce(self, generation: Generation, now_s: float) -> None:
         """Tells the executor of a request that runs for the first time; one that ends in the queue never bothers it."""
@@ -199,20 +199,21 @@ class Engine:
     def _update_of(
         self, generation: Generation, made: RequestResult, commit: Commit, stop_token_id: int | None, now_s: float
     ) -> TokenUpdate:
-        state = self._scheduler.get(made.request_id)
-        assert state is not None, f"{made.request_id} is live here and unknown to the scheduler"
-        return TokenUpdate(
-            made.request_id,
-            now_s,
-            token_ids=made.token_ids[: commit.num_tokens],
-            logprobs=made.logprobs[: commit.num_tokens],
-            prompt_logprobs=made.prompt_logprobs,
-            prompt_logprobs_start=made.prompt_logprobs_start,
-            finish_reason=commit.finish_reason,
-            stop_reason=stop_token_id,
-            error=made.error,
-            hidden_state=made.hidden_state,
-            scheduled_time_s=generation.scheduled_time_s,
-            num_cached_tokens=state.num_cached_tokens,
-            num_preemptions=state.num_preemptions,
-        )
+        news = None
+        if not generation.has_reported or made.prompt_logprobs or commit.finish_reason is not None:
+            generation.has_reported = True
+            state = self._scheduler.get(made.request_id)
+            assert state is not None, f"{made.request_id} is live here and unknown to the scheduler"
+            news = SequenceNews(
+                scheduled_time_s=generation.scheduled_time_s,
+                num_cached_tokens=state.num_cached_tokens,
+                num_preemptions=state.num_preemptions,
+                finish_reason=commit.finish_reason,
+                stop_reason=stop_token_id,
+                error=made.error,
+                hidden_state=made.hidden_state,
+                prompt_logprobs=made.prompt_logprobs,
+                prompt_logprobs_start=made.prompt_logprobs_start,
+            )
+        num_tokens = commit.num_tokens
+        return TokenUpdate(made.request_id, now_s, made.token_ids[:num_tokens], made.logprobs[:num_tokens], news)

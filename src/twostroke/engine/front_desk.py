@@ -185,13 +185,12 @@ class FrontDesk:
             self._ended[request_id] = output
         return bool(sequence_ids)
 
-    def take_in(self, updates: Sequence[TokenUpdate]) -> tuple[RequestOutput, ...]:
+    def take_in(self, updates: Sequence[TokenUpdate]) -> Sequence[RequestOutput]:
         """Makes outputs of what a step made, and ends the sequences in whose text a stop string was found."""
         processed = self._outputs.process(updates)
-        for accepted in processed.accepted:
-            if accepted.finish_reason is not None:
-                # a stop string is only seen here; for what the engine ended itself this does nothing
-                self._runner.finish(accepted.request_id, accepted.finish_reason, accepted.num_output_tokens)
+        for ended in processed.ended:
+            # a stop string is only seen here; for what the engine ended itself this does nothing
+            self._runner.finish(ended.request_id, ended.finish_reason, ended.num_output_tokens)
         return processed.outputs
 
     def take_ended(self) -> list[RequestOutput]:

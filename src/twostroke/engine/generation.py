@@ -40,6 +40,8 @@ class Generation:
     output_token_ids: list[int] = field(default_factory=list[int])
     scheduled_time_s: float | None = None
     """When it first ran; None while it has only waited."""
+    has_reported: bool = False
+    """Whether an update has told of it."""
     _hashes: list[bytes] = field(default_factory=list[bytes])
 
     def __post_init__(self) -> None:

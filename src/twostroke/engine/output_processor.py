@@ -1,8 +1,8 @@
 """What steps made, put together per prompt: RequestOutputs for the caller, and which sequences a stop string ended.
 
-The engine says what each step made for each sequence (`TokenUpdate`) and has committed it by then; the answer says how
-much of it belongs to the output and whether a stop string ended the sequence (`Accepted`), and brings the outputs to
-hand out. Tokens behind a stop string are cut from the output only. Nothing is called back.
+The engine says what each step made for each sequence (`TokenUpdate`) and has committed it by then; the answer says
+which sequences have ended, be it by a stop string, and how many tokens are their output (`EndedSequence`), and brings
+the outputs to hand out. Tokens behind a stop string are cut from the output only. Nothing is called back.
 """
 
 from __future__ import annotations
@@ -12,13 +12,24 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+import msgspec
+
 from twostroke.batch import TokenLogprobs
-from twostroke.engine.completion_stream import Accepted, CompletionStream, decode_logprobs
+from twostroke.engine.completion_stream import CompletionStream, decode_logprobs
 from twostroke.engine.input_processor import PromptInput
 from twostroke.outputs import LogprobsAtPosition, RequestMetrics, RequestOutput
 from twostroke.request import FinishReason
 from twostroke.request_times import RequestTimes
 from twostroke.tokenizer.tokenizer import Tokenizer
+
+
+class EndedSequence(NamedTuple):
+    """A sequence that has ended, and how."""
+
+    request_id: str
+    finish_reason: FinishReason
+    num_output_tokens: int
+    """All that belong to the output; those behind the one that completed a stop string do not."""
 
 
 class OutputKind(StrEnum):
@@ -29,7 +40,27 @@ class OutputKind(StrEnum):
     FINAL = "final"  # everything, once, at the end
 
 
-class TokenUpdate(NamedTuple):
+class SequenceNews(msgspec.Struct, frozen=True, array_like=True):
+    """What is said of a sequence with its first tokens, with its end, and when there is something to say.
+
+    Nine of ten updates need none of it, and each goes through two processes.
+    """
+
+    scheduled_time_s: float | None = None
+    """When the sequence was scheduled for the first time."""
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    error: str | None = None
+    hidden_state: bytes | None = None
+    """Of the prompt's last token, where that is what was asked for."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs_start: int = 1
+    """Position in the prompt of the first of them. A chunk of tokens c, c+1, … predicts c+1, c+2, …"""
+
+
+class TokenUpdate(msgspec.Struct, frozen=True, array_like=True):
     """What a step made for one sequence, as the engine hands it over."""
 
     request_id: str
@@ -39,26 +70,20 @@ class TokenUpdate(NamedTuple):
     token_ids: tuple[int, ...] = ()
     """Cut behind an end-of-text or stop token and at the limit, see `stop_checker.find_token_stop`."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs_start: int = 1
-    """Position in the prompt of the first of them. A chunk of tokens c, c+1, … predicts c+1, c+2, …"""
-    finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
-    error: str | None = None
-    scheduled_time_s: float | None = None
-    """When the request was scheduled for the first time."""
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
-    hidden_state: bytes | None = None
-    """Of the prompt's last token, where that is what was asked for."""
+    news: SequenceNews | None = None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the engine ended the sequence behind these tokens; None when it did not."""
+        return None if self.news is None else self.news.finish_reason
 
 
 class ProcessedUpdates(NamedTuple):
     """What became of a step's updates."""
 
-    accepted: tuple[Accepted, ...]
-    """One per update that was taken, in their order."""
-    outputs: tuple[RequestOutput, ...]
+    ended: Sequence[EndedSequence]
+    """Sequences that end with these updates, whoever ended them."""
+    outputs: Sequence[RequestOutput]
     """For the callers; one per prompt at most."""
 
 
@@ -68,7 +93,7 @@ class OutputProcessor:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._answers: dict[str, _Answer] = {}
-        self._owner: dict[str, tuple[_Answer, int]] = {}
+        self._owner: dict[str, tuple[_Answer, CompletionStream]] = {}
         self._num_added = 0
 
     def add(
@@ -100,7 +125,7 @@ class OutputProcessor:
         ids = tuple(f"{request_id}#{number}.{index}" for index in range(prompt.params.n))
         answer = _Answer(self._tokenizer, request_id, ids, prompt, seeds, arrival_time_s, kind)
         self._answers[request_id] = answer
-        self._owner.update({sequence_id: (answer, index) for index, sequence_id in enumerate(ids)})
+        self._owner.update({name: (answer, stream) for name, stream in zip(ids, answer.streams, strict=True)})
         return ids
 
     def discard(self, request_id: str) -> None:
@@ -112,17 +137,19 @@ class OutputProcessor:
 
         Updates of sequences that have ended here, while an engine elsewhere had a step on its way, are left out.
         """
-        accepted: list[Accepted] = []
+        ended: list[EndedSequence] = []
         touched: dict[str, _Answer] = {}
         owners = self._owner
         for update in updates:
             owner = owners.get(update.request_id)
             if owner is None:
                 continue
-            answer, index = owner
-            if answer.streams[index].finish_reason is None:
-                accepted.append(answer.push(index, update))
+            answer, stream = owner
+            if stream.finish_reason is None:
                 touched[answer.request_id] = answer
+                answer.push(stream, update)
+                if stream.finish_reason is not None:
+                    ended.append(EndedSequence(update.request_id, stream.finish_reason, stream.num_tokens))
         outputs: list[RequestOutput] = []
         for answer in touched.values():
             output = answer.take()
@@ -130,7 +157,7 @@ class OutputProcessor:
                 outputs.append(output)
             if not answer.num_running:
                 self._forget(answer)
-        return ProcessedUpdates(tuple(accepted), tuple(outputs))
+        return ProcessedUpdates(ended, outputs)
 
     def abort(self, request_id: str, time_s: float, reason: FinishReason = FinishReason.ABORT) -> RequestOutput | None:
         """Ends what is still running of a request; None when it is not live (any more)."""
@@ -179,8 +206,6 @@ class _Answer:
     num_running: int = field(init=False)
     """Sequences that have not ended."""
     _prompt_logprobs: list[LogprobsAtPosition | None] | None = field(init=False)
-    _changed: list[int] = field(default_factory=list[int])
-    """Sequences of which something is new."""
     _num_cached_tokens: int = 0
     _error: str | None = None
     _hidden_state: bytes | None = None
@@ -196,49 +221,46 @@ class _Answer:
         positions: list[LogprobsAtPosition | None] = [None] * len(self.prompt.prompt_token_ids)
         self._prompt_logprobs = None if params.prompt_logprobs is None else positions
 
-    def push(self, index: int, update: TokenUpdate) -> Accepted:
-        stream = self.streams[index]
-        times = stream.times
+    def push(self, stream: CompletionStream, update: TokenUpdate) -> None:
+        news = update.news
+        if news is None:
+            stream.push(update.token_ids, update.logprobs, update.time_s)
+        else:
+            self._hear(stream.times, news)
+            stream.push(update.token_ids, update.logprobs, update.time_s, news.finish_reason, news.stop_reason)
+        if stream.finish_reason is not None:
+            self.num_running -= 1
+
+    def _hear(self, times: RequestTimes, news: SequenceNews) -> None:
         if times.scheduled_s is None:
-            times.scheduled_s = update.scheduled_time_s
-        if update.num_preemptions > times.num_preemptions:
-            times.num_preemptions = update.num_preemptions
-        if update.num_cached_tokens > self._num_cached_tokens:
-            self._num_cached_tokens = update.num_cached_tokens
-        self._error = self._error or update.error
-        self._hidden_state = update.hidden_state
+            times.scheduled_s = news.scheduled_time_s
+        times.num_preemptions = max(times.num_preemptions, news.num_preemptions)
+        self._num_cached_tokens = max(self._num_cached_tokens, news.num_cached_tokens)
+        self._error = self._error or news.error
+        self._hidden_state = self._hidden_state or news.hidden_state
         if self._prompt_logprobs is not None:
             # Each chunk brings those of its own positions. None comes twice: what is computed again after a preemption
             # is not reported again.
-            for position, entry in enumerate(update.prompt_logprobs, start=update.prompt_logprobs_start):
+            for position, entry in enumerate(news.prompt_logprobs, start=news.prompt_logprobs_start):
                 self._prompt_logprobs[position] = decode_logprobs(entry, self.tokenizer)
-        num_tokens, finish_reason = stream.push(
-            update.token_ids, update.logprobs, update.time_s, update.finish_reason, update.stop_reason
-        )
-        if finish_reason is not None:
-            self.num_running -= 1
-        if (num_tokens or finish_reason is not None) and index not in self._changed:
-            self._changed.append(index)
-        return Accepted(update.request_id, num_tokens, finish_reason, stream.stop_reason, stream.num_tokens)
 
     def abort(self, time_s: float, reason: FinishReason) -> None:
-        for index, stream in enumerate(self.streams):
+        for stream in self.streams:
             if stream.finish_reason is None:
                 stream.finish(reason, time_s)
                 self.num_running -= 1
-                if index not in self._changed:
-                    self._changed.append(index)
 
     def take(self) -> RequestOutput | None:
         """The output to hand out now, if any."""
-        changed, self._changed = self._changed, []
-        finished = self.num_running == 0
-        if not changed or (self.kind is OutputKind.FINAL and not finished):
-            return None
+        finished = not self.num_running
         if self.kind is OutputKind.DELTA:
-            completions = [self.streams[index].take_delta() for index in sorted(changed)]
+            completions = [stream.take_delta() for stream in self.streams if stream.has_news]
+        elif finished or self.kind is OutputKind.CUMULATIVE:
+            completions = [stream.so_far() for stream in self.streams] if any(s.has_news for s in self.streams) else []
         else:
-            completions = [stream.so_far() for stream in self.streams]
+            return None
+        if not completions:
+            return None
         # In deltas they are sent once: they are complete when the first token is there.
         prompt_logprobs = None if self.kind is OutputKind.DELTA and self._has_sent else self._prompt_logprobs
         self._has_sent = True

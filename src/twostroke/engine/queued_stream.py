@@ -16,7 +16,7 @@ class QueuedStream:
         self._outputs: list[RequestOutput] = []
         self._error: Exception | None = None
         """Comes after the outputs that are there, once."""
-        self._reader: asyncio.Future[None] | None = None
+        self._listener: Callable[[], object] = _nobody
         self._abandon = abandon
         self._is_ended = False
         self.has_begun = False
@@ -30,25 +30,29 @@ class QueuedStream:
         self._outputs.append(output)
         if self._patience is not None:
             self._stop_waiting()
-        self._wake()
+        self._listener()
 
     def fail(self, error: Exception) -> None:
         """Ends it with an error."""
         self._is_ended = True
         self._error = error
         self._stop_waiting()
-        self._wake()
+        self._listener()
 
-    async def take(self) -> list[RequestOutput]:
+    def take(self) -> list[RequestOutput]:
         """See OutputStream."""
-        if not self._outputs and not self._is_ended:
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
         outputs, self._outputs = self._outputs, []
-        if not outputs and self._error is not None:
+        if self._error is not None:
+            if outputs:  # the reader is told once more
+                asyncio.get_running_loop().call_soon(self._listener)
+                return outputs
             error, self._error = self._error, None
             raise error
         return outputs
+
+    def listen(self, listener: Callable[[], object]) -> None:
+        """See OutputStream."""
+        self._listener = listener
 
     def close(self) -> None:
         """See OutputStream."""
@@ -57,7 +61,6 @@ class QueuedStream:
             self._outputs = []
             self._stop_waiting()
             self._abandon(self)
-            self._wake()
 
     def start_by(self, within_s: float, is_waiting: Callable[[], bool]) -> None:
         """Gives the request up unless something of it has begun by then."""
@@ -74,6 +77,6 @@ class QueuedStream:
             self._patience.cancel()
             self._patience = None
 
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+
+def _nobody() -> None:
+    """Listens while nobody else does."""

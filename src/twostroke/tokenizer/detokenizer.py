@@ -22,14 +22,20 @@ class IncrementalDetokenizer:
         self, tokenizer: Tokenizer, skip_special_tokens: bool = True, shown_token_ids: frozenset[int] = frozenset()
     ) -> None:
         self._token = tokenizer.token
+        self._whole_text = tokenizer.whole_text
         self._skipped = tokenizer.special_token_ids - shown_token_ids if skip_special_tokens else frozenset[int]()
         self._stream = tokenizer.text.start()
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Takes the next ids; returns the text that is certain now, which may be empty."""
+        stream = self._stream
+        if len(token_ids) == 1 and stream.is_settled:
+            text = self._whole_text(token_ids[0])
+            if text is not None:
+                return text
         find, skipped = self._token, self._skipped
         known = [token for i in token_ids if i not in skipped and (token := find(i)) is not None]
-        return self._stream.push(known)
+        return stream.push(known)
 
     def finish(self) -> str:
         """The generation has ended: returns what was held back, an incomplete character as U+FFFD."""

@@ -26,6 +26,9 @@ REPLACEMENT = "\ufffd"
 class TextStream(Protocol):
     """The text of one generation, piece by piece."""
 
+    is_settled: bool
+    """Whether nothing is held back and the next token adds its `whole_text`, if it has one."""
+
     def push(self, tokens: Iterable[str]) -> str:
         """Takes the next tokens; returns the text that is now certain."""
         ...
@@ -49,6 +52,10 @@ class TokenText(Protocol):
 
     def first_bytes(self, token: str) -> bytes:
         """What the token adds at the beginning of a text."""
+        ...
+
+    def whole_text(self, token: str) -> str | None:
+        """What the token adds to a stream that is settled, and leaves settled; None where that is not all it does."""
         ...
 
     def start(self) -> TextStream:
@@ -101,6 +108,13 @@ class ByteLevelText:
         """The same as anywhere."""
         return self.token_bytes(token)
 
+    def whole_text(self, token: str) -> str | None:
+        """Complete characters only."""
+        try:
+            return self.token_bytes(token).decode("utf-8")
+        except UnicodeDecodeError:
+            return None
+
     def start(self) -> TextStream:
         """An incremental UTF-8 decoder: it holds back exactly an incomplete character."""
         return _ByteLevelStream(self)
@@ -110,9 +124,12 @@ class _ByteLevelStream:
     def __init__(self, text: ByteLevelText) -> None:
         self._token_bytes = text.token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.is_settled = True
 
     def push(self, tokens: Iterable[str]) -> str:
-        return self._decoder.decode(b"".join(map(self._token_bytes, tokens)))
+        text = self._decoder.decode(b"".join(map(self._token_bytes, tokens)))
+        self.is_settled = not self._decoder.getstate()[0]
+        return text
 
     def finish(self) -> str:
         return self._decoder.decode(b"", True)
@@ -162,6 +179,11 @@ class ByteFallbackText:
         """Without the space that is stripped."""
         return self.token_bytes(token).removeprefix(self.strip.encode("utf-8") if self.num_strip else b"")
 
+    def whole_text(self, token: str) -> str | None:
+        """Everything but a byte."""
+        piece = self.piece(token)
+        return None if isinstance(piece, int) else piece
+
     def start(self) -> TextStream:
         """Holds back a run of byte tokens until it ends: one wrong byte turns the whole run into U+FFFD."""
         return _ByteFallbackStream(self)
@@ -172,6 +194,7 @@ class _ByteFallbackStream:
         self._piece = text.piece
         self._strip, self._num_strip = text.strip, text.num_strip
         self._run = bytearray()
+        self.is_settled = not text.num_strip
 
     def push(self, tokens: Iterable[str]) -> str:
         pieces: list[str] = []
@@ -181,7 +204,9 @@ class _ByteFallbackStream:
                 self._run.append(piece)
             else:
                 pieces += [self._end_run(), piece]
-        return self._stripped("".join(pieces))
+        text = self._stripped("".join(pieces))
+        self.is_settled = not self._run and not self._num_strip
+        return text
 
     def finish(self) -> str:
         return self._stripped(self._end_run())
@@ -234,6 +259,10 @@ class ByTokenText:
         """Its text at the beginning."""
         return self.first(token).encode("utf-8")
 
+    def whole_text(self, token: str) -> str | None:
+        """Its text with the leading space."""
+        return self.rest(token)
+
     def start(self) -> TextStream:
         """Only has to know whether a token has come."""
         return _ByTokenStream(self)
@@ -245,13 +274,13 @@ class ByTokenText:
 class _ByTokenStream:
     def __init__(self, text: ByTokenText) -> None:
         self._text = text
-        self._is_first = True
+        self.is_settled = False
 
     def push(self, tokens: Iterable[str]) -> str:
         pieces: list[str] = []
         for token in tokens:
-            pieces.append(self._text.first(token) if self._is_first else self._text.rest(token))
-            self._is_first = False
+            pieces.append(self._text.rest(token) if self.is_settled else self._text.first(token))
+            self.is_settled = True
         return "".join(pieces)
 
     def finish(self) -> str:
@@ -278,6 +307,10 @@ class OpaqueText:
         """The same."""
         return self.token_bytes(token)
 
+    def whole_text(self, token: str) -> str | None:
+        """Nothing that is certain."""
+        return None
+
     def start(self) -> TextStream:
         """Collects."""
         return _OpaqueStream(self)
@@ -287,6 +320,7 @@ class _OpaqueStream:
     def __init__(self, text: OpaqueText) -> None:
         self._text = text
         self._tokens: list[str] = []
+        self.is_settled = False
 
     def push(self, tokens: Iterable[str]) -> str:
         self._tokens.extend(tokens)

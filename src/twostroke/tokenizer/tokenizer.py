@@ -48,6 +48,7 @@ class Tokenizer:
         self._most_bytes = self._longest_token()
         # Asking the library costs ten times a look-up here, and detokenizing asks for every token.
         self._known: dict[int, str | None] = {}
+        self._whole: dict[int, str | None] = {}
         self._check_framing(settings.add_bos_token)
 
     @classmethod
@@ -125,6 +126,15 @@ class Tokenizer:
         except KeyError:
             token = self._known[token_id] = self._raw.id_to_token(token_id)
             return token
+
+    def whole_text(self, token_id: int) -> str | None:
+        """What the token adds to a settled TextStream; None where that is not certain, and for special tokens."""
+        try:
+            return self._whole[token_id]
+        except KeyError:
+            token = None if token_id in self._special_token_ids else self.token(token_id)
+            text = self._whole[token_id] = None if token is None else self._text.whole_text(token)
+            return text
 
     def tokens(self, token_ids: Iterable[int]) -> list[str]:
         """The pieces a text was cut into, as the vocabulary writes them; an id that has none is shown as empty."""

@@ -17,6 +17,7 @@ from twostroke.engine.input_processor import InputProcessor
 from twostroke.engine.output_processor import (
     OutputKind,
     OutputProcessor,
+    SequenceNews,
     TokenUpdate,
 )
 from twostroke.outputs import RequestMetrics, RequestOutput
@@ -31,7 +32,7 @@ assert EOS is not None
 
 def update_of(request_id: str, time_s: float, *made: Any, **extra: Any) -> TokenUpdate:
     """As the engine hands it over: a sequence that makes tokens was scheduled before."""
-    return TokenUpdate(request_id, time_s, *made, scheduled_time_s=10.25, **extra)
+    return TokenUpdate(request_id, time_s, *made, news=SequenceNews(scheduled_time_s=10.25, **extra))
 
 
 def begin(kind: OutputKind = OutputKind.FINAL, **params: Any) -> tuple[OutputProcessor, tuple[str, ...]]:

@@ -63,7 +63,7 @@ async def respond(
     with caller.admission.preparing():
         await call.open(caller)
     if streams:
-        return EventStream(call.chunks(), call, on_error=on_error, headers=headers)
+        return EventStream(call, on_error=on_error, headers=headers)
     return await respond_whole(call, request, headers)
 
 
