@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
 
 from twostroke.request import FinishReason
 from twostroke.request_times import RequestTimes
@@ -23,8 +26,7 @@ LogprobsAtPosition = dict[int, Logprob]
 """Token id to its log-probability: the chosen token first, then the most likely ones."""
 
 
-@dataclass(slots=True)
-class CompletionOutput:
+class CompletionOutput(msgspec.Struct):
     """One generated sequence."""
 
     index: int
@@ -75,15 +77,14 @@ class RequestMetrics:
         )
 
 
-@dataclass(slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct):
     """The answer to one prompt; while streaming, what is there so far."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     prompt_logprobs: list[LogprobsAtPosition | None] | None
-    outputs: list[CompletionOutput] = field(default_factory=list[CompletionOutput])
+    outputs: list[CompletionOutput] = []
     finished: bool = False
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache."""

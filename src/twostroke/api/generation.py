@@ -103,7 +103,7 @@ class Generation:
         self._streams: list[OutputStream] = []
         self._num_unread = len(prompts)
         """Prompts whose last output was not taken."""
-        self._ready: dict[int, None] = {}
+        self._ready: list[int] = []
         """Prompts that have something to take, each once."""
         self._listener: Callable[[], object] | None = None
         self._is_closed = False
@@ -158,7 +158,7 @@ class Generation:
         """Outputs that are there, each with the number of its prompt; raises what `whole` raises."""
         if self._is_closed:
             raise Abandoned
-        ready, self._ready = self._ready, {}
+        ready, self._ready = self._ready, []
         found: list[tuple[int, RequestOutput]] = []
         for index in ready:
             for output in self._streams[index].take():
@@ -181,7 +181,8 @@ class Generation:
             self._listener()
 
     def _hear(self, index: int) -> None:
-        self._ready[index] = None
+        if index not in self._ready:
+            self._ready.append(index)
         if self._listener is not None:
             self._listener()
 

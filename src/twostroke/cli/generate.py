@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from twostroke.cli.flags import (
     CacheFlags,
@@ -112,7 +113,7 @@ def run_and_print(engine: TextEngine, *, echo: str = "", silent: bool = False) -
 
 def print_json(output: RequestOutput) -> None:
     """One line, and at once: who reads it may wait for it before asking on."""
-    print(json.dumps(dataclasses.asdict(output)), flush=True)
+    print(json.dumps(msgspec.to_builtins(output)), flush=True)
 
 
 def summary(output: RequestOutput, metrics: RequestMetrics) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import zmq
-import zmq.asyncio
 
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.messages import COMMANDS, REPORTS, Command, Report, Start, Stop, addresses, unbounded
@@ -18,6 +17,8 @@ from twostroke.engine.messages import COMMANDS, REPORTS, Command, Report, Start,
 COMMAND = (sys.executable, "-m", "twostroke.engine.process")
 STOP_PATIENCE_S = 10.0
 """How long a process that was told to stop may take, before it is killed."""
+LAST_WORDS_S = 0.2
+"""What a process sent at its very end may still be on its way through the socket so long after its exit."""
 
 
 class EngineProcess:
@@ -31,14 +32,21 @@ class EngineProcess:
         self._child = child
         self._folder = folder
         to_engine, from_engine = addresses(folder)
-        self._context = zmq.asyncio.Context()
-        # A plain socket to send with: queueing needs no event loop. The sender is the end that connects, both ways: its
-        # queue is there at once and stays, whether or not the other process is, so sending never blocks.
-        self._commands = unbounded(zmq.Context(self._context).socket(zmq.PUSH))
+        self._context = zmq.Context()
+        # The sender is the end that connects, both ways: its queue is there at once and stays, whether or not the other
+        # process is, so sending never blocks.
+        self._commands = unbounded(self._context.socket(zmq.PUSH))
         self._commands.connect(to_engine)
         self._reports = unbounded(self._context.socket(zmq.PULL))
         self._reports.bind(from_engine)
         self._exit = asyncio.create_task(child.wait())
+        self._something: asyncio.Future[None] | None = None
+        """Whoever waits for a report, or for the end."""
+        # Watched by hand: the binding's own futures cost a step as much as three of its tokens. Read until nothing is
+        # left whenever it becomes readable, which it does not again for what was there before.
+        self._readable: int = self._reports.getsockopt(zmq.FD)
+        asyncio.get_running_loop().add_reader(self._readable, self._wake)
+        self._exit.add_done_callback(self._wake)
 
     @classmethod
     async def spawn(cls, config: EngineConfig, command: Sequence[str] = COMMAND) -> EngineProcess:
@@ -66,15 +74,23 @@ class EngineProcess:
 
     async def receive(self) -> Report | None:
         """The next report; None when the child has exited and everything it said was read."""
-        receiving = asyncio.ensure_future(self._reports.recv())
-        try:
-            await asyncio.wait((receiving, self._exit), return_when=asyncio.FIRST_COMPLETED)
-            if not receiving.done():
-                # what it sent at the very end may still be on its way through the socket
-                await asyncio.wait((receiving,), timeout=0.2)
-            return REPORTS.decode(receiving.result()) if receiving.done() else None
-        finally:
-            receiving.cancel()
+        had_exited = False
+        while True:
+            try:
+                return REPORTS.decode(self._reports.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                if had_exited:
+                    return None
+            had_exited = self._exit.done()
+            if had_exited:
+                await asyncio.sleep(LAST_WORDS_S)
+            else:
+                self._something = asyncio.get_running_loop().create_future()
+                await self._something
+
+    def _wake(self, *_: object) -> None:
+        if self._something is not None and not self._something.done():
+            self._something.set_result(None)
 
     async def ending(self) -> str:
         """How it ended, in words; waits until it has."""
@@ -90,6 +106,7 @@ class EngineProcess:
             except TimeoutError:
                 self._child.kill()
                 await self._exit
+        asyncio.get_running_loop().remove_reader(self._readable)
         self._commands.close()
         self._reports.close()
         self._context.term()  # each has a thread of its own: a server that starts engines again must not collect them
