@@ -104,11 +104,22 @@ def opened(
     return engine.generate(prepared, request_id=name, arrival_time_s=engine.now_s(), **more)
 
 
+async def taken(stream: OutputStream) -> list[RequestOutput]:
+    """What comes next."""
+    while not (outputs := stream.take()):
+        something: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        stream.listen(lambda something=something: something.done() or something.set_result(None))
+        await something
+    return outputs
+
+
 async def finished(stream: OutputStream) -> RequestOutput:
     deltas = JoinedDeltas()
-    while outputs := await stream.take():
-        for output in outputs:
+    has_ended = False
+    while not has_ended:
+        for output in await taken(stream):
             deltas.add(output)
+            has_ended = output.finished
     return deltas.joined()
 
 
@@ -151,9 +162,9 @@ def test_it_gives_the_tokens_of_the_offline_api(sound: Shared, llm: LLM) -> None
         assert output.outputs[0].token_ids == llm.generate(["def f("], SHORT)[0].outputs[0].token_ids
         assert output.metrics is not None
         final = opened(sound.engine, "a", kind=OutputKind.FINAL)
-        (only,) = await final.take()
+        (only,) = await taken(final)
         assert only.outputs[0].text == output.outputs[0].text
-        assert await final.take() == []
+        assert final.take() == []
 
     sound.run(main)
 
@@ -163,10 +174,10 @@ def test_whoever_leaves_is_gone_from_the_engine_too(sound: Shared) -> None:
         engine = sound.engine
         streams = [opened(engine, f"r{i}", LONG) for i in range(8)]
         for stream in streams:
-            await stream.take()
+            await taken(stream)
         for stream in streams[:7]:
             stream.close()
-            assert await stream.take() == []
+            assert stream.take() == []
         assert engine.health().num_requests == 1
         ended = lambda: [e for e in sound.ring if isinstance(e, RequestFinishedByCaller)]  # noqa: E731
         await until(lambda: len(ended()) == 7)
@@ -183,15 +194,15 @@ def test_a_process_that_is_killed_is_replaced_and_its_requests_are_told() -> Non
         async with started(listeners=[ring]) as engine:
             streams = [opened(engine, f"r{i}", LONG) for i in range(4)]
             whole = opened(engine, "whole", LONG, kind=OutputKind.FINAL)
-            await streams[0].take()
+            await taken(streams[0])
             assert engine.pid is not None
             os.kill(engine.pid, signal.SIGKILL)
             with pytest.raises(EngineUnavailable, match="Nothing of it was sent: ask again"):
-                await whole.take()
+                await taken(whole)
             for stream in streams:
                 with pytest.raises(EngineError, match="signal 9"):
                     await finished(stream)
-                assert await stream.take() == []
+                assert stream.take() == []
             assert not engine.health().is_ready
             with pytest.raises(EngineUnavailable, match="signal 9"):
                 opened(engine, "early")
@@ -207,7 +218,7 @@ def test_an_engine_whose_books_break_says_so_and_is_replaced(faulty: Shared) -> 
     async def main() -> None:
         engine = faulty.engine
         other = opened(engine, "other", LONG)
-        await other.take()
+        await taken(other)
         with pytest.raises(EngineError, match="a broken step"):
             await finished(opened(engine, "breaks", prompt={"prompt_token_ids": [5, BREAK]}))
         with pytest.raises(EngineError, match="a broken step"):

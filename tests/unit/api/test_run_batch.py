@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,18 +96,27 @@ class EchoStream:
     def __init__(self, engine: EchoEngine, request_id: str, text: str) -> None:
         self.engine, self.request_id, self.text = engine, request_id, text
         self.is_dead = False
+        self.work = asyncio.ensure_future(self.answer())
 
-    async def take(self) -> list[RequestOutput]:
+    async def answer(self) -> None:
         for _ in range(len(self.text) % 7 + 2):  # answers come in another order than requests
             await asyncio.sleep(0)
         if self.text == "die" and self.engine.deaths > 0:
             self.engine.die()
+
+    def listen(self, listener: Callable[[], object]) -> None:
+        self.work.add_done_callback(lambda _: listener())
+
+    def take(self) -> list[RequestOutput]:
+        if not self.work.done():
+            return []
         if self.is_dead:
             raise EngineError("the engine died under the request.")
         part = CompletionOutput(0, self.text, (1, 2), None, None, FinishReason.LENGTH, None, 0)
         return [RequestOutput(self.request_id, self.text, (3,), None, [part], finished=True)]
 
     def close(self) -> None:
+        self.work.cancel()
         self.engine.streams.discard(self)
 
 

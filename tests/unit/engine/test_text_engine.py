@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from collections import deque
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from msgspec.structs import replace
 
 from model_folders import write_random_model
 from twostroke import LLM, RequestOutput, SamplingParams
@@ -457,7 +457,7 @@ def test_joined_deltas_are_the_final_output(folder: str, kind: Any) -> None:
             deltas.add(delta)
             count += 1
     assert count > 5
-    assert dataclasses.replace(deltas.joined(), metrics=None) == dataclasses.replace(expected, metrics=None)
+    assert replace(deltas.joined(), metrics=None) == replace(expected, metrics=None)
 
 
 def test_names_of_callers_meet_no_names_of_ours(folder: str) -> None:

@@ -10,8 +10,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -80,22 +81,27 @@ def _extra(field: FieldInfo) -> dict[str, Any]:
     return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
 
 
-def _refusal(request: WireObject, name: str) -> str:
-    """Why this field, with the value it has, cannot be served; empty when it can."""
-    field = type(request).model_fields[name]
-    if _standing(field) is not Standing.REFUSED or getattr(request, name) in _extra(field)[_NEUTRAL]:
-        return ""
-    return field.description or "not supported"
+@functools.cache
+def _refused_fields(kind: type[WireObject]) -> Mapping[str, FieldInfo]:
+    return {name: field for name, field in kind.model_fields.items() if _standing(field) is Standing.REFUSED}
+
+
+def _given(request: WireObject) -> Iterator[tuple[str, Any]]:
+    """Fields that the client has sent, with their values, in the schema's order; what was left out asks for nothing."""
+    sent = request.model_fields_set
+    return ((name, value) for name, value in vars(request).items() if name in sent)
 
 
 def _refusals(value: Any, path: str) -> Iterator[tuple[str, Any, str]]:
     """Name, value and reason of each field that cannot be served."""
     if isinstance(value, WireObject):
-        for name in type(value).model_fields:
-            given = getattr(value, name)
-            if why := _refusal(value, name):
-                yield path + name, given, why
-            yield from _refusals(given, f"{path}{name}.")
+        refused = _refused_fields(type(value))
+        for name, given in _given(value):
+            field = refused.get(name)
+            if field is not None and given not in _extra(field)[_NEUTRAL]:
+                yield path + name, given, field.description or "not supported"
+            if isinstance(given, (WireObject, list)):
+                yield from _refusals(given, f"{path}{name}.")
     elif isinstance(value, list):
         for item in _objects(value):  # pyright: ignore[reportUnknownArgumentType]
             yield from _refusals(item, path)
@@ -104,8 +110,9 @@ def _refusals(value: Any, path: str) -> Iterator[tuple[str, Any, str]]:
 def _unknown(value: Any, path: str) -> Iterator[str]:
     if isinstance(value, WireObject):
         yield from (path + name for name in value.model_extra or ())
-        for name in type(value).model_fields:
-            yield from _unknown(getattr(value, name), f"{path}{name}.")
+        for name, given in _given(value):
+            if isinstance(given, (WireObject, list)):
+                yield from _unknown(given, f"{path}{name}.")
     elif isinstance(value, list):
         for item in _objects(value):  # pyright: ignore[reportUnknownArgumentType]
             yield from _unknown(item, path)
