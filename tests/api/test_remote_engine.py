@@ -23,6 +23,7 @@ from twostroke.engine.remote_engine import RemoteEngine
 from twostroke.errors import EngineError, EngineUnavailable, SetupError
 from twostroke.events import (
     EngineStarted,
+    Event,
     EventRing,
     KVBlockChecked,
     RequestArrived,
@@ -31,6 +32,7 @@ from twostroke.events import (
 )
 from twostroke.kv_check import Verdict
 from twostroke.outputs import JoinedDeltas, RequestOutput
+from twostroke.packed_events import PackedEvent, unpack
 from twostroke.request import FinishReason
 
 FAULTY = (sys.executable, str(Path(__file__).parents[1] / "faulty_engine.py"))
@@ -60,15 +62,23 @@ class Shared:
 
     runner: asyncio.Runner
     engine: RemoteEngine
-    ring: EventRing
+    ring: Heard
 
     def run(self, main: Callable[[], Awaitable[None]]) -> None:
         self.runner.run(asyncio.wait_for(_awaited(main()), 3 * PATIENCE_S))
 
 
+class Heard(EventRing):
+    """Keeps events that come packed, too."""
+
+    def append(self, event: Event, packed: PackedEvent | None = None) -> None:
+        assert packed is None or unpack(packed) == event
+        super().append(event)
+
+
 @contextmanager
 def sharing(**settings: Any) -> Iterator[Shared]:
-    ring = EventRing(100_000)
+    ring = Heard(100_000)
     with asyncio.Runner() as runner:
 
         async def make() -> RemoteEngine:
@@ -134,7 +144,7 @@ def test_memory_that_goes_bad_is_found_told_and_survived(llm: LLM) -> None:
     prompt = {"prompt_token_ids": [10 + i % 50 for i in range(70)]}
 
     async def main() -> None:
-        events, troubles = EventRing(10_000), list[str]()
+        events, troubles = Heard(10_000), list[str]()
         config = EngineConfig.from_keywords(threads=1, num_kv_blocks=600, kv_check_rate=1.0)
         engine = RemoteEngine(config, command=FAULTY, listeners=(events,), on_trouble=troubles.append)
         await engine.start()
@@ -190,7 +200,7 @@ def test_whoever_leaves_is_gone_from_the_engine_too(sound: Shared) -> None:
 
 def test_a_process_that_is_killed_is_replaced_and_its_requests_are_told() -> None:
     async def main() -> None:
-        ring = EventRing(100_000)
+        ring = Heard(100_000)
         async with started(listeners=[ring]) as engine:
             streams = [opened(engine, f"r{i}", LONG) for i in range(4)]
             whole = opened(engine, "whole", LONG, kind=OutputKind.FINAL)

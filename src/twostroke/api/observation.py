@@ -19,12 +19,13 @@ from twostroke.log import get_logger
 from twostroke.metrics.engine_metrics import EngineMetrics
 from twostroke.metrics.exposition import PREFIX, Compat, EngineCollector, exposition
 from twostroke.metrics.otlp import request_tracer
+from twostroke.packed_events import PackedEvent
 
 log = get_logger(__name__)
 
 
 class Observation:
-    """An `EventLog` that keeps what /metrics, timelines and dumps are made of.
+    """A `PackedEventLog` that keeps what /metrics, timelines and dumps are made of.
 
     Args:
         config: of the server.
@@ -47,10 +48,10 @@ class Observation:
             offset_ns = time.time_ns() - round(now_s * 1e9)
             self.tracer = request_tracer(config.otlp_traces_endpoint, model=model_name, epoch_offset_ns=offset_ns)
 
-    def append(self, event: Event) -> None:
+    def append(self, event: Event, packed: PackedEvent) -> None:
         """One event, in order."""
         self.metrics.observe(event)
-        self.recorder.append(event)
+        self.recorder.append(event, packed)
         if self.tracer is not None:
             self.tracer.append(event)
 

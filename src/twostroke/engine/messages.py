@@ -25,17 +25,7 @@ from twostroke.config.engine import EngineConfig
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.output_processor import TokenUpdate
-from twostroke.events import (
-    EngineStarted,
-    Event,
-    KVBlockChecked,
-    MeasurementBegan,
-    PrefixCacheReset,
-    RequestArrived,
-    RequestFinishedByCaller,
-    StepCommitted,
-    StepScheduled,
-)
+from twostroke.packed_events import PackedEvent
 from twostroke.request import FinishReason
 
 
@@ -94,72 +84,11 @@ class Failed(_Message):
     reason: str
 
 
-class Started(_Message):
-    """Carries EngineStarted."""
-
-    event: EngineStarted
-
-
-class Measured(_Message):
-    """Carries MeasurementBegan."""
-
-    event: MeasurementBegan
-
-
-class Arrived(_Message):
-    """Carries RequestArrived."""
-
-    event: RequestArrived
-
-
-class Ended(_Message):
-    """Carries RequestFinishedByCaller."""
-
-    event: RequestFinishedByCaller
-
-
-class Forgotten(_Message):
-    """Carries PrefixCacheReset."""
-
-    event: PrefixCacheReset
-
-
-class Checked(_Message):
-    """Carries KVBlockChecked."""
-
-    event: KVBlockChecked
-
-
-class Scheduled(_Message):
-    """Carries StepScheduled."""
-
-    event: StepScheduled
-
-
-class Committed(_Message):
-    """Carries StepCommitted."""
-
-    event: StepCommitted
-
-
-CarriedEvent = Started | Measured | Arrived | Ended | Forgotten | Checked | Scheduled | Committed
-_CARRIERS: dict[type[Event], type[CarriedEvent]] = {
-    EngineStarted: Started,
-    MeasurementBegan: Measured,
-    RequestArrived: Arrived,
-    RequestFinishedByCaller: Ended,
-    PrefixCacheReset: Forgotten,
-    KVBlockChecked: Checked,
-    StepScheduled: Scheduled,
-    StepCommitted: Committed,
-}
-
-
 class Progress(_Message):
     """What happened since the last one: a step's tokens, and every event in its order."""
 
     updates: Sequence[TokenUpdate]
-    events: Sequence[CarriedEvent]
+    events: Sequence[PackedEvent]
 
 
 class CacheWasReset(_Message):
@@ -169,11 +98,6 @@ class CacheWasReset(_Message):
 
 
 Report = Ready | Refused | Failed | Progress | CacheWasReset
-
-
-def carried(event: Event) -> CarriedEvent:
-    """The event as it travels: a union on the wire needs names, which the dataclasses of the log have not."""
-    return _CARRIERS[type(event)](event)  # pyright: ignore[reportArgumentType] (the table pairs them)
 
 
 def _plain_path(value: Any) -> str:

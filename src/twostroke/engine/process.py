@@ -26,7 +26,6 @@ from twostroke.engine.messages import (
     REPORTS,
     Add,
     CacheWasReset,
-    CarriedEvent,
     Command,
     Failed,
     Finish,
@@ -37,12 +36,12 @@ from twostroke.engine.messages import (
     ResetPrefixCache,
     Start,
     addresses,
-    carried,
     unbounded,
 )
 from twostroke.errors import TwostrokeError
 from twostroke.events import Event
 from twostroke.log import get_logger
+from twostroke.packed_events import PackedEvent, pack
 from twostroke.runner.executor import Executor
 
 log = get_logger(__name__)
@@ -55,13 +54,13 @@ class _Outbox:
     """Events on their way to the other process."""
 
     def __init__(self) -> None:
-        self._events: list[CarriedEvent] = []
+        self._events: list[PackedEvent] = []
 
     def append(self, event: Event) -> None:
         """Keeps one until the next report."""
-        self._events.append(carried(event))
+        self._events.append(pack(event))
 
-    def take(self) -> list[CarriedEvent]:
+    def take(self) -> list[PackedEvent]:
         """All that have come since."""
         events, self._events = self._events, []
         return events

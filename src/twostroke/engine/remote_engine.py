@@ -20,8 +20,6 @@ from twostroke.engine.load import Load, LoadMeter
 from twostroke.engine.messages import (
     Add,
     CacheWasReset,
-    CarriedEvent,
-    Checked,
     Failed,
     Finish,
     Progress,
@@ -33,9 +31,10 @@ from twostroke.engine.messages import (
 from twostroke.engine.output_processor import OutputKind, OutputProcessor, TokenUpdate
 from twostroke.engine.queued_stream import QueuedStream
 from twostroke.errors import EngineError, EngineUnavailable, SetupError
-from twostroke.events import EventLog
+from twostroke.events import Event, KVBlockChecked
 from twostroke.grammar.guidance import Guidance
 from twostroke.log import get_logger
+from twostroke.packed_events import PackedEvent, PackedEventLog, unpack
 from twostroke.request import FinishReason
 from twostroke.tokenizer.loading import load_tokenizer
 from twostroke.tokenizer.tokenizer import Tokenizer
@@ -86,7 +85,7 @@ class RemoteEngine:
         self,
         config: EngineConfig,
         *,
-        listeners: Sequence[EventLog] = (),
+        listeners: Sequence[PackedEventLog] = (),
         stall_after_s: float = 30.0,
         chat_template: str | None = None,
         on_trouble: Callable[[str], object] = log.error,
@@ -332,15 +331,16 @@ class RemoteEngine:
 
     def _take_in(self, report: Report) -> None:
         match report:
-            case Progress(updates, events):
+            case Progress(updates, packed):
                 self._progress_s = self.now_s()
-                for carrier in events:  # before the outputs: delivering the last one makes its request unknown
-                    self._wire.meter.append(carrier.event)
+                events = [unpack(event) for event in packed]
+                for event in events:  # before the outputs: delivering the last one makes its request unknown
+                    self._wire.meter.append(event)
                 if updates:
                     self._num_fast_deaths = 0
                     self._deliver(updates)
                 if events:  # behind the streams that were just woken: who waits for a token goes before who takes notes
-                    asyncio.get_running_loop().call_soon(self._tell_listeners, events)
+                    asyncio.get_running_loop().call_soon(self._tell_listeners, events, packed)
             case CacheWasReset(had_blocks):
                 reset = self._resets.popleft()
                 if not reset.done():  # who asked may have left
@@ -348,12 +348,12 @@ class RemoteEngine:
             case Ready() | Refused() | Failed():
                 raise AssertionError(f"not expected of an engine that runs: {report}")
 
-    def _tell_listeners(self, events: Sequence[CarriedEvent]) -> None:
-        for carrier in events:
+    def _tell_listeners(self, events: Sequence[Event], packed: Sequence[PackedEvent]) -> None:
+        for event, same in zip(events, packed, strict=True):
             for listener in self._listeners:
-                listener.append(carrier.event)
-            if isinstance(carrier, Checked) and carrier.event.quarantined:
-                trouble = f"KV memory has gone bad in the cached prefix of {carrier.event.request_id}"
+                listener.append(event, same)
+            if isinstance(event, KVBlockChecked) and event.quarantined:
+                trouble = f"KV memory has gone bad in the cached prefix of {event.request_id}"
                 # beside the loop: whoever hears of it writes a dump, which takes a while
                 asyncio.get_running_loop().run_in_executor(None, self._on_trouble, trouble)
 

@@ -7,29 +7,20 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
-
-import msgspec
 
 from twostroke.events import EngineStarted, Event, EventsDropped, to_json
+from twostroke.packed_events import PackedEvent, join, pack, split, unpack
 
 CHUNK_EVENTS = 32
-"""Events that are packed together. Neighbours repeat each other's ids: a step of 64 decodes, 64 commits included, takes
-about 1 kB packed and 20 kB not; packing costs 1.5 µs of CPU per token (measured on a core of an Emerald Rapids)."""
-
-_KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
-_DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
-    name: msgspec.msgpack.Decoder(kind) for name, kind in _KINDS.items()
-}
-_ENCODER = msgspec.msgpack.Encoder()
-_CHUNK_DECODER = msgspec.msgpack.Decoder(list[tuple[str, msgspec.Raw]])
+"""Events that are compressed together. Neighbours repeat each other's ids: a step of 64 decodes, 64 commits included,
+takes about 1 kB compressed and 15 kB not; that costs 0.9 µs of CPU per token."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Neighbouring events, packed."""
+    """Neighbouring events, compressed."""
 
-    packed: bytes
+    compressed: bytes
     num_events: int
     last_time_s: float
     started: EngineStarted | None
@@ -44,7 +35,7 @@ class FlightRecorder:
 
     Args:
         minutes: how far back, counted from the newest event.
-        max_bytes: of packed events.
+        max_bytes: of compressed events.
     """
 
     def __init__(self, *, minutes: float = 5.0, max_bytes: int = 64 << 20) -> None:
@@ -55,14 +46,15 @@ class FlightRecorder:
         self._chunks: deque[_Chunk] = deque()
         self._num_bytes = 0
         self._num_dropped = 0
-        self._open: list[Event] = []
-        """Not packed yet."""
+        self._open: list[PackedEvent] = []
+        """Not compressed yet."""
+        self._last_time_s = 0.0
         self._started: EngineStarted | None = None
         self._started_before_open: EngineStarted | None = None
 
     @property
     def num_bytes(self) -> int:
-        """Packed; at most CHUNK_EVENTS more are not."""
+        """Compressed; at most CHUNK_EVENTS more are not."""
         return self._num_bytes
 
     @property
@@ -70,18 +62,19 @@ class FlightRecorder:
         """Events that are no longer there."""
         return self._num_dropped
 
-    def append(self, event: Event) -> None:
+    def append(self, event: Event, packed: PackedEvent | None = None) -> None:
         """Keeps one event, and drops the oldest chunks that are too old or too many."""
-        self._open.append(event)
+        self._open.append(pack(event) if packed is None else packed)
+        self._last_time_s = event.time_s
         if isinstance(event, EngineStarted):
             self._started = event
         if len(self._open) >= CHUNK_EVENTS:
-            self._pack()
+            self._compress()
             self._drop(event.time_s)
 
     def events(self) -> Iterator[Event]:
         """What is kept, oldest first; may be read, in any thread, while more comes."""
-        return self._unpacked(list(self._chunks), list(self._open), self._num_dropped)
+        return self._unpacked(list(self._chunks), list(map(unpack, self._open)), self._num_dropped)
 
     def dump(self, path: Path) -> int:
         """Writes what is kept as an event log, a line each; returns how many events.
@@ -96,12 +89,10 @@ class FlightRecorder:
                 num_events += 1
         return num_events
 
-    def _pack(self) -> None:
-        named = [(type(event).__name__, event) for event in self._open]
-        packed = zlib.compress(_ENCODER.encode(named), 1)
-        last_time_s = self._open[-1].time_s
-        self._chunks.append(_Chunk(packed, len(self._open), last_time_s, self._started_before_open))
-        self._num_bytes += len(packed)
+    def _compress(self) -> None:
+        compressed = zlib.compress(join(self._open), 1)
+        self._chunks.append(_Chunk(compressed, len(self._open), self._last_time_s, self._started_before_open))
+        self._num_bytes += len(compressed)
         self._open = []
         self._started_before_open = self._started
 
@@ -110,7 +101,7 @@ class FlightRecorder:
             self._num_bytes > self._max_bytes or self._chunks[0].last_time_s < now_s - self._max_age_s
         ):
             chunk = self._chunks.popleft()
-            self._num_bytes -= len(chunk.packed)
+            self._num_bytes -= len(chunk.compressed)
             self._num_dropped += chunk.num_events
 
     def _unpacked(self, chunks: list[_Chunk], last: list[Event], num_dropped: int) -> Iterator[Event]:
@@ -128,5 +119,4 @@ class FlightRecorder:
 
 
 def _events_of(chunk: _Chunk) -> Iterator[Event]:
-    for name, raw in _CHUNK_DECODER.decode(zlib.decompress(chunk.packed)):
-        yield _DECODERS[name].decode(raw)
+    return split(zlib.decompress(chunk.compressed))
