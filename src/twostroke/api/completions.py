@@ -99,9 +99,11 @@ class Completion:
         choices: list[Object] = []
         for number, output in enumerate(await self.generation.whole()):
             self._count(number, output)
-            for part in self._best(output.outputs):
-                index = number * self._n + len(choices) % self._n
-                choices.append(self._writer(number, part.index).choice(index, output, part))
+            best = self._best(output.outputs)
+            choices += [
+                {**self._writer(number, part.index).choice(output, part), "index": number * self._n + rank}
+                for rank, part in enumerate(best)
+            ]
         return {**self._head, "choices": choices, "usage": self._usage.as_json()}
 
     def events(self, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes:
@@ -111,8 +113,7 @@ class Completion:
             self._count(number, output)
             for part in output.outputs:
                 usage = {"usage": self._usage.as_json()} if self._says_usage_along else self._no_usage
-                writer = self._writer(number, part.index)
-                written.append(writer.event(number * self._n + part.index, output, part, self._head, usage))
+                written.append(self._writer(number, part.index).event(output, part, usage))
         return b"".join(written)
 
     def last_events(self) -> bytes:
@@ -135,15 +136,18 @@ class Completion:
     def _writer(self, number: int, index: int) -> _ChoiceWriter:
         writer = self._writers.get((number, index))
         if writer is None:
-            writer = self._writers[number, index] = _ChoiceWriter(self._request, self._engine)
+            place = number * self._n + index
+            writer = self._writers[number, index] = _ChoiceWriter(self._request, self._engine, place, self._head)
         return writer
 
 
 class _ChoiceWriter:
     """Writes one choice, whole or piece by piece; the first piece brings what is said of the prompt."""
 
-    def __init__(self, request: CompletionRequest, engine: EngineClient) -> None:
+    def __init__(self, request: CompletionRequest, engine: EngineClient, index: int, head: Object) -> None:
         self._request = request
+        self._index = index
+        self._head = head
         self._tokenizer = engine.tokenizer
         as_token_ids = bool(request.return_tokens_as_token_ids)
         self._logprobs = CompletionLogprobs(engine.tokenizer, as_token_ids=as_token_ids)
@@ -154,22 +158,22 @@ class _ChoiceWriter:
         """Whether one chunk differs from the next by its text alone."""
         self._repeated: RepeatedEvent | None = None
 
-    def event(self, index: int, output: RequestOutput, part: CompletionOutput, head: Object, usage: Object) -> bytes:
+    def event(self, output: RequestOutput, part: CompletionOutput, usage: Object) -> bytes:
         """A chunk of a stream."""
         if self._repeated is not None and part.finish_reason is None:
             return self._repeated.with_text(part.text)
-        is_first = self._is_first
-        choice = self.choice(index, output, part)
+        is_first, head = self._is_first, self._head
+        choice = self.choice(output, part)
         if self._is_only_text and not is_first and part.finish_reason is None:
             self._repeated = RepeatedEvent(lambda text: {**head, "choices": [{**choice, "text": text}], **usage})
         return event({**head, "choices": [choice], **usage})
 
-    def choice(self, index: int, output: RequestOutput, part: CompletionOutput) -> Object:
+    def choice(self, output: RequestOutput, part: CompletionOutput) -> Object:
         request = self._request
         is_first, self._is_first = self._is_first, False
         echoes = is_first and bool(request.echo)
         choice: Object = {
-            "index": index,
+            "index": self._index,
             "text": self._prompt_text(output) + part.text if echoes else part.text,
             "logprobs": None if request.logprobs is None else self._logprobs_of(output, part, echoes),
             "finish_reason": part.finish_reason,

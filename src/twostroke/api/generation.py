@@ -103,6 +103,8 @@ class Generation:
         self._streams: list[OutputStream] = []
         self._num_unread = len(prompts)
         """Prompts whose last output was not taken."""
+        self.is_over = not prompts
+        """Whether everything was taken."""
         self._ready: list[int] = []
         """Prompts that have something to take, each once."""
         self._listener: Callable[[], object] | None = None
@@ -128,11 +130,6 @@ class Generation:
             raise
         for index, stream in enumerate(self._streams):
             stream.listen(partial(self._hear, index))
-
-    @property
-    def is_over(self) -> bool:
-        """Whether everything was taken."""
-        return not self._num_unread
 
     async def whole(self) -> list[RequestOutput]:
         """One output per prompt, in their order; for kind "final".
@@ -164,6 +161,7 @@ class Generation:
             for output in self._streams[index].take():
                 if output.finished:
                     self._num_unread -= 1
+                    self.is_over = not self._num_unread
                     _check(output)
                 found.append((index, output))
         return found

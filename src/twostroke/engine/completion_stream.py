@@ -38,6 +38,8 @@ class CompletionStream:
     ) -> None:
         self._tokenizer = tokenizer
         self._params = params = prompt.params
+        self._wants_logprobs = params.logprobs is not None
+        self._has_stops = bool(params.stop)
         self._eos_token_ids = prompt.eos_token_ids
         self._index = index
         self._seed = seed
@@ -80,7 +82,7 @@ class CompletionStream:
         assert self.finish_reason is None, f"tokens for a sequence that ended with {self.finish_reason}"
         ends_text = finish_reason is not None and self._ends_text(token_ids, finish_reason, stop_reason)
         text_ids = token_ids[:-1] if ends_text else token_ids
-        if self._params.stop:
+        if self._has_stops:
             token_ids = token_ids[: self._push_until_stop(text_ids, len(token_ids))]
         else:  # no token has to be looked at alone
             text = self._detokenizer.push(text_ids)
@@ -134,13 +136,12 @@ class CompletionStream:
         return self._output(self._text[0], 0)
 
     def _output(self, text: str, first_token: int) -> CompletionOutput:
-        wants_logprobs = self._params.logprobs is not None
         return CompletionOutput(
             index=self._index,
             text=text,
             token_ids=tuple(self._token_ids[first_token:]),
-            logprobs=self._logprobs[first_token:] if wants_logprobs else None,
-            cumulative_logprob=self._cumulative_logprob if wants_logprobs else None,
+            logprobs=self._logprobs[first_token:] if self._wants_logprobs else None,
+            cumulative_logprob=self._cumulative_logprob if self._wants_logprobs else None,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             seed=self._seed,

@@ -22,7 +22,7 @@ class IncrementalDetokenizer:
         self, tokenizer: Tokenizer, skip_special_tokens: bool = True, shown_token_ids: frozenset[int] = frozenset()
     ) -> None:
         self._token = tokenizer.token
-        self._whole_text = tokenizer.whole_text
+        self._whole_texts = tokenizer.whole_texts
         self._skipped = tokenizer.special_token_ids - shown_token_ids if skip_special_tokens else frozenset[int]()
         self._stream = tokenizer.text.start()
 
@@ -30,7 +30,7 @@ class IncrementalDetokenizer:
         """Takes the next ids; returns the text that is certain now, which may be empty."""
         stream = self._stream
         if len(token_ids) == 1 and stream.is_settled:
-            text = self._whole_text(token_ids[0])
+            text = self._whole_texts[token_ids[0]]
             if text is not None:
                 return text
         find, skipped = self._token, self._skipped

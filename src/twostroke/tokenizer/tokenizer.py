@@ -48,7 +48,8 @@ class Tokenizer:
         self._most_bytes = self._longest_token()
         # Asking the library costs ten times a look-up here, and detokenizing asks for every token.
         self._known: dict[int, str | None] = {}
-        self._whole: dict[int, str | None] = {}
+        self.whole_texts = _WholeTexts(self)
+        """What each token adds to a settled TextStream; None where that is not certain, and for special tokens."""
         self._check_framing(settings.add_bos_token)
 
     @classmethod
@@ -126,15 +127,6 @@ class Tokenizer:
         except KeyError:
             token = self._known[token_id] = self._raw.id_to_token(token_id)
             return token
-
-    def whole_text(self, token_id: int) -> str | None:
-        """What the token adds to a settled TextStream; None where that is not certain, and for special tokens."""
-        try:
-            return self._whole[token_id]
-        except KeyError:
-            token = None if token_id in self._special_token_ids else self.token(token_id)
-            text = self._whole[token_id] = None if token is None else self._text.whole_text(token)
-            return text
 
     def tokens(self, token_ids: Iterable[int]) -> list[str]:
         """The pieces a text was cut into, as the vocabulary writes them; an id that has none is shown as empty."""
@@ -245,3 +237,16 @@ def _add_tokens(raw: RawTokenizer, settings: TokenizerSettings) -> None:
     known_special = {token.content for token in raw.get_added_tokens_decoder().values() if token.special}
     missing: list[AddedToken | str] = [t for t in settings.special_tokens if t.content not in known_special]
     raw.add_special_tokens(missing)
+
+
+class _WholeTexts(dict[int, str | None]):
+    """Filled as tokens are met."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token_id: int) -> str | None:
+        token = None if token_id in self._tokenizer.special_token_ids else self._tokenizer.token(token_id)
+        text = self[token_id] = None if token is None else self._tokenizer.text.whole_text(token)
+        return text
