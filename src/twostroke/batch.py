@@ -8,6 +8,9 @@ A step is one forward pass over a flat batch of tokens. Each scheduled request b
 
 The batch says how many tokens, never which: the runner holds the values, including those it sampled a moment ago,
 so the next batch may be decided before the last result is known.
+
+What is made per request and step is a msgspec.Struct, which costs a fifth of a frozen dataclass to make, and travels
+without its fields' names.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
+
+import msgspec
 
 from twostroke.kv_check import KVCheck
 from twostroke.request import FinishReason
@@ -58,8 +63,7 @@ class NewRequest:
     """It ends with the hidden state of its last token instead of a token that follows: an embedding."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockTableUpdate:
+class BlockTableUpdate(msgspec.Struct, frozen=True, array_like=True):
     """Changes one row of a KV group's block table: entries `start`, `start + 1`, … become `block_ids`.
 
     On (re-)admission start is 0 and all entries come; later only the blocks that were added. Without block_ids nothing
@@ -71,8 +75,7 @@ class BlockTableUpdate:
     block_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
+class ScheduledRequest(msgspec.Struct, frozen=True, array_like=True):
     """One request's share of a step."""
 
     request_id: str
@@ -219,8 +222,7 @@ class StepResult:
     """Time in the model's operators, measured by the runner; the rest of the step is the engine's own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(msgspec.Struct, frozen=True, array_like=True):
     """What the engine tells the scheduler of one request's result: counts, hashes and an end, never token ids."""
 
     request_id: str

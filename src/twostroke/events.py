@@ -22,6 +22,8 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints
 
+import msgspec
+
 from twostroke.batch import Commit, ScheduledBatch
 from twostroke.cost.step_cost import MachineLimits, StepCost
 from twostroke.errors import InvalidParameter, UnreadableEvent
@@ -242,14 +244,17 @@ _HINTS: dict[type, dict[str, Any]] = {}
 
 
 def _fields(value: Any) -> Any:
-    """What JSON does not know: dataclasses become objects, bytes hexadecimal."""
+    """What JSON does not know: dataclasses and structs become objects, bytes hexadecimal."""
     if isinstance(value, bytes):
         return value.hex()
     kind = type(value)
     if kind not in _NAMES:
-        if not dataclasses.is_dataclass(kind):
+        if issubclass(kind, msgspec.Struct):
+            _NAMES[kind] = kind.__struct_fields__
+        elif dataclasses.is_dataclass(kind):
+            _NAMES[kind] = tuple(field.name for field in dataclasses.fields(kind))
+        else:
             raise TypeError(f"{kind.__name__} has no place in an event")
-        _NAMES[kind] = tuple(field.name for field in dataclasses.fields(kind))
     return {name: getattr(value, name) for name in _NAMES[kind]}
 
 
@@ -265,7 +270,7 @@ def _build(kind: Any, value: Any) -> Any:
         return bytes.fromhex(value)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind)):
         hints: Mapping[str, Any] = _hints(kind)
         return kind(**{name: _build(hints[name], item) for name, item in value.items()})
     return value

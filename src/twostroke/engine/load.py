@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from twostroke.batch import Commit, Limit, ScheduledBatch, Stroke
+from twostroke.batch import Limit, ScheduledBatch, Stroke
 from twostroke.events import Event, KVBlockChecked, RequestFinishedByCaller, StepCommitted, StepScheduled
 
 STEP_DECAY = 0.95
@@ -229,18 +229,18 @@ class LoadMeter:
         scheduled_s, num_prefill_tokens = self._in_flight.pop(event.step, (event.time_s, 0))
         # without a pause it began when the one before it had ended: what the engine does between two steps counts, too
         self._times.add(num_prefill_tokens, event.time_s - (scheduled_s if self._idle else self._committed_s))
+        sequences, generated = self._sequences, self._num_generated
         for commit in event.commits:
-            self._take_in(commit)
+            sequence = sequences.get(commit.request_id)
+            if sequence is not None:
+                sequence.num_output_tokens += commit.num_tokens
+                generated[sequence.owner] += commit.num_tokens
+                if commit.finish_reason is not None:
+                    self._finished(sequence, commit.request_id)
         self._committed_s = event.time_s
         self._idle = not self._num_running
 
-    def _take_in(self, commit: Commit) -> None:
-        sequence = self._sequences.get(commit.request_id)
-        if sequence is None:
-            return
-        sequence.num_output_tokens += commit.num_tokens
-        self._num_generated[sequence.owner] += commit.num_tokens
-        if commit.finish_reason is not None:
-            self._finished_weight = REQUEST_DECAY * self._finished_weight + 1.0
-            self._finished_tokens = REQUEST_DECAY * self._finished_tokens + sequence.num_output_tokens
-            self.ended(commit.request_id)
+    def _finished(self, sequence: _Sequence, sequence_id: str) -> None:
+        self._finished_weight = REQUEST_DECAY * self._finished_weight + 1.0
+        self._finished_tokens = REQUEST_DECAY * self._finished_tokens + sequence.num_output_tokens
+        self.ended(sequence_id)
