@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from twostroke.api.chat_choice import ChatChoice
 from twostroke.api.conversation import Conversation
 from twostroke.api.generation import Caller, Generation
 from twostroke.api.logprobs import chat_logprobs, prompt_logprobs
-from twostroke.api.sse import DONE, event
+from twostroke.api.sse import DONE, RepeatedEvent, event
 from twostroke.outputs import CompletionOutput, RequestOutput
 
 Object = dict[str, Any]
@@ -35,6 +34,10 @@ class Chat:
         options = self._request.stream_options
         self._wants_usage = options is not None and bool(options.include_usage)
         self._says_usage_along = options is not None and bool(options.continuous_usage_stats)
+        says_more = self._says_usage_along or self._request.logprobs or self._request.return_token_ids
+        self._is_regular = not says_more
+        """Whether one chunk differs from the next by its delta alone."""
+        self._repeated: dict[int, RepeatedEvent] = {}
         self._has_begun = False
         self._choices: dict[int, ChatChoice] = {}
 
@@ -68,20 +71,39 @@ class Chat:
         self._add_prompt(answer, output)
         return answer
 
-    def events(self, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes:
+    def events(self, number: int, output: RequestOutput) -> bytes:
         """What is new of a streamed answer; nothing while it is not certain what the text means."""
-        written: list[bytes] = []
-        for _, output in outputs:
-            self._usage.add(0, output)
-            for piece in [piece for part in output.outputs for piece in self._pieces(part)]:
-                chunk: Object = {**self._chunk_head, "choices": [piece]}
-                if self._wants_usage or self._says_usage_along:
-                    chunk["usage"] = self._usage_now() if self._says_usage_along else None
-                if not self._has_begun:
-                    self._has_begun = True
-                    self._add_prompt(chunk, output)
-                written.append(event(chunk))
-        return b"".join(written)
+        self._usage.add(number, output)
+        return b"".join([self._events_of(part, output) for part in output.outputs])
+
+    def _events_of(self, part: CompletionOutput, output: RequestOutput) -> bytes:
+        """One choice's."""
+        deltas = self._choice(part.index).deltas(part)
+        if self._is_regular and self._has_begun and part.finish_reason is None and _is_content(deltas):
+            repeated = self._repeated.get(part.index)
+            if repeated is None:
+                repeated = self._repeated[part.index] = self._content_event(part)
+            return repeated.filled(deltas[0]["content"])
+        return b"".join([self._event(piece, output) for piece in self._pieces(deltas, part)])
+
+    def _event(self, piece: Object, output: RequestOutput) -> bytes:
+        chunk: Object = {**self._chunk_head, "choices": [piece]}
+        if self._wants_usage or self._says_usage_along:
+            chunk["usage"] = self._usage_now() if self._says_usage_along else None
+        if not self._has_begun:
+            self._has_begun = True
+            self._add_prompt(chunk, output)
+        return event(chunk)
+
+    def _content_event(self, part: CompletionOutput) -> RepeatedEvent:
+        """Most events of most answers: more of the content, and nothing else."""
+        usage = {"usage": None} if self._wants_usage else {}
+
+        def body(content: str) -> Object:
+            (piece,) = self._pieces([{"content": content}], part)
+            return {**self._chunk_head, "choices": [piece], **usage}
+
+        return RepeatedEvent(body)
 
     def last_events(self) -> bytes:
         """What a streamed answer ends with."""
@@ -89,13 +111,11 @@ class Chat:
             return DONE
         return event({**self._chunk_head, "choices": [], "usage": self._usage_now()}) + DONE
 
-    def _pieces(self, part: CompletionOutput) -> list[Object]:
+    def _pieces(self, deltas: list[Object], part: CompletionOutput) -> list[Object]:
         """The choices of the chunks that say what is new; what ends with them is in the last one."""
-        choice = self._choice(part.index)
-        deltas = choice.deltas(part)
-        end = self._end(choice, part)
+        end = self._end(self._choice(part.index), part)
         if not deltas and (part.finish_reason is not None or end["logprobs"] or "token_ids" in end):
-            deltas.append({})
+            deltas = [{}]
         pieces: list[Object] = [
             {"index": part.index, "delta": delta, "logprobs": None, "finish_reason": None, "stop_reason": None}
             for delta in deltas
@@ -151,3 +171,7 @@ class Chat:
             return ""
         content = self._request.messages[-1].get("content")
         return content if isinstance(content, str) else ""
+
+
+def _is_content(deltas: list[Object]) -> bool:
+    return len(deltas) == 1 and deltas[0].keys() == {"content"}

@@ -106,15 +106,11 @@ class Completion:
             ]
         return {**self._head, "choices": choices, "usage": self._usage.as_json()}
 
-    def events(self, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes:
+    def events(self, number: int, output: RequestOutput) -> bytes:
         """What is new of a streamed answer."""
-        written: list[bytes] = []
-        for number, output in outputs:
-            self._count(number, output)
-            for part in output.outputs:
-                usage = {"usage": self._usage.as_json()} if self._says_usage_along else self._no_usage
-                written.append(self._writer(number, part.index).event(output, part, usage))
-        return b"".join(written)
+        self._count(number, output)
+        usage = {"usage": self._usage.as_json()} if self._says_usage_along else self._no_usage
+        return b"".join([self._writer(number, part.index).event(output, part, usage) for part in output.outputs])
 
     def last_events(self) -> bytes:
         """What a streamed answer ends with."""
@@ -153,19 +149,26 @@ class _ChoiceWriter:
         self._logprobs = CompletionLogprobs(engine.tokenizer, as_token_ids=as_token_ids)
         self._is_first = True
         options = request.stream_options
-        says_more = request.return_token_ids or (options is not None and options.continuous_usage_stats)
-        self._is_only_text = request.logprobs is None and not says_more
-        """Whether one chunk differs from the next by its text alone."""
+        self._is_regular = request.logprobs is None and not (options is not None and options.continuous_usage_stats)
+        """Whether one chunk differs from the next by its text and its token ids alone."""
         self._repeated: RepeatedEvent | None = None
 
     def event(self, output: RequestOutput, part: CompletionOutput, usage: Object) -> bytes:
         """A chunk of a stream."""
         if self._repeated is not None and part.finish_reason is None:
-            return self._repeated.with_text(part.text)
+            with_ids = self._request.return_token_ids
+            return self._repeated.filled(part.text, part.token_ids) if with_ids else self._repeated.filled(part.text)
         is_first, head = self._is_first, self._head
         choice = self.choice(output, part)
-        if self._is_only_text and not is_first and part.finish_reason is None:
-            self._repeated = RepeatedEvent(lambda text: {**head, "choices": [{**choice, "text": text}], **usage})
+        if self._is_regular and not is_first and part.finish_reason is None:
+
+            def body(text: str) -> Object:
+                return {**head, "choices": [{**choice, "text": text}], **usage}
+
+            def body_with_ids(text: str, token_ids: Any) -> Object:
+                return {**head, "choices": [{**choice, "text": text, "token_ids": token_ids}], **usage}
+
+            self._repeated = RepeatedEvent(body_with_ids if self._request.return_token_ids else body)
         return event({**head, "choices": [choice], **usage})
 
     def choice(self, output: RequestOutput, part: CompletionOutput) -> Object:

@@ -72,6 +72,10 @@ async def off_the_loop(work: Callable[[], Result], length: int) -> Result:
             await asyncio.to_thread(give_back_what_is_free)
 
 
+NumberedTaker = Callable[[int, RequestOutput], bool]
+"""A Taker that is told the number of the prompt, too."""
+
+
 class Generation:
     """Prompts in the engine.
 
@@ -107,7 +111,7 @@ class Generation:
         """Whether everything was taken."""
         self._ready: list[int] = []
         """Prompts that have something to take, each once."""
-        self._listener: Callable[[], object] | None = None
+        self._wake: Callable[[], object] = _nobody
         self._is_closed = False
         caller.admission.admit(prompts, caller.tenant, caller.patience_s)
         try:
@@ -128,8 +132,7 @@ class Generation:
         except BaseException:
             self.close()
             raise
-        for index, stream in enumerate(self._streams):
-            stream.listen(partial(self._hear, index))
+        self.listen(_nobody)
 
     async def whole(self) -> list[RequestOutput]:
         """One output per prompt, in their order; for kind "final".
@@ -147,7 +150,7 @@ class Generation:
         """Like `take`, and waits until there is something, unless it is over; raises what `whole` raises."""
         while not (found := self.take()) and not self.is_over:
             something = asyncio.get_running_loop().create_future()
-            self.listen(lambda something=something: something.done() or something.set_result(None))
+            self._wake = lambda something=something: something.done() or something.set_result(None)
             await something
         return found
 
@@ -166,23 +169,26 @@ class Generation:
                 found.append((index, output))
         return found
 
-    def listen(self, listener: Callable[[], object]) -> None:
-        """From now on `listener`, and no other, is called whenever there is something to take; it raises nothing."""
-        self._listener = listener
+    def listen(self, wake: Callable[[], object], taker: NumberedTaker | None = None) -> None:
+        """From now on `wake`, and no other, is called whenever there is something to take; it raises nothing.
+
+        With a `taker`, each output but the last of its prompt is offered to it first.
+        """
+        self._wake = wake
+        for index, stream in enumerate(self._streams):
+            stream.listen(partial(self._hear, index), None if taker is None else partial(taker, index))
 
     def close(self) -> None:
         """Nobody reads on; what still runs is aborted."""
         self._is_closed = True
         for stream in self._streams:
             stream.close()
-        if self._listener is not None:
-            self._listener()
+        self._wake()
 
     def _hear(self, index: int) -> None:
         if index not in self._ready:
             self._ready.append(index)
-        if self._listener is not None:
-            self._listener()
+        self._wake()
 
 
 class Abandoned(Exception):
@@ -195,3 +201,7 @@ def _check(output: RequestOutput) -> None:
         raise EngineError(output.error)
     if any(part.finish_reason is FinishReason.ABORT for part in output.outputs):
         raise EngineError("the request was aborted by the server's administrator or its shutdown.")
+
+
+def _nobody() -> None:
+    """Is woken while nobody else sleeps."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 from pydantic_core import from_json
@@ -53,9 +52,9 @@ class MessageCall:
         content = [_whole(block) for block in self._reply.blocks.all]
         return {**self._head, "content": content, **self._end(), "usage": self._usage()}
 
-    def events(self, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes:
+    def events(self, number: int, output: RequestOutput) -> bytes:
         """What is new of a streamed answer."""
-        happened = self._reply.push(outputs)
+        happened = self._reply.push(output)
         written: list[bytes] = []
         if not self._has_begun:  # not before: the first output says how much of the prompt was cached
             self._has_begun = True

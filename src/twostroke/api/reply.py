@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke.api.blocks import BlockEvent, Blocks
@@ -52,16 +51,14 @@ class Reply:
         self.blocks.finish()
         self._count(output, part)
 
-    def push(self, outputs: Sequence[tuple[int, RequestOutput]]) -> list[BlockEvent]:
+    def push(self, output: RequestOutput) -> list[BlockEvent]:
         """Takes what is new; returns what that does to the blocks."""
         parser = self._parser = self._parser or self._conversation.parser()
-        happened: list[BlockEvent] = []
-        for _, output in outputs:
-            part = output.outputs[0]
-            happened += self.blocks.push(parser.push(part.text, len(part.token_ids)))
-            if part.finish_reason is not None:
-                happened += self.blocks.push(parser.finish()) + self.blocks.finish()
-            self._count(output, part)
+        part = output.outputs[0]
+        happened = self.blocks.push(parser.push(part.text, len(part.token_ids)))
+        if part.finish_reason is not None:
+            happened += self.blocks.push(parser.finish()) + self.blocks.finish()
+        self._count(output, part)
         return happened
 
     def _count(self, output: RequestOutput, part: CompletionOutput) -> None:

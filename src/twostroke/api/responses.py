@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from twostroke.api.blocks import Begun, Block, BlockEvent, BlockKind, Ended, Grown
@@ -64,9 +63,9 @@ class ResponseCall:
         await self._reply.read()
         return self._response()
 
-    def events(self, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes:
+    def events(self, number: int, output: RequestOutput) -> bytes:
         """What is new of a streamed answer."""
-        happened = self._reply.push(outputs)
+        happened = self._reply.push(output)
         written: list[bytes] = []
         if not self._has_begun:  # not before: what fails until then is answered with a status of its own
             self._has_begun = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
@@ -32,28 +33,30 @@ WRITE_NOW = "twostroke.write_now"
 """The ASGI extension in which a server that can do so leaves it, as `call`."""
 
 
-_MARK = "\ue000 the text goes here \ue000"
-
-
 class RepeatedEvent:
-    """An event that is sent again and again with another text, and is encoded but for that text once.
+    """An event that is sent again and again with other values, and is encoded but for these once.
 
-    >>> told = RepeatedEvent(lambda text: {"choices": [{"text": text, "finish_reason": None}]})
-    >>> told.with_text('say "a"')
-    b'data: {"choices":[{"text":"say \\\\"a\\\\"","finish_reason":null}]}\\n\\n'
+    >>> told = RepeatedEvent(lambda text, ids: {"choices": [{"text": text, "finish_reason": None}], "ids": ids})
+    >>> told.filled('say "a"', (1, 2))
+    b'data: {"choices":[{"text":"say \\\\"a\\\\"","finish_reason":null}],"ids":[1,2]}\\n\\n'
 
     Args:
-        body: of the event; the text may stand in it in several places, but not as a part of another.
+        body: of the event, of its values; they stand in it in the order of the arguments, once each.
     """
 
-    __slots__ = ("_pieces",)
+    __slots__ = ("_template",)
 
-    def __init__(self, body: Callable[[str], Mapping[str, Any]]) -> None:
-        self._pieces = event(body(_MARK)).split(_encode(_MARK))
+    def __init__(self, body: Callable[..., Mapping[str, Any]]) -> None:
+        marks = [f"\ue000 value {i} \ue000" for i in range(len(inspect.signature(body).parameters))]
+        template, position = event(body(*marks)).replace(b"%", b"%%"), 0
+        for mark in map(_encode, marks):
+            position = template.index(mark, position)
+            template = template[:position] + b"%b" + template[position + len(mark) :]
+        self._template = template
 
-    def with_text(self, text: str) -> bytes:
-        """The event with this text."""
-        return _encode(text).join(self._pieces)
+    def filled(self, *values: Any) -> bytes:
+        """The event with these values."""
+        return self._template % tuple(map(_encode, values))
 
 
 class Closable(Protocol):
@@ -72,8 +75,8 @@ class StreamedCall(Closable, Protocol):
         """Where its outputs come from."""
         ...
 
-    def events(self, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes:
-        """What is to be sent when these outputs have come; it may be nothing."""
+    def events(self, number: int, output: RequestOutput) -> bytes:
+        """What is to be sent when this output of the number-th prompt has come; it may be nothing."""
         ...
 
     def last_events(self) -> bytes:
@@ -128,7 +131,7 @@ class EventStream(Response):
         """Whether the last event was made."""
         self._write_now: WriteNow = _cannot_write
         self._awake: asyncio.Future[bytes] | None = None
-        """Ends the sleep of the task that writes."""
+        """Ends the sleep of the task that writes; None while it is awake."""
         self.background = None
         self.status_code = 200
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
@@ -157,6 +160,7 @@ class EventStream(Response):
 
     async def _write_on(self, events: bytes, write: Send) -> None:
         """Writes to the end; sleeps as long as what comes can be written at once, which `_pass_on` does."""
+        self._generation.listen(self._wake, self._pass_on)
         try:
             while True:
                 if events:
@@ -166,8 +170,8 @@ class EventStream(Response):
                 events = self._events_of(self._generation.take())  # what came meanwhile
                 if not events and not self._has_all:
                     self._awake = asyncio.get_running_loop().create_future()
-                    self._generation.listen(self._pass_on)
                     events = await self._awake
+                    self._awake = None
         except Abandoned:
             return
         except Exception as error:
@@ -176,21 +180,26 @@ class EventStream(Response):
             await write({"type": "http.response.body", "body": self._on_error(error), "more_body": True})
         await write({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _pass_on(self) -> None:
-        """Something came: it is written at once, without waking anybody, if the connection takes it and it goes on."""
+    def _pass_on(self, number: int, output: RequestOutput) -> bool:
+        """Writes an output that has come, without waking anybody, if the connection takes it; else it has to wait."""
         awake = self._awake
-        if awake is None or awake.done():  # the task takes it itself
-            return
+        if awake is None or awake.done():
+            return False
         try:
-            events = self._events_of(self._generation.take())
+            events = self._call.events(number, output)
         except Exception as error:
             awake.set_exception(error)
-            return
-        if self._has_all or (events and not self._write_now(events)):
+            return True
+        if events and not self._write_now(events):
             awake.set_result(events)
+        return True
+
+    def _wake(self) -> None:
+        if self._awake is not None and not self._awake.done():
+            self._awake.set_result(b"")
 
     def _events_of(self, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes:
-        events = self._call.events(outputs)
+        events = b"".join(self._call.events(number, output) for number, output in outputs)
         if self._generation.is_over:
             self._has_all = True
             events += self._call.last_events()

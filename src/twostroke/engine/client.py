@@ -48,6 +48,10 @@ class EngineHealth:
         return self.state is EngineState.RUNNING
 
 
+Taker = Callable[[RequestOutput], bool]
+"""Is offered an output at the moment when it is there; says whether it took it. It raises nothing."""
+
+
 class OutputStream(Protocol):
     """The outputs of one request, for one reader."""
 
@@ -59,8 +63,11 @@ class OutputStream(Protocol):
         """
         ...
 
-    def listen(self, listener: Callable[[], object]) -> None:
-        """From now on `listener` is called whenever there is something new to take, in the loop; it raises nothing."""
+    def listen(self, wake: Callable[[], object], taker: Taker | None = None) -> None:
+        """From now on `wake` is called whenever there is something to take, in the loop; it raises nothing.
+
+        With a `taker`, each output but the last is offered to it first: what it takes never lies here to be taken.
+        """
         ...
 
     def close(self) -> None:

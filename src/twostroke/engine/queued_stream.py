@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from twostroke.engine.client import Taker
 from twostroke.errors import Overloaded
 from twostroke.outputs import RequestOutput
 
@@ -16,7 +17,8 @@ class QueuedStream:
         self._outputs: list[RequestOutput] = []
         self._error: Exception | None = None
         """Comes after the outputs that are there, once."""
-        self._listener: Callable[[], object] = _nobody
+        self._wake: Callable[[], object] = _nobody
+        self._taker: Taker | None = None
         self._abandon = abandon
         self._is_ended = False
         self.has_begun = False
@@ -25,34 +27,37 @@ class QueuedStream:
 
     def put(self, output: RequestOutput) -> None:
         """Hands an output over."""
-        self._is_ended = output.finished
         self.has_begun = True
-        self._outputs.append(output)
         if self._patience is not None:
             self._stop_waiting()
-        self._listener()
+        if output.finished:
+            self._is_ended = True
+        elif self._taker is not None and self._taker(output):
+            return
+        self._outputs.append(output)
+        self._wake()
 
     def fail(self, error: Exception) -> None:
         """Ends it with an error."""
         self._is_ended = True
         self._error = error
         self._stop_waiting()
-        self._listener()
+        self._wake()
 
     def take(self) -> list[RequestOutput]:
         """See OutputStream."""
         outputs, self._outputs = self._outputs, []
         if self._error is not None:
             if outputs:  # the reader is told once more
-                asyncio.get_running_loop().call_soon(self._listener)
+                asyncio.get_running_loop().call_soon(self._wake)
                 return outputs
             error, self._error = self._error, None
             raise error
         return outputs
 
-    def listen(self, listener: Callable[[], object]) -> None:
+    def listen(self, wake: Callable[[], object], taker: Taker | None = None) -> None:
         """See OutputStream."""
-        self._listener = listener
+        self._wake, self._taker = wake, taker
 
     def close(self) -> None:
         """See OutputStream."""

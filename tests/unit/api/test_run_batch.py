@@ -104,8 +104,8 @@ class EchoStream:
         if self.text == "die" and self.engine.deaths > 0:
             self.engine.die()
 
-    def listen(self, listener: Callable[[], object]) -> None:
-        self.work.add_done_callback(lambda _: listener())
+    def listen(self, wake: Callable[[], object], taker: object = None) -> None:
+        self.work.add_done_callback(lambda _: wake())
 
     def take(self) -> list[RequestOutput]:
         if not self.work.done():

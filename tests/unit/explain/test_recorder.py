@@ -31,7 +31,7 @@ def test_what_fits_comes_back_and_replays(seed: int, tmp_path: Path) -> None:
     assert replay(read_events(tmp_path / "dump.jsonl")) is None
 
 
-@pytest.mark.parametrize("limits", [{"minutes": 0.5}, {"minutes": 1e6, "max_bytes": 4000}], ids=str)
+@pytest.mark.parametrize("limits", [{"minutes": 0.5}, {"minutes": 1e6, "max_bytes": 2000}], ids=str)
 def test_a_history_that_lost_its_beginning_says_so_and_explains_the_rest(limits: dict[str, float]) -> None:
     events = random_load(3)
     recorder = recorded(events, **limits)
