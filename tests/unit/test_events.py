@@ -35,6 +35,7 @@ from twostroke.events import (
     to_json,
 )
 from twostroke.kv_cache.layout import KVLayout
+from twostroke.packed_events import join, pack, split, unpack
 from twostroke.request import Arrival, FinishReason
 
 LAYOUT = KVLayout.of([None, 8], block_size=16, num_kv_heads=2, head_dim=8, kv_format="bf16")
@@ -72,6 +73,12 @@ def test_a_line_gives_the_event_back(event: Event) -> None:
     read = from_json(line)
     assert read == event
     assert type(read) is type(event)
+
+
+def test_packed_events_are_the_events() -> None:
+    packed = [pack(event) for event in EVENTS]
+    assert [unpack(event) for event in packed] == list(EVENTS)
+    assert list(split(join(packed))) == list(EVENTS)
 
 
 def test_states_come_back_as_their_types() -> None:

@@ -1,7 +1,8 @@
 """The server beside the offline API: 64 streams at once and the same prompts to `LLM.generate`, in turn.
 
-Both have one model thread: of two cores, the other is for the HTTP process and the client. When a token was sampled the
-server's flight recorder knows, when its event came the client; both read one clock.
+Both have one model thread: of two cores, the other is for the HTTP process and the client, which gives way to it (its
+processor time is no part of the server's). When a token was sampled the server's flight recorder knows, when its event
+came the client, which does not give way then; both read one clock.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from twostroke.bench.report import median, percentiles
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.bench.serve.figures import latencies
 from twostroke.bench.serve.http_connection import Origin
-from twostroke.bench.serve.load import LoadRun
+from twostroke.bench.serve.load import LoadRun, giving_way
 from twostroke.bench.serve.local_server import LocalServer, local_server
 from twostroke.bench.serve.target import Load, Target, run_loads
 from twostroke.bench.workload import SyntheticSpec, Workload, synthetic
@@ -145,7 +146,8 @@ def _side_by_side(options: ReproduceOptions, workload: Workload, threads: int, r
         for _ in range(rounds):
             sides.offline.append(workload.num_output_tokens / _offline(llm, workload))
             before_s = server.http_cpu_s()
-            run = _ask(server, options.model, workload)
+            with giving_way():  # it is the server that is measured here, as clients elsewhere find it
+                run = _ask(server, options.model, workload)
             num_tokens = workload.num_output_tokens
             sides.us_per_token.append(1e6 * (server.http_cpu_s() - before_s) / num_tokens)
             sides.client_us_per_token.append(1e6 * run.generator_cpu_s / num_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from openai_server import WordServer, scripted, serving
 from twostroke.bench.serve.http_connection import HttpClient, Origin
-from twostroke.bench.serve.load import LoadRun, PlannedRequest, run_load, run_loop
+from twostroke.bench.serve.load import LoadRun, PlannedRequest, giving_way, run_load, run_loop
 from twostroke.bench.serve.options import ServeOptions
 from twostroke.bench.serve.prompts import CANDIDATES, MIN_WORDS, candidate_texts, one_token_words
 from twostroke.bench.serve.run import run_serve
@@ -211,3 +212,12 @@ def test_words_that_are_several_tokens_are_left_out() -> None:
 def test_options_that_mean_nothing_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(TwostrokeError, match="="):
         ServeOptions(**changes)
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the system has no such policy")
+def test_giving_way_ends_with_what_it_is_for() -> None:
+    before = os.sched_getscheduler(0)
+    with pytest.raises(SetupError), giving_way():
+        assert os.sched_getscheduler(0) == os.SCHED_BATCH
+        raise SetupError("something else")
+    assert os.sched_getscheduler(0) == before
