@@ -217,7 +217,13 @@ def test_options_that_mean_nothing_are_refused(changes: dict[str, Any]) -> None:
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the system has no such policy")
 def test_giving_way_ends_with_what_it_is_for() -> None:
     before = os.sched_getscheduler(0)
-    with pytest.raises(SetupError), giving_way():
-        assert os.sched_getscheduler(0) == os.SCHED_BATCH
+    found: list[int] = []
+
+    def fail() -> None:
+        found.append(os.sched_getscheduler(0))
         raise SetupError("something else")
+
+    with pytest.raises(SetupError), giving_way():
+        fail()
+    assert found == [os.SCHED_BATCH]
     assert os.sched_getscheduler(0) == before
