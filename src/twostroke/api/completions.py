@@ -162,13 +162,11 @@ class _ChoiceWriter:
         choice = self.choice(output, part)
         if self._is_regular and not is_first and part.finish_reason is None:
 
-            def body(text: str) -> Object:
-                return {**head, "choices": [{**choice, "text": text}], **usage}
+            def body(text: str, *token_ids: Any) -> Object:
+                ids = {"token_ids": token_ids[0]} if token_ids else {}
+                return {**head, "choices": [{**choice, "text": text, **ids}], **usage}
 
-            def body_with_ids(text: str, token_ids: Any) -> Object:
-                return {**head, "choices": [{**choice, "text": text, "token_ids": token_ids}], **usage}
-
-            self._repeated = RepeatedEvent(body_with_ids if self._request.return_token_ids else body)
+            self._repeated = RepeatedEvent(body, 2 if self._request.return_token_ids else 1)
         return event({**head, "choices": [choice], **usage})
 
     def choice(self, output: RequestOutput, part: CompletionOutput) -> Object:

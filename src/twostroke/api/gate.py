@@ -21,7 +21,7 @@ from twostroke.api.admission import Admission, patience_s
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped_for
 from twostroke.api.keys import Keys
 from twostroke.api.observation import AnswerCounts
-from twostroke.api.sse import SERVER_SEND, Message, Receive, Send
+from twostroke.api.sse import SERVER_SEND, WRITE_NOW, Message, Receive, Send
 from twostroke.config.server import ServerConfig
 from twostroke.errors import InvalidParameter, TwostrokeError
 
@@ -89,7 +89,7 @@ class Gate:
             await self._pass(scope, headers, receive, send_with_id)
         finally:  # both hold this scope: nobody should have to wait for the collector of cycles
             del state[SERVER_SEND]
-            scope.pop("extensions", None)
+            scope.get("extensions", {}).pop(WRITE_NOW, None)
 
     async def _pass(self, scope: Message, headers: Headers, receive: Receive, send: Send) -> None:
         state: dict[str, Any] = scope["state"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
@@ -36,18 +35,19 @@ WRITE_NOW = "twostroke.write_now"
 class RepeatedEvent:
     """An event that is sent again and again with other values, and is encoded but for these once.
 
-    >>> told = RepeatedEvent(lambda text, ids: {"choices": [{"text": text, "finish_reason": None}], "ids": ids})
+    >>> told = RepeatedEvent(lambda text, ids: {"choices": [{"text": text, "finish_reason": None}], "ids": ids}, 2)
     >>> told.filled('say "a"', (1, 2))
     b'data: {"choices":[{"text":"say \\\\"a\\\\"","finish_reason":null}],"ids":[1,2]}\\n\\n'
 
     Args:
-        body: of the event, of its values; they stand in it in the order of the arguments, once each.
+        body: of the event, made of its values; they stand in it in the order of the arguments, once each.
+        num_values: how many there are.
     """
 
     __slots__ = ("_template",)
 
-    def __init__(self, body: Callable[..., Mapping[str, Any]]) -> None:
-        marks = [f"\ue000 value {i} \ue000" for i in range(len(inspect.signature(body).parameters))]
+    def __init__(self, body: Callable[..., Mapping[str, Any]], num_values: int = 1) -> None:
+        marks = [f"\ue000 value {i} \ue000" for i in range(num_values)]
         template, position = event(body(*marks)).replace(b"%", b"%%"), 0
         for mark in map(_encode, marks):
             position = template.index(mark, position)

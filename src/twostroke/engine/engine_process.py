@@ -106,7 +106,8 @@ class EngineProcess:
             except TimeoutError:
                 self._child.kill()
                 await self._exit
-        asyncio.get_running_loop().remove_reader(self._readable)
+        if not self._reports.closed:  # afterwards the number may be that of another's descriptor
+            asyncio.get_running_loop().remove_reader(self._readable)
         self._commands.close()
         self._reports.close()
         self._context.term()  # each has a thread of its own: a server that starts engines again must not collect them

@@ -327,6 +327,7 @@ class RemoteEngine:
                 reason = f" ({report.reason})"
             else:
                 self._take_in(report)
+                await asyncio.sleep(0)  # where reports come faster than they are taken in, the others run all the same
         return reason
 
     def _take_in(self, report: Report) -> None:

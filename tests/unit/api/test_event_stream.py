@@ -235,4 +235,4 @@ def test_a_repeated_event_is_the_event(text: str, ids: list[int], other: str) ->
     def body(text: str, ids: list[int]) -> dict[str, Any]:
         return {"100%": other, "choices": [{"text": text, "n": None}], "%b": {"ids": ids}}
 
-    assert RepeatedEvent(body).filled(text, ids) == event(body(text, ids))
+    assert RepeatedEvent(body, 2).filled(text, ids) == event(body(text, ids))
