@@ -126,18 +126,16 @@ def test_streams_equal_the_oracle(data: st.DataObject, kind: str, include: bool,
     stream = CompletionStream(tokenizer, PromptInput("", (0,), params), index=0, seed=0, times=RequestTimes(0.0))
     sizes = itertools.cycle(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
     deltas: list[str] = []
-    num_accepted = 0
     chunks = list(text_fakes.chunked(ids, sizes))
     for number, chunk in enumerate(chunks, start=1):
         finish = FinishReason.LENGTH if number == len(chunks) else None
-        accepted, reason = stream.push(chunk, (), float(number), finish)
-        num_accepted += accepted
+        stream.push(chunk, (), float(number), finish)
         deltas.append(stream.take_delta().text)
         assert not any(stop in "".join(deltas) for stop in params.stop) or include or min_tokens
-        if reason is not None:
+        if stream.finish_reason is not None:
             break
     assert "".join(deltas) == expected.text
     assert stream.stop_reason == expected.reason
     if ids:
-        assert num_accepted == expected.num_tokens
+        assert stream.num_tokens == expected.num_tokens
         assert stream.finish_reason is (FinishReason.LENGTH if expected.reason is None else FinishReason.STOP)
