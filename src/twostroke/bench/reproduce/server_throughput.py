@@ -121,7 +121,7 @@ def _size(options: ReproduceOptions) -> tuple[int, int]:
     """Rounds, and tokens of an output."""
     if not options.full:
         return 2, 32
-    return (5, 512) if options.model == "embedded" else (3, 96)
+    return (9, 512) if options.model == "embedded" else (3, 96)
 
 
 def _engine_settings(threads: int, longest: int) -> dict[str, Any]:
