@@ -187,10 +187,11 @@ class EventStream(Response):
             return False
         try:
             events = self._call.events(number, output)
-        except Exception as error:
+            is_written = not events or self._write_now(events)
+        except Exception as error:  # it is this stream's alone, and whoever brings outputs has others to bring
             awake.set_exception(error)
             return True
-        if events and not self._write_now(events):
+        if not is_written:
             awake.set_result(events)
         return True
 

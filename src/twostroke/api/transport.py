@@ -125,7 +125,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """See WriteNow; for an answer whose length is not known before, which is sent in chunks."""
         if self.flow.write_paused or not cycle.chunked_encoding or cycle.response_complete:
             return False
-        if not cycle.disconnected:  # as `send` has it: what nobody hears is no error
+        if not cycle.disconnected and not self.transport.is_closing():  # what nobody hears is no error
             self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
         return True
 

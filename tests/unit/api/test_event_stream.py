@@ -78,6 +78,7 @@ class Connection:
         self.written: list[bytes] = []
         self.num_at_once = 0
         self.is_complete = False
+        self.is_broken = False
 
     async def receive(self) -> dict[str, Any]:
         await self.has_left.wait()
@@ -93,6 +94,8 @@ class Connection:
     def write_now(self, part: bytes) -> bool:
         assert not self.is_complete
         assert part
+        if self.is_broken:
+            raise RuntimeError("the handler is closed")
         if not self.reads.is_set():
             return False
         self.written.append(part)
@@ -211,6 +214,20 @@ def test_an_event_that_cannot_be_written_ends_its_own_stream(writes_at_once: boo
         stream.put(output("b"))  # whoever puts hears nothing of it
         await stage.task
         assert stage.text.startswith("0a failed: ")
+        assert stage.engine.num_abandoned == 1
+
+    played(scene)
+
+
+def test_a_connection_that_breaks_is_nobody_elses_trouble() -> None:
+    async def scene() -> None:
+        stage = Scene(1, writes_at_once=True)
+        (stream,) = stage.engine.streams
+        stream.put(output("a"))
+        await rest()
+        stage.connection.is_broken = True
+        stream.put(output("b"))  # the engine's reader does this: it hears nothing of it
+        await stage.task
         assert stage.engine.num_abandoned == 1
 
     played(scene)
