@@ -20,6 +20,12 @@ from twostroke.kv_check import Verdict
 
 MODELS = [*SHAPES, "embedded"]
 
+
+def ngram(num_drafts: int) -> dict[str, Any]:
+    """Drafts at the slightest occasion, so that many do not stand."""
+    return {"method": "ngram", "num_speculative_tokens": num_drafts, "prompt_lookup_min": 1}
+
+
 KNOBS: dict[str, dict[str, Any]] = {
     "budget 7": {"max_num_batched_tokens": 7},
     "budget 64": {"max_num_batched_tokens": 64},
@@ -35,6 +41,19 @@ KNOBS: dict[str, dict[str, Any]] = {
     "contiguous": {"kv_reservation": "contiguous", "enable_prefix_caching": False},
     "priority": {"policy": "priority"},
     "every hit is checked": {"kv_check_rate": 1.0, "max_num_seqs": 3},
+    "n-gram, 1 draft": {"speculative_config": ngram(1)},
+    "n-gram, 8 drafts": {"speculative_config": ngram(8)},
+    "n-gram, 3 drafts, small blocks and budget": {
+        "speculative_config": ngram(3),
+        "block_size": 8,
+        "max_num_batched_tokens": 9,
+    },
+    "n-gram, no prefix cache": {"speculative_config": ngram(4), "enable_prefix_caching": False, "max_num_seqs": 3},
+    "n-gram, contiguous": {
+        "speculative_config": ngram(4),
+        "kv_reservation": "contiguous",
+        "enable_prefix_caching": False,
+    },
 }
 
 
@@ -114,10 +133,12 @@ def test_small_pool_preempts(model: str, random_models: dict[str, Path]) -> None
     params = [SamplingParams(max_tokens=50, seed=i, ignore_eos=True, logprobs=1) for i in range(12)]
     sizes = {"max_model_len": 80, "max_num_batched_tokens": 48}
     roomy = generate(folder(model, random_models), prompts, params, **sizes)
-    tight = generate(folder(model, random_models), prompts, params, num_kv_blocks=SMALL_POOL.get(model, 9), **sizes)
     assert sum(o.metrics.num_preemptions for o in roomy if o.metrics) == 0
-    assert sum(o.metrics.num_preemptions for o in tight if o.metrics) > 0, "the pool was not small enough to matter"
-    assert essence(tight) == essence(roomy)
+    for speculation in (None, ngram(4)):
+        small = {"num_kv_blocks": SMALL_POOL.get(model, 9), "speculative_config": speculation}
+        tight = generate(folder(model, random_models), prompts, params, **small, **sizes)
+        assert sum(o.metrics.num_preemptions for o in tight if o.metrics) > 0, "the pool was not small enough to matter"
+        assert essence(tight) == essence(roomy)
 
 
 @pytest.mark.parametrize("model", MODELS)

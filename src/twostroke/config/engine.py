@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.errors import UnknownParameter
+from twostroke.config.speculation import SpeculativeConfig
+from twostroke.errors import InvalidParameter, UnknownParameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,8 @@ class EngineConfig:
     load: LoadConfig = field(default_factory=LoadConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculative_config: SpeculativeConfig | None = None
+    """None drafts nothing."""
 
     @classmethod
     def from_keywords(cls, **given: Any) -> EngineConfig:
@@ -36,8 +40,17 @@ class EngineConfig:
         parts: dict[str, type] = {"load": LoadConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
         owner = {f.name: part for part, kind in parts.items() for f in fields(kind)}
         chosen: dict[str, dict[str, Any]] = {part: {} for part in parts}
+        speculation = _speculation(given.pop("speculative_config", None))
         for name, value in given.items():
             if name not in owner:
                 raise UnknownParameter(name, owner, "the engine")
             chosen[owner[name]][name] = value
-        return cls(**{part: kind(**chosen[part]) for part, kind in parts.items()})
+        return cls(**{part: kind(**chosen[part]) for part, kind in parts.items()}, speculative_config=speculation)
+
+
+def _speculation(given: Any) -> SpeculativeConfig | None:
+    if given is None or isinstance(given, SpeculativeConfig):
+        return given
+    if not isinstance(given, Mapping):
+        raise InvalidParameter("speculative_config", given, f"must be an object, not {type(given).__name__}")
+    return SpeculativeConfig.read(cast(Mapping[str, Any], given))

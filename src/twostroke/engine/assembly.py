@@ -48,6 +48,7 @@ from twostroke.runner.memory import context_bytes, free_host_bytes, step_bytes
 from twostroke.runner.model_runner import ModelRunner
 from twostroke.sampling.sampler import Sampler
 from twostroke.scheduler.scheduler import Scheduler
+from twostroke.speculation.speculation import Speculation
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 log = get_logger(__name__)
@@ -190,6 +191,7 @@ def _build_engine(
         max_model_len=sizing.max_model_len,
         device=loaded.device,
         grammars=loaded.grammars,
+        speculation=None if config.speculative_config is None else Speculation.of(config.speculative_config),
     )
     executor: Executor = InProcessExecutor(runner)
     engine = Engine(

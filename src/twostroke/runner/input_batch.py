@@ -31,8 +31,25 @@ class InputBatch:
     """[num_seqs]: context length after this step."""
     sampling_seqs: IntArray
     """[num_samples]: which requests of the batch sample a token."""
+    num_drafts: IntArray
+    """[num_samples]: how many drafts, at the end of its tokens, each of these verifies."""
     pooling_seqs: IntArray
     """[num_pooled]: which end with the hidden state of their last token."""
+
+    def sampled_tokens(self) -> IntArray:
+        """[num_samples + drafts]: the tokens behind which one is drawn, in the flat batch, by request and position.
+
+        ```
+        request   ..known.. last draft draft
+        drawn                  ^     ^     ^
+        ```
+        """
+        last = self.last_tokens(self.sampling_seqs)
+        if not self.num_drafts.any():
+            return last
+        counts = self.num_drafts + 1
+        ends = np.cumsum(counts)
+        return np.repeat(last - ends + 1, counts) + np.arange(ends[-1])
 
     def last_tokens(self, seqs: IntArray) -> IntArray:
         """[len(seqs)]: the last token of each of these requests, in the flat batch."""
@@ -60,10 +77,11 @@ def build_input_batch(batch: ScheduledBatch, table: RequestTable) -> InputBatch:
     offsets = np.arange(query_start_loc[-1]) - np.repeat(query_start_loc[:-1], lens)
     positions = np.repeat(starts, lens) + offsets
     sampling_seqs = np.flatnonzero([r.samples_token for r in requests])
+    num_drafts = np.fromiter((requests[seq].num_draft_tokens for seq in sampling_seqs.tolist()), np.int64)
     pooling_seqs = sampling_seqs[:0]
     if table.num_wanting_hidden_state:
         pools = np.array([rows[seq].wants_hidden_state for seq in sampling_seqs.tolist()], bool)
-        sampling_seqs, pooling_seqs = sampling_seqs[~pools], sampling_seqs[pools]
+        sampling_seqs, pooling_seqs, num_drafts = sampling_seqs[~pools], sampling_seqs[pools], num_drafts[~pools]
     return InputBatch(
         rows=rows,
         row_indexes=row_indexes,
@@ -72,5 +90,6 @@ def build_input_batch(batch: ScheduledBatch, table: RequestTable) -> InputBatch:
         query_start_loc=query_start_loc,
         seq_lens=(starts + lens).astype(np.int32),
         sampling_seqs=sampling_seqs,
+        num_drafts=num_drafts,
         pooling_seqs=pooling_seqs,
     )

@@ -21,6 +21,7 @@ from twostroke.sampling.logprobs import num_slice_rows, token_logprobs
 from twostroke.sampling.noise import NoiseStream
 from twostroke.sampling.sampler import SampledTokens, Sampler
 from twostroke.sampling.state import SamplingState
+from twostroke.speculation.speculation import Speculation
 
 _PromptScores = tuple[int, tuple[TokenLogprobs, ...]]
 """The first position that was predicted, and one entry per predicted token."""
@@ -36,6 +37,7 @@ class ModelRunner:
         max_model_len: longest request, in tokens.
         device: where the tensors of a step are made.
         grammars: makes the matchers of structured outputs.
+        speculation: who drafts, and how much; None where nobody does.
     """
 
     def __init__(
@@ -47,7 +49,9 @@ class ModelRunner:
         max_model_len: int,
         device: torch.device,
         grammars: GrammarBackend,
+        speculation: Speculation | None = None,
     ) -> None:
+        self._speculation = speculation
         self._model = model
         self._kv = kv
         self._sampler = sampler
@@ -98,6 +102,8 @@ class ModelRunner:
                 if update.block_ids:  # most steps open no block
                     self._table.update_blocks(self._table[scheduled.request_id], scheduled.block_tables)
                     break
+            if scheduled.num_draft_tokens:
+                self._table.put_drafts(self._table[scheduled.request_id], scheduled.num_draft_tokens)
         inputs = build_input_batch(batch, self._table)
         attention = self._attention_metadata(inputs)
         input_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
@@ -133,11 +139,16 @@ class ModelRunner:
         )
 
     def _sample(self, hidden: torch.Tensor, inputs: InputBatch) -> tuple[SampledTokens | None, list[int]]:
-        """One token for each request that reached its last known one."""
+        """One token for each request that reached its last known one, and one behind each of its drafts."""
         if not len(inputs.sampling_seqs):
             return None, []
-        logits = self._model.compute_logits(hidden[self._to_device(inputs.last_tokens(inputs.sampling_seqs))])
-        states = [inputs.rows[seq].sampling for seq in inputs.sampling_seqs]
+        logits = self._model.compute_logits(hidden[self._to_device(inputs.sampled_tokens())])
+        states: list[SamplingState] = []
+        for seq, num_drafts in zip(inputs.sampling_seqs.tolist(), inputs.num_drafts.tolist(), strict=True):
+            row = inputs.rows[seq]
+            states.append(row.sampling)
+            for draft in row.drafts[:num_drafts]:
+                states.append(states[-1].ahead((draft,)))
         sampled = self._sampler.sample(logits, states)
         return sampled, sampled.token_ids.tolist()
 
@@ -166,34 +177,63 @@ class ModelRunner:
     ) -> tuple[RequestResult, ...]:
         """One per request, those of `results` among them."""
         if sampled is not None:
-            self._keep(inputs, sampled, token_ids)
-            for i, seq in enumerate(inputs.sampling_seqs.tolist()):
-                found, request_id = sampled.logprobs[i], batch.requests[seq].request_id
-                if i in sampled.errors:
-                    results[seq] = RequestResult(request_id, (), error=sampled.errors[i])
-                else:
-                    logprobs = () if found is None else (TokenLogprobs(*found),)
-                    results[seq] = RequestResult(
-                        request_id,
-                        (token_ids[i],),
-                        logprobs=logprobs,
-                        is_complete=inputs.rows[seq].sampling.is_complete,
-                    )
+            results |= self._sampled_results(batch, inputs, sampled, token_ids)
         for seq, (start, scored) in prompt_logprobs.items():
             result = results.get(seq) or RequestResult(batch.requests[seq].request_id, ())
             results[seq] = result._replace(prompt_logprobs=scored, prompt_logprobs_start=start)
         return tuple(results.get(seq) or RequestResult(r.request_id, ()) for seq, r in enumerate(batch.requests))
 
-    def _keep(self, inputs: InputBatch, sampled: SampledTokens, token_ids: list[int]) -> None:
-        """Takes the sampled tokens behind those that are known."""
-        rows: list[RequestRow] = []
+    def _sampled_results(
+        self, batch: ScheduledBatch, inputs: InputBatch, sampled: SampledTokens, token_ids: list[int]
+    ) -> dict[int, RequestResult]:
+        """By place in the batch; the tokens are taken behind those that are known.
+
+        ```
+        fed       last  d1  d2  d3        the row's last known token and its drafts
+        drawn     t1    t2  t3  t4        d1 = t1, d2 = t2, d3 ≠ t3: t1, t2 and t3 are the next tokens; behind a draft
+                                          that did not stand nothing is
+        ```
+        """
+        results: dict[int, RequestResult] = {}
+        rows: dict[int, RequestRow] = {}
+        first = 0
+        for seq, num_drafts in zip(inputs.sampling_seqs.tolist(), inputs.num_drafts.tolist(), strict=True):
+            row, request_id = inputs.rows[seq], batch.requests[seq].request_id
+            drawn = range(first, first + 1 + num_drafts)
+            first = drawn.stop
+            if drawn.start in sampled.errors:
+                results[seq] = RequestResult(request_id, (), error=sampled.errors[drawn.start])
+                continue
+            kept = self._stand(row, drawn, sampled, token_ids)
+            found = [sampled.logprobs[i] for i in drawn[: len(kept)]]
+            logprobs = tuple(TokenLogprobs(*entry) for entry in found if entry is not None)
+            results[seq] = RequestResult(request_id, kept, logprobs=logprobs, is_complete=row.sampling.is_complete)
+            rows[seq] = row
+        self._table.append_tokens(list(rows.values()), [results[seq].token_ids for seq in rows])
+        if self._speculation is not None:
+            self._draft(self._speculation, rows, results)
+        return results
+
+    def _draft(self, speculation: Speculation, rows: dict[int, RequestRow], results: dict[int, RequestResult]) -> None:
+        """Guesses what follows, and says so in the results."""
+        going_on = [seq for seq in rows if not results[seq].is_complete]
+        drafts = speculation.drafts([self._table.known_tokens(rows[seq]) for seq in going_on])
+        for seq, guessed in zip(going_on, drafts, strict=True):
+            rows[seq].drafts = guessed
+            if guessed:
+                results[seq] = results[seq]._replace(num_draft_tokens=len(guessed))
+
+    def _stand(self, row: RequestRow, drawn: range, sampled: SampledTokens, token_ids: list[int]) -> tuple[int, ...]:
+        """Of the tokens drawn for a row those that follow; its sampling state goes on behind them."""
         kept: list[int] = []
-        for i, seq in enumerate(inputs.sampling_seqs.tolist()):
-            if i not in sampled.errors:
-                rows.append(inputs.rows[seq])
-                kept.append(token_ids[i])
-                rows[-1].sampling.append(token_ids[i])
-        self._table.append_tokens(rows, kept)
+        for i, draft in zip(drawn, (*row.drafts[: len(drawn) - 1], None), strict=True):
+            if i in sampled.errors:  # found again by the next step, where it stands first
+                break
+            kept.append(token_ids[i])
+            row.sampling.append(token_ids[i])
+            if token_ids[i] != draft or row.sampling.is_complete:
+                break
+        return tuple(kept)
 
     def _prompt_logprobs(
         self, hidden: torch.Tensor, inputs: InputBatch

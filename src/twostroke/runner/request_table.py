@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from twostroke.batch import BlockTableUpdate
 from twostroke.kv_cache.layout import KVLayout
@@ -30,6 +31,8 @@ class RequestRow:
     num_prompt_scored: int = 1
     """Prompt tokens whose log-probability was reported; nothing predicts the first. A preemption reports none twice."""
     wants_hidden_state: bool = False
+    drafts: tuple[int, ...] = ()
+    """Guesses of the next tokens, in the order of their positions."""
 
 
 class RequestTable:
@@ -109,14 +112,30 @@ class RequestTable:
                 end = update.start + len(update.block_ids)
                 table[row.index, update.start : end] = update.block_ids
 
-    def append_tokens(self, rows: Sequence[RequestRow], token_ids: Sequence[int]) -> None:
-        """Takes one token of each row behind the known ones. The last of a full context is never fed, so not kept."""
+    def append_tokens(self, rows: Sequence[RequestRow], token_ids: Sequence[tuple[int, ...]]) -> None:
+        """Takes the next tokens of each row behind the known ones; what a full context never feeds is not kept."""
+        if any(len(tokens) != 1 for tokens in token_ids):
+            for row, tokens in zip(rows, token_ids, strict=True):
+                begin = self.num_tokens[row.index]
+                end = min(begin + len(tokens), self.token_ids.shape[1])
+                self.token_ids[row.index, begin:end] = tokens[: end - begin]
+                self.num_tokens[row.index] = end
+            return
         indexes = np.fromiter((row.index for row in rows), np.int64, len(rows))
         ends = self.num_tokens[indexes]
         fit = ends < self.token_ids.shape[1]
         indexes, ends = indexes[fit], ends[fit]
-        self.token_ids[indexes, ends] = np.asarray(token_ids, np.int32)[fit]
+        self.token_ids[indexes, ends] = np.fromiter((tokens[0] for tokens in token_ids), np.int32, len(rows))[fit]
         self.num_tokens[indexes] = ends + 1
+
+    def put_drafts(self, row: RequestRow, num_drafts: int) -> None:
+        """Writes the first of the row's drafts behind the known tokens, where the step finds them."""
+        begin = int(self.num_tokens[row.index])
+        self.token_ids[row.index, begin : begin + num_drafts] = row.drafts[:num_drafts]
+
+    def known_tokens(self, row: RequestRow) -> npt.NDArray[np.int32]:
+        """[num_tokens]: prompt and output so far; a view."""
+        return self.token_ids[row.index, : self.num_tokens[row.index]]
 
     def _grow(self) -> None:
         old = len(self.num_tokens)

@@ -1,0 +1,53 @@
+"""Prompt lookup: what followed the last few tokens when they stood in the text before (Saxena 2023, prompt lookup
+decoding; Yang et al. 2023, inference with reference). No weights; good where an answer repeats its prompt or itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from twostroke.speculation.proposer import DraftRequest, TokenIds
+
+
+class NgramProposer:
+    """Looks for the longest ending of the text that stands in it before, the latest place first.
+
+    Args:
+        most: tokens of an ending at most; a longer one would find the same place.
+        fewest: a shorter ending is taken for chance, and nothing is guessed.
+    """
+
+    def __init__(self, *, most: int, fewest: int) -> None:
+        assert 1 <= fewest <= most, f"endings of {fewest} to {most} tokens"
+        self._most = most
+        self._fewest = fewest
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+        """See Proposer."""
+        return [self._lookup(request.token_ids, request.num_drafts) for request in requests]
+
+    def _lookup(self, tokens: TokenIds, num_drafts: int) -> tuple[int, ...]:
+        """The tokens behind the match; where it reaches the end of the text, the text is taken to repeat itself.
+
+        ```
+        text   a b c d e a b c|          ending: a b c, found at 0
+        drafts                 d e a b   behind it
+        ```
+        """
+        last = len(tokens) - 1
+        if num_drafts < 1 or last < 1:
+            return ()
+        ends = np.flatnonzero(tokens[:last] == tokens[last])
+        length = min(1, len(ends))
+        while 0 < length < self._most:
+            longer = ends[ends >= length]
+            longer = longer[tokens[longer - length] == tokens[last - length]]
+            if not len(longer):
+                break
+            ends, length = longer, length + 1
+        if length < self._fewest:
+            return ()
+        begin = int(ends[-1]) + 1
+        period = last + 1 - begin
+        return tuple(tokens[begin + np.arange(num_drafts) % period].tolist())
