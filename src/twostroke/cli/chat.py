@@ -17,6 +17,7 @@ from twostroke.cli.flags import (
     ModelFlag,
     QuietFlag,
     SchedulerFlags,
+    SpeculationFlag,
     with_model,
 )
 from twostroke.cli.generate import print_json, run_and_print, summary
@@ -38,6 +39,7 @@ def chat(  # noqa: PLR0913 (each is a flag or a group of flags)
     load: LoadBesideModelFlags = LoadBesideModel(),
     cache: CacheFlags = CacheConfig(),
     scheduler: SchedulerFlags = SchedulerConfig(),
+    speculative_config: SpeculationFlag = None,
     sampling: ChatSamplingFlags = ChatSampling(),
     json_output: JsonFlag = False,
     quiet: QuietFlag = False,
@@ -63,7 +65,9 @@ def chat(  # noqa: PLR0913 (each is a flag or a group of flags)
     chosen = with_model(load, by_place=model, by_flag=model_flag)
     from twostroke.engine.assembly import build_text_engine  # loads torch
 
-    engine = build_text_engine(EngineConfig(load=chosen, cache=cache, scheduler=scheduler))
+    engine = build_text_engine(
+        EngineConfig(load=chosen, cache=cache, scheduler=scheduler, speculative_config=speculative_config)
+    )
     if not quiet:
         for line in engine.startup_lines:
             sys.stderr.write(line + "\n")

@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 from cyclopts import Parameter, Token
 
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import ActivationQuantization, Device, DType, Kernels, LoadConfig, Quantization
 from twostroke.config.scheduler import Batching, Mixing, Policy, SchedulerConfig
+from twostroke.config.speculation import SpeculativeConfig
 from twostroke.errors import InvalidParameter
 from twostroke.sampling_params import SamplingParams, StructuredOutputs
 
@@ -59,6 +60,33 @@ def _read_structure(_: type, tokens: Sequence[Token]) -> StructuredOutputs:
     return params.structured_outputs
 
 
+def _read_speculation(_: type, tokens: Sequence[Token]) -> SpeculativeConfig:
+    """{"method": "ngram"} to SpeculativeConfig(method="ngram")."""
+    text = tokens[0].value
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidParameter("speculative_config", text, f"must be JSON ({error})", _SPECULATION_REMEDY) from error
+    if not isinstance(given, dict):
+        raise InvalidParameter("speculative_config", text, "must be an object", _SPECULATION_REMEDY)
+    return SpeculativeConfig.read(cast(dict[str, Any], given))
+
+
+_SPECULATION_REMEDY = """Quote it: '{"method": "ngram", "num_speculative_tokens": 4}'."""
+SpeculationFlag = Annotated[
+    SpeculativeConfig | None,
+    Parameter(
+        name="--speculative-config",
+        group="Speculation",
+        converter=_read_speculation,
+        accepts_keys=False,
+        n_tokens=1,
+        consume_multiple=False,
+        metavar="JSON",
+        help="Draft tokens and verify them, several in one pass; the output stays the same. For example "
+        """'{"method": "ngram", "num_speculative_tokens": 4}'.""",
+    ),
+]
 Structure = Annotated[
     StructuredOutputs | None,
     Parameter(converter=_read_structure, accepts_keys=False, n_tokens=1, consume_multiple=False, metavar="JSON"),

@@ -19,6 +19,7 @@ from twostroke.cli.flags import (
     ModelFlag,
     QuietFlag,
     SchedulerFlags,
+    SpeculationFlag,
     with_model,
 )
 from twostroke.config.cache import CacheConfig
@@ -39,6 +40,7 @@ def generate(  # noqa: PLR0913 (each is a flag or a group of flags)
     load: LoadBesideModelFlags = LoadBesideModel(),
     cache: CacheFlags = CacheConfig(),
     scheduler: SchedulerFlags = SchedulerConfig(),
+    speculative_config: SpeculationFlag = None,
     sampling: CompletionSamplingFlags = CompletionSampling(),
     json_output: JsonFlag = False,
     quiet: QuietFlag = False,
@@ -68,7 +70,9 @@ def generate(  # noqa: PLR0913 (each is a flag or a group of flags)
     from twostroke.engine.assembly import build_text_engine  # loads torch
     from twostroke.engine.output_processor import OutputKind
 
-    engine = build_text_engine(EngineConfig(load=chosen, cache=cache, scheduler=scheduler))
+    engine = build_text_engine(
+        EngineConfig(load=chosen, cache=cache, scheduler=scheduler, speculative_config=speculative_config)
+    )
     if not quiet:
         for line in engine.startup_lines:
             sys.stderr.write(line + "\n")

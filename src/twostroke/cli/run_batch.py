@@ -32,6 +32,7 @@ def run_batch(  # noqa: PLR0913 (each is a flag or a group of flags)
     load: LoadFlags = LoadConfig(),
     cache: CacheFlags = CacheConfig(),
     scheduler: SchedulerFlags = SchedulerConfig(),
+    speculative_config: SpeculationFlag = None,
     quiet: QuietFlag = False,
 ) -> None:
     """Answer a file of requests, as the server would; run it again to go on where it ended.
@@ -59,7 +60,7 @@ def run_batch(  # noqa: PLR0913 (each is a flag or a group of flags)
 
     from twostroke.api.run_batch import answer_file
 
-    config = EngineConfig(load=load, cache=cache, scheduler=scheduler)
+    config = EngineConfig(load=load, cache=cache, scheduler=scheduler, speculative_config=speculative_config)
     answers = ServerConfig(
         max_queued_requests=PATIENT,
         max_queued_tokens=PATIENT,

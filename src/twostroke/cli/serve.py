@@ -17,6 +17,7 @@ from twostroke.cli.flags import (
     LoadBesideModelFlags,
     ModelFlag,
     QuietFlag,
+    SpeculationFlag,
     with_model,
 )
 from twostroke.config.cache import CacheConfig
@@ -28,7 +29,7 @@ ServerFlags = Annotated[ServerConfig, Parameter(name="*", group="Server")]
 __all__ = ["MetricsNames", "Path"]  # cyclopts evaluates the annotations of ServerConfig in this module
 
 
-def serve(
+def serve(  # noqa: PLR0913 (each is a flag or a group of flags)
     model: str | None = None,
     /,
     *,
@@ -37,6 +38,7 @@ def serve(
     load: LoadBesideModelFlags = LoadBesideModel(),
     cache: CacheFlags = CacheConfig(),
     scheduler: FairSchedulerFlags = FairScheduler(),
+    speculative_config: SpeculationFlag = None,
     quiet: QuietFlag = False,
 ) -> None:
     """Serve a model to OpenAI clients, on this machine unless --host says otherwise.
@@ -55,5 +57,10 @@ def serve(
     from twostroke.api.serve import serve as run
 
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(message)s")
-    config = EngineConfig(load=with_model(load, by_place=model, by_flag=model_flag), cache=cache, scheduler=scheduler)
+    config = EngineConfig(
+        load=with_model(load, by_place=model, by_flag=model_flag),
+        cache=cache,
+        scheduler=scheduler,
+        speculative_config=speculative_config,
+    )
     uvloop.run(run(config, server, quiet=quiet))
