@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from twostroke.cli.flags import CacheFlags, LoadFlags, QuietFlag, SchedulerFlags
+from twostroke.cli.flags import CacheFlags, LoadFlags, QuietFlag, SchedulerFlags, SpeculationFlag
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
