@@ -21,6 +21,7 @@ from twostroke.metrics.instruments import Instruments
 from twostroke.metrics.kv_checks import KVCheckCounts
 from twostroke.metrics.latencies import Latencies, Sizes
 from twostroke.metrics.load import LoadGauges
+from twostroke.metrics.speculation import DraftCounts
 from twostroke.request import FinishReason
 from twostroke.request_times import RequestTimes
 
@@ -64,6 +65,7 @@ class EngineMetrics:
         self._num_running = 0
         self._load = LoadGauges(self.instruments)
         self._kv_checks = KVCheckCounts(self.instruments)
+        self._drafts = DraftCounts(self.instruments)
         self._latencies = Latencies(self.instruments)
         self._sizes = Sizes(self.instruments)
         number = self.instruments.number
@@ -127,6 +129,7 @@ class EngineMetrics:
         for admitted in batch.admitted:
             self._admitted(admitted, event.time_s)
         self._load.decided(batch)
+        self._drafts.scheduled(batch.step, batch.requests)
         if not batch.is_empty:
             self._step_tokens.observe(batch.num_tokens)
 
@@ -166,6 +169,7 @@ class EngineMetrics:
             self._latencies.gap.observe(gap_s, times)
             self._latencies.itl.observe(gap_s / num_new, times * num_new)
         self._steps.add(1)
+        self._drafts.committed(event.step, event.commits)
         self._generation_tokens.add(num_tokens)
         self._load.generated(num_tokens, now_s)
         for sequence_id, reason in ended:

@@ -133,6 +133,27 @@ NUM_PREEMPTIONS = Family(
     help="Times that a sequence had to give its KV blocks back and compute its tokens again later.",
     sglang="num_retracted_requests",
 )
+SPEC_DECODE_NUM_DRAFTS = Family(
+    name="spec_decode_num_drafts",
+    kind=Kind.COUNTER,
+    help="Passes that verified drafts of a sequence.",
+)
+SPEC_DECODE_NUM_DRAFT_TOKENS = Family(
+    name="spec_decode_num_draft_tokens",
+    kind=Kind.COUNTER,
+    help="Drafts that were verified.",
+)
+SPEC_DECODE_NUM_ACCEPTED_TOKENS = Family(
+    name="spec_decode_num_accepted_tokens",
+    kind=Kind.COUNTER,
+    help="Of these, those that stood: the target took the same token, and it is part of the output.",
+)
+SPEC_DECODE_NUM_ACCEPTED_TOKENS_PER_POS = Family(
+    name="spec_decode_num_accepted_tokens_per_pos",
+    kind=Kind.COUNTER,
+    help="The same by their position among the drafts of a pass, from 0.",
+    labels=("position",),
+)
 PREFIX_CACHE_QUERIES = Family(
     name="prefix_cache_queries",
     kind=Kind.COUNTER,
