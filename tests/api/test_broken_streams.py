@@ -6,9 +6,13 @@ import itertools
 import json
 import os
 import signal
-from collections.abc import Iterable, Iterator
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
+from urllib.parse import urlsplit
 
 import anthropic
 import openai
@@ -25,6 +29,7 @@ RESPONSE: dict[str, Any] = {"model": "embedded", "input": USER, "max_output_toke
 GREEDY = {"temperature": 0}
 """An answer that goes on for longer than the engine."""
 TOLD = "signal 9"
+PATIENCE_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +106,67 @@ def events_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             event = json.loads(value)
             assert name is None or name == event["type"]
             yield event
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("resets", [True, False], ids=["reset", "closed"])
+def test_a_client_that_leaves_with_requests_behind_the_one_that_runs(
+    server: ServerProcess, streams: bool, resets: bool
+) -> None:
+    """What waits on the connection must not hide that it is gone, and whoever shares the server hears nothing of it."""
+    asked: dict[str, Any] = {"model": "embedded", "prompt": "def f(", "max_tokens": LONG, "ignore_eos": True} | GREEDY
+    ended = aborted(server)
+    with connected(server) as connection:
+        connection.sendall(http_request("/v1/completions", asked | {"stream": streams}) * 3)
+        until(lambda: running(server) == 1)
+        if resets:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    until(lambda: running(server) == 0)
+    until(lambda: aborted(server) == ended + 1)
+    assert server.post("/v1/completions", asked | {"max_tokens": 3}).json()["usage"]["completion_tokens"] == 3
+
+
+def test_nonsense_behind_a_request_is_no_part_of_its_answer(server: ServerProcess) -> None:
+    asked: dict[str, Any] = {"model": "embedded", "prompt": "def f(", "max_tokens": LONG, "stream": True}
+    with connected(server) as connection:
+        connection.sendall(http_request("/v1/completions", asked | {"ignore_eos": True} | GREEDY))
+        received = connection.recv(1 << 16)
+        connection.sendall(b"\x00 this is no request\r\n\r\n")
+        while part := connection.recv(1 << 16):
+            received += part
+    assert received.startswith(b"HTTP/1.1 200 OK")
+    assert received.count(b"HTTP/1.1") == 1
+    until(lambda: running(server) == 0)
+
+
+def http_request(path: str, body: dict[str, Any]) -> bytes:
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    )
+    return head.encode() + content
+
+
+def connected(server: ServerProcess) -> socket.socket:
+    address = urlsplit(server.url)
+    return socket.create_connection((address.hostname, address.port), PATIENCE_S)
+
+
+def metric(server: ServerProcess, start: str) -> float:
+    lines = server.http.get("/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(start))
+
+
+def running(server: ServerProcess) -> float:
+    return metric(server, "twostroke:num_requests_running{")
+
+
+def aborted(server: ServerProcess) -> float:
+    return metric(server, 'twostroke:request_success_total{engine="0",finished_reason="abort"')
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline_s, "it does not come to pass"
+        time.sleep(0.02)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,18 @@ def test_one_for_all_and_one_each(llm: LLM) -> None:
     outputs = llm.generate(["a", "b"], [ONE_TOKEN, SamplingParams(max_tokens=2, ignore_eos=True)], priority=(1, 0))
     assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2]
     assert len(llm.generate("a", ONE_TOKEN)) == 1
+
+
+def test_preemptions_are_counted_however_a_sequence_ends() -> None:
+    """A stop string is found where the text is: the engine never says of that sequence that it has ended."""
+    prompts = [f"def f{i}(" for i in range(8)]
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    with LLM("embedded", threads=1, num_kv_blocks=40, max_model_len=512, max_num_seqs=16) as tight:
+        whole = tight.generate(prompts, params)
+        stops = [output.outputs[0].text[-12:-4] for output in whole]
+        each = [replace(params, stop=(stop,), min_tokens=185) for stop in stops]
+        stopped = tight.generate(prompts, each)
+    assert {output.outputs[0].finish_reason for output in stopped} == {"stop"}
+    counts = [output.metrics.num_preemptions for output in stopped if output.metrics]
+    assert sum(counts) > 0
+    assert max(counts) > 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
@@ -32,6 +33,10 @@ WRITE_NOW = "twostroke.write_now"
 """The ASGI extension in which a server that can do so leaves it, as `call`."""
 
 
+_MARK = f"\ue000 {secrets.token_hex(8)}"
+"""Stands for a value; nobody can send a text that holds it."""
+
+
 class RepeatedEvent:
     """An event that is sent again and again with other values, and is encoded but for these once.
 
@@ -47,7 +52,7 @@ class RepeatedEvent:
     __slots__ = ("_template",)
 
     def __init__(self, body: Callable[..., Mapping[str, Any]], num_values: int = 1) -> None:
-        marks = [f"\ue000 value {i} \ue000" for i in range(num_values)]
+        marks = [f"{_MARK} {i}" for i in range(num_values)]
         template, position = event(body(*marks)).replace(b"%", b"%%"), 0
         for mark in map(_encode, marks):
             position = template.index(mark, position)

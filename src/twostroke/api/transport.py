@@ -21,6 +21,8 @@ from twostroke.api.sse import WRITE_NOW
 MAX_HEAD_BYTES = 64 * 1024
 TOO_LARGE = f"the head of the request has more than {MAX_HEAD_BYTES} bytes."
 MAX_HEADERS = 128
+MAX_PIPELINED = 8
+"""Requests that may wait on a connection behind the one that is answered."""
 UNIQUE_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"host", b"authorization", b"x-api-key"})
 """Two of these and two readers may believe different ones."""
 
@@ -54,6 +56,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._has_request = False
         self._reads_body = False
         self._refusal: HTTPError | None = None
+        self._answering: RequestResponseCycle | None = None
+        """What is being answered, or was answered last; requests may wait behind it."""
         self._head_timer: asyncio.TimerHandle | None = None
         if len(self.connections) > self.max_connections:
             self._answer_and_close(503, f"more than {self.max_connections} connections (--max-connections).")
@@ -63,6 +67,13 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It is over."""
         self._head_is_there()
+        # uvicorn tells the request that came last; those before it, which are being answered, hear it here
+        for cycle in (self._answering, *(waiting for waiting, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self.pipeline.clear()
+        self._answering = None
         super().connection_lost(exc)
         # it refers back to this object; thousands of connections would wait for the collector of cycles
         self.cycle = None  # pyright: ignore[reportAttributeAccessIssue] (as before the first request)
@@ -109,6 +120,25 @@ class GuardedProtocol(HttpToolsProtocol):
         self._has_request = self._reads_body = True
         super().on_headers_complete()
         self.scope["extensions"] = {WRITE_NOW: {"call": partial(self._write_now, self.cycle)}}
+        if not self.pipeline:
+            self._answering = self.cycle
+            return
+        if len(self.pipeline) > MAX_PIPELINED:
+            self._refuse(400, f"more than {MAX_PIPELINED} requests wait behind the one that is answered.")
+        # uvicorn stops reading while requests wait behind another; but who does not read does not see the client leave
+        self.flow.resume_reading()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of a body."""
+        super().on_body(body)
+        if self.cycle is not self._answering and self.flow.read_paused:
+            self._refuse(413, "the body of a request that waits behind another is too large to be kept.")
+
+    def on_response_complete(self) -> None:
+        """The answer is written; the next one begins, if a request waits."""
+        if self.pipeline:
+            self._answering = self.pipeline[-1][0]
+        super().on_response_complete()
 
     def on_message_complete(self) -> None:
         """The body is there, or what was left of one that nobody waited for."""
@@ -153,8 +183,21 @@ class GuardedProtocol(HttpToolsProtocol):
             408, f"the head of the request did not arrive within {self.head_timeout_s:g} s (--head-timeout-s)."
         )
 
+    @property
+    def _owes_an_answer(self) -> bool:
+        return self._answering is not None and not self._answering.response_complete
+
+    @property
+    def _reads_its_body(self) -> bool:
+        """Whether what comes belongs to the request that is to be answered, and nothing of the answer is written."""
+        return self._reads_body and self.cycle is self._answering and not self.cycle.response_started
+
     def _answer_and_close(self, status: int, message: str) -> None:
         if self.transport.is_closing():
+            return
+        if self._owes_an_answer and not self._reads_its_body:
+            # whatever were written would be taken for that answer, or for a part of it
+            self.transport.close()
             return
         answer: dict[str, Any] = HTTPError(status, message).answer.body
         body = msgspec.json.encode(answer)

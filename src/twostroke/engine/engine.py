@@ -136,6 +136,9 @@ class Engine:
             if batch.is_empty:
                 assert self._in_flight or not self._live, f"{len(self._live)} requests and no progress: {batch}"
                 return updates
+            for request_id in batch.preempted_request_ids:  # its next tokens bring word of it
+                if request_id in self._live:
+                    self._live[request_id].has_reported = False
             generations = tuple(self._live[scheduled.request_id] for scheduled in batch.requests)
             for generation in generations:
                 self._announce(generation, now_s)

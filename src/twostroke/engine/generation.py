@@ -41,7 +41,7 @@ class Generation:
     scheduled_time_s: float | None = None
     """When it first ran; None while it has only waited."""
     has_reported: bool = False
-    """Whether an update has told of it."""
+    """Whether an update has told of it as it is: since it began, or was preempted last."""
     _hashes: list[bytes] = field(default_factory=list[bytes])
 
     def __post_init__(self) -> None:

@@ -218,6 +218,7 @@ class RemoteEngine:
         """
         process = await self._spawn()
         self._supervisor = asyncio.create_task(self._supervise(process), name="twostroke-supervisor")
+        self._supervisor.add_done_callback(self._supervision_ended)
         self._watch = asyncio.create_task(self._watch_progress(), name="twostroke-watch")
 
     def drain(self) -> None:
@@ -292,6 +293,13 @@ class RemoteEngine:
             await current.stop()
             await asyncio.to_thread(self._on_trouble, ending)  # it writes a dump, which takes a while
             current = await self._restart(ending)
+
+    def _supervision_ended(self, supervisor: asyncio.Task[None]) -> None:
+        """A mistake of ours must not look like an engine that runs: nobody would read its reports any more."""
+        error = None if supervisor.cancelled() else supervisor.exception()
+        if error is not None:
+            log.error("the engine's reports are not read any more", exc_info=error)
+            self._end(EngineState.FAILED, f"its reports could not be read any more ({error!r})")
 
     async def _watch_progress(self) -> None:
         """Reports each stall once."""
