@@ -112,7 +112,7 @@ async def close_on_disconnect(receive: Receive, closable: Closable) -> None:
 
 
 class EventStream(Response):
-    """Writes events as they come; every write holds all that are there.
+    """Writes events as they come, each at once where the connection takes it.
 
     Args:
         call: that is answered; it is closed when the client leaves, and at the end.

@@ -43,7 +43,7 @@ class EngineConfig:
         speculation = _speculation(given.pop("speculative_config", None))
         for name, value in given.items():
             if name not in owner:
-                raise UnknownParameter(name, owner, "the engine")
+                raise UnknownParameter(name, [*owner, "speculative_config"], "the engine")
             chosen[owner[name]][name] = value
         return cls(**{part: kind(**chosen[part]) for part, kind in parts.items()}, speculative_config=speculation)
 
