@@ -22,9 +22,9 @@ SPLIT = r" {2,}|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+\n*|\n+|\s
 
 # A code model knows no dialogue.  Instructions become comments, replies are code: a demonstration, not an assistant.
 CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %}{{ '\\n' + message['content'] + '\\n\\n' }}"
-    "{% else %}{{ '# ' + message['content'] | trim | replace('\\n', '\\n# ') + '\\n' }}{% endif %}"
+    "{% for message in messages %}{% set content = message['content'] or '' %}"
+    "{% if message['role'] == 'assistant' %}{{ '\\n' + content + '\\n\\n' }}"
+    "{% else %}{{ '# ' + content | trim | replace('\\n', '\\n# ') + '\\n' }}{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '\\n' }}{% endif %}"
 )

@@ -226,6 +226,20 @@ def test_unknown_fields_within_objects_are_named(server: ServerProcess) -> None:
     assert response.headers["x-ignored-params"] == "stream_options.chunky"
 
 
+def test_unknown_fields_within_messages_are_named(server: ServerProcess) -> None:
+    """Whatever the model's template does not read either; null asks for nothing."""
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}", "lazy": 1}, "cached": True}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "def add(a, b):", "shade": 1}], "mood": "calm"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "audio": None},
+        {"role": "user", "content": "go on", "mood": "calm"},
+    ]
+    response = server.post("/v1/chat/completions", CHAT | {"messages": messages})
+    assert response.status_code == 200
+    named = "messages.content.shade, messages.mood, messages.tool_calls.cached, messages.tool_calls.function.lazy"
+    assert response.headers["x-ignored-params"] == named
+
+
 def test_names_of_the_model(server: ServerProcess) -> None:
     assert server.post("/v1/completions", COMPLETION | {"model": "embedded"}).json()["model"] == "embedded"
     response = server.post("/v1/completions", COMPLETION | {"model": "gpt-4"})

@@ -158,6 +158,8 @@ def test_chat_template_honours_the_generation_prompt(tokenizer: Tokenizer, tmp_p
     assert asked == "# Add two\n# numbers.\n\n"
     messages.append({"role": "assistant", "content": "def add(a, b):"})
     assert loaded.apply_chat_template(messages, tokenize=False) == asked + "def add(a, b):\n\n"
+    messages[-1] = {"role": "assistant", "content": None}  # as clients send a call without words
+    assert loaded.apply_chat_template(messages, tokenize=False) == asked + "\n\n"
 
 
 # --- model and training

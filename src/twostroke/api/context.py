@@ -15,6 +15,7 @@ from twostroke.api.generation import Caller
 from twostroke.api.http_errors import HTTPError
 from twostroke.api.observation import Observation
 from twostroke.api.protocol.fields import MAX_UNKNOWN, WireObject
+from twostroke.api.protocol.message_fields import MESSAGES
 from twostroke.api.protocol.sampling import SamplingFields
 from twostroke.config.server import ServerConfig
 from twostroke.engine.client import EngineClient
@@ -92,6 +93,12 @@ class ServerContext:
         message = f"the model {name!r} does not exist; this server has {known}."
         raise HTTPError(404, message, code="model_not_found", param="model")
 
+    def unknown_fields(self, request: WireObject) -> list[str]:
+        """Paths of the fields that nobody reads, the model's chat template included."""
+        reads = self.engine.inputs.template_mentions
+        unknown = request.unknown_fields
+        return [path for path in unknown if not (path.startswith(MESSAGES) and reads(path.rpartition(".")[2]))]
+
     def check_fields(self, request: WireObject) -> Mapping[str, str]:
         """Headers that name the fields nobody knows.
 
@@ -101,7 +108,7 @@ class ServerContext:
         """
         if isinstance(request, SamplingFields):
             self.admission.check_items(request)
-        unknown = request.unknown_fields
+        unknown = self.unknown_fields(request)
         if not unknown:
             return {}
         if len(unknown) > MAX_UNKNOWN:

@@ -183,7 +183,7 @@ class _Batch:
 
     def _check_fields(self, asked: WireObject) -> None:
         """What the server says in a header of each answer is said once here."""
-        new = set(asked.unknown_fields) - self._unknown_fields
+        new = set(self._context.unknown_fields(asked)) - self._unknown_fields
         if new or self._context.config.strict:
             self._context.check_fields(asked)
             self._unknown_fields |= new

@@ -179,6 +179,10 @@ class InputProcessor:
         shown = self._tokenizer.special_token_ids.intersection(ids)
         return dataclasses.replace(prompt, shown_token_ids=shown) if shown else prompt
 
+    def template_mentions(self, name: str) -> bool:
+        """Whether the chat template may read a field of this name; see ChatTemplate.mentions."""
+        return self._chat_template.mentions(name)
+
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

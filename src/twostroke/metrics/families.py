@@ -125,7 +125,10 @@ REQUEST_SUCCESS = Family(
     name="request_success",
     kind=Kind.COUNTER,
     labels=("finished_reason",),
-    help="Sequences that ended: 'stop', 'length', 'abort' (by the caller) or 'error' (ours).",
+    help=(
+        "Sequences that ended: 'stop', 'length', 'abort' (by the caller) or 'error' (ours). One whose last allowed"
+        " token completes a stop string is 'length' here: the engine sees no text."
+    ),
 )
 NUM_PREEMPTIONS = Family(
     name="num_preemptions",

@@ -64,6 +64,7 @@ class ChatTemplate:
     def __init__(self, templates: Mapping[str, str], named_tokens: Mapping[str, str]) -> None:
         self._names = tuple(sorted(templates))
         self._named_tokens = dict(named_tokens)
+        self._sources = tuple(templates.values())
         self._compiled: dict[str, _Template] = {}
         self._broken: dict[str, str] = {}
         """Why a template cannot be compiled."""
@@ -121,6 +122,10 @@ class ChatTemplate:
             }
         )
         return rendered if final_text is None else _cut_at_mark(rendered, final_text)
+
+    def mentions(self, name: str) -> bool:
+        """Whether a template may read a field of this name; one that does not contain the name does not."""
+        return any(name in source for source in self._sources)
 
     def _template(self, with_tools: bool) -> _Template:
         name = "tool_use" if with_tools and "tool_use" in self._names else "default"

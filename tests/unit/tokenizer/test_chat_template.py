@@ -304,6 +304,13 @@ def test_messages_are_not_changed() -> None:
     assert json.dumps(chat) == before
 
 
+def test_mentions() -> None:
+    template = ChatTemplate({"default": INST, "tool_use": TOOLS}, {})
+    assert template.mentions("content")
+    assert template.mentions("depth")
+    assert not template.mentions("mood")
+
+
 def test_contradicting_switches() -> None:
     with pytest.raises(InvalidParameter, match="add_generation_prompt"):
         ours(CHATML).render(CHATS["user"], continue_final_message=True, add_generation_prompt=True)

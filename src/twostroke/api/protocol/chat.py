@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from twostroke.api.protocol.fields import WireObject, bookkeeping, refused
+from twostroke.api.protocol.message_fields import unknown_in_messages
 from twostroke.api.protocol.sampling import ReasoningEffort, SamplingFields
 
 
@@ -101,3 +104,6 @@ class ChatRequest(SamplingFields):
     best_of: Any = refused("a chat has the choices of n", 1)
     functions: Any = refused("use tools, which replaced it", [])
     function_call: Any = refused("use tool_choice, which replaced it", "none")
+
+    def _unknown(self) -> Iterator[str]:
+        return itertools.chain(super()._unknown(), unknown_in_messages(self.messages))

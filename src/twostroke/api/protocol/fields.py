@@ -44,7 +44,11 @@ class WireObject(BaseModel):
     @property
     def unknown_fields(self) -> list[str]:
         """Fields of the request that nobody reads, those of objects within it by their path; of very many the first."""
-        return sorted(itertools.islice(_unknown(self, ""), MAX_UNKNOWN + 1))
+        return sorted(itertools.islice(self._unknown(), MAX_UNKNOWN + 1))
+
+    def _unknown(self) -> Iterator[str]:
+        """Their paths, as they come."""
+        return _unknown(self, "")
 
     def check_refused(self) -> None:
         """Refuses fields that would have to act and do not, those of objects within it too.
