@@ -91,7 +91,16 @@ class EngineError(TwostrokeError):
 
 
 class EngineUnavailable(EngineError):
-    """Nothing was begun; asking again later may help."""
+    """Nothing was begun.
+
+    Args:
+        message: why.
+        may_return: whether asking again later may help.
+    """
+
+    def __init__(self, message: str, *, may_return: bool = True) -> None:
+        super().__init__(message)
+        self.may_return = may_return
 
 
 class Overloaded(EngineUnavailable):

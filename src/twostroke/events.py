@@ -149,6 +149,15 @@ class KVBlockChecked:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineLost:
+    """The engine died with everything it ran. Whoever had started it writes this; no engine does."""
+
+    time_s: float
+    process: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class EventsDropped:
     """Here a history has a gap: whoever kept it had room for what follows only. No engine writes this."""
 
@@ -167,6 +176,7 @@ Event = (
     | StepCommitted
     | PrefixCacheReset
     | KVBlockChecked
+    | EngineLost
     | EventsDropped
 )
 _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}

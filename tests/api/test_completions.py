@@ -147,3 +147,32 @@ def test_a_prefix_that_was_seen_is_counted_as_cached(server: ServerProcess) -> N
     assert complete(server, **body, cache_salt="mine")["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert server.post("/reset_prefix_cache", None).json()["had_blocks"]
     assert complete(server, **body)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize("body", [{"echo": True, "logprobs": 2}, {"prompt_logprobs": 1}], ids=str)
+def test_every_choice_of_a_stream_has_what_is_said_of_the_prompt(server: ServerProcess, body: dict[str, Any]) -> None:
+    """Also one whose first token comes later than the others', or before the prompt is scored."""
+    asked = {"prompt": "x = 1; y = 2; " * 20, "max_tokens": 3, "n": 4, "seed": 1, **body}
+    complete(server, **asked)  # now all but the first find the prompt in the cache
+    whole = complete(server, **asked)["choices"]
+    found: dict[int, list[dict[str, Any]]] = {}
+    for event in server.events("/v1/completions", GREEDY | asked):
+        for choice in event["choices"]:
+            found.setdefault(choice["index"], []).append(choice)
+    for choice in whole:
+        pieces = found[choice["index"]]
+        assert "".join(piece["text"] for piece in pieces) == choice["text"]
+        assert pieces[0].get("prompt_logprobs") == choice.get("prompt_logprobs")
+        if choice["logprobs"] is not None:
+            for name in choice["logprobs"]:
+                assert [x for piece in pieces for x in piece["logprobs"][name]] == choice["logprobs"][name]
+
+
+def test_offsets_of_characters_that_several_tokens_spell(server: ServerProcess) -> None:
+    answer = complete(
+        server, prompt="é😀", echo=True, max_tokens=20, logprobs=1, structured_outputs={"choice": ["é漢😀 ok"]}
+    )["choices"][0]
+    offsets = answer["logprobs"]["text_offset"]
+    assert answer["text"] == "é😀é漢😀 ok"
+    assert offsets == sorted(offsets)
+    assert set(range(8)) >= set(offsets) >= {0, 1, 2, 3, 4}

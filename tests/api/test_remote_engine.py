@@ -22,6 +22,7 @@ from twostroke.engine.output_processor import OutputKind
 from twostroke.engine.remote_engine import RemoteEngine
 from twostroke.errors import EngineError, EngineUnavailable, SetupError
 from twostroke.events import (
+    EngineLost,
     EngineStarted,
     Event,
     EventRing,
@@ -30,7 +31,10 @@ from twostroke.events import (
     RequestFinishedByCaller,
     StepCommitted,
 )
+from twostroke.explain.timeline import timeline_of
 from twostroke.kv_check import Verdict
+from twostroke.metrics import families
+from twostroke.metrics.engine_metrics import EngineMetrics
 from twostroke.outputs import JoinedDeltas, RequestOutput
 from twostroke.packed_events import PackedEvent, unpack
 from twostroke.request import FinishReason
@@ -220,8 +224,32 @@ def test_a_process_that_is_killed_is_replaced_and_its_requests_are_told() -> Non
             assert engine.health().num_restarts == 1
             assert (await finished(opened(engine, "later"))).outputs[0].finish_reason == "length"
             assert sum(isinstance(event, EngineStarted) for event in ring) == 2
+            _check_that_the_loss_is_told(list(ring))
 
     run(main)
+
+
+def _check_that_the_loss_is_told(events: list[Event]) -> None:
+    """At once, not when another engine has started, which may never be."""
+    (lost,) = (place for place, event in enumerate(events) if isinstance(event, EngineLost))
+    metrics = EngineMetrics("m")
+    for event in events[:lost]:
+        metrics.observe(event)
+    assert _value(metrics, families.NUM_REQUESTS_RUNNING) > 0
+    metrics.observe(events[lost])
+    assert _value(metrics, families.NUM_REQUESTS_RUNNING) == 0
+    assert _value(metrics, families.KV_CACHE_USAGE) == 0
+    num_arrived = sum(isinstance(event, RequestArrived) for event in events[:lost])
+    assert _value(metrics, families.REQUEST_SUCCESS, finished_reason="error") == num_arrived
+    timeline = timeline_of(events[: lost + 1], "r0")
+    assert timeline.is_complete
+    assert timeline.lanes[0].finish_reason is FinishReason.ERROR
+
+
+def _value(metrics: EngineMetrics, family: families.Family, **labels: str) -> float:
+    samples = metrics.instruments[family].samples()
+    (value,) = (value for _, of, value in samples if labels.items() <= dict(of).items())
+    return value
 
 
 def test_an_engine_whose_books_break_says_so_and_is_replaced(faulty: Shared) -> None:
@@ -292,8 +320,9 @@ def test_one_that_dies_again_and_again_is_given_up() -> None:
                         await finished(stream)
             await until(lambda: engine.health().state is EngineState.FAILED)
             assert "3 times in a row" in engine.health().cause
-            with pytest.raises(EngineUnavailable):
+            with pytest.raises(EngineUnavailable) as refusal:
                 opened(engine, "late")
+            assert not refusal.value.may_return
 
     run(main)
 

@@ -9,7 +9,7 @@ from twostroke.api.conversation import Conversation
 from twostroke.api.generation import Caller, Generation
 from twostroke.api.logprobs import chat_logprobs, prompt_logprobs
 from twostroke.api.sse import DONE, RepeatedEvent, event
-from twostroke.outputs import CompletionOutput, RequestOutput
+from twostroke.outputs import CompletionOutput, LogprobsAtPosition, RequestOutput
 
 Object = dict[str, Any]
 
@@ -39,6 +39,7 @@ class Chat:
         """Whether one chunk differs from the next by its delta alone."""
         self._repeated: dict[int, RepeatedEvent] = {}
         self._has_begun = False
+        self._prompt_logprobs: list[LogprobsAtPosition | None] | None = None
         self._choices: dict[int, ChatChoice] = {}
 
     @property
@@ -74,6 +75,8 @@ class Chat:
     def events(self, number: int, output: RequestOutput) -> bytes:
         """What is new of a streamed answer; nothing while it is not certain what the text means."""
         self._usage.add(number, output)
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs = output.prompt_logprobs
         return b"".join([self._events_of(part, output) for part in output.outputs])
 
     def _events_of(self, part: CompletionOutput, output: RequestOutput) -> bytes:
@@ -161,7 +164,8 @@ class Chat:
 
     def _add_prompt(self, answer: Object, output: RequestOutput) -> None:
         if self._request.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+            # of a stream they come with the first output, which may say nothing yet
+            answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or self._prompt_logprobs)
         if self._request.return_token_ids:
             answer["prompt_token_ids"] = output.prompt_token_ids
 

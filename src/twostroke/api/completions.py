@@ -40,6 +40,8 @@ class Completion:
         self._head: Object = {"id": answer_id, "object": "text_completion", "created": created, "model": model}
         self._usage = UsageCount()
         self._n = request.n or 1
+        self._prompt_logprobs: dict[int, list[LogprobsAtPosition | None]] = {}
+        """By prompt; the first piece of a stream brings them, and every choice is to have them."""
         self._writers: dict[tuple[int, int], _ChoiceWriter] = {}
         options = request.stream_options
         self._says_usage_along = options is not None and bool(options.continuous_usage_stats)
@@ -109,6 +111,10 @@ class Completion:
     def events(self, number: int, output: RequestOutput) -> bytes:
         """What is new of a streamed answer."""
         self._count(number, output)
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs[number] = output.prompt_logprobs
+        elif self._prompt_logprobs:
+            output.prompt_logprobs = self._prompt_logprobs.get(number)
         usage = {"usage": self._usage.as_json()} if self._says_usage_along else self._no_usage
         return b"".join([self._writer(number, part.index).event(output, part, usage) for part in output.outputs])
 

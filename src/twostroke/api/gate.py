@@ -165,6 +165,9 @@ class Gate:
         except TimeoutError:
             message = f"the body did not arrive within {self._body_timeout_s:g} s (--body-timeout-s)."
             raise HTTPError(408, message, code="timeout", headers={"connection": "close"}) from None
+        except asyncio.CancelledError:  # by the server, which ends: what is waited for would not be answered
+            message = "the server is shutting down, and the body has not arrived."
+            raise HTTPError(503, message, kind="service_unavailable_error", headers={"connection": "close"}) from None
 
 
 async def answer_error(answer: ErrorAnswer, send: Send) -> None:

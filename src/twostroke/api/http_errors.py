@@ -72,7 +72,7 @@ def error_body(error: Exception) -> ErrorAnswer:
         return ErrorAnswer(503, body, {"retry-after": str(error.retry_after_s)})
     if isinstance(error, EngineUnavailable):
         body = _body(str(error), "service_unavailable_error", "engine_unavailable", None)
-        return ErrorAnswer(503, body, {"retry-after": str(RESTART_RETRY_S)})
+        return ErrorAnswer(503, body, {"retry-after": str(RESTART_RETRY_S)} if error.may_return else {})
     if isinstance(error, EngineError):
         return ErrorAnswer(500, _body(str(error), "server_error", "engine_error", None))
     log.error("a mistake of ours", exc_info=error)
@@ -119,6 +119,10 @@ def validation_answer(problems: Sequence[Mapping[str, Any]]) -> ErrorAnswer:
     value = first.get("input")
     told = f": {name}={_short(value)}" if name else ""
     message = f"the request is not valid{told}: {first.get('msg', 'see the schema')}."
+    if not place and isinstance(value, (str, bytes)):  # the framework read no JSON, as nobody said that it is some
+        message = (
+            "the request is not valid: the body is taken for a text. Send it with 'content-type: application/json'."
+        )
     top = str(place[0]) if place else None
     return ErrorAnswer(400, _body(message, "invalid_request_error", None, top))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ class CompletionLogprobs:
         self._tokenizer = tokenizer
         self._as_token_ids = as_token_ids
         self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        """Of characters that several tokens spell."""
 
     def of(
         self, token_ids: Sequence[int], entries: Sequence[LogprobsAtPosition | None], num_top: int
@@ -36,7 +39,7 @@ class CompletionLogprobs:
             text = self._tokenizer.decoded_token(token_id)
             tokens.append(self._name(token_id, text))
             offsets.append(self._offset)
-            self._offset += len(text)
+            self._offset += self._num_characters(token_id, text)
         return {
             "tokens": tokens,
             "token_logprobs": [
@@ -49,6 +52,14 @@ class CompletionLogprobs:
             ],
             "text_offset": offsets,
         }
+
+    def _num_characters(self, token_id: int, text: str) -> int:
+        """Those that end with this token; one that goes on in the next token counts there."""
+        if "\N{REPLACEMENT CHARACTER}" in text:
+            return len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+        unfinished = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return len(unfinished) + len(text)
 
     def _top(self, token_id: int, entry: LogprobsAtPosition, num_top: int) -> dict[str, float]:
         likely = sorted((i for i in entry if entry[i].rank <= num_top), key=lambda i: entry[i].rank)

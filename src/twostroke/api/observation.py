@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from twostroke.config.server import ServerConfig
+from twostroke.errors import InvalidParameter
 from twostroke.events import Event
 from twostroke.explain.recorder import FlightRecorder
 from twostroke.log import get_logger
@@ -33,7 +34,7 @@ class Observation:
         now_s: the engine's clock.
 
     Raises:
-        InvalidParameter: traces are wanted and OpenTelemetry is not installed.
+        InvalidParameter: traces are wanted and OpenTelemetry is not installed, or dumps cannot be written.
     """
 
     def __init__(self, config: ServerConfig, model_name: str, now_s: float) -> None:
@@ -41,6 +42,7 @@ class Observation:
         self.recorder = FlightRecorder(minutes=config.flight_recorder_minutes)
         self.answers = AnswerCounts(model_name)
         self._folder = config.flight_recorder_dir or Path(tempfile.gettempdir())
+        _check_folder(self._folder)
         compat = frozenset(Compat(name) for name in config.metrics_compat)
         self._collectors = EngineCollector(self.metrics, compat=compat), self.answers
         self.tracer = None
@@ -108,3 +110,14 @@ class AnswerCounts(Collector):
         for field, count in self._ignored.items():
             ignored.add_metric([*labels.values(), field], count)
         yield ignored
+
+
+def _check_folder(folder: Path) -> None:
+    """Trouble is no time to find out that its record cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        limit = f"dumps cannot be written there ({error.strerror})"
+        raise InvalidParameter("flight_recorder_dir", str(folder), limit, "Give another folder.") from error

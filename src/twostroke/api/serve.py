@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import sys
 from pathlib import Path
 
@@ -36,6 +37,7 @@ async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: boo
     Raises:
         SetupError: the model cannot be loaded, or the address cannot be listened on.
     """
+    _check_certificate(config)
     listener = _listen(config)
     model = (config.served_model_name or (engine_config.load.model,))[0]
     observation = Observation(config, model, monotonic_clock())
@@ -58,7 +60,7 @@ async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: boo
         server = DrainingServer(
             uvicorn.Config(
                 build_app(engine, config, engine_config.load.model, observation),  # pyright: ignore[reportArgumentType]
-                http=guarded_protocol(config.max_connections, config.head_timeout_s),
+                http=guarded_protocol(config.max_connections, config.head_timeout_s, config.answer_timeout_s),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -82,6 +84,20 @@ async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: boo
         listener.close()
 
 
+def _check_certificate(config: ServerConfig) -> None:
+    """Files that are not there, or hold something else, are told before the model is loaded."""
+    if config.ssl_certfile is None or config.ssl_keyfile is None:
+        return
+    for name, path in (("ssl_certfile", config.ssl_certfile), ("ssl_keyfile", config.ssl_keyfile)):
+        if not path.is_file():
+            raise InvalidParameter(name, str(path), "there is no such file")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        limit = f"is no certificate that goes with {config.ssl_keyfile} ({error})"
+        raise InvalidParameter("ssl_certfile", str(config.ssl_certfile), limit, "Give both in PEM form.") from error
+
+
 def _read_template(path: Path | None) -> str | None:
     """Of the file that was given; one that is no template is refused at once."""
     if path is None:
@@ -102,6 +118,10 @@ def _listen(config: ServerConfig) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((config.host, config.port))
+    except socket.gaierror as error:
+        listener.close()
+        limit = f"is no address of this machine ({error.strerror})"
+        raise InvalidParameter("host", config.host, limit, "Use 127.0.0.1, or 0.0.0.0 for all networks.") from error
     except OSError as error:
         listener.close()
         raise SetupError(

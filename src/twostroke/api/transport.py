@@ -27,14 +27,19 @@ UNIQUE_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"host", b"
 """Two of these and two readers may believe different ones."""
 
 
-def guarded_protocol(max_connections: int, head_timeout_s: float) -> type[HttpToolsProtocol]:
-    """The protocol class for a server with this many connections at most, and this much patience for a head."""
+LEAST_TAKEN_BYTES = 16 * 1024
+"""Of an answer that waits for its reader: less in answer_timeout_s is not reading."""
+
+
+def guarded_protocol(max_connections: int, head_timeout_s: float, answer_timeout_s: float) -> type[HttpToolsProtocol]:
+    """The protocol class of a server: connections at most, and its patience for a head and for a reader."""
 
     class Protocol(GuardedProtocol):
         """With its limits."""
 
     Protocol.max_connections = max_connections
     Protocol.head_timeout_s = head_timeout_s
+    Protocol.answer_timeout_s = answer_timeout_s
     return Protocol
 
 
@@ -47,6 +52,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     max_connections: int
     head_timeout_s: float
+    answer_timeout_s: float
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Somebody has connected."""
@@ -59,6 +65,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._answering: RequestResponseCycle | None = None
         """What is being answered, or was answered last; requests may wait behind it."""
         self._head_timer: asyncio.TimerHandle | None = None
+        self._reader_timer: asyncio.TimerHandle | None = None
         if len(self.connections) > self.max_connections:
             self._answer_and_close(503, f"more than {self.max_connections} connections (--max-connections).")
             return
@@ -67,6 +74,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It is over."""
         self._head_is_there()
+        self._reader_is_back()
         # uvicorn tells the request that came last; those before it, which are being answered, hear it here
         for cycle in (self._answering, *(waiting for waiting, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
@@ -89,6 +97,16 @@ class GuardedProtocol(HttpToolsProtocol):
             self._num_pending_bytes += len(data)
             if self._num_pending_bytes > MAX_HEAD_BYTES:
                 self._answer_and_close(431, TOO_LARGE)
+
+    def pause_writing(self) -> None:
+        """More is to be sent than the reader takes; nothing is added until it has caught up."""
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        """It has."""
+        super().resume_writing()
+        self._reader_is_back()
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
@@ -182,6 +200,22 @@ class GuardedProtocol(HttpToolsProtocol):
         self._answer_and_close(
             408, f"the head of the request did not arrive within {self.head_timeout_s:g} s (--head-timeout-s)."
         )
+
+    def _await_reader(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        self._reader_timer = self.loop.call_later(self.answer_timeout_s, self._look_at_reader, unsent)
+
+    def _reader_is_back(self) -> None:
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
+
+    def _look_at_reader(self, unsent_before: int) -> None:
+        """Whoever takes nothing holds the answer in our memory, and a place; as if it had left."""
+        if unsent_before - self.transport.get_write_buffer_size() < LEAST_TAKEN_BYTES:
+            self.transport.abort()
+        else:
+            self._await_reader()
 
     @property
     def _owes_an_answer(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from twostroke.bench.drive import Run, ServedRequest, StepSample
 from twostroke.errors import InvalidParameter
 from twostroke.events import (
+    EngineLost,
     EngineStarted,
     Event,
     EventsDropped,
@@ -61,7 +62,7 @@ class _Reader:
                 self._scheduled(event)
             case StepCommitted():
                 self._committed(event)
-            case PrefixCacheReset():
+            case PrefixCacheReset() | EngineLost():
                 pass
             case KVBlockChecked():
                 self._kv_checked(event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -10,6 +11,8 @@ from twostroke.config.checks import number, one_of, switch, text, whole_number
 from twostroke.errors import InvalidParameter
 
 MAX_PORT = 65535
+_ORIGIN = re.compile(r"[a-zA-Z][\w+.-]*://[^\s/?#@]+|null")
+_ENDPOINT = re.compile(r"https?://[^\s/?#]+(/\S*)?")
 MetricsNames = Literal["vllm", "sglang"]
 
 
@@ -52,6 +55,8 @@ class ServerConfig:
     """From the connection, or the first byte of a later request, its headers have so long to come (then 408)."""
     body_timeout_s: float = 30.0
     """From its headers the body of a request has so long to come (then 408)."""
+    answer_timeout_s: float = 60.0
+    """An answer whose reader takes less than 16 KiB of it in so long, with more to come, is ended as if it had left."""
     max_body_bytes: int = 4 * 2**20
     """Longest request body."""
     metrics_compat: tuple[MetricsNames, ...] = ()
@@ -63,7 +68,8 @@ class ServerConfig:
     flight_recorder_dir: Path | None = None
     """Folder for the dumps that a stall or a crash leaves; default: the system's for temporary files."""
     tokens_per_minute: int | None = None
-    """Tokens, of prompts and outputs, that a tenant may use in a minute; above, its requests are refused (429)."""
+    """Tokens, of prompts and outputs, that a tenant may use in a minute. A request is let in while any are left, and
+    runs to its end; what that takes beyond has to flow in again before the next is let in (429)."""
     share_prefix_cache: bool = False
     """Let tenants use each other's cached prefixes: faster, and the time to a first token tells what others asked."""
     max_queued_requests: int = 1024
@@ -86,6 +92,9 @@ class ServerConfig:
         for name in ("served_model_name", "api_key", "cors_origins"):
             for value in getattr(self, name):
                 text(name, value)
+        if self.admin_api_key is not None:
+            text("admin_api_key", self.admin_api_key)
+        self._check_addresses()
         for name in self.metrics_compat:
             one_of("metrics_compat", name, get_args(MetricsNames))
         number("flight_recorder_minutes", self.flight_recorder_minutes, 0.1, 1440, "0.1 to 1440 (minutes)")
@@ -105,7 +114,16 @@ class ServerConfig:
         ):
             whole_number(name, getattr(self, name), 1)
         limit = "more than 0, at most 86400 (seconds)"
-        for name in ("max_queue_wait_s", "head_timeout_s", "body_timeout_s"):
+        for name in ("max_queue_wait_s", "head_timeout_s", "body_timeout_s", "answer_timeout_s"):
             number(name, getattr(self, name), 0, 86400, limit, low_open=True)
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise InvalidParameter("ssl_keyfile", self.ssl_keyfile, "goes with ssl_certfile", "Give both or neither.")
+
+    def _check_addresses(self) -> None:
+        for origin in self.cors_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                limit = "is no origin (scheme://host, scheme://host:port), and not '*'"
+                raise InvalidParameter("cors_origins", origin, limit)
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
+            raise InvalidParameter("otlp_traces_endpoint", endpoint, "must be like http://localhost:4318")

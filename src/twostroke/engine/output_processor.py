@@ -206,6 +206,8 @@ class _Answer:
     num_running: int = field(init=False)
     """Sequences that have not ended."""
     _prompt_logprobs: list[LogprobsAtPosition | None] | None = field(init=False)
+    _num_unscored: int = field(init=False)
+    """Tokens of the prompt whose log-probabilities are still to come."""
     _num_cached_tokens: int = 0
     _error: str | None = None
     _hidden_state: bytes | None = None
@@ -220,6 +222,7 @@ class _Answer:
         self.num_running = len(self.streams)
         positions: list[LogprobsAtPosition | None] = [None] * len(self.prompt.prompt_token_ids)
         self._prompt_logprobs = None if params.prompt_logprobs is None else positions
+        self._num_unscored = 0 if params.prompt_logprobs is None else len(positions) - 1  # nothing predicts the first
 
     def push(self, stream: CompletionStream, update: TokenUpdate) -> None:
         news = update.news
@@ -243,6 +246,7 @@ class _Answer:
             # is not reported again.
             for position, entry in enumerate(news.prompt_logprobs, start=news.prompt_logprobs_start):
                 self._prompt_logprobs[position] = decode_logprobs(entry, self.tokenizer)
+            self._num_unscored -= len(news.prompt_logprobs)
 
     def abort(self, time_s: float, reason: FinishReason) -> None:
         for stream in self.streams:
@@ -254,6 +258,9 @@ class _Answer:
         """The output to hand out now, if any."""
         finished = not self.num_running
         if self.kind is OutputKind.DELTA:
+            # The first of several sequences scores the prompt; others, with a cached prefix, may be ahead of it.
+            if self._num_unscored and self.streams[0].finish_reason is None:
+                return None
             completions = [stream.take_delta() for stream in self.streams if stream.has_news]
         elif finished or self.kind is OutputKind.CUMULATIVE:
             completions = [stream.so_far() for stream in self.streams] if any(s.has_news for s in self.streams) else []
@@ -261,7 +268,7 @@ class _Answer:
             return None
         if not completions:
             return None
-        # In deltas they are sent once: they are complete when the first token is there.
+        # In deltas they are sent once.
         prompt_logprobs = None if self.kind is OutputKind.DELTA and self._has_sent else self._prompt_logprobs
         self._has_sent = True
         return RequestOutput(

@@ -54,6 +54,8 @@ class RequestCost:
     """Each of n sequences counts the prompt; that the prefix cache may save some of it is not promised."""
     num_answer_bytes: int = 0
     """About; log-probabilities are most of it."""
+    field: str = "prompt"
+    """Of the request, that makes it so many sequences."""
 
     def check_possible(self, limits: QueueLimits) -> None:
         """Refuses what no empty queue could take.
@@ -64,7 +66,7 @@ class RequestCost:
         if self.num_sequences > limits.max_queued_requests:
             limit = f"sequences (prompts x n, or best_of); at most max_queued_requests, {limits.max_queued_requests}"
             remedy = "Send fewer prompts at once, or start the server with --max-queued-requests."
-            raise InvalidParameter("n", self.num_sequences, limit, remedy)
+            raise InvalidParameter(self.field, self.num_sequences, limit, remedy)
         if self.num_prompt_tokens > limits.max_queued_tokens:
             limit = f"tokens in all prompts, each n times; at most max_queued_tokens, {limits.max_queued_tokens}"
             remedy = "Send fewer prompts at once, or start the server with --max-queued-tokens."
@@ -81,6 +83,7 @@ class RequestCost:
 def cost_of(prompts: Sequence[PromptInput]) -> RequestCost:
     """The cost of one request with these prompts."""
     num_sequences = num_prompt_tokens = num_answer_bytes = 0
+    field = "n" if any(p.params.n > 1 for p in prompts) else "input" if prompts[0].wants_hidden_state else "prompt"
     for prompt in prompts:
         params, length = prompt.params, len(prompt.prompt_token_ids)
         num_sequences += params.n
@@ -89,7 +92,7 @@ def cost_of(prompts: Sequence[PromptInput]) -> RequestCost:
         num_answer_bytes += params.n * prompt.max_tokens * per_token
         if params.prompt_logprobs is not None:  # reported once, whatever n is
             num_answer_bytes += length * LOGPROB_BYTES * (params.prompt_logprobs + 1)
-    return RequestCost(num_sequences, num_prompt_tokens, num_answer_bytes)
+    return RequestCost(num_sequences, num_prompt_tokens, num_answer_bytes, field)
 
 
 def predicted_wait_s(load: Load) -> float:

@@ -31,10 +31,10 @@ from twostroke.engine.messages import (
 from twostroke.engine.output_processor import OutputKind, OutputProcessor, TokenUpdate
 from twostroke.engine.queued_stream import QueuedStream
 from twostroke.errors import EngineError, EngineUnavailable, SetupError
-from twostroke.events import Event, KVBlockChecked
+from twostroke.events import EngineLost, Event, KVBlockChecked
 from twostroke.grammar.guidance import Guidance
 from twostroke.log import get_logger
-from twostroke.packed_events import PackedEvent, PackedEventLog, unpack
+from twostroke.packed_events import PackedEvent, PackedEventLog, pack, unpack
 from twostroke.request import FinishReason
 from twostroke.tokenizer.loading import load_tokenizer
 from twostroke.tokenizer.tokenizer import Tokenizer
@@ -164,7 +164,8 @@ class RemoteEngine:
         """See EngineClient."""
         if self._state is not EngineState.RUNNING or self._desk is None or self._is_draining:
             cause = SHUTTING_DOWN if self._is_draining else self._cause
-            raise EngineUnavailable(f"the engine takes no requests now: {cause}.")
+            may_return = self._state is not EngineState.FAILED
+            raise EngineUnavailable(f"the engine takes no requests now: {cause}.", may_return=may_return)
         desk = self._desk
         if not self._streams:
             self._progress_s = self.now_s()  # it was idle, which is no stall
@@ -290,6 +291,7 @@ class RemoteEngine:
             self._wire.process = None
             # first of all, before anything is awaited: nobody may be let in, and whoever waits is told at once
             self._end(EngineState.STARTING, f"{ending}; it is being started again")
+            self._tell_of_loss(current, ending)
             await current.stop()
             await asyncio.to_thread(self._on_trouble, ending)  # it writes a dump, which takes a while
             current = await self._restart(ending)
@@ -365,6 +367,11 @@ class RemoteEngine:
                 trouble = f"KV memory has gone bad in the cached prefix of {event.request_id}"
                 # beside the loop: whoever hears of it writes a dump, which takes a while
                 asyncio.get_running_loop().run_in_executor(None, self._on_trouble, trouble)
+
+    def _tell_of_loss(self, process: EngineProcess, cause: str) -> None:
+        """Says behind everything the process has reported that nothing more will come of it."""
+        lost = EngineLost(self.now_s(), f"engine-{process.pid}", cause)
+        asyncio.get_running_loop().call_soon(self._tell_listeners, [lost], [pack(lost)])
 
     def _deliver(self, updates: Sequence[TokenUpdate]) -> None:
         assert self._desk is not None, "an engine that runs has been met"

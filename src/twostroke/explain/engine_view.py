@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from twostroke.batch import Stroke
 from twostroke.events import (
+    EngineLost,
     EngineStarted,
     Event,
     KVBlockChecked,
@@ -62,7 +63,7 @@ class EngineView:
         """One event, in order."""
         self.time_s = max(self.time_s, event.time_s)
         match event:
-            case EngineStarted():
+            case EngineStarted() | EngineLost():
                 self.arrivals.clear()
                 self.num_tokens_held.clear()
                 self.in_flight.clear()

@@ -136,10 +136,10 @@ class LaneBuilder:
             self._cause = causes.of_starting_over(event)
             self._notes.append("started over: its cached prefix held a KV block that was found corrupt")
 
-    def lost(self, time_s: float) -> None:
-        """The engine was started again and knows nothing of it."""
+    def lost(self, time_s: float, why: str) -> None:
+        """The engine that ran it is no more."""
         self._finish_reason = FinishReason.ERROR
-        self._close(time_s, "the engine was started again")
+        self._close(time_s, why)
 
     def lane(self, upto_s: float) -> Lane:
         """What is known; of a sequence that lives, up to now."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Set
 
 from twostroke.errors import InvalidParameter
 from twostroke.events import (
+    EngineLost,
     EngineStarted,
     Event,
     EventsDropped,
@@ -62,8 +63,8 @@ class LaneReader:
         step = self._view.in_flight[0] if self._view.in_flight else None
         self._view.take(event)
         match event:
-            case EngineStarted():
-                return self._started(event)
+            case EngineStarted() | EngineLost():
+                return self._lost(event)
             case EventsDropped():
                 self._began_at_start = False
             case RequestArrived():
@@ -91,10 +92,11 @@ class LaneReader:
         """Those that have not ended, up to the last event."""
         return [lane.lane(self._view.time_s) for lane in self._live.values()]
 
-    def _started(self, event: EngineStarted) -> list[Lane]:
-        self._began_at_start = True
+    def _lost(self, event: EngineStarted | EngineLost) -> list[Lane]:
+        """Whoever is still there was run by an engine that died."""
+        self._began_at_start = self._began_at_start or isinstance(event, EngineStarted)
         for lane in self._live.values():
-            lane.lost(event.time_s)
+            lane.lost(event.time_s, "the engine died")
         return self._ended(event.time_s)
 
     def _arrived(self, event: RequestArrived) -> None:

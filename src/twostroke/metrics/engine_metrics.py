@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from twostroke.batch import AdmittedRequest, CacheEnd
 from twostroke.events import (
+    EngineLost,
     EngineStarted,
     Event,
     KVBlockChecked,
@@ -96,7 +97,10 @@ class EngineMetrics:
             case KVBlockChecked():
                 self._kv_checked(event)
             case EngineStarted():
+                self._lost(event.time_s)
                 self._started(event)
+            case EngineLost():
+                self._lost(event.time_s)
             case _:
                 return
         self._load.count(self._num_running, len(self._sequences) - self._num_running)
@@ -106,9 +110,12 @@ class EngineMetrics:
 
     # ------------------------------------------------------------------ events
 
+    def _lost(self, time_s: float) -> None:
+        """Whoever is still there was run by an engine that died."""
+        for sequence_id in list(self._sequences):
+            self._end(sequence_id, FinishReason.ERROR, time_s)
+
     def _started(self, event: EngineStarted) -> None:
-        for sequence_id in list(self._sequences):  # of an engine that died
-            self._end(sequence_id, FinishReason.ERROR, event.time_s)
         self._starts.add(1)
         self._load.started(event)
 

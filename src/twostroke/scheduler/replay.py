@@ -10,6 +10,7 @@ from twostroke.batch import ScheduledBatch
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.events import (
+    EngineLost,
     EngineStarted,
     Event,
     EventsDropped,
@@ -87,7 +88,7 @@ def _feed(scheduler: Scheduler, event: Event) -> Difference | None:
             scheduler.reset_prefix_cache()
         case KVBlockChecked():
             _take_out_of_use(scheduler, event)
-        case MeasurementBegan():
+        case MeasurementBegan() | EngineLost():
             pass
         case EventsDropped():
             raise event_log_with_a_gap(event)

@@ -136,6 +136,23 @@ def test_a_flood_of_nonsense_does_not_fill_the_log(served: ServerProcess) -> Non
     assert len(lines()) - before < 50  # they would have to take 50 s
 
 
+def test_an_answer_that_nobody_reads_is_ended() -> None:
+    """It would hold its text, and its blocks, for as long as the reader likes."""
+    server = ServerProcess("--answer-timeout-s", "1")
+    try:
+        body = b'{"prompt":"x","max_tokens":3000,"ignore_eos":true,"n":8,"logprobs":20,"stream":true}'
+        with connect(server) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.sendall(HEAD + length(body) + b"\r\n" + body)
+            assert connection.recv(16)
+            server.wait_for("ended", "/server_info", lambda answer: answer.json()["health"]["num_requests"] == 0)
+            metrics = server.http.get("/metrics").text
+            assert re.search(r'request_success_total\{.*finished_reason="abort".*\} 8.0', metrics)
+        assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
+    finally:
+        server.stop()
+
+
 def test_one_connection_too_many_is_told_so(served: ServerProcess) -> None:
     with contextlib.ExitStack() as held:
         for _ in range(7):  # and the client's own
@@ -220,3 +237,21 @@ def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:
             httpx.get(f"{running.url}/health")
     finally:
         assert running.stop() == 0
+
+
+def test_a_body_without_its_content_type_is_told_so(served: ServerProcess) -> None:
+    answer = served.http.post("/v1/completions", content=BODY, headers={"content-type": "text/plain"})
+    assert answer.status_code == 400
+    assert "content-type: application/json" in answer.json()["error"]["message"]
+
+
+def test_a_body_that_has_not_arrived_when_the_server_ends_is_answered() -> None:
+    server = ServerProcess("--drain-timeout-s", "0")
+    with connect(server) as connection:
+        connection.sendall(HEAD + b"content-length: 100\r\n\r\n{")
+        server.wait_for("connected", "/health", lambda answer: answer.status_code == 200)
+        assert server.stop() == 0
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"].startswith("the server is shutting down")
+    assert "Traceback" not in server.stderr

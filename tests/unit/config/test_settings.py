@@ -10,6 +10,7 @@ import pytest
 from twostroke import SamplingParams
 from twostroke.cli.flags import ChatSampling, CompletionSampling
 from twostroke.config.engine import EngineConfig
+from twostroke.config.server import ServerConfig
 from twostroke.errors import InvalidParameter
 
 WRONG_SETTINGS: list[tuple[str, Any]] = [
@@ -111,3 +112,25 @@ def test_wrong_sampling_params(name: str, value: Any) -> None:
 def test_sampling_parameters_are_keys(kind: type[SamplingParams]) -> None:
     same = [kind(logit_bias={1: 2.0}, stop=["a"]) for _ in range(2)]
     assert len({*same, kind(logit_bias={1: 3.0}, stop=["a"]), kind(stop=["a"])}) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"admin_api_key": ""}, "admin_api_key='': must be a text"),
+        ({"api_key": ("",)}, "api_key"),
+        ({"cors_origins": ("somewhere",)}, "cors_origins='somewhere': is no origin"),
+        ({"cors_origins": ("http://a/b",)}, "cors_origins"),
+        ({"otlp_traces_endpoint": "nonsense"}, "otlp_traces_endpoint='nonsense': must be like"),
+        ({"answer_timeout_s": 0}, "answer_timeout_s=0"),
+    ],
+    ids=str,
+)
+def test_settings_of_a_server_that_cannot_work(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidParameter, match=told):
+        ServerConfig(**given)
+
+
+def test_settings_of_a_server_that_can() -> None:
+    ServerConfig(cors_origins=("*", "http://localhost:3000", "https://a.example"), admin_api_key="x")
+    ServerConfig(otlp_traces_endpoint="http://localhost:4318", answer_timeout_s=0.5)

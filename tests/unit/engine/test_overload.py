@@ -178,7 +178,12 @@ def test_a_deadline_of_the_callers_counts_until_the_first_token() -> None:
 
 @pytest.mark.parametrize(
     ("cost", "name"),
-    [(RequestCost(11, 1), "n"), (RequestCost(1, 101), "prompt"), (RequestCost(1, 1, 1001), "logprobs")],
+    [
+        (RequestCost(11, 1), "prompt"),
+        (RequestCost(11, 1, field="n"), "n"),
+        (RequestCost(1, 101), "prompt"),
+        (RequestCost(1, 1, 1001), "logprobs"),
+    ],
 )
 def test_what_never_fits_is_the_callers_mistake(cost: RequestCost, name: str) -> None:
     with pytest.raises(InvalidParameter) as refused:
