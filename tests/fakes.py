@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from twostroke.batch import Commit, ScheduledBatch, ScheduledRequest
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.config.speculation import SpeculativeConfig
 from twostroke.events import (
     EngineStarted,
     EventLog,
@@ -154,7 +155,7 @@ class FakeEngine:
 
     Args:
         latency: steps that are decided before the scheduler hears of a result; 0 waits for each.
-        max_drafts: most drafts proposed after a step.
+        max_drafts: drafts that each decode verifies.
         stop_chance: chance that a token ends its request.
         log: takes the events of the run.
         step_time_s: how long a step takes, on the engine's own clock.
@@ -183,7 +184,8 @@ class FakeEngine:
         scheduler_config = scheduler_config or SchedulerConfig()
         self.layout = layout
         self.kv = KVCacheManager(layout, num_blocks, cache_config, max_model_len)
-        self.scheduler = Scheduler(scheduler_config, self.kv, max_model_len=max_model_len)
+        drafts = SpeculativeConfig(method="ngram", num_speculative_tokens=max_drafts) if max_drafts else None
+        self.scheduler = Scheduler(scheduler_config, self.kv, max_model_len=max_model_len, speculation=drafts)
         self.log = log if log is not None else EventRing(1)
         self.settings = scheduler_config
         self.policy = make_policy(scheduler_config)
@@ -191,11 +193,13 @@ class FakeEngine:
         self.tenants: dict[str, str] = {}
         self.last_results: dict[str, list[int]] = {}
         configs = plain(scheduler_config), plain(cache_config), plain(layout)
-        self.log.append(EngineStarted(0.0, "fake", *configs, num_blocks, max_model_len, "fake"))
+        speculation = None if drafts is None else plain(drafts)
+        self.log.append(
+            EngineStarted(0.0, "fake", *configs, num_blocks, max_model_len, "fake", speculation=speculation)
+        )
         self.rng = random.Random(seed)
         self.executor = FakeExecutor(layout, self.rng)
         self.latency = latency
-        self.max_drafts = max_drafts
         self.stop_chance = stop_chance
         self.step_time_s = step_time_s
         self.corruption_chance = corruption_chance
@@ -336,5 +340,4 @@ class FakeEngine:
         if reason is not None:
             del self.live[request_id]
             self.ended[request_id] = (reason, committed)
-        num_drafts = self.rng.randint(0, self.max_drafts) if token_ids else 0
-        return Commit(request_id, num_accepted, hashes, reason, num_drafts)
+        return Commit(request_id, num_accepted, hashes, reason, scheduled.num_draft_tokens)

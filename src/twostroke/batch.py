@@ -85,7 +85,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True, array_like=True):
     num_scheduled_tokens: int
     """Query tokens in this step, drafts included."""
     num_draft_tokens: int
-    """How many of them, at the end, are unverified drafts."""
+    """How many of them, at the end, are for drafts to be verified; there may be fewer guesses than that."""
     samples_token: bool
     """False for all prefill chunks but the last."""
     block_tables: tuple[BlockTableUpdate, ...]
@@ -197,7 +197,7 @@ class RequestResult(NamedTuple):
     token_ids: tuple[int, ...]
     """0 (a chunk that does not sample) to k + 1 tokens (k drafts accepted and one more)."""
     num_draft_tokens: int = 0
-    """Drafts proposed for the next step."""
+    """Drafts that were verified, so many as were guessed; at most as many as were scheduled."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One per token, when asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
@@ -220,6 +220,8 @@ class StepResult:
     requests: tuple[RequestResult, ...]
     operator_time_s: float = 0.0
     """Time in the model's operators, measured by the runner; the rest of the step is the engine's own."""
+    draft_time_s: float = 0.0
+    """Time that guessing drafts took, before that."""
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True):
@@ -232,3 +234,4 @@ class Commit(msgspec.Struct, frozen=True, array_like=True):
     """Of blocks that these tokens filled."""
     finish_reason: FinishReason | None = None
     num_draft_tokens: int = 0
+    """Drafts that were verified: at most as many as were scheduled."""

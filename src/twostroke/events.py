@@ -51,6 +51,8 @@ class EngineStarted:
     """Which model: a name and what identifies its weights."""
     machine: MachineLimits | None = None
     """What the costs of steps are held against."""
+    speculation: dict[str, Any] | None = None
+    """Fields of SpeculativeConfig; None where nobody drafts."""
 
 
 @dataclass(frozen=True, slots=True)

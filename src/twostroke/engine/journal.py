@@ -10,6 +10,7 @@ from math import isfinite
 from twostroke.batch import Commit, ScheduledBatch
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.config.speculation import SpeculativeConfig
 from twostroke.cost.step_cost import ModelShape, shares_of, step_cost
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.engine.generation import GenerationRequest
@@ -136,7 +137,7 @@ class Journal:
                 self._sinks.remove(sink)
 
 
-def engine_started(
+def engine_started(  # noqa: PLR0913 (what a replay is built from, each by its name)
     scheduler: SchedulerConfig,
     cache: CacheConfig,
     layout: KVLayout,
@@ -145,6 +146,7 @@ def engine_started(
     max_model_len: int,
     model: str,
     now_s: float,
+    speculation: SpeculativeConfig | None = None,
 ) -> EngineStarted:
     """The event that says what a replay has to be built from; it knows no machine yet."""
     return EngineStarted(
@@ -156,4 +158,5 @@ def engine_started(
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         model=model,
+        speculation=None if speculation is None else plain(speculation),
     )

@@ -9,6 +9,7 @@ from typing import Any
 from twostroke.batch import ScheduledBatch
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.config.speculation import SpeculativeConfig
 from twostroke.events import (
     EngineStarted,
     Event,
@@ -64,7 +65,9 @@ def scheduler_of(started: EngineStarted) -> Scheduler:
     kv = KVCacheManager(
         _layout_of(started.layout), started.num_blocks, CacheConfig(**started.cache), started.max_model_len
     )
-    return Scheduler(SchedulerConfig(**started.scheduler), kv, max_model_len=started.max_model_len)
+    drafts = None if started.speculation is None else SpeculativeConfig(**started.speculation)
+    config = SchedulerConfig(**started.scheduler)
+    return Scheduler(config, kv, max_model_len=started.max_model_len, speculation=drafts)
 
 
 def _layout_of(fields: dict[str, Any]) -> KVLayout:

@@ -90,6 +90,8 @@ class StepPlan:
             # in a fair queue somebody admitted in this very step may have to give way to a prefill that goes on
             self.admitted = [admitted for admitted in self.admitted if admitted.request_id != request.request_id]
             request.num_computed_tokens = share.scheduled.num_computed_tokens
+            if share.scheduled.num_draft_tokens:
+                request.num_draft_tokens = 0
 
     def preempted(self) -> Refusal | None:
         """Nobody is admitted in a step that had to preempt: it would only take the blocks that were just missing."""
