@@ -6,8 +6,9 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
-from twostroke.batch import Commit, ScheduledBatch, ScheduledRequest
+from twostroke.batch import Commit, ScheduledBatch, ScheduledRequest, StepSeconds
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
@@ -155,7 +156,7 @@ class FakeEngine:
 
     Args:
         latency: steps that are decided before the scheduler hears of a result; 0 waits for each.
-        max_drafts: drafts that each decode verifies.
+        max_drafts: drafts that each decode verifies; "auto" as the gate decides by the times of the steps.
         stop_chance: chance that a token ends its request.
         log: takes the events of the run.
         step_time_s: how long a step takes, on the engine's own clock.
@@ -172,7 +173,7 @@ class FakeEngine:
         scheduler_config: SchedulerConfig | None = None,
         cache_config: CacheConfig | None = None,
         latency: int = 0,
-        max_drafts: int = 0,
+        max_drafts: int | Literal["auto"] = 0,
         stop_chance: float = 0.0,
         seed: int = 0,
         log: EventLog | None = None,
@@ -210,7 +211,7 @@ class FakeEngine:
         self.started_over: list[str] = []
         """In the last step."""
         self.now_s = 0.0
-        self.in_flight: deque[tuple[ScheduledBatch, dict[str, list[int]], dict[str, FakeGeneration]]] = deque()
+        self.in_flight: deque[tuple[ScheduledBatch, dict[str, list[int]], dict[str, FakeGeneration], float]] = deque()
         self.live: dict[str, FakeGeneration] = {}
         self.ended: dict[str, tuple[FinishReason, list[int]]] = {}
         self.batches: list[ScheduledBatch] = []
@@ -255,8 +256,9 @@ class FakeEngine:
 
     def step(self) -> ScheduledBatch:
         """Decides one step, computes it, and accounts for those that are due."""
-        batch = self.scheduler.schedule(self.now_s)
-        self.log.append(StepScheduled(self.now_s, "fake", batch))
+        decided_s = self.now_s
+        batch = self.scheduler.schedule(decided_s)
+        self.log.append(StepScheduled(decided_s, "fake", batch))
         self.batches.append(batch)
         ran = {scheduled.request_id: self.live[scheduled.request_id] for scheduled in batch.requests}
         self.started_over = []
@@ -265,7 +267,7 @@ class FakeEngine:
         self.now_s += self.step_time_s(batch)
         if not batch.is_empty:
             self.last_results = self.executor.execute(batch)
-            self.in_flight.append((batch, self.last_results, ran))
+            self.in_flight.append((batch, self.last_results, ran, decided_s))
         for request_id in self.started_over:
             old = self.live[request_id]
             fresh = FakeGeneration(old.token_ids[: old.num_prompt_tokens], old.max_tokens, old.salt)
@@ -311,12 +313,12 @@ class FakeEngine:
         raise AssertionError(f"{max_steps} steps and no end: {self.live.keys()}")
 
     def _update(self) -> None:
-        batch, results, ran = self.in_flight.popleft()
+        batch, results, ran, decided_s = self.in_flight.popleft()
         # what was made of somebody who started over meanwhile is nobody's
         mine = [s for s in batch.requests if self.live.get(s.request_id, ran[s.request_id]) is ran[s.request_id]]
         commits = tuple(self._commit(s, results[s.request_id]) for s in mine)
         self.log.append(StepCommitted(self.now_s, "fake", batch.step, commits))
-        self.scheduler.update(batch.step, commits)
+        self.scheduler.update(batch.step, commits, StepSeconds(self.now_s - decided_s))
 
     def _commit(self, scheduled: ScheduledRequest, token_ids: list[int]) -> Commit:
         request_id = scheduled.request_id

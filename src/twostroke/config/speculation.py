@@ -11,8 +11,11 @@ from twostroke.errors import InvalidParameter, UnknownParameter
 
 Method = Literal["ngram", "draft_model", "early_exit"]
 
+AUTO = "auto"
 MAX_DRAFTS = 64
 """Tokens drafted at once; far beyond what pays."""
+MAX_AUTO_DRAFTS = 8
+"""What is measured before it is used goes no further."""
 MAX_ENDING = 64
 
 _OF_METHOD: Mapping[Method, frozenset[str]] = {
@@ -31,8 +34,8 @@ class SpeculativeConfig:
     method: Method
     """`ngram`: what followed the last tokens when they stood in the text before. `draft_model`: a smaller model with
     the same vocabulary. `early_exit`: the model's own first layers, with its norm and head."""
-    num_speculative_tokens: int = 4
-    """Most tokens drafted at once."""
+    num_speculative_tokens: int | Literal["auto"] = AUTO
+    """Tokens drafted at once; "auto" drafts where it pays, by what is measured while serving."""
     model: str | None = None
     """Of draft_model: a folder, a GGUF file or a hub id; None takes the one that comes with the embedded model."""
     exit_layer: int | None = None
@@ -45,14 +48,18 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         """Checks types and ranges, and that every field given is one of the method's."""
         one_of("speculative_config.method", self.method, get_args(Method))
-        whole_number("speculative_config.num_speculative_tokens", self.num_speculative_tokens, 1, MAX_DRAFTS)
+        if self.num_speculative_tokens != AUTO:
+            name, limit = "speculative_config.num_speculative_tokens", f'a whole number, 1 to {MAX_DRAFTS}, or "{AUTO}"'
+            whole_number(name, self.num_speculative_tokens, 1, MAX_DRAFTS, limit=limit)
         known = _OF_METHOD[self.method]
         for field in fields(self):
             value = getattr(self, field.name)
             if value is not None and field.name not in known | _OF_ALL:
                 meant = " and ".join(repr(method) for method, names in _OF_METHOD.items() if field.name in names)
                 remedy = f"It is for method {meant}; leave it out."
-                raise InvalidParameter(f"speculative_config.{field.name}", value, f"is nothing that {self.method!r} knows", remedy)
+                raise InvalidParameter(
+                    f"speculative_config.{field.name}", value, f"is nothing that {self.method!r} knows", remedy
+                )
         if self.model is not None:
             text("speculative_config.model", self.model)
         for name, most in (("exit_layer", None), ("prompt_lookup_max", MAX_ENDING), ("prompt_lookup_min", MAX_ENDING)):

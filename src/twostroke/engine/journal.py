@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from math import isfinite
 
-from twostroke.batch import Commit, ScheduledBatch
+from twostroke.batch import Commit, ScheduledBatch, StepResult
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
@@ -91,11 +91,10 @@ class Journal:
         cost = None if self._machine is None else step_cost(self._shape, shares_of(batch), self._machine)
         self._emit(StepScheduled(now_s, self._process, batch, cost))
 
-    def committed(
-        self, step: int, commits: Sequence[Commit], operator_time_s: float, result_s: float, now_s: float
-    ) -> None:
+    def committed(self, result: StepResult, commits: Sequence[Commit], result_s: float, now_s: float) -> None:
         """A step's result, there at `result_s`, was taken in."""
-        self._emit(StepCommitted(result_s, self._process, step, tuple(commits), operator_time_s, now_s))
+        times = result.operator_time_s, now_s, result.draft_time_s
+        self._emit(StepCommitted(result_s, self._process, result.step, tuple(commits), *times))
 
     def prefix_cache_reset(self, now_s: float) -> None:
         """Cached prefixes were forgotten."""

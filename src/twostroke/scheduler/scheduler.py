@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from twostroke.batch import BlockTableUpdate, Commit, Preemption, ScheduledBatch, Stroke
+from twostroke.batch import UNTIMED, BlockTableUpdate, Commit, Preemption, ScheduledBatch, StepSeconds, Stroke
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
 from twostroke.kv_cache.manager import KVCacheManager, KVUsage
@@ -146,14 +146,20 @@ class Scheduler:
                 break
         return self._close(plan)
 
-    def update(self, step: int, commits: Sequence[Commit]) -> None:
+    def update(self, step: int, commits: Sequence[Commit], seconds: StepSeconds = UNTIMED) -> None:
         """Takes in the outcome of a step: one commit for each scheduled request that has not ended since.
 
         Steps are updated in the order in which they were decided. A commit of a request that has ended is ignored;
         one of a request that was preempted meanwhile counts, its token was sampled.
+
+        Args:
+            step: of the batch.
+            commits: what its requests got.
+            seconds: how long it took, for a gate that goes by measurement.
         """
         assert step == next(iter(self._in_flight), None), f"step {step}; in flight: {list(self._in_flight)}"
         shares = self._in_flight.pop(step)
+        self._drafts.learn([share.scheduled for share in shares.values()], commits, seconds)
         for commit in commits:
             share = shares.pop(commit.request_id, None)
             if share is not None and share.request.status is not RequestStatus.FINISHED:
@@ -216,7 +222,9 @@ class Scheduler:
             for request in self._running.snapshot()
             if request.num_computed_tokens >= request.num_prefill_tokens and not waits_for_update(request)
         ]
-        for request, num_wanted in zip(decoding, self._drafts.num_drafts(decoding), strict=True):
+        wanted = self._drafts.num_drafts(decoding)
+        plan.drafts = self._drafts.decision
+        for request, num_wanted in zip(decoding, wanted, strict=True):
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted a moment ago by somebody more urgent
             num_drafts = max(0, min(num_wanted, num_spare, request.num_outputs_left - 1))
@@ -391,6 +399,7 @@ class Scheduler:
         request.move_to(RequestStatus.FINISHED)
         request.finish_reason = reason
         del self._requests[request_id], self._keys[request_id]
+        self._drafts.forget(request_id)
 
     # ------------------------------------------------------------------ checks
 
