@@ -1,4 +1,4 @@
-"""The gate against machines whose times are known: it drafts where that makes more tokens per second, and only there."""
+"""The gate against machines whose times are known: it drafts where that makes more tokens per second, only there."""
 
 from __future__ import annotations
 
