@@ -103,6 +103,7 @@ def build_engine(
     config: EngineConfig,
     around_executor: Callable[[Executor], Executor] | None = None,
     listeners: Sequence[EventLog] = (),
+    drafter: Drafter | None = None,
 ) -> BuiltEngine:
     """Loads a model and builds the engine that runs sequences of its token ids.
 
@@ -110,6 +111,7 @@ def build_engine(
         config: everything a user may set.
         around_executor: puts another executor around the one that computes, to watch it (benchmarks do).
         listeners: hear every event, beside the file and the ring of the engine's own.
+        drafter: guesses instead of what the settings name (a benchmark's).
 
     Raises:
         SetupError: no such model, files that contradict each other, sizes that do not fit.
@@ -117,8 +119,10 @@ def build_engine(
     """
     begin_s = time.perf_counter()
     loaded = _prepare(config)
+    if drafter is not None:
+        loaded = replace(loaded, drafter=drafter)
     return_unused()  # reading a large tokenizer takes twice what it keeps
-    layout, drafter = loaded.layout, loaded.drafter
+    layout = loaded.layout
     num_weight_bytes = _weight_bytes(config, loaded)
     sizing = size_kv_cache(
         layout,
@@ -127,7 +131,7 @@ def build_engine(
         model_context=loaded.config.max_context,
         max_tokens_per_step=_max_tokens_per_step(config, loaded.config),
         memory=_free_memory(config, loaded, layout, num_weight_bytes),
-        bytes_beside_block=0 if drafter is None else drafter.kv_bytes_per_block,
+        bytes_beside_block=0 if loaded.drafter is None else loaded.drafter.kv_bytes_per_block,
     )
     with ExitStack() as if_it_fails:
         # opened before a weight is read, which may take minutes: a path that cannot be written is refused at once

@@ -77,7 +77,7 @@ class MeasuredDrafts:
     _FIRST_PROBE = 24
     _LAST_PROBE = 384
     """Steps between two tries of a request whose drafts do not pay."""
-    _GLOBAL_KEPT = 0.98
+    _GLOBAL_KEPT = 0.94
 
     def __init__(self, most: int) -> None:
         self._most = most
