@@ -53,7 +53,7 @@ def _run(seed: int) -> tuple[Event, ...]:
         scheduler_config=settings,
         cache_config=_cache_config(layout.block_size, dice),
         latency=dice.choice([0, 0, 1, 2]),
-        max_drafts=dice.choice([0, 3]),
+        max_drafts=dice.choice([0, 3, "auto"]),
         stop_chance=dice.choice([0.0, 0.1]),
         corruption_chance=dice.choice([0.0, 0.3]),
         check_time_s=dice.choice([0.0, 0.2]),

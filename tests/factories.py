@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from twostroke.batch import Commit, ScheduledBatch
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.config.speculation import SpeculativeConfig
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.request import Arrival, FinishReason
@@ -37,11 +38,13 @@ def make_scheduler(
     block_size: int = 4,
     max_model_len: int = 32,
     kv: KVCacheManager | None = None,
+    num_drafts: int = 0,
     **given: object,
 ) -> Scheduler:
     """A scheduler; further keywords are fields of SchedulerConfig."""
     kv = kv or make_kv(num_blocks, block_size=block_size, max_model_len=max_model_len)
-    return Scheduler(SchedulerConfig(**given), kv, max_model_len=max_model_len)
+    drafts = SpeculativeConfig(method="ngram", num_speculative_tokens=num_drafts) if num_drafts else None
+    return Scheduler(SchedulerConfig(**given), kv, max_model_len=max_model_len, speculation=drafts)
 
 
 def make_arrival(request_id: str = "a", num_prompt_tokens: int = 4, max_tokens: int = 4, **given: object) -> Arrival:

@@ -6,10 +6,12 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
-from twostroke.batch import Commit, ScheduledBatch, ScheduledRequest
+from twostroke.batch import Commit, ScheduledBatch, ScheduledRequest, StepSeconds
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.config.speculation import SpeculativeConfig
 from twostroke.events import (
     EngineStarted,
     EventLog,
@@ -154,7 +156,7 @@ class FakeEngine:
 
     Args:
         latency: steps that are decided before the scheduler hears of a result; 0 waits for each.
-        max_drafts: most drafts proposed after a step.
+        max_drafts: drafts that each decode verifies; "auto" as the gate decides by the times of the steps.
         stop_chance: chance that a token ends its request.
         log: takes the events of the run.
         step_time_s: how long a step takes, on the engine's own clock.
@@ -171,7 +173,7 @@ class FakeEngine:
         scheduler_config: SchedulerConfig | None = None,
         cache_config: CacheConfig | None = None,
         latency: int = 0,
-        max_drafts: int = 0,
+        max_drafts: int | Literal["auto"] = 0,
         stop_chance: float = 0.0,
         seed: int = 0,
         log: EventLog | None = None,
@@ -183,7 +185,8 @@ class FakeEngine:
         scheduler_config = scheduler_config or SchedulerConfig()
         self.layout = layout
         self.kv = KVCacheManager(layout, num_blocks, cache_config, max_model_len)
-        self.scheduler = Scheduler(scheduler_config, self.kv, max_model_len=max_model_len)
+        drafts = SpeculativeConfig(method="ngram", num_speculative_tokens=max_drafts) if max_drafts else None
+        self.scheduler = Scheduler(scheduler_config, self.kv, max_model_len=max_model_len, speculation=drafts)
         self.log = log if log is not None else EventRing(1)
         self.settings = scheduler_config
         self.policy = make_policy(scheduler_config)
@@ -191,11 +194,13 @@ class FakeEngine:
         self.tenants: dict[str, str] = {}
         self.last_results: dict[str, list[int]] = {}
         configs = plain(scheduler_config), plain(cache_config), plain(layout)
-        self.log.append(EngineStarted(0.0, "fake", *configs, num_blocks, max_model_len, "fake"))
+        speculation = None if drafts is None else plain(drafts)
+        self.log.append(
+            EngineStarted(0.0, "fake", *configs, num_blocks, max_model_len, "fake", speculation=speculation)
+        )
         self.rng = random.Random(seed)
         self.executor = FakeExecutor(layout, self.rng)
         self.latency = latency
-        self.max_drafts = max_drafts
         self.stop_chance = stop_chance
         self.step_time_s = step_time_s
         self.corruption_chance = corruption_chance
@@ -206,7 +211,7 @@ class FakeEngine:
         self.started_over: list[str] = []
         """In the last step."""
         self.now_s = 0.0
-        self.in_flight: deque[tuple[ScheduledBatch, dict[str, list[int]], dict[str, FakeGeneration]]] = deque()
+        self.in_flight: deque[tuple[ScheduledBatch, dict[str, list[int]], dict[str, FakeGeneration], float]] = deque()
         self.live: dict[str, FakeGeneration] = {}
         self.ended: dict[str, tuple[FinishReason, list[int]]] = {}
         self.batches: list[ScheduledBatch] = []
@@ -251,8 +256,9 @@ class FakeEngine:
 
     def step(self) -> ScheduledBatch:
         """Decides one step, computes it, and accounts for those that are due."""
-        batch = self.scheduler.schedule(self.now_s)
-        self.log.append(StepScheduled(self.now_s, "fake", batch))
+        decided_s = self.now_s
+        batch = self.scheduler.schedule(decided_s)
+        self.log.append(StepScheduled(decided_s, "fake", batch))
         self.batches.append(batch)
         ran = {scheduled.request_id: self.live[scheduled.request_id] for scheduled in batch.requests}
         self.started_over = []
@@ -261,7 +267,7 @@ class FakeEngine:
         self.now_s += self.step_time_s(batch)
         if not batch.is_empty:
             self.last_results = self.executor.execute(batch)
-            self.in_flight.append((batch, self.last_results, ran))
+            self.in_flight.append((batch, self.last_results, ran, decided_s))
         for request_id in self.started_over:
             old = self.live[request_id]
             fresh = FakeGeneration(old.token_ids[: old.num_prompt_tokens], old.max_tokens, old.salt)
@@ -307,12 +313,12 @@ class FakeEngine:
         raise AssertionError(f"{max_steps} steps and no end: {self.live.keys()}")
 
     def _update(self) -> None:
-        batch, results, ran = self.in_flight.popleft()
+        batch, results, ran, decided_s = self.in_flight.popleft()
         # what was made of somebody who started over meanwhile is nobody's
         mine = [s for s in batch.requests if self.live.get(s.request_id, ran[s.request_id]) is ran[s.request_id]]
         commits = tuple(self._commit(s, results[s.request_id]) for s in mine)
         self.log.append(StepCommitted(self.now_s, "fake", batch.step, commits))
-        self.scheduler.update(batch.step, commits)
+        self.scheduler.update(batch.step, commits, StepSeconds(self.now_s - decided_s))
 
     def _commit(self, scheduled: ScheduledRequest, token_ids: list[int]) -> Commit:
         request_id = scheduled.request_id
@@ -336,5 +342,4 @@ class FakeEngine:
         if reason is not None:
             del self.live[request_id]
             self.ended[request_id] = (reason, committed)
-        num_drafts = self.rng.randint(0, self.max_drafts) if token_ids else 0
-        return Commit(request_id, num_accepted, hashes, reason, num_drafts)
+        return Commit(request_id, num_accepted, hashes, reason, scheduled.num_draft_tokens)

@@ -85,7 +85,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True, array_like=True):
     num_scheduled_tokens: int
     """Query tokens in this step, drafts included."""
     num_draft_tokens: int
-    """How many of them, at the end, are unverified drafts."""
+    """How many of them, at the end, are for drafts to be verified; there may be fewer guesses than that."""
     samples_token: bool
     """False for all prefill chunks but the last."""
     block_tables: tuple[BlockTableUpdate, ...]
@@ -128,6 +128,30 @@ class Preemption:
     """Whose tokens needed a block; itself when it was the least urgent of all."""
 
 
+class DraftReason(StrEnum):
+    """Why so many drafts are verified in a step."""
+
+    PAYS = "pays"  # more tokens per second than without
+    DOES_NOT_PAY = "does not pay"
+    PROBE = "probe"  # a try, where they did not pay a while ago
+    UNKNOWN = "unknown"  # steps of this size are timed without drafts first
+
+
+@dataclass(frozen=True, slots=True)
+class DraftDecision:
+    """What the gate decided for a step, and by which figures."""
+
+    reason: DraftReason
+    num_drafts: int
+    """Wanted, over all requests."""
+    expected_tokens: float
+    """Of the best plan, drafts or none."""
+    expected_s: float
+    """Its time."""
+    plain_s: float
+    """The time without drafts, when every request gets one token."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
     """One decided step."""
@@ -150,6 +174,8 @@ class ScheduledBatch:
     """Blocks that could still be given out: free ones, and cached ones by eviction."""
     kv_checks: tuple[KVCheck, ...] = ()
     """Blocks of the cached prefixes of this step to be computed again and compared, before the step."""
+    drafts: DraftDecision | None = None
+    """Why its requests verify as many drafts as they do; None where nothing was decided by measurement."""
 
     @property
     def is_empty(self) -> bool:
@@ -197,7 +223,7 @@ class RequestResult(NamedTuple):
     token_ids: tuple[int, ...]
     """0 (a chunk that does not sample) to k + 1 tokens (k drafts accepted and one more)."""
     num_draft_tokens: int = 0
-    """Drafts proposed for the next step."""
+    """Drafts that were verified, so many as were guessed; at most as many as were scheduled."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One per token, when asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
@@ -220,6 +246,20 @@ class StepResult:
     requests: tuple[RequestResult, ...]
     operator_time_s: float = 0.0
     """Time in the model's operators, measured by the runner; the rest of the step is the engine's own."""
+    draft_time_s: float = 0.0
+    """Time that guessing drafts took, before that."""
+
+
+class StepSeconds(NamedTuple):
+    """How long a step took."""
+
+    step_s: float = 0.0
+    """From the decision to the result; 0: nobody looked."""
+    draft_s: float = 0.0
+    """Of it, to guess drafts."""
+
+
+UNTIMED = StepSeconds()
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True):
@@ -232,3 +272,4 @@ class Commit(msgspec.Struct, frozen=True, array_like=True):
     """Of blocks that these tokens filled."""
     finish_reason: FinishReason | None = None
     num_draft_tokens: int = 0
+    """Drafts that were verified: at most as many as were scheduled."""

@@ -51,6 +51,8 @@ class EngineStarted:
     """Which model: a name and what identifies its weights."""
     machine: MachineLimits | None = None
     """What the costs of steps are held against."""
+    speculation: dict[str, Any] | None = None
+    """Fields of SpeculativeConfig; None where nobody drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,8 @@ class StepCommitted:
     """Of the step, in the model's operators."""
     accounted_time_s: float | None = None
     """When the engine was done with it; `time_s` is when the result was there, which is its tokens' time."""
+    draft_time_s: float = 0.0
+    """Of the step, in guessing drafts."""
 
 
 @dataclass(frozen=True, slots=True)

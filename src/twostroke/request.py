@@ -83,7 +83,7 @@ class Request:
     num_cached_tokens: int = 0
     """Found in the prefix cache when it was first admitted."""
     num_draft_tokens: int = 0
-    """Drafts that the next step is to verify."""
+    """Drafts that a step in flight verifies."""
     num_preemptions: int = 0
 
     def __post_init__(self) -> None:

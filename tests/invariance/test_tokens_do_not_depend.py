@@ -26,6 +26,11 @@ def ngram(num_drafts: int) -> dict[str, Any]:
     return {"method": "ngram", "num_speculative_tokens": num_drafts, "prompt_lookup_min": 1}
 
 
+def early_exit(num_drafts: int) -> dict[str, Any]:
+    """Of random layers: hardly a draft stands."""
+    return {"method": "early_exit", "num_speculative_tokens": num_drafts, "exit_layer": 1}
+
+
 KNOBS: dict[str, dict[str, Any]] = {
     "budget 7": {"max_num_batched_tokens": 7},
     "budget 64": {"max_num_batched_tokens": 64},
@@ -49,6 +54,18 @@ KNOBS: dict[str, dict[str, Any]] = {
         "max_num_batched_tokens": 9,
     },
     "n-gram, no prefix cache": {"speculative_config": ngram(4), "enable_prefix_caching": False, "max_num_seqs": 3},
+    "early exit, 1 draft": {"speculative_config": early_exit(1)},
+    "early exit, 8 drafts": {"speculative_config": early_exit(8)},
+    "early exit, small blocks and budget": {
+        "speculative_config": early_exit(3),
+        "block_size": 8,
+        "max_num_batched_tokens": 9,
+    },
+    "early exit, contiguous": {
+        "speculative_config": early_exit(4),
+        "kv_reservation": "contiguous",
+        "enable_prefix_caching": False,
+    },
     "n-gram, contiguous": {
         "speculative_config": ngram(4),
         "kv_reservation": "contiguous",
@@ -115,6 +132,62 @@ def test_knob(knob: str, model: str, random_models: dict[str, Path], expected: d
     assert essence(generate(folder(model, random_models), prompts, params, **KNOBS[knob])) == expected[model]
 
 
+DRAFT_KNOBS: dict[str, dict[str, Any]] = {
+    "3 drafts": {},
+    "1 draft, small blocks and budget": {"block_size": 8, "max_num_batched_tokens": 9},
+    "contiguous": {"kv_reservation": "contiguous", "enable_prefix_caching": False},
+    "int8 KV": {"kv_cache_dtype": "int8"},
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("draft", ["itself", "qwen3"])
+@pytest.mark.parametrize("knob", DRAFT_KNOBS)
+def test_draft_model(
+    knob: str, draft: str, model: str, random_models: dict[str, Path], expected: dict[str, list[Any]]
+) -> None:
+    """One that is mostly right and one that is mostly wrong; with windows, one that sees less than its target."""
+    if model == "embedded":
+        draft = "itself"
+    prompts, params = requests()
+    drafter = folder(model if draft == "itself" else draft, random_models)
+    speculation = {
+        "method": "draft_model",
+        "model": drafter,
+        "num_speculative_tokens": 1 if knob.startswith("1") else 3,
+    }
+    outputs = generate(
+        folder(model, random_models), prompts, params, speculative_config=speculation, **DRAFT_KNOBS[knob]
+    )
+    if knob == "int8 KV":
+        alone = generate(folder(model, random_models), prompts, params, **DRAFT_KNOBS[knob])
+        assert essence(outputs) == essence(alone)
+    else:
+        assert essence(outputs) == expected[model]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("method", ["ngram", "early_exit", "draft_model"])
+def test_drafts_with_cached_prefixes_and_in_any_company(
+    method: str, model: str, random_models: dict[str, Path], expected: dict[str, list[Any]]
+) -> None:
+    """Three times the same requests to one engine: computed, found in the cache, and in another order."""
+    speculation: dict[str, Any] = {"method": method, "num_speculative_tokens": 4}
+    if method == "draft_model":
+        speculation["model"] = folder(model, random_models)
+    elif method == "early_exit":
+        speculation["exit_layer"] = 2
+    prompts, params = requests()
+    order = random.Random(8).sample(range(len(prompts)), len(prompts))
+    config: dict[str, Any] = {"kv_cache_memory": 1 << 26, "threads": 1, "speculative_config": speculation}
+    with LLM(folder(model, random_models), **config) as llm:
+        items = [{"prompt_token_ids": list(p)} for p in prompts]
+        for _ in range(2):
+            assert essence(llm.generate(items, list(params))) == expected[model]
+        shuffled = llm.generate([items[i] for i in order], [params[i] for i in order])
+    assert essence(shuffled) == [expected[model][i] for i in order]
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_one_token_at_a_time(model: str, random_models: dict[str, Path], expected: dict[str, list[Any]]) -> None:
     prompts, params = requests()
@@ -134,7 +207,8 @@ def test_small_pool_preempts(model: str, random_models: dict[str, Path]) -> None
     sizes = {"max_model_len": 80, "max_num_batched_tokens": 48}
     roomy = generate(folder(model, random_models), prompts, params, **sizes)
     assert sum(o.metrics.num_preemptions for o in roomy if o.metrics) == 0
-    for speculation in (None, ngram(4)):
+    itself = {"method": "draft_model", "model": folder(model, random_models), "num_speculative_tokens": 4}
+    for speculation in (None, ngram(4), early_exit(4), itself):
         small = {"num_kv_blocks": SMALL_POOL.get(model, 9), "speculative_config": speculation}
         tight = generate(folder(model, random_models), prompts, params, **small, **sizes)
         assert sum(o.metrics.num_preemptions for o in tight if o.metrics) > 0, "the pool was not small enough to matter"

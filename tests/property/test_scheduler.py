@@ -68,7 +68,7 @@ def make_engine(dice: random.Random) -> FakeEngine:
         scheduler_config=scheduler_config,
         cache_config=cache_config,
         latency=dice.choice([0, 1, 1, 2]),
-        max_drafts=dice.choice([0, 3]),
+        max_drafts=dice.choice([0, 3, "auto"]),
         stop_chance=dice.choice([0.0, 0.1]),
         corruption_chance=dice.choice([0.0, 0.3, 1.0]),
         seed=dice.randint(0, 10_000),

@@ -18,6 +18,8 @@ from twostroke.bench.report import load as load_result
 from twostroke.bench.report import print_comparison
 from twostroke.bench.reproduce.claim import ReproduceOptions
 from twostroke.bench.serve.options import ServeOptions
+from twostroke.bench.spec.run import SpecOptions, run_spec
+from twostroke.bench.spec.show import print_spec
 from twostroke.bench.start import StartOptions, print_starts, run_start
 from twostroke.bench.summary import summarize as summary_of
 from twostroke.bench.sweep.run import SweepOptions, run_sweep
@@ -125,6 +127,16 @@ def kernels(*, options: Annotated[KernelOptions, Parameter(name="*", group="Kern
     print_kernels(found)
     if not all(kernel["is_right"] for kernel in found["kernels"]):
         sys.exit(1)
+
+
+@app.command
+def spec(
+    *,
+    options: Annotated[SpecOptions, Parameter(name="*", group="Speculation")] = SpecOptions(),
+    load: LoadFlags = LoadConfig(),
+) -> None:
+    """Drafts against none, in turn: the speed-up beside the predicted one, and whether the gate ever loses."""
+    print_spec(run_spec(options, load).results)
 
 
 @app.command

@@ -200,6 +200,8 @@ class ModelConfig:
     """Type of the checkpoint's floats as config.json states it."""
     quantization: QuantizationConfig | None = None
     """How the weights are stored that are no floats."""
+    early_exit_layers: tuple[int, ...] = ()
+    """After so many layers the model was trained to go on with its norm and head right away."""
 
     def fixed_for(self, max_model_len: int | None) -> ModelConfig:
         """The model with dynamic rope scaling fixed for what the user asked for, or for all of its context.
@@ -251,6 +253,7 @@ class ModelConfig:
             qk_norm=traits.qk_norm,
             dtype=_dtype(given),
             quantization=QuantizationConfig.from_hf(mapping(given, "quantization_config")),
+            early_exit_layers=_early_exit_layers(given, num_layers),
         )
         read._check(given)
         return read
@@ -291,6 +294,16 @@ def _refuse_unsupported(given: Mapping[str, Any]) -> None:
     activation = given.get("hidden_act", "silu")
     if activation != "silu":
         raise UnsupportedModel(f"hidden_act={activation!r} is not implemented; known: silu.")
+
+
+def _early_exit_layers(given: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    layers = list_of(given, "early_exit_layers")
+    for layer in layers:
+        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 < layer < num_layers:
+            raise CorruptCheckpoint(
+                f"config.json: early_exit_layers has {layer!r}; a layer from 1 to {num_layers - 1}."
+            )
+    return tuple(layers)
 
 
 _SMALLEST_EPSILON = 1e-30

@@ -6,14 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from twostroke.config.checks import one_of, whole_number
+from twostroke.config.checks import one_of, text, whole_number
 from twostroke.errors import InvalidParameter, UnknownParameter
 
-Method = Literal["ngram"]
+Method = Literal["ngram", "draft_model", "early_exit"]
 
+AUTO = "auto"
 MAX_DRAFTS = 64
 """Tokens drafted at once; far beyond what pays."""
+MAX_AUTO_DRAFTS = 8
+"""What is measured before it is used goes no further."""
 MAX_ENDING = 64
+
+_OF_METHOD: Mapping[Method, frozenset[str]] = {
+    "ngram": frozenset({"prompt_lookup_max", "prompt_lookup_min"}),
+    "draft_model": frozenset({"model"}),
+    "early_exit": frozenset({"exit_layer"}),
+}
+"""Fields that a method has beside those of all."""
+_OF_ALL = frozenset({"method", "num_speculative_tokens"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,26 +32,49 @@ class SpeculativeConfig:
     """Who drafts, and how much. Whatever it is, the tokens are the same; only their time changes."""
 
     method: Method
-    """`ngram`: what followed the last tokens when they stood in the text before."""
-    num_speculative_tokens: int = 4
-    """Most tokens drafted at once."""
-    prompt_lookup_max: int = 5
-    """Of the n-gram method: tokens of the ending that is looked for, at most."""
-    prompt_lookup_min: int = 2
-    """And at least: a shorter match is taken for chance."""
+    """`ngram`: what followed the last tokens when they stood in the text before. `draft_model`: a smaller model with
+    the same vocabulary. `early_exit`: the model's own first layers, with its norm and head."""
+    num_speculative_tokens: int | Literal["auto"] = AUTO
+    """Tokens drafted at once; "auto" drafts where it pays, by what is measured while serving."""
+    model: str | None = None
+    """Of draft_model: a folder, a GGUF file or a hub id; None takes the one that comes with the embedded model."""
+    exit_layer: int | None = None
+    """Of early_exit: how many layers draft; None takes the first that the model was trained to exit after."""
+    prompt_lookup_max: int | None = None
+    """Of ngram: tokens of the ending that is looked for, at most; 5 by default."""
+    prompt_lookup_min: int | None = None
+    """And at least: a shorter match is taken for chance; 2 by default."""
 
     def __post_init__(self) -> None:
-        """Checks types and ranges."""
+        """Checks types and ranges, and that every field given is one of the method's."""
         one_of("speculative_config.method", self.method, get_args(Method))
-        whole_number("speculative_config.num_speculative_tokens", self.num_speculative_tokens, 1, MAX_DRAFTS)
-        whole_number("speculative_config.prompt_lookup_max", self.prompt_lookup_max, 1, MAX_ENDING)
-        whole_number("speculative_config.prompt_lookup_min", self.prompt_lookup_min, 1, MAX_ENDING)
-        if self.prompt_lookup_min > self.prompt_lookup_max:
-            raise InvalidParameter(
-                "speculative_config.prompt_lookup_min",
-                self.prompt_lookup_min,
-                f"must not be more than prompt_lookup_max, which is {self.prompt_lookup_max}",
-            )
+        if self.num_speculative_tokens != AUTO:
+            name, limit = "speculative_config.num_speculative_tokens", f'a whole number, 1 to {MAX_DRAFTS}, or "{AUTO}"'
+            whole_number(name, self.num_speculative_tokens, 1, MAX_DRAFTS, limit=limit)
+        known = _OF_METHOD[self.method]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and field.name not in known | _OF_ALL:
+                meant = " and ".join(repr(method) for method, names in _OF_METHOD.items() if field.name in names)
+                remedy = f"It is for method {meant}; leave it out."
+                raise InvalidParameter(
+                    f"speculative_config.{field.name}", value, f"is nothing that {self.method!r} knows", remedy
+                )
+        if self.model is not None:
+            text("speculative_config.model", self.model)
+        for name, most in (("exit_layer", None), ("prompt_lookup_max", MAX_ENDING), ("prompt_lookup_min", MAX_ENDING)):
+            if getattr(self, name) is not None:
+                whole_number(f"speculative_config.{name}", getattr(self, name), 1, most)
+        fewest, most = self.lookup_lengths
+        if fewest > most:
+            limit = f"must not be more than prompt_lookup_max, which is {most}"
+            raise InvalidParameter("speculative_config.prompt_lookup_min", fewest, limit)
+
+    @property
+    def lookup_lengths(self) -> tuple[int, int]:
+        """Of ngram: tokens of the ending that is looked for, at least and at most; one given bounds the other."""
+        most = self.prompt_lookup_max or max(5, self.prompt_lookup_min or 0)
+        return self.prompt_lookup_min or min(2, most), most
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> SpeculativeConfig:

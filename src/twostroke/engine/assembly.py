@@ -19,6 +19,7 @@ from twostroke.config.load import DEFAULT_GROUP_SIZE
 from twostroke.config.model import ModelConfig
 from twostroke.cost.step_cost import MachineLimits, ModelShape
 from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.drafting import Drafter, Surroundings, Target, find_drafter
 from twostroke.engine.engine import Engine
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.engine.facts import EngineFacts, input_processor
@@ -48,7 +49,6 @@ from twostroke.runner.memory import context_bytes, free_host_bytes, step_bytes
 from twostroke.runner.model_runner import ModelRunner
 from twostroke.sampling.sampler import Sampler
 from twostroke.scheduler.scheduler import Scheduler
-from twostroke.speculation.speculation import Speculation
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 log = get_logger(__name__)
@@ -70,6 +70,8 @@ class _Loaded:
     tokenizer_path: Path
     eos_token_ids: frozenset[int]
     grammars: GrammarBackend
+    layout: KVLayout
+    drafter: Drafter | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def build_engine(
     config: EngineConfig,
     around_executor: Callable[[Executor], Executor] | None = None,
     listeners: Sequence[EventLog] = (),
+    drafter: Drafter | None = None,
 ) -> BuiltEngine:
     """Loads a model and builds the engine that runs sequences of its token ids.
 
@@ -108,6 +111,7 @@ def build_engine(
         config: everything a user may set.
         around_executor: puts another executor around the one that computes, to watch it (benchmarks do).
         listeners: hear every event, beside the file and the ring of the engine's own.
+        drafter: guesses instead of what the settings name (a benchmark's).
 
     Raises:
         SetupError: no such model, files that contradict each other, sizes that do not fit.
@@ -115,14 +119,10 @@ def build_engine(
     """
     begin_s = time.perf_counter()
     loaded = _prepare(config)
+    if drafter is not None:
+        loaded = replace(loaded, drafter=drafter)
     return_unused()  # reading a large tokenizer takes twice what it keeps
-    layout = KVLayout.of(
-        loaded.config.layer_windows,
-        block_size=config.cache.block_size,
-        num_kv_heads=loaded.config.num_kv_heads,
-        head_dim=loaded.config.head_dim,
-        kv_format=loaded.kv_format,
-    )
+    layout = loaded.layout
     num_weight_bytes = _weight_bytes(config, loaded)
     sizing = size_kv_cache(
         layout,
@@ -131,6 +131,7 @@ def build_engine(
         model_context=loaded.config.max_context,
         max_tokens_per_step=_max_tokens_per_step(config, loaded.config),
         memory=_free_memory(config, loaded, layout, num_weight_bytes),
+        bytes_beside_block=0 if loaded.drafter is None else loaded.drafter.kv_bytes_per_block,
     )
     with ExitStack() as if_it_fails:
         # opened before a weight is read, which may take minutes: a path that cannot be written is refused at once
@@ -183,15 +184,20 @@ def _build_engine(
         group_size=config.load.group_size or DEFAULT_GROUP_SIZE,
     )
     manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
-    scheduler = Scheduler(config.scheduler, manager, max_model_len=sizing.max_model_len)
+    scheduler = Scheduler(
+        config.scheduler, manager, max_model_len=sizing.max_model_len, speculation=config.speculative_config
+    )
+    kv = KVStorage(layout, sizing.num_blocks, loaded.device, sizing.num_scratch_blocks)
+    sampler = Sampler(loaded.config.vocab_size, loaded.eos_token_ids, loaded.device, loaded.operators.gumbel_argmax)
+    target = Target(model, kv, sampler, sizing.max_model_len, config.scheduler.max_num_batched_tokens)
     runner = ModelRunner(
         model,
-        KVStorage(layout, sizing.num_blocks, loaded.device, sizing.num_scratch_blocks),
-        Sampler(loaded.config.vocab_size, loaded.eos_token_ids, loaded.device, loaded.operators.gumbel_argmax),
+        kv,
+        sampler,
         max_model_len=sizing.max_model_len,
         device=loaded.device,
         grammars=loaded.grammars,
-        speculation=None if config.speculative_config is None else Speculation.of(config.speculative_config),
+        proposer=None if loaded.drafter is None else loaded.drafter.build(target),
     )
     executor: Executor = InProcessExecutor(runner)
     engine = Engine(
@@ -234,6 +240,17 @@ def _prepare(config: EngineConfig) -> _Loaded:
             f"{files.path} are not. Leave it out, or quantize them (--quantization int8 or int4)."
         )
     check_weights(weights, model_config, load.quantization, load.group_size or DEFAULT_GROUP_SIZE)
+    layout = KVLayout.of(
+        model_config.layer_windows,
+        block_size=config.cache.block_size,
+        num_kv_heads=model_config.num_kv_heads,
+        head_dim=model_config.head_dim,
+        kv_format=kv_format,
+    )
+    drafter = None
+    if config.speculative_config is not None:
+        around = Surroundings(files.path, model_config, tokenizer, dtype, device, operators, kv_format, layout)
+        drafter = find_drafter(config.speculative_config, around)
     return _Loaded(
         files.path,
         model_config,
@@ -247,6 +264,8 @@ def _prepare(config: EngineConfig) -> _Loaded:
         of_tokenizer.path,
         eos_token_ids,
         Guidance(tokenizer, model_config.vocab_size, eos_token_ids),
+        layout,
+        drafter,
     )
 
 
@@ -298,6 +317,7 @@ def _journal(
         max_model_len=sizing.max_model_len,
         model=f"{loaded.path.name} ({model.architecture}, {num_parameters(model)} parameters, {loaded.dtype})",
         now_s=monotonic_clock(),
+        speculation=config.speculative_config,
     )
     return Journal(replace(started, machine=machine), shape, event_log, listeners)
 
@@ -318,6 +338,8 @@ def _free_memory(config: EngineConfig, loaded: _Loaded, layout: KVLayout, num_we
         bytes_per_element=loaded.dtype.itemsize,
     )
     free = _free_bytes(loaded.device)
+    if loaded.drafter is not None:
+        num_weight_bytes += loaded.drafter.num_weight_bytes
     if num_weight_bytes > free:
         raise DoesNotFit(
             f"the weights of {loaded.path.name} take {num_weight_bytes:,} bytes; {free:,} are free. Free some memory, "
@@ -374,6 +396,7 @@ def _startup_lines(
         f"model    {model}; {weights}",
         f"kv cache {per_token}; {blocks}, room for {capacity:,} tokens",
         f"requests {sizing.full_length_requests:,} of {sizing.max_model_len:,} tokens fit at once",
+        *(() if loaded.drafter is None else (f"drafts   {loaded.drafter.words}",)),
         *_proof_lines(),
         *(f"note     {remark}" for remark in (*sizing.remarks, *_rope_remarks(config))),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from twostroke.batch import Commit, RequestResult, ScheduledBatch, StepResult
+from twostroke.batch import Commit, RequestResult, ScheduledBatch, StepResult, StepSeconds
 from twostroke.engine.clock import Clock, monotonic_clock
 from twostroke.engine.generation import Generation, GenerationRequest
 from twostroke.engine.journal import Journal
@@ -51,8 +51,9 @@ class Engine:
         self._clock = clock
         self._self_check = KVSelfCheck(scheduler, executor, block_size=block_size, tolerance=kv_tolerance)
         self._live: dict[str, Generation] = {}
-        self._in_flight: deque[tuple[ScheduledBatch, tuple[Generation, ...]]] = deque()
-        """Batches whose results are to come, each with the sequences it runs, in the batch's order."""
+        self._in_flight: deque[tuple[ScheduledBatch, tuple[Generation, ...], float]] = deque()
+        """Batches whose results are to come, each with the sequences it runs, in the batch's order, and when it was
+        decided."""
 
     @property
     def has_work(self) -> bool:
@@ -113,8 +114,8 @@ class Engine:
         """Decide, compute, account."""
         updates = self._submit_ahead()
         if self._in_flight:
-            batch, generations = self._in_flight.popleft()
-            updates += self._account(batch, generations, self._executor.collect())
+            batch, generations, decided_s = self._in_flight.popleft()
+            updates += self._account(batch, generations, decided_s, self._executor.collect())
         return updates
 
     def close(self) -> None:
@@ -144,7 +145,9 @@ class Engine:
                 self._announce(generation, now_s)
             for check in batch.kv_checks:
                 updates += self._check_kv(check)
-            self._in_flight.append((batch, generations))  # first: whatever interrupts the submission left a result
+            self._in_flight.append(
+                (batch, generations, now_s)
+            )  # first: whatever interrupts the submission left a result
             self._executor.submit(batch)
         return updates
 
@@ -181,7 +184,7 @@ class Engine:
             self._executor.add_request(generation.request.new_request)
 
     def _account(
-        self, batch: ScheduledBatch, generations: tuple[Generation, ...], result: StepResult
+        self, batch: ScheduledBatch, generations: tuple[Generation, ...], decided_s: float, result: StepResult
     ) -> list[TokenUpdate]:
         now_s = self._clock()
         commits: list[Commit] = []
@@ -195,8 +198,8 @@ class Engine:
                 del self._live[made.request_id]
             if made.token_ids or made.prompt_logprobs or commit.finish_reason is not None:
                 updates.append(self._update_of(generation, made, commit, stop_token_id, now_s))
-        self._scheduler.update(batch.step, commits)
-        self._journal.committed(batch.step, commits, result.operator_time_s, now_s, self._clock())
+        self._scheduler.update(batch.step, commits, StepSeconds(now_s - decided_s, result.draft_time_s))
+        self._journal.committed(result, commits, now_s, self._clock())
         return updates
 
     def _update_of(

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from math import isfinite
 
-from twostroke.batch import Commit, ScheduledBatch
+from twostroke.batch import Commit, ScheduledBatch, StepResult
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.config.speculation import SpeculativeConfig
 from twostroke.cost.step_cost import ModelShape, shares_of, step_cost
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.engine.generation import GenerationRequest
@@ -90,11 +91,10 @@ class Journal:
         cost = None if self._machine is None else step_cost(self._shape, shares_of(batch), self._machine)
         self._emit(StepScheduled(now_s, self._process, batch, cost))
 
-    def committed(
-        self, step: int, commits: Sequence[Commit], operator_time_s: float, result_s: float, now_s: float
-    ) -> None:
+    def committed(self, result: StepResult, commits: Sequence[Commit], result_s: float, now_s: float) -> None:
         """A step's result, there at `result_s`, was taken in."""
-        self._emit(StepCommitted(result_s, self._process, step, tuple(commits), operator_time_s, now_s))
+        times = result.operator_time_s, now_s, result.draft_time_s
+        self._emit(StepCommitted(result_s, self._process, result.step, tuple(commits), *times))
 
     def prefix_cache_reset(self, now_s: float) -> None:
         """Cached prefixes were forgotten."""
@@ -136,7 +136,7 @@ class Journal:
                 self._sinks.remove(sink)
 
 
-def engine_started(
+def engine_started(  # noqa: PLR0913 (what a replay is built from, each by its name)
     scheduler: SchedulerConfig,
     cache: CacheConfig,
     layout: KVLayout,
@@ -145,6 +145,7 @@ def engine_started(
     max_model_len: int,
     model: str,
     now_s: float,
+    speculation: SpeculativeConfig | None = None,
 ) -> EngineStarted:
     """The event that says what a replay has to be built from; it knows no machine yet."""
     return EngineStarted(
@@ -156,4 +157,5 @@ def engine_started(
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         model=model,
+        speculation=None if speculation is None else plain(speculation),
     )

@@ -54,6 +54,7 @@ def size_kv_cache(
     model_context: int,
     max_tokens_per_step: int,
     memory: FreeMemory,
+    bytes_beside_block: int = 0,
 ) -> KVSizing:
     """Decides the number of blocks and the longest request.
 
@@ -67,12 +68,14 @@ def size_kv_cache(
         model_context: the longest context that the model was made for.
         max_tokens_per_step: what one step can add to a request (windows hold that much on top).
         memory: what is free, and what other parts take.
+        bytes_beside_block: what a draft model keeps beside each block.
 
     Raises:
         DoesNotFit: an explicit size is larger than the memory or the context allows, with the arithmetic.
     """
     num_scratch = len(layout.groups) if config.kv_check_rate else 0
-    num_blocks, remarks = _num_blocks(layout, config, memory, num_scratch), list[str]()
+    per_block = layout.bytes_per_block + bytes_beside_block
+    num_blocks, remarks = _num_blocks(layout, config, memory, num_scratch, per_block), list[str]()
     # the longest request is to fit beside blocks that turn out to be bad
     num_dependable = num_blocks - (max(num_scratch, num_blocks // QUARANTINE_SHARE) if num_scratch else 0)
     if max_model_len is not None and max_model_len > model_context:
@@ -84,7 +87,7 @@ def size_kv_cache(
     def bytes_for(num_needed: int) -> int:
         """KV memory in which so many blocks can be depended on."""
         num_spare = max(num_scratch, num_needed // (QUARANTINE_SHARE - 1) + 1) if num_scratch else 0
-        return (num_needed + num_spare + num_scratch) * layout.bytes_per_block
+        return (num_needed + num_spare + num_scratch) * per_block
 
     def blocks_for(num_tokens: int) -> int:
         """What the scheduler will ask for, by the same arithmetic."""
@@ -97,9 +100,9 @@ def size_kv_cache(
     if fits < wanted:
         needed, smallest = blocks_for(wanted), blocks_for(2)
         arithmetic = (
-            f"a request of {wanted} tokens needs {needed} blocks x {layout.bytes_per_block:,} bytes = "
-            f"{needed * layout.bytes_per_block:,} bytes; the KV memory holds {num_blocks} blocks = "
-            f"{num_blocks * layout.bytes_per_block:,} bytes"
+            f"a request of {wanted} tokens needs {needed} blocks x {per_block:,} bytes = "
+            f"{needed * per_block:,} bytes; the KV memory holds {num_blocks} blocks = "
+            f"{num_blocks * per_block:,} bytes"
         )
         if num_scratch:
             arithmetic += f", of which --kv-check-rate may put {num_blocks - num_dependable} out of use"
@@ -116,13 +119,12 @@ def size_kv_cache(
             )
         remarks.append(f"max_model_len: {model_context} -> {fits} ({arithmetic})")
     full = num_blocks // blocks_for(fits)
-    kv_bytes = (num_blocks + num_scratch) * layout.bytes_per_block
+    kv_bytes = (num_blocks + num_scratch) * per_block
     return KVSizing(num_blocks, fits, kv_bytes, full, num_scratch, tuple(remarks))
 
 
-def _num_blocks(layout: KVLayout, config: CacheConfig, memory: FreeMemory, num_scratch: int) -> int:
+def _num_blocks(layout: KVLayout, config: CacheConfig, memory: FreeMemory, num_scratch: int, per_block: int) -> int:
     """Of the pool; `num_scratch` more are beside it."""
-    per_block = layout.bytes_per_block
     usable = memory.usable_bytes
     default = min(memory.free_bytes // 2, usable)
     least = (1 + num_scratch) * per_block
@@ -146,9 +148,11 @@ def _num_blocks(layout: KVLayout, config: CacheConfig, memory: FreeMemory, num_s
             "steps smaller, a lower --max-model-len the tables."
         )
     if asked < least:
+        for_drafts = per_block - layout.bytes_per_block
         raise DoesNotFit(
             f"KV memory of {asked:,} bytes holds no block: one takes {per_block:,} bytes "
-            f"({layout.layers_per_block} layers x {layout.block_size} tokens x {layout.bytes_per_token_and_layer:,})"
+            f"({layout.layers_per_block} layers x {layout.block_size} tokens x {layout.bytes_per_token_and_layer:,}"
+            f"{f', and {for_drafts:,} for drafts' if for_drafts else ''})"
             f"{f', and --kv-check-rate takes {num_scratch} beside the pool' if num_scratch else ''}."
         )
     return asked // per_block - num_scratch

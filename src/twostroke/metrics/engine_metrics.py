@@ -136,7 +136,6 @@ class EngineMetrics:
         for admitted in batch.admitted:
             self._admitted(admitted, event.time_s)
         self._load.decided(batch)
-        self._drafts.scheduled(batch.step, batch.requests)
         if not batch.is_empty:
             self._step_tokens.observe(batch.num_tokens)
 
@@ -176,7 +175,7 @@ class EngineMetrics:
             self._latencies.gap.observe(gap_s, times)
             self._latencies.itl.observe(gap_s / num_new, times * num_new)
         self._steps.add(1)
-        self._drafts.committed(event.step, event.commits)
+        self._drafts.committed(event.commits)
         self._generation_tokens.add(num_tokens)
         self._load.generated(num_tokens, now_s)
         for sequence_id, reason in ended:

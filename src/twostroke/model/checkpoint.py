@@ -159,3 +159,9 @@ def shorten(names: list[str], limit: int = 8) -> str:
     """The first few names, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
+
+
+def companion(folder: Path, kind: str) -> Path | None:
+    """What comes with a model to draft for it (a folder named `kind`); None where nothing does."""
+    path = folder / kind
+    return path if folder == _EMBEDDED and path.is_dir() else None

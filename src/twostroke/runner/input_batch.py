@@ -57,7 +57,7 @@ class InputBatch:
 
 
 def build_input_batch(batch: ScheduledBatch, table: RequestTable) -> InputBatch:
-    """Looks up the values of the scheduled tokens.
+    """Looks up the values of the scheduled tokens; places of drafts that nobody guessed are left out.
 
     ```
     requests         A: computed 0, scheduled 3     B: computed 7, scheduled 1
@@ -71,13 +71,15 @@ def build_input_batch(batch: ScheduledBatch, table: RequestTable) -> InputBatch:
     row_indexes = np.fromiter((row.index for row in rows), np.int64, len(rows))
     starts = np.fromiter((r.num_computed_tokens for r in requests), np.int64, len(rows))
     lens = np.fromiter((r.num_scheduled_tokens for r in requests), np.int64, len(rows))
+    guessed = np.array([len(row.drafts) for row in rows])
+    lens += guessed - np.array([r.num_draft_tokens for r in requests])
     query_start_loc = np.zeros(len(rows) + 1, np.int32)
     np.cumsum(lens, out=query_start_loc[1:])
     # position = the request's start + offset within the request
     offsets = np.arange(query_start_loc[-1]) - np.repeat(query_start_loc[:-1], lens)
     positions = np.repeat(starts, lens) + offsets
     sampling_seqs = np.flatnonzero([r.samples_token for r in requests])
-    num_drafts = np.fromiter((requests[seq].num_draft_tokens for seq in sampling_seqs.tolist()), np.int64)
+    num_drafts = guessed[sampling_seqs]
     pooling_seqs = sampling_seqs[:0]
     if table.num_wanting_hidden_state:
         pools = np.array([rows[seq].wants_hidden_state for seq in sampling_seqs.tolist()], bool)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from twostroke.batch import NewRequest, RequestResult, ScheduledBatch, StepResult, TokenLogprobs
+from twostroke.batch import BlockTableUpdate, NewRequest, RequestResult, ScheduledBatch, StepResult, TokenLogprobs
 from twostroke.grammar.backend import GrammarBackend
 from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.layers.attention_metadata import AttentionMetadata
@@ -21,7 +21,7 @@ from twostroke.sampling.logprobs import num_slice_rows, token_logprobs
 from twostroke.sampling.noise import NoiseStream
 from twostroke.sampling.sampler import SampledTokens, Sampler
 from twostroke.sampling.state import SamplingState
-from twostroke.speculation.speculation import Speculation
+from twostroke.speculation.proposer import DraftRequest, Proposer
 
 _PromptScores = tuple[int, tuple[TokenLogprobs, ...]]
 """The first position that was predicted, and one entry per predicted token."""
@@ -37,7 +37,7 @@ class ModelRunner:
         max_model_len: longest request, in tokens.
         device: where the tensors of a step are made.
         grammars: makes the matchers of structured outputs.
-        speculation: who drafts, and how much; None where nobody does.
+        proposer: guesses drafts; None where nobody does.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class ModelRunner:
         max_model_len: int,
         device: torch.device,
         grammars: GrammarBackend,
-        speculation: Speculation | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
-        self._speculation = speculation
+        self._proposer = proposer
         self._model = model
         self._kv = kv
         self._sampler = sampler
@@ -93,17 +93,22 @@ class ModelRunner:
         """
         for request_id in batch.finished_request_ids:
             # without a row when the step that was to give it one failed
-            if not self._table.try_remove(request_id):
+            row = self._table.try_remove(request_id)
+            if row is None:
                 self._announced.pop(request_id, None)
+            elif self._proposer is not None:
+                self._proposer.forget(row.index, 0)
         while self._announced:
             self._add_row(self._announced.pop(next(iter(self._announced))))
         for scheduled in batch.requests:
             for update in scheduled.block_tables:
                 if update.block_ids:  # most steps open no block
-                    self._table.update_blocks(self._table[scheduled.request_id], scheduled.block_tables)
+                    self._update_blocks(self._table[scheduled.request_id], scheduled.block_tables)
                     break
-            if scheduled.num_draft_tokens:
-                self._table.put_drafts(self._table[scheduled.request_id], scheduled.num_draft_tokens)
+        begin_s = time.perf_counter()
+        if self._proposer is not None:
+            self._guess(self._proposer, batch)
+        draft_time_s = time.perf_counter() - begin_s
         inputs = build_input_batch(batch, self._table)
         attention = self._attention_metadata(inputs)
         input_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
@@ -114,10 +119,9 @@ class ModelRunner:
         operator_time_s = time.perf_counter() - begin_s
 
         prompt_logprobs = self._prompt_logprobs(hidden, inputs)
-        results = self._pooled(hidden, inputs, batch)
-        return StepResult(
-            batch.step, self._results(batch, inputs, sampled, token_ids, prompt_logprobs, results), operator_time_s
-        )
+        pooled = self._pooled(hidden, inputs, batch)
+        results = self._results(batch, inputs, sampled, token_ids, prompt_logprobs, pooled)
+        return StepResult(batch.step, results, operator_time_s, draft_time_s)
 
     def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...]:
         """Computes a cached block again; see KVRecomputer. The KV memory was made with scratch blocks for it."""
@@ -126,7 +130,35 @@ class ModelRunner:
 
     def close(self) -> None:
         """Lets go of model and KV memory."""
-        del self._model, self._kv, self._recomputer
+        del self._model, self._kv, self._recomputer, self._proposer
+
+    def _update_blocks(self, row: RequestRow, updates: Sequence[BlockTableUpdate]) -> None:
+        self._table.update_blocks(row, updates)
+        if self._proposer is not None:  # what it keeps in these blocks was somebody else's
+            first = min(update.start for update in updates if update.block_ids)
+            self._proposer.forget(row.index, first * self._kv.layout.block_size)
+
+    def _guess(self, proposer: Proposer, batch: ScheduledBatch) -> None:
+        """Puts drafts where places were made for them."""
+        rows: list[RequestRow] = []
+        requests: list[DraftRequest] = []
+        for scheduled in batch.requests:
+            row = self._table[scheduled.request_id]
+            row.drafts = ()
+            if scheduled.num_draft_tokens:
+                rows.append(row)
+                requests.append(
+                    DraftRequest(
+                        row.index,
+                        self._table.known_tokens(row),
+                        scheduled.num_draft_tokens,
+                        row.sampling,
+                        [table[row.index] for table in self._table.block_tables],
+                    )
+                )
+        if requests:
+            for row, drafts in zip(rows, proposer.propose(requests), strict=True):
+                self._table.put_drafts(row, drafts)
 
     def _attention_metadata(self, inputs: InputBatch) -> AttentionMetadata:
         max_blocks = -(-int(inputs.seq_lens.max()) // self._kv.layout.block_size)
@@ -144,10 +176,10 @@ class ModelRunner:
             return None, []
         logits = self._model.compute_logits(hidden[self._to_device(inputs.sampled_tokens())])
         states: list[SamplingState] = []
-        for seq, num_drafts in zip(inputs.sampling_seqs.tolist(), inputs.num_drafts.tolist(), strict=True):
+        for seq in inputs.sampling_seqs.tolist():
             row = inputs.rows[seq]
             states.append(row.sampling)
-            for draft in row.drafts[:num_drafts]:
+            for draft in row.drafts:
                 states.append(states[-1].ahead((draft,)))
         sampled = self._sampler.sample(logits, states)
         return sampled, sampled.token_ids.tolist()
@@ -207,26 +239,17 @@ class ModelRunner:
             kept = self._stand(row, drawn, sampled, token_ids)
             found = [sampled.logprobs[i] for i in drawn[: len(kept)]]
             logprobs = tuple(TokenLogprobs(*entry) for entry in found if entry is not None)
-            results[seq] = RequestResult(request_id, kept, logprobs=logprobs, is_complete=row.sampling.is_complete)
+            results[seq] = RequestResult(
+                request_id, kept, num_drafts, logprobs=logprobs, is_complete=row.sampling.is_complete
+            )
             rows[seq] = row
         self._table.append_tokens(list(rows.values()), [results[seq].token_ids for seq in rows])
-        if self._speculation is not None:
-            self._draft(self._speculation, rows, results)
         return results
-
-    def _draft(self, speculation: Speculation, rows: dict[int, RequestRow], results: dict[int, RequestResult]) -> None:
-        """Guesses what follows, and says so in the results."""
-        going_on = [seq for seq in rows if not results[seq].is_complete]
-        drafts = speculation.drafts([self._table.known_tokens(rows[seq]) for seq in going_on])
-        for seq, guessed in zip(going_on, drafts, strict=True):
-            rows[seq].drafts = guessed
-            if guessed:
-                results[seq] = results[seq]._replace(num_draft_tokens=len(guessed))
 
     def _stand(self, row: RequestRow, drawn: range, sampled: SampledTokens, token_ids: list[int]) -> tuple[int, ...]:
         """Of the tokens drawn for a row those that follow; its sampling state goes on behind them."""
         kept: list[int] = []
-        for i, draft in zip(drawn, (*row.drafts[: len(drawn) - 1], None), strict=True):
+        for i, draft in zip(drawn, (*row.drafts, None), strict=True):
             if i in sampled.errors:  # found again by the next step, where it stands first
                 break
             kept.append(token_ids[i])

@@ -32,7 +32,7 @@ class RequestRow:
     """Prompt tokens whose log-probability was reported; nothing predicts the first. A preemption reports none twice."""
     wants_hidden_state: bool = False
     drafts: tuple[int, ...] = ()
-    """Guesses of the next tokens, in the order of their positions."""
+    """Guesses of the next tokens that this step verifies, in the order of their positions."""
 
 
 class RequestTable:
@@ -97,13 +97,13 @@ class RequestTable:
         self._rows[request_id] = row
         return row
 
-    def try_remove(self, request_id: str) -> bool:
-        """Frees the row; False when there is none."""
+    def try_remove(self, request_id: str) -> RequestRow | None:
+        """Frees the row and returns it; None when there is none."""
         row = self._rows.pop(request_id, None)
         if row is not None:
             self._free_indexes.append(row.index)
             self.num_wanting_hidden_state -= row.wants_hidden_state
-        return row is not None
+        return row
 
     def update_blocks(self, row: RequestRow, updates: Sequence[BlockTableUpdate]) -> None:
         """Writes the changed entries of the request's block tables."""
@@ -128,10 +128,11 @@ class RequestTable:
         self.token_ids[indexes, ends] = np.fromiter((tokens[0] for tokens in token_ids), np.int32, len(rows))[fit]
         self.num_tokens[indexes] = ends + 1
 
-    def put_drafts(self, row: RequestRow, num_drafts: int) -> None:
-        """Writes the first of the row's drafts behind the known tokens, where the step finds them."""
+    def put_drafts(self, row: RequestRow, drafts: tuple[int, ...]) -> None:
+        """Writes guesses behind the known tokens, where the step finds them."""
         begin = int(self.num_tokens[row.index])
-        self.token_ids[row.index, begin : begin + num_drafts] = row.drafts[:num_drafts]
+        self.token_ids[row.index, begin : begin + len(drafts)] = drafts
+        row.drafts = drafts
 
     def known_tokens(self, row: RequestRow) -> npt.NDArray[np.int32]:
         """[num_tokens]: prompt and output so far; a view."""

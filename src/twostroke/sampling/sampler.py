@@ -70,15 +70,18 @@ class Sampler:
             logits: float32 [R, V], left as they are.
             states: R of them, each at the position to draw for. Several may belong to one request (drafts).
         """
+        token_ids, errors = self.draw(logits, states)
+        return SampledTokens(token_ids, errors, self._logprobs(logits, token_ids, states, errors))
+
+    def draw(self, logits: Tensor, states: Sequence[SamplingState]) -> tuple[Tensor, dict[int, str]]:
+        """The token ids and errors of `sample`, without log-probabilities."""
         assert logits.shape == (len(states), self.vocab_size), f"{tuple(logits.shape)}, {len(states)} states"
         assert logits.dtype == torch.float32, logits.dtype
         if all(state.rules.params.is_greedy and not state.changes_logits for state in states):
             token_ids = lowest_argmax(logits)
             chosen = logits.gather(-1, token_ids[:, None])  # NaN and +inf come out as the largest
-            errors = dict.fromkeys(_not_finite(chosen), NOT_FINITE)
-        else:
-            token_ids, errors = self._sample_mixed(logits, states)
-        return SampledTokens(token_ids, errors, self._logprobs(logits, token_ids, states, errors))
+            return token_ids, dict.fromkeys(_not_finite(chosen), NOT_FINITE)
+        return self._sample_mixed(logits, states)
 
     def _sample_mixed(self, logits: Tensor, states: Sequence[SamplingState]) -> tuple[Tensor, dict[int, str]]:
         """Rows of different needs: those whose logits are changed first are copied, the others are read in place."""

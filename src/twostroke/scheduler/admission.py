@@ -151,8 +151,7 @@ class Admission:
 def waits_for_update(request: Request) -> bool:
     """Nothing can be scheduled for it before the result of a step in flight is known.
 
-    Either its last token is in flight; or it has drafts: in flight, and nobody knows how many of them will stand, or
-    proposed while its next sample was in flight already, and the next proposal will be the one to use.
+    Either its last token is in flight, or drafts are, and nobody knows how many of them will stand.
     """
     if not request.num_pending_tokens:
         return False

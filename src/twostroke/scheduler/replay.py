@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from twostroke.batch import ScheduledBatch
+from twostroke.batch import ScheduledBatch, StepSeconds
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.config.speculation import SpeculativeConfig
 from twostroke.events import (
     EngineLost,
     EngineStarted,
@@ -49,12 +50,15 @@ def replay(events: Iterable[Event]) -> Difference | None:
         InvalidParameter: the log has a gap, behind which nobody knows what the scheduler knew.
     """
     scheduler: Scheduler | None = None
+    decided_s: dict[int, float] = {}
     for event in events:
         if isinstance(event, EngineStarted):
-            scheduler = scheduler_of(event)
+            scheduler, decided_s = scheduler_of(event), {}
             continue
         assert scheduler is not None, f"a log begins with EngineStarted, not {type(event).__name__}"
-        difference = _feed(scheduler, event)
+        if isinstance(event, StepScheduled):
+            decided_s[event.batch.step] = event.time_s
+        difference = _feed(scheduler, event, decided_s)
         if difference is not None:
             return difference
     return None
@@ -65,7 +69,9 @@ def scheduler_of(started: EngineStarted) -> Scheduler:
     kv = KVCacheManager(
         _layout_of(started.layout), started.num_blocks, CacheConfig(**started.cache), started.max_model_len
     )
-    return Scheduler(SchedulerConfig(**started.scheduler), kv, max_model_len=started.max_model_len)
+    drafts = None if started.speculation is None else SpeculativeConfig(**started.speculation)
+    config = SchedulerConfig(**started.scheduler)
+    return Scheduler(config, kv, max_model_len=started.max_model_len, speculation=drafts)
 
 
 def _layout_of(fields: dict[str, Any]) -> KVLayout:
@@ -74,14 +80,15 @@ def _layout_of(fields: dict[str, Any]) -> KVLayout:
     return KVLayout(groups, **sizes)
 
 
-def _feed(scheduler: Scheduler, event: Event) -> Difference | None:
+def _feed(scheduler: Scheduler, event: Event, decided_s: dict[int, float]) -> Difference | None:
     match event:
         case RequestArrived():
             scheduler.add_request(event.arrival)
         case RequestFinishedByCaller():
             scheduler.finish(event.request_id, event.reason)
         case StepCommitted():
-            scheduler.update(event.step, event.commits)
+            seconds = StepSeconds(event.time_s - decided_s.pop(event.step), event.draft_time_s)
+            scheduler.update(event.step, event.commits, seconds)
         case StepScheduled():
             return _decide(scheduler, event)
         case PrefixCacheReset():

@@ -23,8 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from twostroke.batch import BlockTableUpdate, Commit, Preemption, ScheduledBatch, Stroke
+from twostroke.batch import UNTIMED, BlockTableUpdate, Commit, Preemption, ScheduledBatch, StepSeconds, Stroke
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.config.speculation import SpeculativeConfig
 from twostroke.kv_cache.manager import KVCacheManager, KVUsage
 from twostroke.kv_check import KVCheck, Suspects
 from twostroke.request import Arrival, FinishReason, Request, RequestStatus
@@ -40,6 +41,7 @@ from twostroke.scheduler.admission import (
     waits_for_update,
 )
 from twostroke.scheduler.budget import make_chunk_rule
+from twostroke.scheduler.drafts import make_gate
 from twostroke.scheduler.fair import FairOrder
 from twostroke.scheduler.kv_checks import KVChecks
 from twostroke.scheduler.policy import FixedOrder, Key, Order, make_policy
@@ -51,7 +53,14 @@ _Phase = Callable[[StepPlan], None]
 class Scheduler:
     """Owns the requests from arrival to end, and the order in which they run."""
 
-    def __init__(self, config: SchedulerConfig, kv: KVCacheManager, *, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KVCacheManager,
+        *,
+        max_model_len: int,
+        speculation: SpeculativeConfig | None = None,
+    ) -> None:
         """Chooses the parts.
 
         Raises:
@@ -68,6 +77,7 @@ class Scheduler:
         gate: Gate = StaticGate() if config.batching == "static" else ContinuousGate()
         self._admission = Admission(kv, self._chunk_rule, gate, max_num_running)
         self._kv_checks = KVChecks(kv)
+        self._drafts = make_gate(speculation)
         self._rounds = self._rounds_of(config)
         check_that_one_fits(kv, self._chunk_rule, max_model_len)
 
@@ -136,14 +146,20 @@ class Scheduler:
                 break
         return self._close(plan)
 
-    def update(self, step: int, commits: Sequence[Commit]) -> None:
+    def update(self, step: int, commits: Sequence[Commit], seconds: StepSeconds = UNTIMED) -> None:
         """Takes in the outcome of a step: one commit for each scheduled request that has not ended since.
 
         Steps are updated in the order in which they were decided. A commit of a request that has ended is ignored;
         one of a request that was preempted meanwhile counts, its token was sampled.
+
+        Args:
+            step: of the batch.
+            commits: what its requests got.
+            seconds: how long it took, for a gate that goes by measurement.
         """
         assert step == next(iter(self._in_flight), None), f"step {step}; in flight: {list(self._in_flight)}"
         shares = self._in_flight.pop(step)
+        self._drafts.learn([share.scheduled for share in shares.values()], commits, seconds)
         for commit in commits:
             share = shares.pop(commit.request_id, None)
             if share is not None and share.request.status is not RequestStatus.FINISHED:
@@ -201,17 +217,18 @@ class Scheduler:
     def _schedule_decodes(self, plan: StepPlan) -> None:
         """A token for everybody who decodes, and drafts as far as the budget has tokens for everybody else."""
         num_spare = plan.budget.remaining - len(self._running)
-        for request in self._running.snapshot():
-            # A prefill, or preempted a moment ago by somebody more urgent.
-            if request.num_computed_tokens < request.num_prefill_tokens:
-                continue
-            num_drafts = 0
-            if request.num_pending_tokens:
-                if waits_for_update(request):
-                    continue
-            elif request.num_draft_tokens:
-                num_drafts = max(0, min(request.num_draft_tokens, num_spare, request.num_outputs_left - 1))
-                num_spare -= num_drafts
+        decoding = [
+            request
+            for request in self._running.snapshot()
+            if request.num_computed_tokens >= request.num_prefill_tokens and not waits_for_update(request)
+        ]
+        wanted = self._drafts.num_drafts(decoding)
+        plan.drafts = self._drafts.decision
+        for request, num_wanted in zip(decoding, wanted, strict=True):
+            if request.status is not RequestStatus.RUNNING:
+                continue  # preempted a moment ago by somebody more urgent
+            num_drafts = max(0, min(num_wanted, num_spare, request.num_outputs_left - 1))
+            num_spare -= num_drafts
             self._schedule_decode(plan, request, num_drafts)
 
     def _schedule_decode(self, plan: StepPlan, request: Request, num_drafts: int) -> None:
@@ -354,6 +371,8 @@ class Scheduler:
             request.num_pending_tokens -= 1
             request.num_output_tokens += num_accepted
             self._order.pay(request, num_output_tokens=num_accepted)
+            if scheduled.num_draft_tokens:
+                request.num_draft_tokens = 0
             if commit.block_hashes:
                 request.block_hashes.extend(commit.block_hashes)
         if commit.finish_reason is None:
@@ -366,9 +385,6 @@ class Scheduler:
                 self._kv.roll_back(request.request_id, end)
                 request.num_computed_tokens = end
             self._kv.name_blocks(request.request_id, request.block_hashes, end)
-        # With a sample still in flight these drafts come too late, but a request with drafts is not scheduled ahead of
-        # its results (waits_for_update), so that those of the last result are in time.
-        request.num_draft_tokens = commit.num_draft_tokens if request.status is RequestStatus.RUNNING else 0
         if commit.finish_reason is not None:
             self._end(request, commit.finish_reason)
 
@@ -383,6 +399,7 @@ class Scheduler:
         request.move_to(RequestStatus.FINISHED)
         request.finish_reason = reason
         del self._requests[request_id], self._keys[request_id]
+        self._drafts.forget(request_id)
 
     # ------------------------------------------------------------------ checks
 

@@ -8,6 +8,7 @@ from twostroke.batch import (
     AdmittedRequest,
     BlockTableUpdate,
     Commit,
+    DraftDecision,
     Limit,
     Preemption,
     ScheduledBatch,
@@ -54,7 +55,7 @@ class StepPlan:
     outcome is known.
     """
 
-    __slots__ = ("_keeps_computed_kv", "admitted", "budget", "is_cut", "preemptions", "refusal", "shares")
+    __slots__ = ("_keeps_computed_kv", "admitted", "budget", "drafts", "is_cut", "preemptions", "refusal", "shares")
 
     def __init__(self, max_num_batched_tokens: int, keeps_computed_kv: bool) -> None:
         self._keeps_computed_kv = keeps_computed_kv
@@ -66,6 +67,7 @@ class StepPlan:
         """Why the head of the queue was not admitted."""
         self.is_cut = False
         """Whether the budget cut a prefill short."""
+        self.drafts: DraftDecision | None = None
 
     def take(self, request: Request, stroke: Stroke, num_tokens: int, updates: tuple[BlockTableUpdate, ...]) -> None:
         """Gives a request the next `num_tokens` of its tokens; its blocks reach that far already."""
@@ -90,6 +92,8 @@ class StepPlan:
             # in a fair queue somebody admitted in this very step may have to give way to a prefill that goes on
             self.admitted = [admitted for admitted in self.admitted if admitted.request_id != request.request_id]
             request.num_computed_tokens = share.scheduled.num_computed_tokens
+            if share.scheduled.num_draft_tokens:
+                request.num_draft_tokens = 0
 
     def preempted(self) -> Refusal | None:
         """Nobody is admitted in a step that had to preempt: it would only take the blocks that were just missing."""
@@ -116,4 +120,5 @@ class StepPlan:
             num_running=queues.num_running,
             num_free_blocks=queues.num_free_blocks,
             kv_checks=kv_checks,
+            drafts=self.drafts,
         )

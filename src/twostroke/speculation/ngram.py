@@ -27,6 +27,9 @@ class NgramProposer:
         """See Proposer."""
         return [self._lookup(request.token_ids, request.num_drafts) for request in requests]
 
+    def forget(self, row: int, num_tokens: int) -> None:
+        """Nothing is kept."""
+
     def _lookup(self, tokens: TokenIds, num_drafts: int) -> tuple[int, ...]:
         """The tokens behind the match; where it reaches the end of the text, the text is taken to repeat itself.
 

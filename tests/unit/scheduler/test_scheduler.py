@@ -371,57 +371,68 @@ def test_the_result_of_a_share_whose_blocks_are_gone_counts_tokens_and_nothing_e
 
 
 def test_a_request_with_drafts_is_not_scheduled_ahead_of_its_results() -> None:
-    scheduler = make_scheduler()
+    scheduler = make_scheduler(num_drafts=2)
     scheduler.add_request(make_arrival("a", 4, 20))
     first, second = scheduler.schedule(0.0), scheduler.schedule(0.0)
-    scheduler.update(first.step, [Commit("a", 1, num_draft_tokens=2)])
-    assert scheduler.schedule(0.0).is_empty, "these drafts came too late; the next ones shall not"
-    scheduler.update(second.step, [Commit("a", 1, num_draft_tokens=3)])
-    assert [r.num_draft_tokens for r in scheduler.schedule(0.0).requests] == [3]
+    assert [r.num_draft_tokens for r in second.requests] == [2], "the runner knows the sample in flight"
+    assert scheduler.schedule(0.0).is_empty, "nobody knows yet how many of them stand"
+    scheduler.update(first.step, [Commit("a", 1)])
+    assert scheduler.schedule(0.0).is_empty
+    scheduler.update(second.step, [Commit("a", 3, num_draft_tokens=2)])
+    assert [r.num_computed_tokens for r in scheduler.schedule(0.0).requests] == [7]
 
 
 def test_drafts_are_verified_and_the_rejected_ones_rolled_back() -> None:
     kv = make_kv()
-    scheduler = make_scheduler(kv=kv)
+    scheduler = make_scheduler(kv=kv, num_drafts=3)
     scheduler.add_request(make_arrival("a", 6, 20))
     batch = scheduler.schedule(0.0)
-    scheduler.update(batch.step, [Commit("a", 1, num_draft_tokens=3)])
+    scheduler.update(batch.step, [Commit("a", 1)])
     batch = scheduler.schedule(0.0)
     [scheduled] = batch.requests
     assert (scheduled.num_scheduled_tokens, scheduled.num_draft_tokens) == (4, 3)
     assert kv.num_blocks_held("a") == 3
-    assert scheduler.schedule(0.0).is_empty, "nobody knows yet how many of them stand"
-    scheduler.update(batch.step, [Commit("a", 2, num_draft_tokens=1)])
+    scheduler.update(batch.step, [Commit("a", 2, num_draft_tokens=3)])
     assert live(scheduler, "a").num_computed_tokens == 8
     assert kv.num_blocks_held("a") == 2
     scheduler.check_invariants()
     [scheduled] = scheduler.schedule(0.0).requests
-    assert (scheduled.num_computed_tokens, scheduled.num_draft_tokens) == (8, 1)
+    assert (scheduled.num_computed_tokens, scheduled.num_draft_tokens) == (8, 3)
+
+
+def test_places_of_drafts_that_nobody_guessed_are_given_back() -> None:
+    kv = make_kv()
+    scheduler = make_scheduler(kv=kv, num_drafts=9)
+    scheduler.add_request(make_arrival("a", 6, 20))
+    step(scheduler)
+    batch = scheduler.schedule(0.0)
+    assert kv.num_blocks_held("a") == 4
+    scheduler.update(batch.step, [Commit("a", 1, num_draft_tokens=0)])
+    assert kv.num_blocks_held("a") == 2
+    assert live(scheduler, "a").num_computed_tokens == 7
+    scheduler.check_invariants()
 
 
 def test_drafts_never_reach_beyond_the_last_token() -> None:
-    scheduler = make_scheduler()
+    scheduler = make_scheduler(num_drafts=5)
     scheduler.add_request(make_arrival("a", 4, 3))
-    batch = scheduler.schedule(0.0)
-    scheduler.update(batch.step, [Commit("a", 1, num_draft_tokens=5)])
+    step(scheduler)
     assert [r.num_draft_tokens for r in scheduler.schedule(0.0).requests] == [1], "two may come: one draft, one more"
 
 
 def test_drafts_leave_a_token_for_everybody_else() -> None:
-    scheduler = make_scheduler(max_num_batched_tokens=4)
+    scheduler = make_scheduler(max_num_batched_tokens=4, num_drafts=3)
     for name in "ab":
         scheduler.add_request(make_arrival(name, 1, 8))
-    batch = scheduler.schedule(0.0)
-    scheduler.update(batch.step, [Commit(name, 1, num_draft_tokens=3) for name in "ab"])
+    step(scheduler)
     assert scheduled_tokens(scheduler.schedule(0.0)) == {"a": 3, "b": 1}
 
 
 def test_nobody_gives_way_for_drafts() -> None:
-    scheduler = make_scheduler(8, max_model_len=32)
+    scheduler = make_scheduler(8, max_model_len=32, num_drafts=3)
     for name in "ab":
         scheduler.add_request(make_arrival(name, 14, 16))
-    batch = scheduler.schedule(0.0)
-    scheduler.update(batch.step, [Commit(name, 1, num_draft_tokens=3) for name in "ab"])
+    step(scheduler)
     batch = scheduler.schedule(0.0)
     assert scheduled_tokens(batch) == {"a": 1, "b": 1}
     assert batch.preempted_request_ids == ()

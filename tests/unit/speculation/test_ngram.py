@@ -7,12 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twostroke.sampling.noise import NoiseStream
+from twostroke.sampling.state import SamplingRules, SamplingState
+from twostroke.sampling_params import SamplingParams
 from twostroke.speculation.ngram import NgramProposer
 from twostroke.speculation.proposer import DraftRequest
 
 
 def looked_up(tokens: list[int], num_drafts: int, *, most: int = 5, fewest: int = 1) -> tuple[int, ...]:
-    request = DraftRequest(np.array(tokens, np.int32), num_drafts)
+    sampling = SamplingState(SamplingRules.compile(SamplingParams(), 8), NoiseStream(0, 0), tokens)
+    request = DraftRequest(0, np.array(tokens, np.int32), num_drafts, sampling, [])
     (drafts,) = NgramProposer(most=most, fewest=fewest).propose([request])
     return drafts
 

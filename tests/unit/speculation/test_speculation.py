@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import twostroke
+from model_folders import VOCAB_SIZE
 from twostroke import LLM, SamplingParams
-from twostroke.errors import InvalidParameter, UnknownParameter
+from twostroke.errors import InvalidParameter, ModelNotFound, SetupError, UnknownParameter
 from twostroke.events import StepCommitted
 from twostroke.metrics import families
 from twostroke.metrics.engine_metrics import EngineMetrics
 
+EMBEDDED = Path(twostroke.__file__).parent / "embedded"
 REPEATS = "x = 1; y = 2; " * 8
 
 
@@ -47,7 +54,14 @@ def test_one_pass_makes_a_token_and_every_draft_that_stands() -> None:
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens=0.*1 to 64"),
         ({"method": "ngram", "num_speculative_tokens": 65}, "num_speculative_tokens=65.*1 to 64"),
         ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens"),
-        ({"method": "ngram", "prompt_lookup_min": 6}, "prompt_lookup_min=6.*prompt_lookup_max, which is 5"),
+        ({"method": "ngram", "prompt_lookup_min": 6, "prompt_lookup_max": 5}, "prompt_lookup_min=6.*which is 5"),
+        (
+            {"method": "ngram", "model": "m"},
+            "speculative_config.model='m': is nothing that 'ngram' knows.*for method 'draft_model'",
+        ),
+        ({"method": "early_exit", "prompt_lookup_max": 2}, "prompt_lookup_max=2: is nothing"),
+        ({"method": "early_exit", "exit_layer": 0}, "exit_layer=0.*at least 1"),
+        ({"method": "draft_model", "model": 3}, "speculative_config.model=3: must be a text"),
         ([1], "must be an object"),
         ("ngram", "must be an object"),
     ],
@@ -61,3 +75,62 @@ def test_what_cannot_be_drafted_is_refused_before_anything_is_loaded(given: Any,
 def test_unknown_settings_are_named() -> None:
     with pytest.raises(UnknownParameter, match="speculative_config has no parameter 'lookup'"):
         LLM("no such model", speculative_config={"method": "ngram", "lookup": 3})
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"method": "early_exit", "exit_layer": 9}, "exit_layer=9: must be below the 9 layers of embedded"),
+        ({"method": "early_exit", "exit_layer": 10**9}, "exit_layer=1000000000: must be below"),
+        ({"method": "draft_model", "model": "no such model"}, "there is no folder 'no such model'"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_with_the_model_is_refused(given: Any, told: str) -> None:
+    with pytest.raises((InvalidParameter, ModelNotFound), match=told):
+        LLM("embedded", threads=1, num_kv_blocks=20, max_model_len=64, speculative_config=given)
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused_with_the_first_difference(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(EMBEDDED, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
+    vocab = tokenizer["model"]["vocab"]
+    by_id = {token_id: token for token, token_id in vocab.items()}
+    vocab[by_id[4000]], vocab[by_id[4001]] = 4001, 4000
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    with pytest.raises(SetupError, match=f"other, the draft model, and embedded differ.*id 4000 is {by_id[4001]!r}"):
+        LLM("embedded", threads=1, num_kv_blocks=20, speculative_config={"method": "draft_model", "model": str(other)})
+
+
+def test_a_draft_model_of_another_size_of_vocabulary_is_refused(random_models: dict[str, Path]) -> None:
+    draft = {"method": "draft_model", "model": str(random_models["llama"])}
+    with pytest.raises(SetupError, match=f"vocabularies of {VOCAB_SIZE} and 4096 entries"):
+        LLM("embedded", threads=1, num_kv_blocks=20, speculative_config=draft)
+
+
+def test_a_draft_that_is_always_right_makes_every_pass_worth_k_plus_1_tokens() -> None:
+    draft = {"method": "draft_model", "model": "embedded", "num_speculative_tokens": 4}
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=51, ignore_eos=True)
+    with LLM("embedded", threads=1, speculative_config=draft) as llm:
+        llm.generate(["def f(x):\n"], params)
+        commits = [c for e in llm.engine.engine.recent_events if isinstance(e, StepCommitted) for c in e.commits]
+    assert [c.num_tokens for c in commits] == [1] + [5] * 10
+    assert [c.num_draft_tokens for c in commits] == [0] + [4] * 10
+
+
+def test_what_drafts_take_stands_in_the_lines_at_the_start_and_in_the_capacity() -> None:
+    draft = {"method": "draft_model", "model": "embedded"}
+    with LLM("embedded", threads=1, kv_cache_memory=1 << 24) as llm:
+        alone = llm.engine.startup_lines
+    with LLM("embedded", threads=1, kv_cache_memory=1 << 24, speculative_config=draft) as llm:
+        together = llm.engine.startup_lines
+    (line,) = (line for line in together if line.startswith("drafts"))
+    assert "7.2 M parameters" in line
+    assert "bytes of KV per token" in line
+
+    def num_blocks(lines: Sequence[str]) -> int:
+        (kv,) = (line for line in lines if line.startswith("kv cache"))
+        return int(kv.split("; ")[1].split(" blocks")[0].replace(",", ""))
+
+    assert num_blocks(together) == num_blocks(alone) // 2, "a draft model as large as the target takes half"

@@ -1,0 +1,263 @@
+"""Puts together what drafts: found and checked before a weight is read, built when the target is in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from twostroke.config.kv_format import KVFormat
+from twostroke.config.model import ModelConfig
+from twostroke.config.speculation import SpeculativeConfig
+from twostroke.errors import InvalidParameter, SetupError
+from twostroke.kernels.dispatch import Operators
+from twostroke.kv_cache.layout import KVGroup, KVLayout
+from twostroke.layers.attention_metadata import AttentionLayout
+from twostroke.model.checkpoint import companion
+from twostroke.model.decoder import DecoderModel
+from twostroke.model.loader import check_weights, load_model, weight_bytes
+from twostroke.model.model_files import ModelFiles, find_model
+from twostroke.model.registry import num_parameters
+from twostroke.model.weight_source import WeightSource
+from twostroke.runner.kv_storage import KVStorage
+from twostroke.sampling.sampler import Sampler
+from twostroke.speculation.chain import ChainProposer, ReadByDraftModel, ReadByTarget
+from twostroke.speculation.ngram import NgramProposer
+from twostroke.speculation.proposer import Proposer
+from twostroke.speculation.reader import Reader
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the target is loaded with, and its drafter too."""
+
+    path: Path
+    config: ModelConfig
+    tokenizer: Tokenizer
+    dtype: torch.dtype
+    device: torch.device
+    operators: Operators
+    kv_format: KVFormat
+    layout: KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The target in memory."""
+
+    model: DecoderModel
+    kv: KVStorage
+    sampler: Sampler
+    max_model_len: int
+    max_tokens: int
+    """Of a step, known tokens that drafting layers may read at once."""
+
+
+class Drafter(Protocol):
+    """Something that will draft, with what it takes."""
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Of its own."""
+        ...
+
+    @property
+    def kv_bytes_per_block(self) -> int:
+        """What it keeps beside each KV block of the target."""
+        ...
+
+    @property
+    def words(self) -> str:
+        """What it is, for the lines at the start."""
+        ...
+
+    def build(self, target: Target) -> Proposer:
+        """Reads its weights and makes it work."""
+        ...
+
+
+def find_drafter(config: SpeculativeConfig, surroundings: Surroundings) -> Drafter:
+    """What the settings ask for, with everything checked that can be before a weight is read.
+
+    Raises:
+        InvalidParameter: a setting that does not go with the target.
+        SetupError: a draft model of another vocabulary, or one that cannot be loaded.
+    """
+    match config.method:
+        case "ngram":
+            return _Ngram(config)
+        case "early_exit":
+            return _EarlyExit.of(config, surroundings)
+        case "draft_model":
+            return _DraftModel.of(config, surroundings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ngram:
+    config: SpeculativeConfig
+    num_weight_bytes: int = 0
+    kv_bytes_per_block: int = 0
+
+    @property
+    def words(self) -> str:
+        """See Drafter."""
+        fewest, most = self.config.lookup_lengths
+        return f"prompt lookup, endings of {fewest} to {most} tokens"
+
+    def build(self, target: Target) -> Proposer:
+        """See Drafter."""
+        del target
+        fewest, most = self.config.lookup_lengths
+        return NgramProposer(most=most, fewest=fewest)
+
+
+@dataclass(frozen=True, slots=True)
+class _EarlyExit:
+    num_layers: int
+    surroundings: Surroundings
+    num_weight_bytes: int = 0
+    kv_bytes_per_block: int = 0
+
+    @classmethod
+    def of(cls, config: SpeculativeConfig, surroundings: Surroundings) -> _EarlyExit:
+        """Checks the layer."""
+        name, num_layers = "speculative_config.exit_layer", surroundings.config.num_layers
+        trained = surroundings.config.early_exit_layers
+        exit_layer = config.exit_layer or (trained[0] if trained else None)
+        if exit_layer is None:
+            remedy = f"Give one, 1 to {num_layers - 1}."
+            raise InvalidParameter(name, None, f"{surroundings.path.name} was not trained to exit early", remedy)
+        if exit_layer >= num_layers:
+            limit = f"must be below the {num_layers} layers of {surroundings.path.name}"
+            raise InvalidParameter(name, exit_layer, limit)
+        return cls(exit_layer, surroundings)
+
+    @property
+    def words(self) -> str:
+        """See Drafter."""
+        return (
+            f"the first {self.num_layers} of {self.surroundings.config.num_layers} layers, with weights and KV shared"
+        )
+
+    def build(self, target: Target) -> Proposer:
+        """See Drafter."""
+        layout = target.kv.attention_layout(target.model.config.num_heads)
+        groups = range(len(layout.windows))
+        reader = Reader(target.model, self.num_layers, target.kv, layout, groups, self.surroundings.device)
+        return ChainProposer(reader, ReadByTarget(), target.sampler, max_tokens=target.max_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _DraftModel:
+    """A model of its own. Its KV block i goes with the target's block i, whatever the target keeps there."""
+
+    files: ModelFiles
+    config: ModelConfig
+    weights: WeightSource
+    surroundings: Surroundings
+
+    @classmethod
+    def of(cls, config: SpeculativeConfig, surroundings: Surroundings) -> _DraftModel:
+        """Finds it, and checks that it speaks the target's tokens."""
+        path = config.model or companion(surroundings.path, "draft")
+        if path is None:
+            limit = f"is needed: {surroundings.path.name} comes with no draft model"
+            raise InvalidParameter("speculative_config.model", None, limit)
+        files = find_model(str(path))
+        draft = files.config()
+        _check_vocabulary(files, draft, surroundings, has_tokenizer=config.model is not None)
+        weights = files.weights(draft, None)
+        check_weights(weights, draft, None)
+        return cls(files, draft, weights, surroundings)
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """See Drafter."""
+        keeps = self.surroundings.operators.keeps_quantized
+        return weight_bytes(self.weights, self.config, self.surroundings.dtype, None, keeps_quantized=keeps)
+
+    @property
+    def kv_bytes_per_block(self) -> int:
+        """See Drafter."""
+        return self._layout.bytes_per_block
+
+    @property
+    def words(self) -> str:
+        """See Drafter."""
+        parameters = num_parameters(self.config) / 1e6
+        per_token = self._layout.bytes_per_token
+        return (
+            f"draft model {self.files.path.name}, {parameters:,.1f} M parameters, {self.num_weight_bytes:,} bytes of "
+            f"weights, {per_token:,} bytes of KV per token"
+        )
+
+    @property
+    def _layout(self) -> KVLayout:
+        """One group that holds all layers; what each sees is the attention layout's business."""
+        layers = KVGroup(tuple(range(self.config.num_layers)), None)
+        target = self.surroundings
+        return KVLayout(
+            (layers,), target.layout.block_size, self.config.num_kv_heads, self.config.head_dim, target.kv_format
+        )
+
+    def build(self, target: Target) -> Proposer:
+        """See Drafter."""
+        around = self.surroundings
+        model = load_model(
+            self.weights,
+            self.config,
+            dtype=around.dtype,
+            device=around.device,
+            max_model_len=target.max_model_len,
+            operators=around.operators,
+        )
+        kv = KVStorage(self._layout, target.kv.num_blocks, around.device)
+        attention, groups = self._attention_layout()
+        reader = Reader(model, self.config.num_layers, kv, attention, groups, around.device)
+        return ChainProposer(reader, ReadByDraftModel(), target.sampler, max_tokens=target.max_tokens)
+
+    def _attention_layout(self) -> tuple[AttentionLayout, list[int]]:
+        """Layers of the same window are a group, and all go by one block table: the target's that reaches back most."""
+        windows = [group.window for group in self.surroundings.layout.groups]
+        by = min(range(len(windows)), key=lambda group: (windows[group] is not None, -(windows[group] or 0)))
+        held = windows[by]  # what the target has given back of its blocks, nobody sees any more
+        seen = [min((w for w in (own, held) if w is not None), default=None) for own in self.config.layer_windows]
+        kinds = list(dict.fromkeys(seen))
+        layout = AttentionLayout(
+            layer_slots=tuple((kinds.index(window), layer) for layer, window in enumerate(seen)),
+            windows=tuple(kinds),
+            layers_per_block=self.config.num_layers,
+            block_size=self._layout.block_size,
+            num_heads=self.config.num_heads,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            kv_format=self._layout.kv_format,
+        )
+        return layout, [by] * len(kinds)
+
+
+def _check_vocabulary(files: ModelFiles, draft: ModelConfig, target: Surroundings, *, has_tokenizer: bool) -> None:
+    """A draft is a token id: both models must mean the same by it.
+
+    Raises:
+        SetupError: they do not, with the first difference.
+    """
+    names = f"{files.path.name}, the draft model, and {target.path.name}"
+    if draft.vocab_size != target.config.vocab_size:
+        raise SetupError(
+            f"{names} have vocabularies of {draft.vocab_size} and {target.config.vocab_size} entries. A draft model "
+            "needs the target's tokenizer."
+        )
+    if not has_tokenizer:
+        return
+    tokenizer = files.tokenizer()
+    for token_id in range(max(tokenizer.max_token_id, target.tokenizer.max_token_id) + 1):
+        ours, theirs = target.tokenizer.token(token_id), tokenizer.token(token_id)
+        if ours != theirs:
+            raise SetupError(
+                f"{names} differ in their tokens: id {token_id} is {theirs!r} and {ours!r}. A draft model needs the "
+                "target's tokenizer."
+            )

@@ -1,0 +1,186 @@
+"""How many drafts each request's next step is to verify."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from twostroke.batch import Commit, DraftDecision, DraftReason, ScheduledRequest, StepSeconds, Stroke
+from twostroke.config.speculation import AUTO, MAX_AUTO_DRAFTS, SpeculativeConfig
+from twostroke.cost.acceptance import Acceptance, best_plan
+from twostroke.cost.step_time import StepTimes
+from twostroke.request import Request
+
+
+class DraftGate(Protocol):
+    """Decides per step and request."""
+
+    def num_drafts(self, requests: Sequence[Request]) -> Sequence[int]:
+        """For each request that is about to decode, so many drafts are wanted; fewer may fit, or be guessed."""
+        ...
+
+    @property
+    def decision(self) -> DraftDecision | None:
+        """The last one, with its reason; None where there was nothing to decide."""
+        ...
+
+    def learn(self, scheduled: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepSeconds) -> None:
+        """What became of a step."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """A request has ended."""
+        ...
+
+
+class FixedDrafts:
+    """As many as the user said, always."""
+
+    def __init__(self, num_drafts: int) -> None:
+        self._num_drafts = num_drafts
+
+    def num_drafts(self, requests: Sequence[Request]) -> Sequence[int]:
+        """The same for everybody."""
+        return (self._num_drafts,) * len(requests)
+
+    @property
+    def decision(self) -> DraftDecision | None:
+        """Nothing was decided."""
+        return None
+
+    def learn(self, scheduled: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepSeconds) -> None:
+        """Nothing to learn."""
+
+    def forget(self, request_id: str) -> None:
+        """Nothing is kept."""
+
+
+class MeasuredDrafts:
+    """Drafts where they pay, by what was measured: who guesses well here, and how long steps of which size take.
+
+    ```
+    measured    a of each request      v(tokens) of a step     c(requests) of one round of drafting
+                       └──────────────────────┼─────────────────────┘
+    decided      the drafts that make the most tokens per second: best_plan (cost/acceptance.py)
+    ```
+
+    Where drafts do not pay, some are verified all the same now and then, ever more rarely: the text may have become
+    one that is easy to guess.
+    """
+
+    _FIRST_GUESS = 0.7
+    """Acceptance before anything is known: good enough to find out."""
+    _LEAST_GAIN = 1.03
+    """Less is within what measuring can tell."""
+    _BASE_SAMPLES = 3
+    """Steps of a size that are timed without drafts before anything is held against them."""
+    _FIRST_PROBE = 24
+    _LAST_PROBE = 384
+    """Steps between two tries of a request whose drafts do not pay."""
+    _GLOBAL_KEPT = 0.94
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._step_times = StepTimes()
+        self._draft_times = StepTimes()
+        """Of one round of drafting, by requests."""
+        self._acceptances: dict[str, Acceptance] = {}
+        self._everybody = self._FIRST_GUESS
+        """Acceptance of requests that have ended, or go on: where a new one begins."""
+        self._idle_steps: dict[str, int] = {}
+        """Per request, steps since its last drafts."""
+        self._patience: dict[str, int] = {}
+        """Per request, steps until the next try."""
+        self._drafted_last: set[str] = set()
+        """Requests with drafts in the last step."""
+        self._decision: DraftDecision | None = None
+
+    @property
+    def decision(self) -> DraftDecision | None:
+        """See DraftGate."""
+        return self._decision
+
+    def num_drafts(self, requests: Sequence[Request]) -> Sequence[int]:
+        """See DraftGate."""
+        self._decision = None
+        if not requests:
+            return ()
+        if self._step_times.num_learned(len(requests)) < self._BASE_SAMPLES:
+            self._decision = DraftDecision(DraftReason.UNKNOWN, 0, float(len(requests)), 0.0, 0.0)
+            return (0,) * len(requests)
+        acceptances = [self._acceptance(request.request_id).probability for request in requests]
+        plan = best_plan(acceptances, self._most, self._step_s, self._draft_s)
+        if plan.gain >= self._LEAST_GAIN:
+            wanted, reason = plan.num_drafts, DraftReason.PAYS
+        else:
+            wanted, reason = (0,) * len(requests), DraftReason.DOES_NOT_PAY
+        probes = self._probes(requests, wanted)
+        if probes != tuple(wanted):
+            wanted, reason = probes, DraftReason.PROBE if reason is DraftReason.DOES_NOT_PAY else reason
+        self._decision = DraftDecision(reason, sum(wanted), plan.tokens, plan.seconds, plan.plain_seconds)
+        return wanted
+
+    def learn(self, scheduled: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepSeconds) -> None:
+        """See DraftGate."""
+        verified = {commit.request_id: commit for commit in commits if commit.num_draft_tokens}
+        for request_id, commit in verified.items():
+            num_accepted = min(commit.num_tokens - 1, commit.num_draft_tokens)
+            if commit.finish_reason is None or num_accepted == commit.num_draft_tokens:  # else an end cut them off
+                self._acceptance(request_id).learn(commit.num_draft_tokens, num_accepted)
+                tried = num_accepted + (num_accepted < commit.num_draft_tokens)
+                kept = self._GLOBAL_KEPT**tried
+                self._everybody = self._everybody * kept + (1 - kept) * num_accepted / tried
+        if not seconds.step_s or any(request.stroke is Stroke.PREFILL for request in scheduled):
+            return
+        num_drafts = sum(commit.num_draft_tokens for commit in verified.values())
+        self._step_times.learn(len(scheduled) + num_drafts, seconds.step_s - seconds.draft_s)
+        asked = {request.request_id: request.num_draft_tokens for request in scheduled if request.num_draft_tokens}
+        if asked and asked.keys() <= self._drafted_last:  # who has not drafted for a while has something to read first
+            self._draft_times.learn(len(asked), seconds.draft_s / max(asked.values()))
+        self._drafted_last = set(asked)
+
+    def forget(self, request_id: str) -> None:
+        """See DraftGate."""
+        for kept in (self._acceptances, self._idle_steps, self._patience):
+            kept.pop(request_id, None)
+
+    def _acceptance(self, request_id: str) -> Acceptance:
+        if request_id not in self._acceptances:
+            self._acceptances[request_id] = Acceptance(self._everybody)
+        return self._acceptances[request_id]
+
+    def _step_s(self, num_tokens: int) -> float:
+        seconds = self._step_times.predicted(num_tokens)
+        assert seconds is not None, "asked before a step was timed"
+        return seconds
+
+    def _draft_s(self, num_requests: int, num_drafts: int) -> float:
+        return num_drafts * (self._draft_times.predicted(num_requests) or 0.0)
+
+    def _probes(self, requests: Sequence[Request], wanted: Sequence[int]) -> tuple[int, ...]:
+        """The same, with a single draft for those whose turn to try has come."""
+        found: list[int] = []
+        for request, num_drafts in zip(requests, wanted, strict=True):
+            request_id = request.request_id
+            if num_drafts:
+                self._idle_steps[request_id] = 0
+                self._patience[request_id] = self._FIRST_PROBE
+                found.append(num_drafts)
+                continue
+            idle = self._idle_steps.get(request_id, 0) + 1
+            patience = self._patience.get(request_id, self._FIRST_PROBE)
+            is_due = idle >= patience
+            self._idle_steps[request_id] = 0 if is_due else idle
+            if is_due:
+                self._patience[request_id] = min(2 * patience, self._LAST_PROBE)
+            found.append(int(is_due))
+        return tuple(found)
+
+
+def make_gate(config: SpeculativeConfig | None) -> DraftGate:
+    """The gate that the settings ask for."""
+    if config is None:
+        return FixedDrafts(0)
+    if config.num_speculative_tokens == AUTO:
+        return MeasuredDrafts(MAX_AUTO_DRAFTS)
+    return FixedDrafts(config.num_speculative_tokens)

@@ -1,0 +1,100 @@
+"""The pass of a model that drafts: some layers over some tokens of each sequence, and logits behind the last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from twostroke.layers.attention import KVTensors
+from twostroke.layers.attention_metadata import AttentionLayout, AttentionMetadata
+from twostroke.model.decoder import DecoderModel
+from twostroke.speculation.proposer import DraftRequest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """Tokens of a sequence that are to be read."""
+
+    request: DraftRequest
+    begin: int
+    """Position of the first."""
+    token_ids: npt.NDArray[np.int32]
+
+
+class Reader:
+    """The first layers of a model, its norm and its head.
+
+    ```
+    draft model   all layers of its own, K and V in a storage of its own: block i of it goes with block i of the target
+    early exit    the first layers of the target, whose K and V the target reads and writes as well
+    ```
+
+    Args:
+        model: whose layers read.
+        num_layers: how many, from the first on.
+        kv: where their K and V are.
+        layout: of that storage.
+        groups: per KV group of `layout`, the group of the target whose block table it goes by.
+        block_size: tokens per block.
+        device: where the tensors of a pass are made.
+    """
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        num_layers: int,
+        kv: KVTensors,
+        layout: AttentionLayout,
+        groups: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        assert len(groups) == len(layout.windows), f"{groups} for {layout}"
+        self._model = model
+        self._layers = range(num_layers)
+        self._kv = kv
+        self._layout = layout
+        self._groups = tuple(groups)
+        self._device = device
+
+    @torch.inference_mode()
+    def read(self, readings: Sequence[Reading], ends: Sequence[int]) -> Tensor:
+        """Reads, and guesses.
+
+        Args:
+            readings: what; each has at least one token.
+            ends: of which of these the logits behind the last token are wanted.
+
+        Returns:
+            float32 [len(ends), vocab_size].
+        """
+        lens = np.array([len(reading.token_ids) for reading in readings])
+        query_start_loc = np.zeros(len(readings) + 1, np.int32)
+        np.cumsum(lens, out=query_start_loc[1:])
+        seq_lens = np.array([reading.begin for reading in readings], np.int32) + lens.astype(np.int32)
+        positions = np.concatenate([np.arange(r.begin, r.begin + len(r.token_ids)) for r in readings])
+        token_ids = np.concatenate([reading.token_ids for reading in readings]).astype(np.int64)
+        max_blocks = -(-int(seq_lens.max()) // self._layout.block_size)
+        attention = AttentionMetadata.build(
+            query_start_loc=query_start_loc,
+            seq_lens=seq_lens,
+            block_tables=[
+                np.stack([reading.request.block_tables[group][:max_blocks] for reading in readings])
+                for group in self._groups
+            ],
+            layout=self._layout,
+            operator=self._model.attention,
+        )
+        hidden = self._model.embed(self._tensor(token_ids))
+        hidden = self._model.forward_layers(hidden, self._layers, self._tensor(positions), attention, self._kv)
+        if not ends:
+            return hidden.new_empty((0, self._model.config.vocab_size), dtype=torch.float32)
+        last = self._tensor(query_start_loc[1:][list(ends)].astype(np.int64) - 1)
+        return self._model.compute_logits(self._model.final_norm(hidden[last]))
+
+    def _tensor(self, array: npt.NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
