@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from training.corpus import SourceFile, dump_manifest, load_corpus, manifest
@@ -85,15 +85,16 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 
 
 class MuonAdam(torch.optim.Optimizer):
-    """Muon for the matrices of the layers, AdamW for the embedding and the norms.
+    """Muon for the matrices of the layers, AdamW for the embedding, the output head and the norms.
 
     Muon's orthogonalised momentum uses each training token about twice as well as AdamW on a model of this kind, and
     costs a few per cent of a step.  Its update is scaled by 0.2 * sqrt(larger side) to AdamW's usual size.
     """
 
-    def __init__(self, model: LlamaModel, config: TrainConfig) -> None:
-        matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-        embedding = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" in n]
+    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
+        tables = ("embed_tokens.weight", "lm_head.weight")
+        matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and not n.endswith(tables)]
+        embedding = [p for n, p in model.named_parameters() if p.ndim == 2 and n.endswith(tables)]
         vectors = [p for p in model.parameters() if p.ndim < 2]
         groups = [
             {"params": matrices, "muon": True, "peak": config.muon_lr, "decay": config.weight_decay},

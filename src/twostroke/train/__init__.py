@@ -1,0 +1,1 @@
+"""What is trained beside a model that stays as it is."""

@@ -1,0 +1,81 @@
+"""A model that is not trained: what its last layer says of a text, through the package's own kernels."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from twostroke.config.kv_format import resolve_kv_format
+from twostroke.kernels.dispatch import operators_for
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.layers.attention_metadata import AttentionMetadata
+from twostroke.model.decoder import DecoderModel
+from twostroke.model.loader import load_model
+from twostroke.model.model_files import ModelFiles
+from twostroke.runner.kv_storage import KVStorage
+
+_BLOCK_SIZE = 16
+
+
+class Backbone:
+    """Runs windows of one length on the CPU, each in KV blocks of its own.
+
+    Args:
+        files: the model.
+        window: tokens of a window.
+        max_windows: most of them in one pass.
+        threads: of the operators; default: the processors this process may use.
+    """
+
+    def __init__(self, files: ModelFiles, window: int, max_windows: int, threads: int | None = None) -> None:
+        config = files.config().fixed_for(window)
+        self._device, self.dtype = torch.device("cpu"), getattr(torch, config.dtype)
+        operators = operators_for(self._device, self.dtype)
+        operators.set_num_threads(threads or _usable_processors())
+        self._model: DecoderModel = load_model(
+            files.weights(config, None),
+            config,
+            dtype=self.dtype,
+            device=self._device,
+            max_model_len=window,
+            operators=operators,
+        )
+        layout = KVLayout.of(
+            config.layer_windows,
+            block_size=_BLOCK_SIZE,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            kv_format=resolve_kv_format("auto", config.dtype),
+        )
+        self._num_blocks = layout.num_blocks_of_prefix(window)
+        self._num_groups = len(layout.groups)
+        self._kv = KVStorage(layout, self._num_blocks * self._num_groups * max_windows, self._device)
+        self._attention_layout = self._kv.attention_layout(config.num_heads)
+        self.hidden_size, self.vocab_size = config.hidden_size, config.vocab_size
+        # What the head makes of the axes is its matrix, whatever form it is stored in.
+        head = self._model.compute_logits(torch.eye(self.hidden_size, dtype=self.dtype)).mT
+        self.output_head = head.clone().to(self.dtype)  # a copy for the reason that `states` gives
+
+    def states(self, token_ids: Tensor) -> Tensor:
+        """Final-normed states of windows [n, T] int64: [n, T, H]."""
+        num_windows, length = token_ids.shape
+        shape = (self._num_groups, num_windows, self._num_blocks)
+        tables = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+        attention = AttentionMetadata.build(
+            query_start_loc=np.arange(num_windows + 1, dtype=np.int32) * length,
+            seq_lens=np.full(num_windows, length, np.int32),
+            block_tables=list(tables),
+            layout=self._attention_layout,
+            operator=self._model.attention,
+        )
+        positions = torch.arange(length).repeat(num_windows)
+        hidden = self._model.forward(token_ids.reshape(-1), positions, attention, self._kv)
+        # a copy, because what inference mode has made cannot take part in what gradients go through
+        return hidden.clone().view(num_windows, length, -1)
+
+
+def _usable_processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

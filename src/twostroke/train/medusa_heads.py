@@ -1,0 +1,74 @@
+"""Medusa's heads (Cai et al. 2024, arXiv:2401.10774) in plain torch, and the folder that holds them.
+
+H is the hidden size of the backbone, V its vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+CONFIG_NAME = "config.json"
+WEIGHTS_NAME = "medusa_lm_head.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaConfig:
+    """The config.json of a folder of heads, with the published names."""
+
+    hidden_size: int
+    vocab_size: int
+    base_model_name_or_path: str
+    medusa_num_heads: int = 4
+    medusa_num_layers: int = 1
+
+
+class MedusaHeads(nn.Module):
+    """Head i turns the final-normed state at position p into one whose most likely token is that of p + 2 + i.
+
+    A head is x + silu(linear(x)) in front of the backbone's own output head.  It starts at zero, and so as the
+    backbone's own prediction of p + 1.
+    """
+
+    def __init__(self, num_heads: int, hidden_size: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self._linears = [nn.Linear(hidden_size, hidden_size) for _ in range(num_heads)]
+        self.linears = nn.ModuleList(self._linears)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor, head: int) -> Tensor:
+        """[..., H] -> [..., H], to be multiplied with the backbone's output head."""
+        linear = self._linears[head]
+        return x + F.silu(F.linear(x, linear.weight.to(x.dtype), linear.bias.to(x.dtype)))
+
+    def published(self) -> dict[str, Tensor]:
+        """Tensors by their published names, less `{i}.1.weight`: the backbone's output head serves for all."""
+        found: dict[str, Tensor] = {}
+        for i, linear in enumerate(self._linears):
+            found |= {f"{i}.0.linear.weight": linear.weight.detach(), f"{i}.0.linear.bias": linear.bias.detach()}
+        return found
+
+    def load_published(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes values by the names of `published`."""
+        with torch.no_grad():
+            for name, own in self.published().items():
+                own.copy_(tensors[name])
+
+
+def save_heads(heads: MedusaHeads, config: MedusaConfig, folder: Path) -> None:
+    """Writes both files, the weights in bfloat16."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: value.to("cpu", torch.bfloat16).contiguous() for name, value in heads.published().items()}
+    save_file(weights, folder / WEIGHTS_NAME, metadata={"format": "pt"})
+    values: dict[str, Any] = asdict(config)
+    (folder / CONFIG_NAME).write_text(json.dumps(values, indent=2) + "\n")
