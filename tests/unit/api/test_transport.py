@@ -146,8 +146,8 @@ def test_an_answer_that_nobody_reads_is_ended() -> None:
             connection.sendall(HEAD + length(body) + b"\r\n" + body)
             assert connection.recv(16)
             server.wait_for("ended", "/server_info", lambda answer: answer.json()["health"]["num_requests"] == 0)
-            metrics = server.http.get("/metrics").text
-            assert re.search(r'request_success_total\{.*finished_reason="abort".*\} 8.0', metrics)
+            aborted = re.compile(r'request_success_total\{.*finished_reason="abort".*\} 8.0')
+            server.wait_for("counted", "/metrics", lambda answer: aborted.search(answer.text) is not None)
         assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
     finally:
         server.stop()
