@@ -28,7 +28,8 @@ class MedusaProposer:
     def observe(self, step: TargetStep) -> None:
         """See Watcher."""
         reads = [read for read in step.reads if read.end == len(read.token_ids) - 1]  # a token was drawn behind it
-        last = torch.tensor([read.first + read.num_tokens - 1 for read in reads], device=step.hidden.device)
+        ends = [read.first + read.num_tokens - 1 for read in reads]
+        last = torch.tensor(ends, dtype=torch.int64, device=step.hidden.device)
         for read, hidden in zip(reads, step.hidden[last], strict=True):
             self._hidden[read.row] = len(read.token_ids), hidden
 
