@@ -166,6 +166,35 @@ def test_draft_model(
         assert essence(outputs) == expected[model]
 
 
+@pytest.mark.parametrize("method", ["medusa", "eagle", "draft_model", "early_exit"])
+@pytest.mark.parametrize("knob", DRAFT_KNOBS)
+def test_companions_of_the_embedded_model(knob: str, method: str, expected: dict[str, list[Any]]) -> None:
+    prompts, params = requests()
+    speculation = {"method": method, "num_speculative_tokens": "auto" if knob == "3 drafts" else 3}
+    outputs = generate("embedded", prompts, params, speculative_config=speculation, **DRAFT_KNOBS[knob])
+    if knob == "int8 KV":
+        assert essence(outputs) == essence(generate("embedded", prompts, params, **DRAFT_KNOBS[knob]))
+    else:
+        assert essence(outputs) == expected["embedded"]
+
+
+@pytest.mark.parametrize("method", ["medusa", "eagle", "draft_model"])
+def test_companions_with_cached_prefixes_preemptions_and_in_any_company(
+    method: str, expected: dict[str, list[Any]]
+) -> None:
+    prompts, params = requests()
+    order = random.Random(9).sample(range(len(prompts)), len(prompts))
+    config: dict[str, Any] = {"num_kv_blocks": 24, "max_model_len": 256, "max_num_batched_tokens": 48}
+    speculation = {"method": method, "num_speculative_tokens": 4}
+    with LLM("embedded", threads=1, speculative_config=speculation, **config) as llm:
+        items = [{"prompt_token_ids": list(p)} for p in prompts]
+        first = llm.generate(items, list(params))
+        assert sum(o.metrics.num_preemptions for o in first if o.metrics) > 0, "the pool was not small enough to matter"
+        shuffled = llm.generate([items[i] for i in order], [params[i] for i in order])
+    assert essence(first) == expected["embedded"]
+    assert essence(shuffled) == [expected["embedded"][i] for i in order]
+
+
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("method", ["ngram", "early_exit", "draft_model"])
 def test_drafts_with_cached_prefixes_and_in_any_company(

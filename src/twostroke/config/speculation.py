@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from twostroke.config.checks import one_of, text, whole_number
 from twostroke.errors import InvalidParameter, UnknownParameter
 
-Method = Literal["ngram", "draft_model", "early_exit"]
+Method = Literal["ngram", "draft_model", "early_exit", "medusa", "eagle"]
 
 AUTO = "auto"
 MAX_DRAFTS = 64
@@ -22,6 +22,8 @@ _OF_METHOD: Mapping[Method, frozenset[str]] = {
     "ngram": frozenset({"prompt_lookup_max", "prompt_lookup_min"}),
     "draft_model": frozenset({"model"}),
     "early_exit": frozenset({"exit_layer"}),
+    "medusa": frozenset({"model"}),
+    "eagle": frozenset({"model"}),
 }
 """Fields that a method has beside those of all."""
 _OF_ALL = frozenset({"method", "num_speculative_tokens"})
@@ -33,11 +35,13 @@ class SpeculativeConfig:
 
     method: Method
     """`ngram`: what followed the last tokens when they stood in the text before. `draft_model`: a smaller model with
-    the same vocabulary. `early_exit`: the model's own first layers, with its norm and head."""
+    the same vocabulary. `early_exit`: the model's own first layers, with its norm and head. `medusa`: heads that
+    guess several tokens from one hidden state. `eagle`: an EAGLE-3 head, a layer over the model's hidden states."""
     num_speculative_tokens: int | Literal["auto"] = AUTO
     """Tokens drafted at once; "auto" drafts where it pays, by what is measured while serving."""
     model: str | None = None
-    """Of draft_model: a folder, a GGUF file or a hub id; None takes the one that comes with the embedded model."""
+    """Of draft_model: a folder, a GGUF file or a hub id; of medusa and eagle: a folder or a hub id. None takes what
+    comes with the embedded model."""
     exit_layer: int | None = None
     """Of early_exit: how many layers draft; None takes the first that the model was trained to exit after."""
     prompt_lookup_max: int | None = None

@@ -15,15 +15,20 @@ from twostroke.errors import InvalidParameter, SetupError
 from twostroke.kernels.dispatch import Operators
 from twostroke.kv_cache.layout import KVGroup, KVLayout
 from twostroke.layers.attention_metadata import AttentionLayout
-from twostroke.model.checkpoint import companion
-from twostroke.model.decoder import DecoderModel
+from twostroke.model.checkpoint import companion, find_model_folder
+from twostroke.model.decoder import DecoderModel, Placement
+from twostroke.model.draft_folder import DraftFolder
+from twostroke.model.eagle import EagleHead, check_eagle, eagle_config, feature_layers
 from twostroke.model.loader import check_weights, load_model, weight_bytes
+from twostroke.model.medusa import MedusaHeads, check_medusa, medusa_shape
 from twostroke.model.model_files import ModelFiles, find_model
 from twostroke.model.registry import num_parameters
 from twostroke.model.weight_source import WeightSource
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.sampling.sampler import Sampler
 from twostroke.speculation.chain import ChainProposer, ReadByDraftModel, ReadByTarget
+from twostroke.speculation.eagle import EagleProposer
+from twostroke.speculation.medusa import MedusaProposer
 from twostroke.speculation.ngram import NgramProposer
 from twostroke.speculation.proposer import Proposer
 from twostroke.speculation.reader import Reader
@@ -42,6 +47,10 @@ class Surroundings:
     operators: Operators
     kv_format: KVFormat
     layout: KVLayout
+
+    def placement(self, target: Target) -> Placement:
+        """Of what drafts: beside the target."""
+        return Placement(self.operators, self.dtype, self.device, target.max_model_len)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +102,10 @@ def find_drafter(config: SpeculativeConfig, surroundings: Surroundings) -> Draft
             return _EarlyExit.of(config, surroundings)
         case "draft_model":
             return _DraftModel.of(config, surroundings)
+        case "medusa":
+            return _Medusa.of(config, surroundings)
+        case "eagle":
+            return _Eagle.of(config, surroundings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +175,7 @@ class _DraftModel:
     @classmethod
     def of(cls, config: SpeculativeConfig, surroundings: Surroundings) -> _DraftModel:
         """Finds it, and checks that it speaks the target's tokens."""
-        path = config.model or companion(surroundings.path, "draft")
-        if path is None:
-            limit = f"is needed: {surroundings.path.name} comes with no draft model"
-            raise InvalidParameter("speculative_config.model", None, limit)
-        files = find_model(str(path))
+        files = find_model(_model_of(config, surroundings, "draft"))
         draft = files.config()
         _check_vocabulary(files, draft, surroundings, has_tokenizer=config.model is not None)
         weights = files.weights(draft, None)
@@ -196,12 +205,7 @@ class _DraftModel:
 
     @property
     def _layout(self) -> KVLayout:
-        """One group that holds all layers; what each sees is the attention layout's business."""
-        layers = KVGroup(tuple(range(self.config.num_layers)), None)
-        target = self.surroundings
-        return KVLayout(
-            (layers,), target.layout.block_size, self.config.num_kv_heads, self.config.head_dim, target.kv_format
-        )
+        return _kv_beside(self.config, self.surroundings)
 
     def build(self, target: Target) -> Proposer:
         """See Drafter."""
@@ -215,28 +219,142 @@ class _DraftModel:
             operators=around.operators,
         )
         kv = KVStorage(self._layout, target.kv.num_blocks, around.device)
-        attention, groups = self._attention_layout()
+        attention, group = _layout_beside(self.config, self._layout, around.layout)
+        groups = [group] * len(attention.windows)
         reader = Reader(model, self.config.num_layers, kv, attention, groups, around.device)
         return ChainProposer(reader, ReadByDraftModel(), target.sampler, max_tokens=target.max_tokens)
 
-    def _attention_layout(self) -> tuple[AttentionLayout, list[int]]:
-        """Layers of the same window are a group, and all go by one block table: the target's that reaches back most."""
-        windows = [group.window for group in self.surroundings.layout.groups]
-        by = min(range(len(windows)), key=lambda group: (windows[group] is not None, -(windows[group] or 0)))
-        held = windows[by]  # what the target has given back of its blocks, nobody sees any more
-        seen = [min((w for w in (own, held) if w is not None), default=None) for own in self.config.layer_windows]
-        kinds = list(dict.fromkeys(seen))
-        layout = AttentionLayout(
-            layer_slots=tuple((kinds.index(window), layer) for layer, window in enumerate(seen)),
-            windows=tuple(kinds),
-            layers_per_block=self.config.num_layers,
-            block_size=self._layout.block_size,
-            num_heads=self.config.num_heads,
-            num_kv_heads=self.config.num_kv_heads,
-            head_dim=self.config.head_dim,
-            kv_format=self._layout.kv_format,
+
+@dataclass(frozen=True, slots=True)
+class _Medusa:
+    """Heads on the target's last hidden state; they keep no K and V."""
+
+    folder: DraftFolder
+    surroundings: Surroundings
+    kv_bytes_per_block: int = 0
+
+    @classmethod
+    def of(cls, config: SpeculativeConfig, surroundings: Surroundings) -> _Medusa:
+        """Finds them, and checks that they go with the target."""
+        folder = DraftFolder(find_model_folder(_model_of(config, surroundings, "medusa")))
+        check_medusa(folder, surroundings.config)
+        return cls(folder, surroundings)
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """See Drafter."""
+        return self.folder.num_bytes
+
+    @property
+    def words(self) -> str:
+        """See Drafter."""
+        num_heads = medusa_shape(self.folder).num_heads
+        return f"{num_heads} Medusa heads of {self.folder.path.name}, {self.num_weight_bytes:,} bytes of weights"
+
+    def build(self, target: Target) -> Proposer:
+        """See Drafter."""
+        heads = MedusaHeads(self.folder, target.model, self.surroundings.placement(target))
+        return MedusaProposer(heads, target.sampler)
+
+
+@dataclass(frozen=True, slots=True)
+class _Eagle:
+    """A layer of its own over the target's features; its KV block i goes with the target's block i."""
+
+    folder: DraftFolder
+    config: ModelConfig
+    surroundings: Surroundings
+
+    @classmethod
+    def of(cls, config: SpeculativeConfig, surroundings: Surroundings) -> _Eagle:
+        """Finds it, and checks that it goes with the target."""
+        folder = DraftFolder(find_model_folder(_model_of(config, surroundings, "eagle")))
+        check_eagle(folder, surroundings.config)
+        layers = feature_layers(surroundings.config.num_layers)
+        if not 0 < layers[0] < layers[1] < layers[2]:
+            limit = f"needs features of layers {layers}; {surroundings.path.name} has {surroundings.config.num_layers}"
+            raise InvalidParameter("speculative_config.method", "eagle", limit)
+        return cls(folder, eagle_config(folder), surroundings)
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """See Drafter."""
+        return self.folder.num_bytes
+
+    @property
+    def kv_bytes_per_block(self) -> int:
+        """See Drafter."""
+        return self._layout.bytes_per_block
+
+    @property
+    def words(self) -> str:
+        """See Drafter."""
+        return (
+            f"EAGLE head {self.folder.path.name}, {self.num_weight_bytes:,} bytes of weights, "
+            f"{self._layout.bytes_per_token:,} bytes of KV per token"
         )
-        return layout, [by] * len(kinds)
+
+    @property
+    def _layout(self) -> KVLayout:
+        return _kv_beside(self.config, self.surroundings)
+
+    def build(self, target: Target) -> Proposer:
+        """See Drafter."""
+        around = self.surroundings
+        head = EagleHead(self.folder, target.model, around.placement(target))
+        attention, group = _layout_beside(self.config, self._layout, around.layout)
+        return EagleProposer(
+            head,
+            KVStorage(self._layout, target.kv.num_blocks, around.device),
+            attention,
+            group,
+            feature_layers(around.config.num_layers),
+            target.sampler,
+            around.device,
+        )
+
+
+def _model_of(config: SpeculativeConfig, surroundings: Surroundings, kind: str) -> str:
+    """The model that the settings name, or what comes with the target.
+
+    Raises:
+        InvalidParameter: there is neither.
+    """
+    path = config.model or companion(surroundings.path, kind)
+    if path is None:
+        limit = f"is needed: nothing of that method comes with {surroundings.path.name}"
+        raise InvalidParameter("speculative_config.model", None, limit, "Give a folder, or a hub id.")
+    return str(path)
+
+
+def _kv_beside(drafter: ModelConfig, target: Surroundings) -> KVLayout:
+    """One group that holds all layers of what drafts; what each of them sees is the attention layout's business."""
+    layers = KVGroup(tuple(range(drafter.num_layers)), None)
+    return KVLayout((layers,), target.layout.block_size, drafter.num_kv_heads, drafter.head_dim, target.kv_format)
+
+
+def _layout_beside(drafter: ModelConfig, kv: KVLayout, target: KVLayout) -> tuple[AttentionLayout, int]:
+    """Layers of the same window are a group, and all go by one block table: the target's that reaches back most.
+
+    Returns:
+        The layout, and that group of the target.
+    """
+    windows = [group.window for group in target.groups]
+    by = min(range(len(windows)), key=lambda group: (windows[group] is not None, -(windows[group] or 0)))
+    held = windows[by]  # what the target has given back of its blocks, nobody sees any more
+    seen = [min((w for w in (own, held) if w is not None), default=None) for own in drafter.layer_windows]
+    kinds = list(dict.fromkeys(seen))
+    layout = AttentionLayout(
+        layer_slots=tuple((kinds.index(window), layer) for layer, window in enumerate(seen)),
+        windows=tuple(kinds),
+        layers_per_block=drafter.num_layers,
+        block_size=kv.block_size,
+        num_heads=drafter.num_heads,
+        num_kv_heads=drafter.num_kv_heads,
+        head_dim=drafter.head_dim,
+        kv_format=kv.kv_format,
+    )
+    return layout, by
 
 
 def _check_vocabulary(files: ModelFiles, draft: ModelConfig, target: Surroundings, *, has_tokenizer: bool) -> None:

@@ -60,13 +60,13 @@ def read_model_config(folder: Path) -> ModelConfig:
         CorruptCheckpoint: a file is no JSON, or its numbers contradict each other.
         UnsupportedModel: it asks for what is not implemented.
     """
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     if config is None:
         raise ModelNotFound(f"{folder} has no config.json; it is no Hugging Face model folder.")
     return ModelConfig.from_hf(config)
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
@@ -94,7 +94,7 @@ class Checkpoint:
         """As safetensors spells them: F32, BF16, I32 ..."""
         self._file_of: dict[str, Any] = {}
         self._home_of: dict[str, str] = {}
-        index = _read_json(folder / "model.safetensors.index.json")
+        index = read_json(folder / "model.safetensors.index.json")
         if index is not None:
             file_names = sorted(set(_weight_map(index, folder).values()))
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,3 +100,33 @@ class DecoderModel(ABC):
         hidden = self.embed(input_ids)
         hidden = self.forward_layers(hidden, range(self.config.num_layers), positions, attention, kv)
         return self.final_norm(hidden)
+
+    @torch.inference_mode()
+    def forward_with_features(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: AttentionMetadata,
+        kv: KVTensors,
+        feature_layers: Sequence[int],
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The same pass, which also hands out what it gives some layers to read.
+
+        Args:
+            input_ids: as for `forward`; so are positions, attention and kv.
+            positions: see there.
+            attention: see there.
+            kv: see there.
+            feature_layers: which layers, rising.
+
+        Returns:
+            Final-normed hidden states, and per layer of `feature_layers` its input, all [num_tokens, hidden_size].
+        """
+        hidden = self.embed(input_ids)
+        features: list[Tensor] = []
+        begin = 0
+        for end in (*feature_layers, self.config.num_layers):
+            hidden = self.forward_layers(hidden, range(begin, end), positions, attention, kv)
+            features.append(hidden.clone())  # later layers may add to it in place
+            begin = end
+        return self.final_norm(hidden), tuple(features[:-1])

@@ -21,7 +21,7 @@ from twostroke.sampling.logprobs import num_slice_rows, token_logprobs
 from twostroke.sampling.noise import NoiseStream
 from twostroke.sampling.sampler import SampledTokens, Sampler
 from twostroke.sampling.state import SamplingState
-from twostroke.speculation.proposer import DraftRequest, Proposer
+from twostroke.speculation.proposer import DraftRequest, Proposer, TargetRead, TargetStep, Watcher
 
 _PromptScores = tuple[int, tuple[TokenLogprobs, ...]]
 """The first position that was predicted, and one entry per predicted token."""
@@ -52,6 +52,7 @@ class ModelRunner:
         proposer: Proposer | None = None,
     ) -> None:
         self._proposer = proposer
+        self._watcher = proposer if isinstance(proposer, Watcher) else None
         self._model = model
         self._kv = kv
         self._sampler = sampler
@@ -114,13 +115,17 @@ class ModelRunner:
         input_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
 
         begin_s = time.perf_counter()
-        hidden = self._model.forward(input_ids, positions, attention, self._kv)
+        hidden, features = self._forward(input_ids, positions, attention)
         sampled, token_ids = self._sample(hidden, inputs)
         operator_time_s = time.perf_counter() - begin_s
 
         prompt_logprobs = self._prompt_logprobs(hidden, inputs)
         pooled = self._pooled(hidden, inputs, batch)
         results = self._results(batch, inputs, sampled, token_ids, prompt_logprobs, pooled)
+        if self._watcher is not None:
+            begin_s = time.perf_counter()
+            self._watcher.observe(TargetStep(hidden, features, self._reads(inputs, results)))
+            draft_time_s += time.perf_counter() - begin_s
         return StepResult(batch.step, results, operator_time_s, draft_time_s)
 
     def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...]:
@@ -130,7 +135,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Lets go of model and KV memory."""
-        del self._model, self._kv, self._recomputer, self._proposer
+        del self._model, self._kv, self._recomputer, self._proposer, self._watcher
 
     def _update_blocks(self, row: RequestRow, updates: Sequence[BlockTableUpdate]) -> None:
         self._table.update_blocks(row, updates)
@@ -159,6 +164,29 @@ class ModelRunner:
         if requests:
             for row, drafts in zip(rows, proposer.propose(requests), strict=True):
                 self._table.put_drafts(row, drafts)
+
+    def _forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionMetadata
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Hidden states, and the features that somebody watches."""
+        if self._watcher is None or not self._watcher.feature_layers:
+            return self._model.forward(input_ids, positions, attention, self._kv), ()
+        layers = self._watcher.feature_layers
+        return self._model.forward_with_features(input_ids, positions, attention, self._kv, layers)
+
+    def _reads(self, inputs: InputBatch, results: Sequence[RequestResult]) -> list[TargetRead]:
+        """What was read for good: a request in error read nothing, and drafts that fell were not read."""
+        reads: list[TargetRead] = []
+        firsts = inputs.query_start_loc.tolist()
+        for seq, (row, result) in enumerate(zip(inputs.rows, results, strict=True)):
+            first = firsts[seq]
+            num_fallen = len(row.drafts) - max(0, len(result.token_ids) - 1)
+            num_tokens = firsts[seq + 1] - first - num_fallen
+            if result.error is None:
+                tables = [table[row.index] for table in self._table.block_tables]
+                known = self._table.known_tokens(row)
+                reads.append(TargetRead(row.index, first, int(inputs.positions[first]), num_tokens, known, tables))
+        return reads
 
     def _attention_metadata(self, inputs: InputBatch) -> AttentionMetadata:
         max_blocks = -(-int(inputs.seq_lens.max()) // self._kv.layout.block_size)

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from twostroke.sampling.sampler import Sampler
+from twostroke.speculation.draws import DraftDraws
 from twostroke.speculation.proposer import DraftRequest
 from twostroke.speculation.reader import Reader, Reading
 
@@ -96,32 +97,26 @@ class ChainProposer:
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
         """See Proposer."""
-        drafts: list[list[int]] = [[] for _ in requests]
-        readings, active, ends = self._known_tokens(requests)
-        states = {i: requests[i].sampling.ahead(()) for i in active}
+        readings, through, ends = self._known_tokens(requests)
+        draws = DraftDraws(self._sampler, requests, through)
         while readings:
             logits = self._reader.read(readings, ends)
-            if not active:
+            if not draws.active:
                 break
-            token_ids, errors = self._sampler.draw(logits, [states[i] for i in active])
-            readings, going_on = [], list[int]()
-            for place, (i, token_id) in enumerate(zip(active, token_ids.tolist(), strict=True)):
-                if place in errors:
-                    continue
-                drafts[i].append(token_id)
-                if len(drafts[i]) < requests[i].num_drafts:
-                    states[i].append(token_id)
-                    begin = len(requests[i].token_ids) + len(drafts[i]) - 1
-                    readings.append(Reading(requests[i], begin, np.array([token_id], np.int32)))
-                    going_on.append(i)
-            active, ends = going_on, range(len(going_on))
-        for i in states:
-            self._tokens.read(requests[i], drafts[i][:-1], len(requests[i].token_ids))
-        return [tuple(found) for found in drafts]
+            draws.draw(logits)
+            readings = [self._last_draft(requests[i], draws.drafts[i]) for i in draws.active]
+            ends = range(len(readings))
+        for i in through:
+            self._tokens.read(requests[i], draws.drafts[i][:-1], len(requests[i].token_ids))
+        return draws.found()
 
     def forget(self, row: int, num_tokens: int) -> None:
         """See Proposer."""
         self._tokens.forget(row, num_tokens)
+
+    @staticmethod
+    def _last_draft(request: DraftRequest, drafts: Sequence[int]) -> Reading:
+        return Reading(request, len(request.token_ids) + len(drafts) - 1, np.array(drafts[-1:], np.int32))
 
     def _known_tokens(self, requests: Sequence[DraftRequest]) -> tuple[list[Reading], list[int], Sequence[int]]:
         """What is to be read first; which requests are through with their known tokens then, and as which reading."""

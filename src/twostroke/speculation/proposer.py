@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from twostroke.sampling.state import SamplingState
 
@@ -50,4 +51,49 @@ class Proposer(Protocol):
 
     def forget(self, row: int, num_tokens: int) -> None:
         """Whatever is kept of a sequence's tokens from the `num_tokens`th on is void."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetRead:
+    """What the target read of one sequence in a step, drafts that fell left out."""
+
+    row: int
+    first: int
+    """Place of the first of the tokens in the flat batch."""
+    begin: int
+    """Its position."""
+    num_tokens: int
+    token_ids: TokenIds
+    """[num_tokens known]: with those that this step has drawn."""
+    block_tables: Sequence[npt.NDArray[np.int32]]
+
+    @property
+    def end(self) -> int:
+        """Position behind the last of the tokens."""
+        return self.begin + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetStep:
+    """What the target made of a step's tokens."""
+
+    hidden: Tensor
+    """[num_tokens, hidden_size], behind the final norm."""
+    features: tuple[Tensor, ...]
+    """The inputs of the layers that were asked for, each [num_tokens, hidden_size]."""
+    reads: Sequence[TargetRead]
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """A proposer that guesses from what the target makes of its tokens."""
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Layers of the target whose inputs it wants, rising."""
+        ...
+
+    def observe(self, step: TargetStep) -> None:
+        """A step was computed."""
         ...

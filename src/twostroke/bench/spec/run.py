@@ -29,7 +29,7 @@ from twostroke.errors import InvalidParameter
 from twostroke.model.model_files import find_model
 
 SYNTHETIC = "synthetic"
-KNOWN = (SYNTHETIC, "ngram", "early_exit", "draft_model")
+KNOWN = (SYNTHETIC, "ngram", "early_exit", "draft_model", "medusa", "eagle")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,78 @@
+"""A folder with a head that drafts: its config.json, and its few tensors by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from twostroke.config.fields import count
+from twostroke.errors import CorruptCheckpoint, ModelNotFound
+from twostroke.model.checkpoint import Checkpoint, read_json
+
+_PICKLES = ("medusa_lm_head.pt", "pytorch_model.bin")
+"""As some are published; only tensors are taken from them, nothing in them is run."""
+
+
+class DraftFolder:
+    """Opened, with its names and shapes known.
+
+    Raises:
+        ModelNotFound: no config.json, or no tensors.
+        CorruptCheckpoint: a file that cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        config = read_json(path / "config.json")
+        if config is None:
+            raise ModelNotFound(f"{path} has no config.json; it holds no heads that draft.")
+        self.config: dict[str, Any] = config
+        self._pickled = self._read_pickle()
+        self._checkpoint = None if self._pickled is not None else Checkpoint(path)
+        self.shapes: dict[str, tuple[int, ...]] = (
+            {name: tuple(tensor.shape) for name, tensor in self._pickled.items()}
+            if self._pickled is not None
+            else self._checkpoint.shapes
+            if self._checkpoint is not None
+            else {}
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all its tensors, two bytes a number."""
+        return sum(2 * torch.Size(shape).numel() for shape in self.shapes.values())
+
+    def tensor(self, name: str) -> Tensor:
+        """One of `shapes`."""
+        if self._pickled is not None:
+            return self._pickled[name]
+        assert self._checkpoint is not None, "one of the two was opened"
+        return self._checkpoint.read(name)
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """A whole number of config.json."""
+        return count(self.config, name, default)
+
+    def check_shape(self, name: str, expected: tuple[int | None, ...]) -> None:
+        """Raises CorruptCheckpoint for a tensor that is missing or of another shape; None takes any size."""
+        found = self.shapes.get(name)
+        if found is None:
+            raise CorruptCheckpoint(f"{self.path} has no tensor {name!r}.")
+        if len(found) != len(expected) or any(e not in (None, f) for e, f in zip(expected, found, strict=True)):
+            sizes = " x ".join("any" if size is None else str(size) for size in expected)
+            raise CorruptCheckpoint(f"{self.path}: {name} has the shape {list(found)}, expected {sizes}.")
+
+    def _read_pickle(self) -> dict[str, Tensor] | None:
+        paths = [self.path / name for name in _PICKLES if (self.path / name).is_file()]
+        if not paths or any(self.path.glob("*.safetensors")):
+            return None
+        try:
+            found: Any = torch.load(paths[0], map_location="cpu", weights_only=True)
+        except Exception as error:  # whatever a file that is no pickle of tensors makes of it
+            raise CorruptCheckpoint(f"{paths[0]} cannot be read as tensors ({error}). Download it again.") from error
+        if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in cast(dict[str, Any], found).values()):
+            raise CorruptCheckpoint(f"{paths[0]} holds no tensors by name. Download it again.")
+        return cast(dict[str, Tensor], found)

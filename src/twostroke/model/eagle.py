@@ -1,0 +1,155 @@
+"""The drafting head of EAGLE-3 (Li et al. 2025, arXiv:2503.01840): one layer over the target's own hidden states."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from twostroke.config.model import ModelConfig
+from twostroke.layers.attention import KVTensors
+from twostroke.layers.attention_metadata import AttentionMetadata
+from twostroke.layers.norm import RMSNorm
+from twostroke.layers.rotary import Rotary
+from twostroke.model.decoder import DecoderModel, Placement
+from twostroke.model.draft_folder import DraftFolder
+from twostroke.model.llama import LlamaLayer
+
+_LAYER = {
+    "attention_norm.weight": ("input_layernorm.weight",),
+    "qkv.weight": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "output.weight": ("self_attn.o_proj.weight",),
+    "mlp_norm.weight": ("post_attention_layernorm.weight",),
+    "gate_up.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "down.weight": ("mlp.down_proj.weight",),
+}
+"""Our names of a layer's tensors, and the published ones under `midlayer.`."""
+
+
+def feature_layers(num_layers: int) -> tuple[int, int, int]:
+    """The target's layers whose inputs the head is given: a low, a middle and a high one, as published heads expect."""
+    return 2, num_layers // 2, num_layers - 3
+
+
+class EagleHead:
+    """At position p, the target's features of p and the embedding of token p + 1 make a guess of token p + 2.
+
+    ```
+    features of p, 3 x hidden ──fc──► h ──norm──┐
+                                                ├─► attention ─► + h ─► mlp ─► + ─► y ──norm──► head: token p + 2
+    embedding of token p + 1 ─────────────norm──┘
+    ```
+
+    Behind the tokens that the target has read, y of one position stands for the features of the next.
+    """
+
+    def __init__(self, folder: DraftFolder, target: DecoderModel, placement: Placement) -> None:
+        """Reads the head."""
+        self.config = config = eagle_config(folder)
+        self._target = target
+        operators = placement.operators
+        self.attention = operators.attention(
+            config.num_heads, config.num_kv_heads, config.head_dim, placement.dtype, placement.device
+        )
+        """The operator that its passes are planned for."""
+
+        def read(name: str) -> Tensor:
+            return folder.tensor(name).to(placement.dtype).to(placement.device)
+
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(read(name), config.rms_norm_eps, operators)
+
+        self._fc = operators.pack_linear(read("fc.weight"), None)
+        weights = {ours: torch.cat([read(f"midlayer.{part}") for part in parts]) for ours, parts in _LAYER.items()}
+        self._layer = LlamaLayer(config, weights, 0, placement)
+        self._hidden_norm = norm("midlayer.hidden_norm.weight")
+        self._norm = norm("norm.weight")
+        self._lm_head = operators.pack_linear(read("lm_head.weight"), None)
+        self._embedding = read("embed_tokens.weight") if "embed_tokens.weight" in folder.shapes else None
+        self._token_ids: Tensor | None = None
+        """Of the target's vocabulary, those the head knows; None: all."""
+        if "d2t" in folder.shapes:
+            shifts = folder.tensor("d2t").to(torch.int64).to(placement.device)
+            self._token_ids = shifts + torch.arange(len(shifts), device=placement.device)
+        self._rotary = Rotary(
+            config.rope,
+            config.head_dim,
+            max_model_len=placement.max_model_len,
+            dtype=placement.dtype,
+            device=placement.device,
+        )
+
+    @torch.inference_mode()
+    def fused(self, features: Tensor) -> Tensor:
+        """The target's features [num_rows, 3 x hidden_size] to h [num_rows, hidden_size]."""
+        return self._fc(features)
+
+    @torch.inference_mode()
+    def forward(
+        self, h: Tensor, token_ids: Tensor, positions: Tensor, attention: AttentionMetadata, kv: KVTensors
+    ) -> Tensor:
+        """A pass.
+
+        Args:
+            h: [num_rows, hidden_size], of the positions.
+            token_ids: int64 [num_rows], each the token behind the position.
+            positions: int64 [num_rows].
+            attention: the step.
+            kv: the head's own.
+
+        Returns:
+            y [num_rows, hidden_size].
+        """
+        layer = self._layer
+        table = self._embedding
+        embedded = self._target.embed(token_ids) if table is None else F.embedding(token_ids, table)
+        x = torch.cat((layer.attention_norm(embedded), self._hidden_norm(h)), dim=-1)
+        y = layer.output.add_to(h, layer.attend(x, self._rotary(positions), attention, kv))
+        return layer.down.add_to(y, layer.gated(layer.mlp_norm(y)))
+
+    @torch.inference_mode()
+    def logits(self, y: Tensor) -> Tensor:
+        """[num_rows, hidden_size] to float32 [num_rows, vocab_size]; a token that the head does not know has -inf."""
+        found = self._lm_head(self._norm(y)).float()
+        if self._token_ids is None:
+            return found
+        whole = found.new_full((len(found), self._target.config.vocab_size), float("-inf"))
+        whole[:, self._token_ids] = found
+        return whole
+
+
+def eagle_config(folder: DraftFolder) -> ModelConfig:
+    """The shape of the head's layer: that of a Llama with one, whatever the folder calls the architecture."""
+    return ModelConfig.from_hf({**folder.config, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1})
+
+
+def check_eagle(folder: DraftFolder, target: ModelConfig) -> None:
+    """Refuses a head that was made for another model, or lacks a part.
+
+    Raises:
+        CorruptCheckpoint: a tensor is missing or of another size.
+    """
+    config, hidden = eagle_config(folder), target.hidden_size
+    q, kv, wide = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.intermediate_size
+    expected: dict[str, tuple[int | None, ...]] = {
+        "fc.weight": (hidden, 3 * hidden),
+        "midlayer.hidden_norm.weight": (hidden,),
+        "midlayer.input_layernorm.weight": (hidden,),
+        "midlayer.post_attention_layernorm.weight": (hidden,),
+        "midlayer.self_attn.q_proj.weight": (q, 2 * hidden),
+        "midlayer.self_attn.k_proj.weight": (kv, 2 * hidden),
+        "midlayer.self_attn.v_proj.weight": (kv, 2 * hidden),
+        "midlayer.self_attn.o_proj.weight": (hidden, q),
+        "midlayer.mlp.gate_proj.weight": (wide, hidden),
+        "midlayer.mlp.up_proj.weight": (wide, hidden),
+        "midlayer.mlp.down_proj.weight": (hidden, wide),
+        "norm.weight": (hidden,),
+        "lm_head.weight": (None, hidden),
+    }
+    for name, shape in expected.items():
+        folder.check_shape(name, shape)
+    known = folder.shapes["lm_head.weight"][0]
+    if "d2t" in folder.shapes:
+        folder.check_shape("d2t", (known,))
+    else:
+        folder.check_shape("lm_head.weight", (target.vocab_size, hidden))

@@ -1,0 +1,90 @@
+"""Medusa heads (Cai et al. 2024, arXiv:2401.10774): further tokens from one hidden state of the target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from twostroke.config.model import ModelConfig
+from twostroke.model.decoder import DecoderModel, Placement
+from twostroke.model.draft_folder import DraftFolder
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaShape:
+    """What the heads' folder says of them."""
+
+    num_heads: int
+    num_layers: int
+    """Residual blocks of a head."""
+
+
+class MedusaHeads:
+    """Head i takes the target's final hidden state at a position and guesses the token i + 2 positions on.
+
+    ```
+    x = hidden            each block: x + silu(W x + b); then the output head, its own or the target's
+    ```
+
+    Published folders hold `medusa_lm_head.pt` or `.safetensors` with `{i}.{block}.linear.weight` and `.bias`, and a
+    head's own output matrix as `{i}.{num_layers}.weight`.
+    """
+
+    def __init__(self, folder: DraftFolder, target: DecoderModel, placement: Placement) -> None:
+        """Reads the heads; all of them are computed in one product a block where they have the same input."""
+        self.shape = medusa_shape(folder)
+        self._target = target
+        operators = placement.operators
+
+        def read(name: str) -> Tensor:
+            return folder.tensor(name).to(placement.dtype).to(placement.device)
+
+        heads, blocks = range(self.shape.num_heads), range(self.shape.num_layers)
+        self._blocks = [
+            [operators.pack_linear(read(f"{i}.{j}.linear.weight"), read(f"{i}.{j}.linear.bias")) for j in blocks]
+            for i in heads
+        ]
+        last = f"{self.shape.num_layers}.weight"
+        self._heads = [
+            operators.pack_linear(read(f"{i}.{last}"), None) if f"{i}.{last}" in folder.shapes else None for i in heads
+        ]
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor, num_heads: int) -> Tensor:
+        """Of the first heads: hidden [num_rows, hidden_size] to float32 [num_heads, num_rows, vocab_size]."""
+        states: list[Tensor] = []
+        for blocks in self._blocks[:num_heads]:
+            x = hidden
+            for linear in blocks:
+                x = x + F.silu(linear(x))
+            states.append(x)
+        if all(head is None for head in self._heads):
+            return self._target.compute_logits(torch.cat(states)).view(num_heads, len(hidden), -1)
+        found = [
+            self._target.compute_logits(x) if head is None else head(x).float()
+            for x, head in zip(states, self._heads, strict=False)
+        ]
+        return torch.stack(found)
+
+
+def medusa_shape(folder: DraftFolder) -> MedusaShape:
+    """What config.json says of the heads."""
+    return MedusaShape(folder.count("medusa_num_heads"), folder.count("medusa_num_layers", 1))
+
+
+def check_medusa(folder: DraftFolder, target: ModelConfig) -> None:
+    """Refuses heads that were made for another model, or lack a part.
+
+    Raises:
+        CorruptCheckpoint: a number or a tensor is missing or of another size.
+    """
+    shape, hidden = medusa_shape(folder), target.hidden_size
+    for i in range(shape.num_heads):
+        for j in range(shape.num_layers):
+            folder.check_shape(f"{i}.{j}.linear.weight", (hidden, hidden))
+            folder.check_shape(f"{i}.{j}.linear.bias", (hidden,))
+        if f"{i}.{shape.num_layers}.weight" in folder.shapes:
+            folder.check_shape(f"{i}.{shape.num_layers}.weight", (target.vocab_size, hidden))

@@ -1,0 +1,199 @@
+"""Medusa and EAGLE heads: they guess what a plain reading of the papers guesses, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import twostroke
+from twostroke import LLM, SamplingParams
+from twostroke.errors import CorruptCheckpoint, InvalidParameter, ModelNotFound
+from twostroke.speculation.eagle import EagleProposer
+from twostroke.speculation.medusa import MedusaProposer
+from twostroke.speculation.proposer import DraftRequest
+
+EMBEDDED = Path(twostroke.__file__).parent / "embedded"
+TEXT = "import os\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n\n    def read(self"
+NUM_DRAFTS = 3
+
+Round = tuple[list[int], tuple[int, ...]]
+"""Known tokens, and what was guessed to follow."""
+
+
+def drafted(method: str, kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> list[Round]:
+    """What the engine guesses on its way through a text, in chunks and in company."""
+    rounds: list[Round] = []
+    propose = kind.propose
+
+    def recording(self: Any, requests: list[DraftRequest]) -> list[tuple[int, ...]]:
+        known = [request.token_ids.tolist() for request in requests]
+        found = propose(self, requests)
+        rounds.extend(zip(known, found, strict=True))
+        return found
+
+    monkeypatch.setattr(kind, "propose", recording)
+    speculation = {"method": method, "num_speculative_tokens": NUM_DRAFTS}
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    settings: dict[str, Any] = {"threads": 1, "dtype": "float32", "num_kv_blocks": 60, "max_num_batched_tokens": 24}
+    with LLM("embedded", speculative_config=speculation, **settings) as llm:
+        llm.generate([TEXT, "def f(x):\n"], params)
+    return rounds
+
+
+@torch.no_grad()
+def hidden_states(token_ids: list[int]) -> tuple[Tensor, ...]:
+    """[1 + num_layers] of [num_tokens, hidden_size], by transformers: the inputs of the layers, the last one normed."""
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32, attn_implementation="eager")
+    return tuple(h[0] for h in model.model(torch.tensor([token_ids]), output_hidden_states=True).hidden_states)
+
+
+@torch.no_grad()
+def medusa_guesses(token_ids: list[int]) -> tuple[int, ...]:
+    weights = {name: t.float() for name, t in load_file(EMBEDDED / "medusa" / "medusa_lm_head.safetensors").items()}
+    table = load_file(EMBEDDED / "model.safetensors")["model.embed_tokens.weight"].float()
+    # of the last token but one: what the last one was drawn from
+    x = hidden_states(token_ids)[-1][-2]
+    heads = [x + F.silu(weights[f"{i}.0.linear.weight"] @ x + weights[f"{i}.0.linear.bias"]) for i in range(NUM_DRAFTS)]
+    return tuple(int((table @ head).argmax()) for head in heads)
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+
+
+def rotated(x: Tensor) -> Tensor:
+    """[num_tokens, heads, 64] at positions 0, 1, …"""
+    angles = torch.outer(torch.arange(len(x)).float(), 10000.0 ** -(torch.arange(0, 64, 2) / 64))
+    cos, sin = torch.cat([angles.cos()] * 2, -1)[:, None], torch.cat([angles.sin()] * 2, -1)[:, None]
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+@torch.no_grad()
+def eagle_guesses(token_ids: list[int]) -> tuple[int, ...]:
+    """Every guess reads the whole sequence again; nothing is kept."""
+    w = {name: t.float() for name, t in load_file(EMBEDDED / "eagle" / "model.safetensors").items()}
+    table = load_file(EMBEDDED / "model.safetensors")["model.embed_tokens.weight"].float()
+    inputs = hidden_states(token_ids[:-1])
+    h = torch.cat((inputs[2], inputs[4], inputs[6]), -1) @ w["fc.weight"].T
+    known = list(token_ids)
+    layer = "midlayer."
+    while len(known) < len(token_ids) + NUM_DRAFTS:
+        embedded = table[known[1:]]
+        x = torch.cat(
+            (rms_norm(embedded, w[layer + "input_layernorm.weight"]), rms_norm(h, w[layer + "hidden_norm.weight"])), -1
+        )
+        q = rotated((x @ w[layer + "self_attn.q_proj.weight"].T).view(len(x), 4, 64))
+        k = rotated((x @ w[layer + "self_attn.k_proj.weight"].T).view(len(x), 2, 64)).repeat_interleave(2, 1)
+        v = (x @ w[layer + "self_attn.v_proj.weight"].T).view(len(x), 2, 64).repeat_interleave(2, 1)
+        scores = torch.einsum("qhd,khd->hqk", q, k) / 8
+        scores = scores.masked_fill(torch.ones(len(x), len(x), dtype=torch.bool).triu(1), float("-inf")).softmax(-1)
+        mixed = torch.einsum("hqk,khd->qhd", scores, v).reshape(len(x), -1)
+        y = h + mixed @ w[layer + "self_attn.o_proj.weight"].T
+        z = rms_norm(y, w[layer + "post_attention_layernorm.weight"])
+        gate = F.silu(z @ w[layer + "mlp.gate_proj.weight"].T) * (z @ w[layer + "mlp.up_proj.weight"].T)
+        y = y + gate @ w[layer + "mlp.down_proj.weight"].T
+        best = int((w["lm_head.weight"] @ rms_norm(y[-1], w["norm.weight"])).argmax())
+        known.append(best + int(w["d2t"][best]))
+        h = torch.cat((h, y[-1:]))
+    return tuple(known[len(token_ids) :])
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "reference"),
+    [("medusa", MedusaProposer, medusa_guesses), ("eagle", EagleProposer, eagle_guesses)],
+    ids=["medusa", "eagle"],
+)
+def test_guesses_are_those_of_the_reference(
+    method: str, kind: type[Any], reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = drafted(method, kind, monkeypatch)
+    assert len(rounds) > 10
+    for known, found in rounds[:: max(1, len(rounds) // 10)]:
+        assert found == reference(known)[: len(found)]
+        assert found
+
+
+def copied(kind: str, folder: Path, **changed: Any) -> Path:
+    """The companion, with some of its tensors or numbers changed; None takes one away."""
+    name = "medusa_lm_head.safetensors" if kind == "medusa" else "model.safetensors"
+    weights = load_file(EMBEDDED / kind / name)
+    config = json.loads((EMBEDDED / kind / "config.json").read_text())
+    for key, value in changed.items():
+        target = weights if isinstance(value, Tensor) or key in weights else config
+        if value is None:
+            del target[key]
+        else:
+            target[key] = value
+    folder.mkdir()
+    save_file(weights, folder / name)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "told"),
+    [
+        (
+            "medusa",
+            {"0.0.linear.weight": torch.zeros(128, 128)},
+            r"\[128, 128\], expected 256 x 256",
+        ),
+        ("medusa", {"2.0.linear.bias": None}, "has no tensor '2.0.linear.bias'"),
+        ("medusa", {"medusa_num_heads": 0}, "medusa_num_heads must be an integer above 0"),
+        ("medusa", {"medusa_num_heads": 5}, "has no tensor '4.0.linear.weight'"),
+        ("eagle", {"fc.weight": torch.zeros(256, 512)}, r"fc.weight has the shape \[256, 512\], expected 256 x 768"),
+        ("eagle", {"norm.weight": None}, "has no tensor 'norm.weight'"),
+        ("eagle", {"d2t": torch.zeros(7, dtype=torch.int64)}, r"d2t has the shape \[7\], expected 3072"),
+        ("eagle", {"d2t": None}, "lm_head.weight.*expected 4096 x 256"),
+    ],
+    ids=str,
+)
+def test_heads_of_another_model_are_refused(kind: str, changed: dict[str, Any], told: str, tmp_path: Path) -> None:
+    folder = copied(kind, tmp_path / "heads", **changed)
+    with pytest.raises(CorruptCheckpoint, match=told):
+        LLM("embedded", threads=1, num_kv_blocks=20, speculative_config={"method": kind, "model": str(folder)})
+
+
+def test_a_folder_that_holds_no_heads_is_refused(tmp_path: Path) -> None:
+    for kind in ("medusa", "eagle"):
+        with pytest.raises(ModelNotFound, match=r"has no config\.json"):
+            LLM("embedded", threads=1, speculative_config={"method": kind, "model": str(tmp_path)})
+
+
+def test_a_model_without_companions_says_so(random_models: dict[str, Path]) -> None:
+    for kind in ("medusa", "eagle", "draft_model"):
+        with pytest.raises(InvalidParameter, match="model=None: is needed: nothing of that method comes with"):
+            LLM(str(random_models["llama"]), threads=1, speculative_config={"method": kind})
+
+
+def test_a_model_too_shallow_for_eagle_says_so(random_models: dict[str, Path]) -> None:
+    """Its features come from three different layers."""
+    with pytest.raises((InvalidParameter, CorruptCheckpoint)):
+        LLM(
+            str(random_models["llama"]),
+            threads=1,
+            speculative_config={"method": "eagle", "model": str(EMBEDDED / "eagle")},
+        )
+
+
+def test_heads_published_as_a_pickle(tmp_path: Path) -> None:
+    """As FasterDecoding's are; a pickle that wants to run something is refused."""
+    weights = load_file(EMBEDDED / "medusa" / "medusa_lm_head.safetensors")
+    (tmp_path / "config.json").write_text((EMBEDDED / "medusa" / "config.json").read_text())
+    torch.save(weights, tmp_path / "medusa_lm_head.pt")
+    speculation = {"method": "medusa", "model": str(tmp_path)}
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    with LLM("embedded", threads=1, num_kv_blocks=20, speculative_config=speculation) as llm:
+        assert len(llm.generate([TEXT], params)[0].outputs[0].token_ids) == 8
+    torch.save({"0.0.linear.weight": Path}, tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(CorruptCheckpoint, match="cannot be read as tensors"):
+        LLM("embedded", threads=1, num_kv_blocks=20, speculative_config=speculation)
