@@ -8,9 +8,10 @@ import sys
 
 YOUNG = 20_000
 """Objects made before garbage is looked for: a token makes some twenty, and none of them is part of a cycle."""
-OLDER = (10, 5)
+OLDER = (10, 2)
 """A connection is a cycle, and one that is open while young garbage is looked for counts as old from then on. The old
-are looked through about every million objects; there are few, since what the start made is left out."""
+are looked through about every 400,000 objects: there are few, since what the start made is left out, and at every
+million the connections that had gone meanwhile took tens of megabytes."""
 
 
 def keep_what_is_there() -> None:

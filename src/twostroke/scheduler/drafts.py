@@ -125,8 +125,10 @@ class MeasuredDrafts:
         verified = {commit.request_id: commit for commit in commits if commit.num_draft_tokens}
         for request_id, commit in verified.items():
             num_accepted = min(commit.num_tokens - 1, commit.num_draft_tokens)
-            if commit.finish_reason is None or num_accepted == commit.num_draft_tokens:  # else an end cut them off
-                self._acceptance(request_id).learn(commit.num_draft_tokens, num_accepted)
+            acceptance = self._acceptances.get(request_id)
+            is_cut = commit.finish_reason is not None and num_accepted < commit.num_draft_tokens
+            if acceptance is not None and not is_cut:  # neither ended meanwhile, nor by one of these tokens
+                acceptance.learn(commit.num_draft_tokens, num_accepted)
                 tried = num_accepted + (num_accepted < commit.num_draft_tokens)
                 kept = self._GLOBAL_KEPT**tried
                 self._everybody = self._everybody * kept + (1 - kept) * num_accepted / tried
