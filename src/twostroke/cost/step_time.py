@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import math
-import statistics
 from collections import deque
 
 _KEPT = 9
@@ -45,7 +44,8 @@ class StepTimes:
             self._seconds[size] = deque(maxlen=_KEPT)
             bisect.insort(self._sizes, size)
         self._seconds[size].append(seconds)
-        self._medians[size] = statistics.median(self._seconds[size])
+        kept = sorted(self._seconds[size])
+        self._medians[size] = kept[len(kept) // 2]
 
     def num_learned(self, num_tokens: int) -> int:
         """Times known of steps of this size."""

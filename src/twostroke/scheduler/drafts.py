@@ -64,8 +64,8 @@ class MeasuredDrafts:
     decided      the drafts that make the most tokens per second: best_plan (cost/acceptance.py)
     ```
 
-    Where drafts do not pay, some are verified all the same now and then, ever more rarely: the text may have become
-    one that is easy to guess.
+    Where drafts do not pay, one request at a time tries one all the same now and then, ever more rarely while they
+    fall: the text may have become one that is easy to guess.
     """
 
     _FIRST_GUESS = 0.7
@@ -76,7 +76,9 @@ class MeasuredDrafts:
     """Steps of a size that are timed without drafts before anything is held against them."""
     _FIRST_PROBE = 24
     _LAST_PROBE = 384
-    """Steps between two tries of a request whose drafts do not pay."""
+    """Steps between two tries, by one of the requests whose drafts do not pay."""
+    _HELD_STEPS = 4
+    """For so many steps it stays at no drafts: thinking about it takes two hundredths of a small model's step."""
     _GLOBAL_KEPT = 0.94
 
     def __init__(self, most: int) -> None:
@@ -87,10 +89,15 @@ class MeasuredDrafts:
         self._acceptances: dict[str, Acceptance] = {}
         self._everybody = self._FIRST_GUESS
         """Acceptance of requests that have ended, or go on: where a new one begins."""
-        self._idle_steps: dict[str, int] = {}
-        """Per request, steps since its last drafts."""
-        self._patience: dict[str, int] = {}
-        """Per request, steps until the next try."""
+        self._idle_steps = 0
+        """Since the last try."""
+        self._patience = self._FIRST_PROBE
+        """Steps until the next one."""
+        self._num_probes = 0
+        self._held: tuple[int, int] = 0, 0
+        """No drafts for so many steps yet, as long as there are so many requests."""
+        self._figures = 0.0, 0.0, 0.0
+        """Of the last plan that did not pay: tokens, seconds, seconds without drafts."""
         self._drafted_last: set[str] = set()
         """Requests with drafts in the last step."""
         self._decision: DraftDecision | None = None
@@ -108,16 +115,21 @@ class MeasuredDrafts:
         if self._step_times.num_learned(len(requests)) < self._BASE_SAMPLES:
             self._decision = DraftDecision(DraftReason.UNKNOWN, 0, float(len(requests)), 0.0, 0.0)
             return (0,) * len(requests)
-        acceptances = [self._acceptance(request.request_id).probability for request in requests]
-        plan = best_plan(acceptances, self._most, self._step_s, self._draft_s)
-        if plan.gain >= self._LEAST_GAIN:
-            wanted, reason = plan.num_drafts, DraftReason.PAYS
-        else:
-            wanted, reason = (0,) * len(requests), DraftReason.DOES_NOT_PAY
-        probes = self._probes(requests, wanted)
-        if probes != tuple(wanted):
-            wanted, reason = probes, DraftReason.PROBE if reason is DraftReason.DOES_NOT_PAY else reason
-        self._decision = DraftDecision(reason, sum(wanted), plan.tokens, plan.seconds, plan.plain_seconds)
+        steps_left, num_requests = self._held
+        if not steps_left or num_requests != len(requests):
+            acceptances = [self._acceptance(request.request_id).probability for request in requests]
+            plan = best_plan(acceptances, self._most, self._step_s, self._draft_s)
+            figures = plan.tokens, plan.seconds, plan.plain_seconds
+            if plan.gain >= self._LEAST_GAIN:
+                wanted = self._with_probe(requests, plan.num_drafts)
+                self._decision = DraftDecision(DraftReason.PAYS, sum(wanted), *figures)
+                return wanted
+            self._figures = figures
+            steps_left = self._HELD_STEPS
+        self._held = steps_left - 1, len(requests)
+        wanted = self._with_probe(requests, (0,) * len(requests))
+        reason = DraftReason.PROBE if any(wanted) else DraftReason.DOES_NOT_PAY
+        self._decision = DraftDecision(reason, sum(wanted), *self._figures)
         return wanted
 
     def learn(self, scheduled: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepSeconds) -> None:
@@ -129,6 +141,8 @@ class MeasuredDrafts:
             is_cut = commit.finish_reason is not None and num_accepted < commit.num_draft_tokens
             if acceptance is not None and not is_cut:  # neither ended meanwhile, nor by one of these tokens
                 acceptance.learn(commit.num_draft_tokens, num_accepted)
+                if num_accepted:
+                    self._patience = self._FIRST_PROBE
                 tried = num_accepted + (num_accepted < commit.num_draft_tokens)
                 kept = self._GLOBAL_KEPT**tried
                 self._everybody = self._everybody * kept + (1 - kept) * num_accepted / tried
@@ -143,8 +157,7 @@ class MeasuredDrafts:
 
     def forget(self, request_id: str) -> None:
         """See DraftGate."""
-        for kept in (self._acceptances, self._idle_steps, self._patience):
-            kept.pop(request_id, None)
+        self._acceptances.pop(request_id, None)
 
     def _acceptance(self, request_id: str) -> Acceptance:
         if request_id not in self._acceptances:
@@ -159,24 +172,19 @@ class MeasuredDrafts:
     def _draft_s(self, num_requests: int, num_drafts: int) -> float:
         return num_drafts * (self._draft_times.predicted(num_requests) or 0.0)
 
-    def _probes(self, requests: Sequence[Request], wanted: Sequence[int]) -> tuple[int, ...]:
-        """The same, with a single draft for those whose turn to try has come."""
-        found: list[int] = []
-        for request, num_drafts in zip(requests, wanted, strict=True):
-            request_id = request.request_id
-            if num_drafts:
-                self._idle_steps[request_id] = 0
-                self._patience[request_id] = self._FIRST_PROBE
-                found.append(num_drafts)
-                continue
-            idle = self._idle_steps.get(request_id, 0) + 1
-            patience = self._patience.get(request_id, self._FIRST_PROBE)
-            is_due = idle >= patience
-            self._idle_steps[request_id] = 0 if is_due else idle
-            if is_due:
-                self._patience[request_id] = min(2 * patience, self._LAST_PROBE)
-            found.append(int(is_due))
-        return tuple(found)
+    def _with_probe(self, requests: Sequence[Request], wanted: Sequence[int]) -> tuple[int, ...]:
+        """The same, with a single draft for one of those without, if it is time to try: each in its turn."""
+        without = [place for place, num_drafts in enumerate(wanted) if not num_drafts]
+        self._idle_steps += 1
+        if not without or self._idle_steps < self._patience:
+            return tuple(wanted)
+        self._idle_steps = 0
+        self._patience = min(2 * self._patience, self._LAST_PROBE)
+        self._num_probes += 1
+        place = without[self._num_probes % len(without)]
+        self._acceptance(requests[place].request_id)  # what comes of it is to be learned
+        self._held = 0, 0
+        return (*wanted[:place], 1, *wanted[place + 1 :])
 
 
 def make_gate(config: SpeculativeConfig | None) -> DraftGate:
