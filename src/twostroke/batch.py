@@ -161,8 +161,8 @@ class ScheduledBatch:
     limited_by: Limit
     preemptions: tuple[Preemption, ...] = ()
     finished_request_ids: tuple[str, ...] = ()
-    """Ended since the last batch: the runner forgets them, if it has ever seen them. (One that was admitted may have had
-    to give way in the same step.)"""
+    """Ended since the last batch: the runner forgets them, if it has ever seen them. (One that was admitted may have
+    had to give way in the same step.)"""
     num_waiting: int = 0
     wait_reason: str = ""
     """Why the head of the queue was not admitted; everyone behind it waits for it. Empty when nobody waits."""
