@@ -34,7 +34,7 @@ class MedusaHeads:
     """
 
     def __init__(self, folder: DraftFolder, target: DecoderModel, placement: Placement) -> None:
-        """Reads the heads; all of them are computed in one product a block where they have the same input."""
+        """Reads the heads; where none has an output matrix of its own, the target's is multiplied once for all."""
         self.shape = medusa_shape(folder)
         self._target = target
         operators = placement.operators
@@ -61,7 +61,7 @@ class MedusaHeads:
             for linear in blocks:
                 x = x + F.silu(linear(x))
             states.append(x)
-        if all(head is None for head in self._heads):
+        if all(head is None for head in self._heads[:num_heads]):
             return self._target.compute_logits(torch.cat(states)).view(num_heads, len(hidden), -1)
         found = [
             self._target.compute_logits(x) if head is None else head(x).float()

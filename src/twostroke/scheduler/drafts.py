@@ -80,6 +80,7 @@ class MeasuredDrafts:
     _HELD_STEPS = 4
     """For so many steps it stays at no drafts: thinking about it takes two hundredths of a small model's step."""
     _GLOBAL_KEPT = 0.94
+    """Of what is known of everybody, after each draft that was looked at: a dozen drafts make it anew."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -90,7 +91,7 @@ class MeasuredDrafts:
         self._everybody = self._FIRST_GUESS
         """Acceptance of requests that have ended, or go on: where a new one begins."""
         self._idle_steps = 0
-        """Since the last try."""
+        """Steps since the last try."""
         self._patience = self._FIRST_PROBE
         """Steps until the next one."""
         self._num_probes = 0

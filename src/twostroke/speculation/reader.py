@@ -40,7 +40,6 @@ class Reader:
         kv: where their K and V are.
         layout: of that storage.
         groups: per KV group of `layout`, the group of the target whose block table it goes by.
-        block_size: tokens per block.
         device: where the tensors of a pass are made.
     """
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -22,7 +22,7 @@ from twostroke.bench.spec.measure import SpecEngine, SpecRun, predicted_speedup
 from twostroke.bench.spec.prompts import Task, prompts
 from twostroke.bench.spec.synthetic import PromptIds, SyntheticDrafter, SyntheticProposer
 from twostroke.bench.workload_options import check_name
-from twostroke.config.checks import whole_number
+from twostroke.config.checks import one_of, whole_number
 from twostroke.config.load import LoadConfig
 from twostroke.config.speculation import AUTO, MAX_AUTO_DRAFTS, SpeculativeConfig
 from twostroke.errors import InvalidParameter
@@ -67,6 +67,7 @@ class SpecOptions:
         for method in self.who:
             if method not in KNOWN:
                 raise InvalidParameter("methods", self.methods, f"names {method!r}; known: {', '.join(KNOWN)}")
+        one_of("task", self.task, get_args(Task))
         numbers("acceptances", self.acceptances, 0.0, 1.0)
         numbers("gate_acceptances", self.gate_acceptances, 0.0, 1.0)
         numbers("num_drafts", self.num_drafts, 1, 64)
@@ -155,7 +156,7 @@ class _SpecBench:
             engine = self._engine(batch, method, AUTO)
             asked = self._prompts(method, batch * (options.rounds + 1))
             groups = [asked[i : i + batch] for i in range(0, len(asked), batch)]
-            accepted = numbers("", options.gate_acceptances, 0, 1) if method == SYNTHETIC else (None,)
+            accepted = numbers("gate_acceptances", options.gate_acceptances, 0, 1) if method == SYNTHETIC else (None,)
             for acceptance in accepted:
                 pairs = self._pairs(plain, engine, groups, acceptance)
                 rows.append(_gate_row(method, batch, acceptance, pairs))
