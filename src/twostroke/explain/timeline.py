@@ -73,12 +73,15 @@ class LaneReader:
                 self._scheduled(event)
             case StepCommitted():
                 commits = {commit.request_id: commit for commit in event.commits}
+                self._known_by_their_end(event, [i for i, c in commits.items() if c.finish_reason is not None])
                 known = step if step is not None and step.batch.step == event.step else None
                 for request_id, lane in self._live.items():
                     lane.committed(event, known, commits.get(request_id))
                 return self._ended(event.time_s)
-            case RequestFinishedByCaller() if event.request_id in self._live:
-                self._live[event.request_id].finished_by_caller(event)
+            case RequestFinishedByCaller():
+                self._known_by_their_end(event, [event.request_id])
+                if event.request_id in self._live:
+                    self._live[event.request_id].finished_by_caller(event)
                 return self._ended(event.time_s)
             case KVBlockChecked():
                 for lane in self._live.values():
@@ -112,6 +115,13 @@ class LaneReader:
                     self._live[share.request_id] = LaneBuilder(share.request_id, event.time_s, has_arrival=False)
         for lane in self._live.values():
             lane.scheduled(event, self._view)
+
+    def _known_by_their_end(self, event: Event, request_ids: list[str]) -> None:
+        """Of a sequence whose steps were all decided before the history begins, the end may be all that is left."""
+        if not self._began_at_start:
+            for request_id in request_ids:
+                if request_id not in self._live and self._follows(request_id):
+                    self._live[request_id] = LaneBuilder(request_id, event.time_s, has_arrival=False)
 
     def _ended(self, time_s: float) -> list[Lane]:
         ended = [lane for lane in self._live.values() if lane.is_finished]
