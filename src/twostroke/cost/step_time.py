@@ -33,46 +33,41 @@ class StepTimes:
     """
 
     def __init__(self) -> None:
-        self._seconds: dict[int, deque[float]] = {}
-        self._medians: dict[int, float] = {}
-        self._sizes: list[int] = []
+        self._steps: dict[int, deque[tuple[float, int]]] = {}
+        """By size: seconds and tokens of the latest."""
+        self._points: list[tuple[int, float]] = []
+        """Tokens and seconds of the median step of each size, by tokens."""
 
     def learn(self, num_tokens: int, seconds: float) -> None:
         """A step of so many query tokens took so long."""
         size = _size(num_tokens)
-        if size not in self._seconds:
-            self._seconds[size] = deque(maxlen=_KEPT)
-            bisect.insort(self._sizes, size)
-        self._seconds[size].append(seconds)
-        kept = sorted(self._seconds[size])
-        self._medians[size] = kept[len(kept) // 2]
+        if size not in self._steps:
+            self._steps[size] = deque(maxlen=_KEPT)
+        self._steps[size].append((seconds, num_tokens))
+        kept = sorted(self._steps[size])
+        median_s, median_tokens = kept[len(kept) // 2]
+        place = bisect.bisect_left(self._points, (size,))
+        is_known = place < len(self._points) and _size(self._points[place][0]) == size
+        self._points[place : place + is_known] = [(median_tokens, median_s)]
 
     def num_learned(self, num_tokens: int) -> int:
         """Times known of steps of this size."""
-        return len(self._seconds.get(_size(num_tokens), ()))
+        return len(self._steps.get(_size(num_tokens), ()))
 
     def predicted(self, num_tokens: int) -> float | None:
-        """Of a step of so many query tokens; between sizes that ran and beyond them along a line. None: none ran."""
-        if not self._sizes:
+        """Of a step of so many query tokens; between steps that ran and beyond them along a line. None: none ran."""
+        points = self._points
+        if not points:
             return None
-        size = _size(num_tokens)
-        known = self._medians.get(size)
-        if known is not None:
-            return known
-        place = bisect.bisect(self._sizes, size)
-        if place == 0:
-            return self._medians[self._sizes[0]]  # smaller than any that ran: no longer than that, at least
-        lower = self._sizes[place - 1]
-        low_s = self._medians[lower]
-        if place < len(self._sizes):
-            upper = self._sizes[place]
-            slope = (self._medians[upper] - low_s) / (upper - lower)
-        elif place >= 2:
-            before = self._sizes[place - 2]
-            slope = max(0.0, (low_s - self._medians[before]) / (lower - before))
-        else:
-            slope = _FIRST_SLOPE * low_s / lower
-        return low_s + slope * (size - lower)
+        if len(points) == 1:
+            tokens, seconds = points[0]
+            return seconds * (1 + _FIRST_SLOPE * max(0, num_tokens - tokens) / tokens)
+        place = min(max(bisect.bisect_left(points, (num_tokens,)), 1), len(points) - 1)
+        (tokens, seconds), (more_tokens, more_seconds) = points[place - 1], points[place]
+        slope = (more_seconds - seconds) / (more_tokens - tokens)
+        if not tokens <= num_tokens <= more_tokens:
+            slope = max(0.0, slope)  # beyond: more tokens never take less
+        return max(0.5 * points[0][1], seconds + slope * (num_tokens - tokens))
 
 
 def _size(num_tokens: int) -> int:

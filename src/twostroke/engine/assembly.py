@@ -189,7 +189,9 @@ def _build_engine(
     )
     kv = KVStorage(layout, sizing.num_blocks, loaded.device, sizing.num_scratch_blocks)
     sampler = Sampler(loaded.config.vocab_size, loaded.eos_token_ids, loaded.device, loaded.operators.gumbel_argmax)
-    target = Target(model, kv, sampler, sizing.max_model_len, config.scheduler.max_num_batched_tokens)
+    target = Target(
+        model, kv, sampler, sizing.max_model_len, _step_tokens(config, loaded), config.scheduler.max_num_seqs
+    )
     runner = ModelRunner(
         model,
         kv,
@@ -357,18 +359,25 @@ def _longest_request(config: EngineConfig, loaded: _Loaded) -> int:
     return config.load.max_model_len or loaded.config.max_context
 
 
-def _step_bytes(config: EngineConfig, loaded: _Loaded) -> int:
-    """What the largest step takes; no step has more tokens than all its requests together."""
+def _step_tokens(config: EngineConfig, loaded: _Loaded) -> int:
+    """Of the largest step; no step has more tokens than all its requests together."""
     longest, scheduler = _longest_request(config, loaded), config.scheduler
     most = scheduler.max_num_batched_tokens
     if not scheduler.enable_chunked_prefill:
         most = max(most, longest + scheduler.max_num_seqs)
     if config.cache.kv_check_rate:  # a pass over one block is a step, too
         most = max(most, config.cache.block_size)
-    return step_bytes(
+    return min(most, longest * scheduler.max_num_seqs)
+
+
+def _step_bytes(config: EngineConfig, loaded: _Loaded) -> int:
+    """What the largest step takes, and what drafts keep of steps."""
+    max_tokens, max_num_seqs = _step_tokens(config, loaded), config.scheduler.max_num_seqs
+    kept = 0 if loaded.drafter is None else loaded.drafter.context_bytes(max_tokens, max_num_seqs)
+    return kept + step_bytes(
         loaded.config,
-        max_tokens=min(most, longest * scheduler.max_num_seqs),
-        max_num_seqs=scheduler.max_num_seqs,
+        max_tokens=max_tokens,
+        max_num_seqs=max_num_seqs,
         bytes_per_element=loaded.dtype.itemsize,
     )
 

@@ -27,7 +27,8 @@ from twostroke.model.weight_source import WeightSource
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.sampling.sampler import Sampler
 from twostroke.speculation.chain import ChainProposer, ReadByDraftModel, ReadByTarget
-from twostroke.speculation.eagle import EagleProposer
+from twostroke.speculation.eagle import EagleProposer, HeadMemory
+from twostroke.speculation.history import FeatureHistory
 from twostroke.speculation.medusa import MedusaProposer
 from twostroke.speculation.ngram import NgramProposer
 from twostroke.speculation.proposer import Proposer
@@ -63,6 +64,8 @@ class Target:
     max_model_len: int
     max_tokens: int
     """Of a step, known tokens that drafting layers may read at once."""
+    max_num_seqs: int
+    """Of a step."""
 
 
 class Drafter(Protocol):
@@ -76,6 +79,10 @@ class Drafter(Protocol):
     @property
     def kv_bytes_per_block(self) -> int:
         """What it keeps beside each KV block of the target."""
+        ...
+
+    def context_bytes(self, max_tokens: int, max_num_seqs: int) -> int:
+        """Most that it keeps beside these: what it remembers of steps of at most so many tokens and requests."""
         ...
 
     @property
@@ -120,6 +127,11 @@ class _Ngram:
         fewest, most = self.config.lookup_lengths
         return f"prompt lookup, endings of {fewest} to {most} tokens"
 
+    def context_bytes(self, max_tokens: int, max_num_seqs: int) -> int:
+        """See Drafter."""
+        del max_tokens, max_num_seqs
+        return 0
+
     def build(self, target: Target) -> Proposer:
         """See Drafter."""
         del target
@@ -154,6 +166,11 @@ class _EarlyExit:
         return (
             f"the first {self.num_layers} of {self.surroundings.config.num_layers} layers, with weights and KV shared"
         )
+
+    def context_bytes(self, max_tokens: int, max_num_seqs: int) -> int:
+        """See Drafter."""
+        del max_tokens, max_num_seqs
+        return 0
 
     def build(self, target: Target) -> Proposer:
         """See Drafter."""
@@ -207,6 +224,11 @@ class _DraftModel:
     def _layout(self) -> KVLayout:
         return _kv_beside(self.config, self.surroundings)
 
+    def context_bytes(self, max_tokens: int, max_num_seqs: int) -> int:
+        """See Drafter."""
+        del max_tokens, max_num_seqs
+        return 0
+
     def build(self, target: Target) -> Proposer:
         """See Drafter."""
         around = self.surroundings
@@ -250,6 +272,12 @@ class _Medusa:
         """See Drafter."""
         num_heads = medusa_shape(self.folder).num_heads
         return f"{num_heads} Medusa heads of {self.folder.path.name}, {self.num_weight_bytes:,} bytes of weights"
+
+    def context_bytes(self, max_tokens: int, max_num_seqs: int) -> int:
+        """See Drafter."""
+        del max_tokens
+        num_states = 2 * max_num_seqs  # of two steps: not every request is in the last one
+        return num_states * self.surroundings.config.hidden_size * self.surroundings.dtype.itemsize
 
     def build(self, target: Target) -> Proposer:
         """See Drafter."""
@@ -298,20 +326,29 @@ class _Eagle:
     def _layout(self) -> KVLayout:
         return _kv_beside(self.config, self.surroundings)
 
+    def context_bytes(self, max_tokens: int, max_num_seqs: int) -> int:
+        """See Drafter."""
+        size = len(self._feature_layers) * self.surroundings.config.hidden_size * self.surroundings.dtype.itemsize
+        return (self._kept_tokens(max_tokens, max_num_seqs) + max_tokens) * size
+
+    @staticmethod
+    def _kept_tokens(max_tokens: int, max_num_seqs: int) -> int:
+        """The largest chunk of a prompt, and of as many requests as there may be two blocks of usual size."""
+        return max_tokens + 32 * max_num_seqs
+
+    @property
+    def _feature_layers(self) -> tuple[int, ...]:
+        return feature_layers(self.surroundings.config.num_layers)
+
     def build(self, target: Target) -> Proposer:
         """See Drafter."""
         around = self.surroundings
         head = EagleHead(self.folder, target.model, around.placement(target))
         attention, group = _layout_beside(self.config, self._layout, around.layout)
-        return EagleProposer(
-            head,
-            KVStorage(self._layout, target.kv.num_blocks, around.device),
-            attention,
-            group,
-            feature_layers(around.config.num_layers),
-            target.sampler,
-            around.device,
-        )
+        kv = KVStorage(self._layout, target.kv.num_blocks, around.device)
+        history = FeatureHistory(self._feature_layers, self._kept_tokens(target.max_tokens, target.max_num_seqs))
+        memory = HeadMemory(kv, target.kv.num_blocks, attention, group)
+        return EagleProposer(head, memory, history, target.sampler, around.device)
 
 
 def _model_of(config: SpeculativeConfig, surroundings: Surroundings, kind: str) -> str:

@@ -79,10 +79,7 @@ class LaneReader:
                     lane.committed(event, known, commits.get(request_id))
                 return self._ended(event.time_s)
             case RequestFinishedByCaller():
-                self._known_by_their_end(event, [event.request_id])
-                if event.request_id in self._live:
-                    self._live[event.request_id].finished_by_caller(event)
-                return self._ended(event.time_s)
+                return self._finished_by_caller(event)
             case KVBlockChecked():
                 for lane in self._live.values():
                     lane.kv_checked(event, self._view)
@@ -115,6 +112,12 @@ class LaneReader:
                     self._live[share.request_id] = LaneBuilder(share.request_id, event.time_s, has_arrival=False)
         for lane in self._live.values():
             lane.scheduled(event, self._view)
+
+    def _finished_by_caller(self, event: RequestFinishedByCaller) -> list[Lane]:
+        self._known_by_their_end(event, [event.request_id])
+        if event.request_id in self._live:
+            self._live[event.request_id].finished_by_caller(event)
+        return self._ended(event.time_s)
 
     def _known_by_their_end(self, event: Event, request_ids: list[str]) -> None:
         """Of a sequence whose steps were all decided before the history begins, the end may be all that is left."""

@@ -109,7 +109,7 @@ class DecoderModel(ABC):
         attention: AttentionMetadata,
         kv: KVTensors,
         feature_layers: Sequence[int],
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    ) -> tuple[Tensor, Tensor]:
         """The same pass, which also hands out what it gives some layers to read.
 
         Args:
@@ -120,13 +120,16 @@ class DecoderModel(ABC):
             feature_layers: which layers, rising.
 
         Returns:
-            Final-normed hidden states, and per layer of `feature_layers` its input, all [num_tokens, hidden_size].
+            Final-normed hidden states [num_tokens, hidden_size], and side by side the inputs of `feature_layers`,
+            [num_tokens, len(feature_layers) x hidden_size].
         """
         hidden = self.embed(input_ids)
-        features: list[Tensor] = []
+        size = self.config.hidden_size
+        features = hidden.new_empty((len(hidden), len(feature_layers) * size))
         begin = 0
-        for end in (*feature_layers, self.config.num_layers):
+        for place, end in enumerate(feature_layers):
             hidden = self.forward_layers(hidden, range(begin, end), positions, attention, kv)
-            features.append(hidden.clone())  # later layers may add to it in place
+            features[:, place * size : (place + 1) * size] = hidden  # a copy: later layers may add to it in place
             begin = end
-        return self.final_norm(hidden), tuple(features[:-1])
+        hidden = self.forward_layers(hidden, range(begin, self.config.num_layers), positions, attention, kv)
+        return self.final_norm(hidden), features

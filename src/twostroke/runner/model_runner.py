@@ -124,7 +124,8 @@ class ModelRunner:
         results = self._results(batch, inputs, sampled, token_ids, prompt_logprobs, pooled)
         if self._watcher is not None:
             begin_s = time.perf_counter()
-            self._watcher.observe(TargetStep(hidden, features, self._reads(inputs, results)))
+            reads = self._reads(inputs, results)
+            self._watcher.observe(TargetStep(hidden, features, reads, self._table.block_tables))
             draft_time_s += time.perf_counter() - begin_s
         return StepResult(batch.step, results, operator_time_s, draft_time_s)
 
@@ -167,25 +168,24 @@ class ModelRunner:
 
     def _forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionMetadata
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states, and the features that somebody watches."""
         if self._watcher is None or not self._watcher.feature_layers:
-            return self._model.forward(input_ids, positions, attention, self._kv), ()
+            hidden = self._model.forward(input_ids, positions, attention, self._kv)
+            return hidden, hidden[:, :0]
         layers = self._watcher.feature_layers
         return self._model.forward_with_features(input_ids, positions, attention, self._kv, layers)
 
     def _reads(self, inputs: InputBatch, results: Sequence[RequestResult]) -> list[TargetRead]:
         """What was read for good: a request in error read nothing, and drafts that fell were not read."""
         reads: list[TargetRead] = []
-        firsts = inputs.query_start_loc.tolist()
+        firsts, begins = inputs.query_start_loc.tolist(), inputs.positions[inputs.query_start_loc[:-1]].tolist()
+        known = self._table.num_tokens[inputs.row_indexes].tolist()
         for seq, (row, result) in enumerate(zip(inputs.rows, results, strict=True)):
-            first = firsts[seq]
-            num_fallen = len(row.drafts) - max(0, len(result.token_ids) - 1)
-            num_tokens = firsts[seq + 1] - first - num_fallen
             if result.error is None:
-                tables = [table[row.index] for table in self._table.block_tables]
-                known = self._table.known_tokens(row)
-                reads.append(TargetRead(row.index, first, int(inputs.positions[first]), num_tokens, known, tables))
+                num_fallen = len(row.drafts) - max(0, len(result.token_ids) - 1)
+                num_tokens = firsts[seq + 1] - firsts[seq] - num_fallen
+                reads.append(TargetRead(row.index, firsts[seq], begins[seq], num_tokens, known[seq]))
         return reads
 
     def _attention_metadata(self, inputs: InputBatch) -> AttentionMetadata:

@@ -64,12 +64,16 @@ class MeasuredDrafts:
     decided      the drafts that make the most tokens per second: best_plan (cost/acceptance.py)
     ```
 
-    Where drafts do not pay, one request at a time tries one all the same now and then, ever more rarely while they
-    fall: the text may have become one that is easy to guess.
+    Until a few drafts were looked at, one request tries them for everybody; then four times as many as have drafted
+    together before, because nobody knows how long drafting takes for more. Where drafts do not pay, one request at a
+    time tries one all the same now and then, ever more rarely while they fall: the text may have become one that is
+    easy to guess.
     """
 
     _FIRST_GUESS = 0.7
     """Acceptance before anything is known: good enough to find out."""
+    _ENOUGH_TRIED = 12
+    """Drafts that were looked at before more than one request has any: a prompt that is read for them is not free."""
     _LEAST_GAIN = 1.03
     """Less is within what measuring can tell."""
     _BASE_SAMPLES = 3
@@ -77,8 +81,11 @@ class MeasuredDrafts:
     _FIRST_PROBE = 24
     _LAST_PROBE = 384
     """Steps between two tries, by one of the requests whose drafts do not pay."""
-    _HELD_STEPS = 4
-    """For so many steps it stays at no drafts: thinking about it takes two hundredths of a small model's step."""
+    _GROWTH = 4
+    """So many times as many requests may draft together as have done so before."""
+    _FIRST_HOLD = 4
+    _LAST_HOLD = 64
+    """For so many steps it stays at no drafts, longer each time: thinking takes a fiftieth of a small model's step."""
     _GLOBAL_KEPT = 0.94
     """Of what is known of everybody, after each draft that was looked at: a dozen drafts make it anew."""
 
@@ -95,8 +102,14 @@ class MeasuredDrafts:
         self._patience = self._FIRST_PROBE
         """Steps until the next one."""
         self._num_probes = 0
+        self._most_together = 0
+        """Requests that drafted in one step whose drafting was timed."""
+        self._num_tried = 0
+        """Drafts that were looked at."""
         self._held: tuple[int, int] = 0, 0
         """No drafts for so many steps yet, as long as there are so many requests."""
+        self._hold = self._FIRST_HOLD
+        """How long the next time."""
         self._figures = 0.0, 0.0, 0.0
         """Of the last plan that did not pay: tokens, seconds, seconds without drafts."""
         self._drafted_last: set[str] = set()
@@ -118,15 +131,20 @@ class MeasuredDrafts:
             return (0,) * len(requests)
         steps_left, num_requests = self._held
         if not steps_left or num_requests != len(requests):
-            acceptances = [self._acceptance(request.request_id).probability for request in requests]
-            plan = best_plan(acceptances, self._most, self._step_s, self._draft_s)
+            expected = [self._expected(request.request_id) for request in requests]
+            plan = best_plan(expected, self._most, self._step_s, self._draft_s)
             figures = plan.tokens, plan.seconds, plan.plain_seconds
+            if self._num_tried < self._ENOUGH_TRIED:
+                wanted = self._scouted(requests, plan.num_drafts)
+                self._decision = DraftDecision(DraftReason.PROBE, sum(wanted), *figures)
+                return wanted
             if plan.gain >= self._LEAST_GAIN:
-                wanted = self._with_probe(requests, plan.num_drafts)
+                wanted = self._with_probe(requests, self._some(requests, plan.num_drafts))
                 self._decision = DraftDecision(DraftReason.PAYS, sum(wanted), *figures)
+                self._hold = self._FIRST_HOLD
                 return wanted
             self._figures = figures
-            steps_left = self._HELD_STEPS
+            steps_left, self._hold = self._hold, min(2 * self._hold, self._LAST_HOLD)
         self._held = steps_left - 1, len(requests)
         wanted = self._with_probe(requests, (0,) * len(requests))
         reason = DraftReason.PROBE if any(wanted) else DraftReason.DOES_NOT_PAY
@@ -143,8 +161,9 @@ class MeasuredDrafts:
             if acceptance is not None and not is_cut:  # neither ended meanwhile, nor by one of these tokens
                 acceptance.learn(commit.num_draft_tokens, num_accepted)
                 if num_accepted:
-                    self._patience = self._FIRST_PROBE
+                    self._patience, self._hold = self._FIRST_PROBE, self._FIRST_HOLD
                 tried = num_accepted + (num_accepted < commit.num_draft_tokens)
+                self._num_tried += tried
                 kept = self._GLOBAL_KEPT**tried
                 self._everybody = self._everybody * kept + (1 - kept) * num_accepted / tried
         if not seconds.step_s or any(request.stroke is Stroke.PREFILL for request in scheduled):
@@ -154,16 +173,36 @@ class MeasuredDrafts:
         asked = {request.request_id: request.num_draft_tokens for request in scheduled if request.num_draft_tokens}
         if asked and asked.keys() <= self._drafted_last:  # who has not drafted for a while has something to read first
             self._draft_times.learn(len(asked), seconds.draft_s / max(asked.values()))
+            self._most_together = max(self._most_together, len(asked))
         self._drafted_last = set(asked)
 
     def forget(self, request_id: str) -> None:
         """See DraftGate."""
         self._acceptances.pop(request_id, None)
 
+    def _expected(self, request_id: str) -> float:
+        known = self._acceptances.get(request_id)
+        return self._everybody if known is None else known.probability
+
     def _acceptance(self, request_id: str) -> Acceptance:
         if request_id not in self._acceptances:
             self._acceptances[request_id] = Acceptance(self._everybody)
         return self._acceptances[request_id]
+
+    def _scouted(self, requests: Sequence[Request], num_drafts: Sequence[int]) -> tuple[int, ...]:
+        """Of these drafts only one request's, and one at least: the others wait for its experience."""
+        known = [place for place, request in enumerate(requests) if request.request_id in self._acceptances]
+        scout = known[0] if known else 0
+        self._acceptance(requests[scout].request_id)  # what comes of it is to be learned
+        return tuple(max(1, n) if place == scout else 0 for place, n in enumerate(num_drafts))
+
+    def _some(self, requests: Sequence[Request], num_drafts: Sequence[int]) -> tuple[int, ...]:
+        """Of these drafts those of as many requests as may have any."""
+        places = [place for place, number in enumerate(num_drafts) if number]
+        chosen = set(places[: self._GROWTH * max(1, self._most_together)])
+        for place in chosen:
+            self._acceptance(requests[place].request_id)  # what comes of them is to be learned
+        return tuple(number if place in chosen else 0 for place, number in enumerate(num_drafts))
 
     def _step_s(self, num_tokens: int) -> float:
         seconds = self._step_times.predicted(num_tokens)
@@ -171,7 +210,8 @@ class MeasuredDrafts:
         return seconds
 
     def _draft_s(self, num_requests: int, num_drafts: int) -> float:
-        return num_drafts * (self._draft_times.predicted(num_requests) or 0.0)
+        num_timed = min(num_requests, max(1, self._most_together))  # of more, it is soon known
+        return num_drafts * (self._draft_times.predicted(num_timed) or 0.0)
 
     def _with_probe(self, requests: Sequence[Request], wanted: Sequence[int]) -> tuple[int, ...]:
         """The same, with a single draft for one of those without, if it is time to try: each in its turn."""

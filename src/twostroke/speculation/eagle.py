@@ -1,9 +1,10 @@
-"""Drafts of an EAGLE-3 head: it reads along with the target, then goes on from its own guesses."""
+"""Drafts of an EAGLE-3 head, which reads what the target makes of its tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,31 +16,50 @@ from twostroke.layers.attention_metadata import AttentionLayout, AttentionMetada
 from twostroke.model.eagle import EagleHead
 from twostroke.sampling.sampler import Sampler
 from twostroke.speculation.draws import DraftDraws
-from twostroke.speculation.proposer import DraftRequest, TargetRead, TargetStep
+from twostroke.speculation.history import FeatureHistory
+from twostroke.speculation.proposer import DraftRequest, TargetStep
+
+
+class _Place(NamedTuple):
+    """Some consecutive positions of a sequence that the head reads."""
+
+    start: int
+    """Where its K and V of the sequence begin: what lies before is as if it were not there."""
+    begin: int
+    token_ids: npt.NDArray[np.int32]
+    """The tokens behind the positions, one each."""
+    block_table: npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Place:
-    """Some consecutive positions of a sequence."""
+class HeadMemory:
+    """Where the head's K and V are: beside the target's, block by block."""
 
-    begin: int
-    token_ids: npt.NDArray[np.int32]
-    """The tokens behind them, one each."""
-    block_tables: Sequence[npt.NDArray[np.int32]]
+    kv: KVTensors
+    num_blocks: int
+    layout: AttentionLayout
+    group: int
+    """Of the target, whose block tables it goes by."""
 
 
 class EagleProposer:
-    """Keeps of each sequence the head's last output, which the first draft is drawn from.
+    """Reads what the target made of a sequence when drafts of it are wanted, then goes on from its own guesses.
+
+    ```
+    blocks          |  0  |  1  |  2  |  3  |  4  |  5  |
+    target has read  ###################################            and features of the latest tokens are kept
+    head has read          ==================                       contiguous, from the beginning of a block on
+    next draft             ------------------++++++++++++           it reads the rest in one pass first
+    ```
 
     Its K and V lie beside the target's, block by block, so that a prefix that is found in the cache is one for the head
-    as well.
+    as well, as far as it has read it. What it has not read and nobody remembers is as if it were not there: that makes
+    guesses worse and changes no token.
 
     Args:
         head: the drafting layer.
-        kv: where its K and V are.
-        layout: of that storage.
-        group: of the target, whose block tables it goes by.
-        feature_layers: see Watcher.
+        memory: of its K and V.
+        history: of the target's features.
         sampler: the target's.
         device: where the tensors of a pass are made.
     """
@@ -47,79 +67,103 @@ class EagleProposer:
     def __init__(
         self,
         head: EagleHead,
-        kv: KVTensors,
-        layout: AttentionLayout,
-        group: int,
-        feature_layers: tuple[int, ...],
+        memory: HeadMemory,
+        history: FeatureHistory,
         sampler: Sampler,
         device: torch.device,
     ) -> None:
-        self.feature_layers = feature_layers
+        self.feature_layers = history.layers
         self._head = head
-        self._kv = kv
-        self._layout = layout
-        self._group = group
+        self._kv, self._layout, self._group = memory.kv, memory.layout, memory.group
+        self._history = history
         self._sampler = sampler
         self._device = device
         self._operator = head.attention
-        self._outputs: dict[int, tuple[int, Tensor]] = {}
-        """Per row: how many tokens were known then, and y [hidden_size] of the last position but one."""
+        self._has_read: dict[int, range] = {}
+        """Per row: positions whose K and V are the head's own reading."""
+        self._is_read = np.zeros(memory.num_blocks, bool)
+        """Blocks of which it has read every position, since the target last wrote them."""
 
     def observe(self, step: TargetStep) -> None:
-        """See Watcher: reads what the target has read, each position with the token that is known to follow it."""
-        reads = [read for read in step.reads if read.num_tokens and read.end < len(read.token_ids)]
-        if not reads:
-            return
-        rows = np.concatenate([np.arange(read.first, read.first + read.num_tokens) for read in reads])
-        features = torch.cat(step.features, dim=-1)[self._tensor(rows)]
-        y = self._pass(self._head.fused(features), [self._place(read) for read in reads])
-        last = np.cumsum([read.num_tokens for read in reads]) - 1
-        for read, output in zip(reads, y[self._tensor(last)], strict=True):
-            self._outputs[read.row] = read.end + 1, output
+        """See Watcher: it reads nothing yet."""
+        self._history.add(step)
+        size, table = self._layout.block_size, step.block_tables[self._group]
+        for read in step.reads:
+            opened, behind = -(-read.begin // size), -(-read.end // size)
+            if opened < behind:
+                self._is_read[table[read.row, opened:behind]] = False
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
         """See Proposer."""
-        active = [i for i, request in enumerate(requests) if self._is_known(request)]
-        draws = DraftDraws(self._sampler, requests, active)
-        if not active:
+        places = {i: place for i, request in enumerate(requests) if (place := self._unread(request)) is not None}
+        draws = DraftDraws(self._sampler, requests, list(places))
+        if not places:
             return draws.found()
-        y = torch.stack([self._outputs[requests[i].row][1] for i in active])
+        y = self._read({requests[i].row: place for i, place in places.items()})
         while True:
             kept = draws.draw(self._head.logits(y))
             if not kept:
                 return draws.found()
-            places = [self._behind(requests[i], draws.drafts[i]) for i in draws.active]
-            y = self._pass(y[torch.tensor(kept, device=self._device)], places)
+            behind = [self._behind(requests[i], places[i].start, draws.drafts[i]) for i in draws.active]
+            y = self._pass(y[torch.tensor(kept, device=self._device)], behind)
 
     def forget(self, row: int, num_tokens: int) -> None:
         """See Proposer."""
         if not num_tokens:
-            self._outputs.pop(row, None)
+            self._history.forget(row)
+            self._has_read.pop(row, None)
+        elif row in self._has_read:
+            has_read = self._has_read[row]
+            self._has_read[row] = range(has_read.start, min(has_read.stop, num_tokens))
 
-    def _is_known(self, request: DraftRequest) -> bool:
-        known = self._outputs.get(request.row)
-        return known is not None and known[0] == len(request.token_ids)
+    def _unread(self, request: DraftRequest) -> _Place | None:
+        """What is to be read before a draft: up to the last token but one. None: it cannot be."""
+        span, last = self._history.span(request.row), len(request.token_ids) - 1
+        if span.stop != last:
+            return None
+        table = request.block_tables[self._group]
+        has_read = self._has_read.get(request.row)
+        if has_read is not None and span.start <= has_read.stop:
+            start, begin = has_read.start, min(has_read.stop, last - 1)  # the last position is always read: y is wanted
+        else:
+            size = self._layout.block_size
+            first = block = -(-span.start // size)
+            while block and self._is_read[table[block - 1]]:
+                block -= 1
+            start, begin = block * size, first * size
+        return _Place(start, begin, request.token_ids[begin + 1 :], table) if span.start <= begin < last else None
 
-    @staticmethod
-    def _place(read: TargetRead) -> _Place:
-        return _Place(read.begin, read.token_ids[read.begin + 1 : read.end + 1], read.block_tables)
+    def _read(self, places: dict[int, _Place]) -> Tensor:
+        """By row; the outputs [len(places), hidden_size] behind the last position of each."""
+        ends = {row: place.begin + len(place.token_ids) for row, place in places.items()}
+        features = self._history.features([(row, range(places[row].begin, end)) for row, end in ends.items()])
+        y = self._pass(self._head.fused(features), list(places.values()))
+        size = self._layout.block_size
+        for row, place in places.items():
+            self._has_read[row] = range(place.start, ends[row])
+            self._is_read[place.block_table[place.begin // size : ends[row] // size]] = True
+        return y[self._tensor(np.cumsum([len(place.token_ids) for place in places.values()]) - 1)]
 
-    @staticmethod
-    def _behind(request: DraftRequest, drafts: Sequence[int]) -> _Place:
+    def _behind(self, request: DraftRequest, start: int, drafts: Sequence[int]) -> _Place:
         """The position whose next token is the last draft."""
+        table = request.block_tables[self._group]
         begin = len(request.token_ids) + len(drafts) - 2
-        return _Place(begin, np.array(drafts[-1:], np.int32), request.block_tables)
+        return _Place(start, begin, np.array(drafts[-1:], np.int32), table)
 
     def _pass(self, h: Tensor, places: Sequence[_Place]) -> Tensor:
-        lens = np.array([len(place.token_ids) for place in places])
+        lens = np.array([len(place.token_ids) for place in places], np.int32)
         query_start_loc = np.zeros(len(places) + 1, np.int32)
         np.cumsum(lens, out=query_start_loc[1:])
-        seq_lens = np.array([place.begin for place in places], np.int32) + lens.astype(np.int32)
-        max_blocks = -(-int(seq_lens.max()) // self._layout.block_size)
+        seq_lens = np.array([place.begin - place.start for place in places], np.int32) + lens
+        size = self._layout.block_size
+        tables = np.zeros((len(places), -(-int(seq_lens.max()) // size)), np.int32)
+        for row, place in zip(tables, places, strict=True):
+            blocks = place.block_table[place.start // size :][: len(row)]
+            row[: len(blocks)] = blocks
         attention = AttentionMetadata.build(
             query_start_loc=query_start_loc,
             seq_lens=seq_lens,
-            block_tables=[np.stack([place.block_tables[self._group][:max_blocks] for place in places])],
+            block_tables=[tables],
             layout=self._layout,
             operator=self._operator,
         )

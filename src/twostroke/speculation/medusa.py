@@ -22,16 +22,19 @@ class MedusaProposer:
     def __init__(self, heads: MedusaHeads, sampler: Sampler) -> None:
         self._heads = heads
         self._sampler = sampler
-        self._hidden: dict[int, tuple[int, Tensor]] = {}
-        """Per row: how many tokens were known then, and the state [hidden_size]."""
+        self._hidden: dict[int, tuple[int, Tensor, int]] = {}
+        """Per row: how many tokens were known then, states [some rows, hidden_size] and which of them is its own."""
 
     def observe(self, step: TargetStep) -> None:
         """See Watcher."""
-        reads = [read for read in step.reads if read.end == len(read.token_ids) - 1]  # a token was drawn behind it
+        reads = [read for read in step.reads if read.end == read.num_known - 1]  # a token was drawn behind it
         ends = [read.first + read.num_tokens - 1 for read in reads]
-        last = torch.tensor(ends, dtype=torch.int64, device=step.hidden.device)
-        for read, hidden in zip(reads, step.hidden[last], strict=True):
-            self._hidden[read.row] = len(read.token_ids), hidden
+        hidden = step.hidden
+        if len(hidden) > len(reads):  # or chunks of prompts would live on with their last state
+            hidden = hidden[torch.tensor(ends, dtype=torch.int64, device=hidden.device)]
+            ends = list(range(len(reads)))
+        for read, end in zip(reads, ends, strict=True):
+            self._hidden[read.row] = read.num_known, hidden, end
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
         """See Proposer."""
@@ -39,13 +42,13 @@ class MedusaProposer:
         draws = DraftDraws(self._sampler, requests, active)
         if active:
             num_heads = min(self._heads.shape.num_heads, max(requests[i].num_drafts for i in active))
-            hidden = torch.stack([self._hidden[requests[i].row][1] for i in active])
+            kept = [self._hidden[requests[i].row] for i in active]
+            hidden = torch.stack([states[place] for _, states, place in kept])
             rows = list(range(len(active)))
             for logits in self._heads.logits(hidden, num_heads):
                 if not draws.active:
                     break
-                kept = draws.draw(logits[rows])
-                rows = [rows[place] for place in kept]
+                rows = [rows[place] for place in draws.draw(logits[rows])]
         return draws.found()
 
     def forget(self, row: int, num_tokens: int) -> None:

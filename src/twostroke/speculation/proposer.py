@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -54,9 +54,8 @@ class Proposer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TargetRead:
-    """What the target read of one sequence in a step, drafts that fell left out."""
+class TargetRead(NamedTuple):
+    """What the target read of one sequence in a step, drafts that fell left out: a tuple, as one is made per step."""
 
     row: int
     first: int
@@ -64,9 +63,8 @@ class TargetRead:
     begin: int
     """Its position."""
     num_tokens: int
-    token_ids: TokenIds
-    """[num_tokens known]: with those that this step has drawn."""
-    block_tables: Sequence[npt.NDArray[np.int32]]
+    num_known: int
+    """Tokens of the sequence, with those that this step has drawn."""
 
     @property
     def end(self) -> int:
@@ -76,18 +74,23 @@ class TargetRead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetStep:
-    """What the target made of a step's tokens."""
+    """What the target made of a step's tokens. The tensors are whoever's who wants to keep them."""
 
     hidden: Tensor
     """[num_tokens, hidden_size], behind the final norm."""
-    features: tuple[Tensor, ...]
-    """The inputs of the layers that were asked for, each [num_tokens, hidden_size]."""
+    features: Tensor
+    """[num_tokens, feature layers x hidden_size]: the inputs of the layers that were asked for, side by side."""
     reads: Sequence[TargetRead]
+    block_tables: Sequence[npt.NDArray[np.int32]]
+    """Per KV group of the target, [rows, max_blocks]; views that later steps change."""
 
 
 @runtime_checkable
 class Watcher(Protocol):
-    """A proposer that guesses from what the target makes of its tokens."""
+    """A proposer that guesses from what the target makes of its tokens.
+
+    It is shown every step, whether or not anybody drafts: it should keep what it is shown, and work when it is asked.
+    """
 
     @property
     def feature_layers(self) -> tuple[int, ...]:

@@ -71,6 +71,7 @@ def test_sizes_between_and_beyond_those_that_ran() -> None:
     times = StepTimes()
     times.learn(16, 2.0)
     times.learn(64, 5.0)
-    assert times.predicted(1) == 2.0
+    assert times.predicted(8) == pytest.approx(1.5)
+    assert times.predicted(1) == pytest.approx(1.0625)
     assert times.predicted(32) == pytest.approx(3.0)
     assert times.predicted(128) == pytest.approx(9.0)

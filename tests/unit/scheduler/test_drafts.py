@@ -80,10 +80,10 @@ def test_it_is_never_much_slower_and_mostly_near_the_best(
 def test_it_says_why() -> None:
     reasons = Machine(0.0).run(200)[2]
     assert reasons[:3] == [DraftReason.UNKNOWN] * 3
-    assert reasons[3] is DraftReason.PAYS, "nothing is known against it"
+    assert reasons[3] is DraftReason.PROBE, "nothing is known"
     assert reasons.count(DraftReason.DOES_NOT_PAY) > 150
     assert DraftReason.PROBE in reasons
-    assert set(Machine(0.9).run(100)[2][3:]) == {DraftReason.PAYS}
+    assert set(Machine(0.9).run(100)[2][10:]) == {DraftReason.PAYS}
 
 
 def test_a_text_that_becomes_easy_is_noticed() -> None:

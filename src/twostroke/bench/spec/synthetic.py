@@ -65,6 +65,11 @@ class SyntheticDrafter:
     kv_bytes_per_block: int = 0
     words: str = "synthetic"
 
+    def context_bytes(self, max_tokens: int, max_num_seqs: int) -> int:
+        """See Drafter."""
+        del max_tokens, max_num_seqs
+        return 0
+
     def build(self, target: Target) -> Proposer:
         """See Drafter."""
         del target
