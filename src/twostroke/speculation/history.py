@@ -87,8 +87,8 @@ class FeatureHistory:
     def span(self, row: int) -> range:
         """Positions of the sequence whose features are here, without a gap."""
         pieces = self._pieces.get(row, ())
-        begin = next((piece.begin for piece in pieces if piece.step.features is not None), 0)
-        return range(begin, pieces[-1].end if pieces else 0)
+        end = pieces[-1].end if pieces else 0
+        return range(next((piece.begin for piece in pieces if piece.step.features is not None), end), end)
 
     def features(self, wanted: Sequence[tuple[int, range]]) -> Tensor:
         """[num_tokens, size]: of rows and positions that lie within their spans, one after the other."""

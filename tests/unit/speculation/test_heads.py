@@ -17,6 +17,7 @@ import twostroke
 from twostroke import LLM, SamplingParams
 from twostroke.errors import CorruptCheckpoint, InvalidParameter, ModelNotFound
 from twostroke.speculation.eagle import EagleProposer
+from twostroke.speculation.history import FeatureHistory
 from twostroke.speculation.medusa import MedusaProposer
 from twostroke.speculation.proposer import DraftRequest
 
@@ -28,8 +29,8 @@ Round = tuple[list[int], tuple[int, ...]]
 """Known tokens, and what was guessed to follow."""
 
 
-def drafted(method: str, kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> list[Round]:
-    """What the engine guesses on its way through a text, in chunks and in company."""
+def drafted(method: str, kind: type[Any], monkeypatch: pytest.MonkeyPatch, repeats: int = 1) -> list[Round]:
+    """What the engine guesses on its way through a text, in chunks and in company; the last time, of several."""
     rounds: list[Round] = []
     propose = kind.propose
 
@@ -44,7 +45,10 @@ def drafted(method: str, kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> li
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     settings: dict[str, Any] = {"threads": 1, "dtype": "float32", "num_kv_blocks": 60, "max_num_batched_tokens": 24}
     with LLM("embedded", speculative_config=speculation, **settings) as llm:
-        llm.generate([TEXT, "def f(x):\n"], params)
+        for _ in range(repeats):
+            rounds.clear()
+            outputs = llm.generate([TEXT, "def f(x):\n"], params)
+        assert outputs[0].num_cached_tokens >= 16 * (repeats > 1)
     return rounds
 
 
@@ -78,15 +82,16 @@ def rotated(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def eagle_guesses(token_ids: list[int]) -> tuple[int, ...]:
-    """Every guess reads the whole sequence again; nothing is kept."""
+def eagle_guesses(token_ids: list[int], start: int = 0) -> tuple[int, ...]:
+    """Every guess reads the whole sequence again, from position `start` on; nothing is kept."""
     w = {name: t.float() for name, t in load_file(EMBEDDED / "eagle" / "model.safetensors").items()}
     table = load_file(EMBEDDED / "model.safetensors")["model.embed_tokens.weight"].float()
     inputs = hidden_states(token_ids[:-1])
-    h = torch.cat((inputs[2], inputs[4], inputs[6]), -1) @ w["fc.weight"].T
-    known = list(token_ids)
+    h = torch.cat((inputs[2], inputs[4], inputs[6]), -1)[start:] @ w["fc.weight"].T
+    known = list(token_ids[start:])
     layer = "midlayer."
-    while len(known) < len(token_ids) + NUM_DRAFTS:
+    num_known = len(known)
+    while len(known) < num_known + NUM_DRAFTS:
         embedded = table[known[1:]]
         x = torch.cat(
             (rms_norm(embedded, w[layer + "input_layernorm.weight"]), rms_norm(h, w[layer + "hidden_norm.weight"])), -1
@@ -104,7 +109,30 @@ def eagle_guesses(token_ids: list[int]) -> tuple[int, ...]:
         best = int((w["lm_head.weight"] @ rms_norm(y[-1], w["norm.weight"])).argmax())
         known.append(best + int(w["d2t"][best]))
         h = torch.cat((h, y[-1:]))
-    return tuple(known[len(token_ids) :])
+    return tuple(known[num_known:])
+
+
+def test_eagle_goes_on_from_where_features_are_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read long ago and kept by nobody is as if it were not there, from the beginning of a block on."""
+    monkeypatch.setattr(FeatureHistory, "__init__", _short_memory(FeatureHistory.__init__, num_tokens=20))
+    rounds = [a_round for a_round in drafted("eagle", EagleProposer, monkeypatch) if len(a_round[0]) > 40]
+    assert len(rounds) > 3
+    for known, found in rounds:
+        assert found in {eagle_guesses(known, start)[: len(found)] for start in range(16, len(known) - 1, 16)}
+    assert any(found != eagle_guesses(known)[: len(found)] for known, found in rounds), "it remembers everything"
+
+
+def test_a_prefix_that_is_found_in_the_cache_was_read_by_eagle_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for known, found in drafted("eagle", EagleProposer, monkeypatch, repeats=2)[::3]:
+        assert found == eagle_guesses(known)[: len(found)]
+
+
+def _short_memory(made: Any, num_tokens: int) -> Any:
+    def init(self: FeatureHistory, layers: tuple[int, ...], max_tokens: int) -> None:
+        del max_tokens
+        made(self, layers, num_tokens)
+
+    return init
 
 
 @pytest.mark.parametrize(
