@@ -16,8 +16,9 @@ demo: $(STAMP)
 	$(BIN)/python examples/demo.py --port $(PORT)
 
 # A process for each core; a file's tests stay together, since they share servers and engines, and files start in their order,
-# so that the long ones are not the last. ARGS go to pytest: make test ARGS="tests/api -x", ARGS=-n0 for a single process.
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# so that the long ones are not the last. Tests on two threads share the cores with the other processes: a thread of torch's that
+# waits gives its core away. ARGS go to pytest: make test ARGS="tests/api -x", ARGS=-n0 for a single process.
+PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 test: $(STAMP)
 	$(PYTEST) $(ARGS)
 
