@@ -15,9 +15,12 @@ run: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py --port $(PORT)
 
-# ARGS go to pytest: make test ARGS="tests/api -x"
+# A process for each core; a file's tests stay together, since they share servers and engines, and files start in their order,
+# so that the long ones are not the last. Tests on two threads share the cores with the other processes: a thread of torch's that
+# waits gives its core away. ARGS go to pytest: make test ARGS="tests/api -x", ARGS=-n0 for a single process.
+PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -30,7 +33,7 @@ bench: $(STAMP)
 	$(BIN)/twostroke bench reproduce all --full
 
 soak: $(STAMP)
-	$(BIN)/python -m pytest --hypothesis-profile=soak
+	$(PYTEST) --hypothesis-profile=soak
 
 # Clients that others wrote, each installed into build/compat/NAME; the first time takes minutes and gigabytes.
 compat: $(STAMP)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor
@@ -33,16 +35,28 @@ def assert_same_bits(found: QuantizedWeight, expected: QuantizedWeight) -> None:
     assert (found.bits, found.group_size, found.dtype) == (expected.bits, expected.group_size, expected.dtype)
 
 
+GROUP_SIZES = (32, 64, 128)
+
+
+@cache
+def defined(threads: int, k: int, dtype: torch.dtype) -> list[tuple[Tensor, QuantizedWeight, list[QuantizedWeight]]]:
+    """Weights of every scale and what the definition makes of them: slow, and the same for every level."""
+    weights = [adversarial(max(k, 3), scale, dtype)[:, :k] for scale in SCALES]
+    return [
+        (weight, quantize_per_channel(weight), [quantize_in_groups(weight, size) for size in GROUP_SIZES])
+        for weight in weights
+    ]
+
+
 @pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
 @pytest.mark.parametrize("k", [1, 32, 37, 200, 256])
 @pytest.mark.parametrize("level", native.levels())
 def test_native_is_the_definition(threads: int, level: str, k: int, dtype: torch.dtype) -> None:
     operators = native.operators(level)
-    for scale in SCALES:
-        weight = adversarial(max(k, 3), scale, dtype)[:, :k]
-        assert_same_bits(operators.quantize_per_channel(weight), quantize_per_channel(weight))
-        for group_size in (32, 64, 128):
-            assert_same_bits(operators.quantize_in_groups(weight, group_size), quantize_in_groups(weight, group_size))
+    for weight, per_channel, in_groups in defined(threads, k, dtype):
+        assert_same_bits(operators.quantize_per_channel(weight), per_channel)
+        for group_size, expected in zip(GROUP_SIZES, in_groups, strict=True):
+            assert_same_bits(operators.quantize_in_groups(weight, group_size), expected)
 
 
 @pytest.mark.parametrize("quantize", [quantize_per_channel, quantize_in_groups])

@@ -85,6 +85,7 @@ def joint(params: SamplingParams) -> np.ndarray:
     return found
 
 
+@cache
 def drawn(method: str, option: str) -> np.ndarray:
     """How often each pair came, over all seeds."""
     tokens = likely_tokens()
@@ -129,7 +130,7 @@ def test_pairs_of_tokens_have_the_targets_distribution(method: str, option: str)
 def test_a_planted_bias_is_found() -> None:
     """One pair in seventy is another (of 20,000): had drafts been accepted a little too readily, it would show."""
     probs = joint(params_of("hot"))
-    counts = drawn("draft_model", "hot")
+    counts = drawn("draft_model", "hot").copy()
     moved = int(2 * NUM_SEEDS**0.5)
     counts.flat[counts.argmax()] -= moved
     counts.flat[counts.argmin()] += moved
