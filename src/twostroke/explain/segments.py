@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from twostroke.draft_outcomes import DraftOutcomes
 from twostroke.request import FinishReason
 
 
@@ -79,6 +80,8 @@ class Lane:
     num_output_tokens: int
     num_preemptions: int
     first_token_s: float | None
+    drafts: DraftOutcomes | None = None
+    """What became of its drafts, over its output tokens; None where none was verified."""
     notes: tuple[str, ...] = ()
     """What the history cannot say, and other things to know."""
     has_arrival: bool = True
@@ -149,6 +152,7 @@ def _lane_fields(lane: Lane, origin_s: float) -> dict[str, Any]:
         "num_cached_tokens": lane.num_cached_tokens,
         "num_output_tokens": lane.num_output_tokens,
         "num_preemptions": lane.num_preemptions,
+        "drafts": None if lane.drafts is None else asdict(lane.drafts),
         "notes": list(lane.notes),
         "segments": [
             {

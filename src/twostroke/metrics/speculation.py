@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twostroke.batch import Commit
+from twostroke.draft_outcomes import num_accepted
 from twostroke.metrics import families
 from twostroke.metrics.instruments import Instruments
 
@@ -22,9 +23,9 @@ class DraftCounts:
         """The outcome of a step is there."""
         for commit in commits:
             if commit.num_draft_tokens:
-                num_accepted = max(0, commit.num_tokens - 1)
+                num_stood = num_accepted(commit.num_tokens, commit.num_draft_tokens)
                 self._rounds.add(1)
                 self._drafted.add(commit.num_draft_tokens)
-                self._accepted.add(num_accepted)
-                for position in range(num_accepted):
+                self._accepted.add(num_stood)
+                for position in range(num_stood):
                     self._accepted_at.add(1, str(position))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 from fractions import Fraction
 
@@ -11,10 +12,18 @@ import pytest
 from explain_loads import random_load, times_of
 from factories import make_layout
 from fakes import FakeEngine
+from twostroke.batch import Commit
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter
-from twostroke.events import Event, EventRing, RequestArrived, RequestFinishedByCaller
+from twostroke.events import (
+    Event,
+    EventRing,
+    KVBlockChecked,
+    RequestArrived,
+    RequestFinishedByCaller,
+    StepCommitted,
+)
 from twostroke.explain.segments import Label, Lane, Segment
 from twostroke.explain.timeline import timeline_of
 from twostroke.request import FinishReason
@@ -334,6 +343,43 @@ def test_what_the_engine_took_in_late_waited_for_the_step_that_was_running() -> 
     assert (wait.start_s, wait.end_s) == (0.5, 1.125)
     assert wait.reason == "a step was running that computed 30 prompt tokens of others"
     assert [(c.request_id, c.num_tokens) for c in wait.because_of] == [("long", 30)]
+
+
+# ---------------------------------------------------------------------- drafts
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_drafts_of_every_request_of_a_random_load_are_counted(seed: int) -> None:
+    events = random_load(seed)
+    passes: dict[str, list[Commit]] = {}
+    ended: set[str] = set()
+    for event in events:
+        if isinstance(event, StepCommitted):
+            for commit in event.commits:
+                if commit.request_id not in ended and commit.num_tokens:
+                    passes.setdefault(commit.request_id, []).append(commit)
+                if commit.finish_reason is not None:
+                    ended.add(commit.request_id)
+        elif isinstance(event, RequestFinishedByCaller):
+            ended.add(event.request_id)
+        elif isinstance(event, KVBlockChecked):
+            ended.update(event.suspects.ended)
+    for sequence_id in times_of(events):
+        (lane,) = timeline_of(events, sequence_id).lanes
+        mine = passes.get(sequence_id, [])
+        verified = [commit for commit in mine if commit.num_draft_tokens]
+        if not verified:
+            assert lane.drafts is None
+            continue
+        assert lane.drafts is not None
+        assert lane.drafts.num_passes == len(mine)
+        assert lane.drafts.num_verifying_passes == len(verified)
+        assert lane.drafts.num_draft_tokens == sum(commit.num_draft_tokens for commit in verified)
+        assert lane.drafts.num_accepted_tokens == sum(commit.num_tokens - 1 for commit in verified)
+        assert lane.drafts.num_tokens == lane.num_output_tokens == len(mine) + lane.drafts.num_accepted_tokens
+        told = [re.search(r"; ([\d,]+) of ([\d,]+) drafts? stood", segment.reason) for segment in lane.segments]
+        assert sum(int(found[1]) for found in told if found) == lane.drafts.num_accepted_tokens
+        assert sum(int(found[2]) for found in told if found) == lane.drafts.num_draft_tokens
 
 
 # ---------------------------------------------------------------------- ends
