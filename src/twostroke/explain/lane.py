@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 
-from twostroke.batch import AdmittedRequest, Commit, Stroke
-from twostroke.draft_outcomes import DraftTally, num_accepted
+from twostroke.batch import AdmittedRequest, Commit, DraftReason, Stroke
+from twostroke.draft_outcomes import DraftTally
 from twostroke.events import KVBlockChecked, RequestArrived, RequestFinishedByCaller, StepCommitted, StepScheduled
 from twostroke.explain import causes
 from twostroke.explain.causes import Cause
+from twostroke.explain.drafts import drafts_of
 from twostroke.explain.engine_view import DecidedStep, EngineView
 from twostroke.explain.merging import NO_WORK, Span, Work, merged
 from twostroke.explain.segments import Label, Lane
@@ -164,6 +165,7 @@ class LaneBuilder:
             num_output_tokens=len(self._token_times_s),
             num_preemptions=self._num_preemptions,
             drafts=DraftTally.total([self._tally()]),
+            draft_decisions=self._decisions(),
             first_token_s=self._token_times_s[0] if self._token_times_s else None,
             notes=tuple(self._notes),
             has_arrival=self._has_arrival,
@@ -196,12 +198,19 @@ class LaneBuilder:
             num_left -= num_tokens
         return tally
 
+    def _decisions(self) -> dict[DraftReason, int]:
+        """What the gate decided in its steps."""
+        decisions = [span.work.drafts.decision for span in self._spans]
+        return dict(Counter(decision.reason for decision in decisions if decision is not None))
+
     def _work(self, step: DecidedStep, until_s: float, commit: Commit | None) -> None:
         share = step.shares[self.sequence_id]
         is_again = share.num_computed_tokens < self._num_computed_most
         self._num_computed_most = max(self._num_computed_most, share.token_range.stop - share.num_draft_tokens)
         if share.stroke is Stroke.DECODE:
-            self._spend(causes.of_decoding(self.sequence_id, step), until_s, _decoded(commit))
+            num_tokens = 0 if commit is None else commit.num_tokens
+            work = Work(1, num_tokens, drafts=drafts_of(self.sequence_id, step, commit))
+            self._spend(causes.of_decoding(self.sequence_id, step), until_s, work)
             return
         told = "" if self._admitted is None else causes.cached_in_words(self._admitted)
         self._admitted = None  # said once, with the first chunk
@@ -232,11 +241,3 @@ class LaneBuilder:
         kept = [span for span in self._spans if span.start_s < end_s or (span.work.num_steps and span.end_s <= end_s)]
         self._spans = [replace(span, end_s=min(span.end_s, end_s)) for span in kept]
         self._cursor_s = end_s
-
-
-def _decoded(commit: Commit | None) -> Work:
-    """What a step of the second stroke did."""
-    if commit is None:
-        return Work(1)
-    num_stood = num_accepted(commit.num_tokens, commit.num_draft_tokens)
-    return Work(1, commit.num_tokens, num_draft_tokens=commit.num_draft_tokens, num_accepted_tokens=num_stood)

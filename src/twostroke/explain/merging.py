@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from twostroke.explain.causes import Cause
+from twostroke.explain.drafts import NO_DRAFTS, StepDrafts, drafts_in_words
 from twostroke.explain.segments import Culprit, Label, Segment
 from twostroke.explain.words import counted
 
@@ -29,10 +30,8 @@ class Work:
     """Of a chunk: the how-manieth admission it belongs to."""
     is_last: bool = False
     """Of a chunk: whether the first stroke ends with it."""
-    num_draft_tokens: int = 0
-    """Of a decode: verified."""
-    num_accepted_tokens: int = 0
-    """Of these, those that stood."""
+    drafts: StepDrafts = NO_DRAFTS
+    """Of a decode."""
 
 
 NO_WORK = Work()
@@ -137,19 +136,11 @@ def _chunk_in_words(span: Span, number: int, num_chunks: int | None) -> str:
     return f"chunk {number}{of}, {counted(span.work.num_tokens, 'token')}{told}"
 
 
-def _drafts_in_words(works: Sequence[Work]) -> str:
-    """What became of the drafts of some steps, as a clause to append; nothing where there was none."""
-    num_drafts = sum(work.num_draft_tokens for work in works)
-    if not num_drafts:
-        return ""
-    return f"; {sum(work.num_accepted_tokens for work in works):,} of {counted(num_drafts, 'draft')} stood"
-
-
 def _in_words(group: Sequence[Span], because_of: Sequence[Culprit], num_culprits: int) -> str:
     cause = group[-1].cause
     num_steps = sum(span.work.num_steps for span in group)
     made = f"{counted(num_steps, 'step')}, {counted(sum(span.work.num_tokens for span in group), 'token')}"
-    made += _drafts_in_words([span.work for span in group])
+    made += drafts_in_words([span.work.drafts for span in group])
     match cause.label:
         case Label.DECODE if num_steps:
             return made

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from twostroke.batch import DraftReason
 from twostroke.draft_outcomes import DraftOutcomes
 from twostroke.request import FinishReason
 
@@ -82,6 +84,8 @@ class Lane:
     first_token_s: float | None
     drafts: DraftOutcomes | None = None
     """What became of its drafts, over its output tokens; None where none was verified."""
+    draft_decisions: Mapping[DraftReason, int] = field(default_factory=dict[DraftReason, int])
+    """Steps that gave it tokens, by what the gate decided of drafts in them; none where it decides nothing."""
     notes: tuple[str, ...] = ()
     """What the history cannot say, and other things to know."""
     has_arrival: bool = True
@@ -153,6 +157,7 @@ def _lane_fields(lane: Lane, origin_s: float) -> dict[str, Any]:
         "num_output_tokens": lane.num_output_tokens,
         "num_preemptions": lane.num_preemptions,
         "drafts": None if lane.drafts is None else asdict(lane.drafts),
+        "draft_decisions": {str(reason): num_steps for reason, num_steps in lane.draft_decisions.items()},
         "notes": list(lane.notes),
         "segments": [
             {

@@ -54,7 +54,7 @@ def _drafts(lane: Lane) -> list[str]:
     if lane.drafts is None:
         return []
     drafts = lane.drafts
-    stood = f"{drafts.num_accepted_tokens:,} of {counted(drafts.num_draft_tokens, 'draft')} stood"
+    stood = f"{drafts.num_accepted_tokens:,} of {drafts.num_draft_tokens:,} stood"
     by_position = ", ".join(f"{number:,}" for number in drafts.num_accepted_tokens_per_pos)
     return [f"  drafts: {stood} (by position: {by_position}); {drafts.tokens_per_pass:.2f} tokens a pass"]
 

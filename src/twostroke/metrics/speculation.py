@@ -1,10 +1,10 @@
-"""Drafts, counted: how many were verified, and how many of them stood."""
+"""Drafts, counted: why there were any, how many were verified, and how many of them stood."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from twostroke.batch import Commit
+from twostroke.batch import Commit, DraftReason, ScheduledBatch
 from twostroke.draft_outcomes import num_accepted
 from twostroke.metrics import families
 from twostroke.metrics.instruments import Instruments
@@ -18,6 +18,15 @@ class DraftCounts:
         self._drafted = instruments.number(families.SPEC_DECODE_NUM_DRAFT_TOKENS)
         self._accepted = instruments.number(families.SPEC_DECODE_NUM_ACCEPTED_TOKENS)
         self._accepted_at = instruments.number(families.SPEC_DECODE_NUM_ACCEPTED_TOKENS_PER_POS)
+
+        self._decisions = instruments.number(families.SPEC_DECODE_DECISIONS)
+        for reason in DraftReason:
+            self._decisions.set(0, reason)
+
+    def decided(self, batch: ScheduledBatch) -> None:
+        """A step is about to run."""
+        if batch.drafts is not None:
+            self._decisions.add(1, batch.drafts.reason)
 
     def committed(self, commits: Sequence[Commit]) -> None:
         """The outcome of a step is there."""

@@ -98,7 +98,8 @@ class MeasuredDrafts:
         self._held: tuple[int, int] = 0, 0
         """No drafts for so many steps yet, as long as there are so many requests."""
         self._figures = 0.0, 0.0, 0.0
-        """Of the last plan that did not pay: tokens, seconds, seconds without drafts."""
+        """Of the last time when drafts did not pay, the best that could have been drafted: tokens, seconds, seconds
+        without drafts."""
         self._drafted_last: set[str] = set()
         """Requests with drafts in the last step."""
         self._decision: DraftDecision | None = None
@@ -125,7 +126,7 @@ class MeasuredDrafts:
                 wanted = self._with_probe(requests, plan.num_drafts)
                 self._decision = DraftDecision(DraftReason.PAYS, sum(wanted), *figures)
                 return wanted
-            self._figures = figures
+            self._figures = plan.drafted_tokens, plan.drafted_seconds, plan.plain_seconds
             steps_left = self._HELD_STEPS
         self._held = steps_left - 1, len(requests)
         wanted = self._with_probe(requests, (0,) * len(requests))

@@ -73,7 +73,7 @@ def test_drafts_have_a_line_and_stand_in_json() -> None:
         "num_accepted_tokens_per_pos": tuple(stood),
         "tokens_per_pass": 9 / len(commits),
     }
-    line = f"  drafts: {sum(stood)} of {num_drafts} drafts stood (by position: {stood[0]}, {stood[1]}); "
+    line = f"  drafts: {sum(stood)} of {num_drafts} stood (by position: {stood[0]}, {stood[1]}); "
     assert line + f"{9 / len(commits):.2f} tokens a pass" in timeline_text(timeline).splitlines()
 
 
