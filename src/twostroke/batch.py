@@ -145,7 +145,8 @@ class DraftDecision:
     num_drafts: int
     """Wanted, over all requests."""
     expected_tokens: float
-    """Of the best plan, drafts or none."""
+    """Of the best plan with drafts, over all requests that decode, whether or not it is taken; where steps are timed
+    first, their tokens without any."""
     expected_s: float
     """Its time."""
     plain_s: float

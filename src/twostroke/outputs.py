@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
+from twostroke.draft_outcomes import DraftOutcomes, DraftTally
 from twostroke.request import FinishReason
 from twostroke.request_times import RequestTimes
 
@@ -58,10 +59,17 @@ class RequestMetrics:
     """Arrival until the last sequence ended."""
     num_preemptions: int
     """Of all sequences together."""
+    drafts: DraftOutcomes | None = None
+    """Of all sequences together: what became of drafts; None where none was verified."""
 
     @classmethod
-    def of(cls, sequences: Sequence[RequestTimes]) -> RequestMetrics | None:
-        """Of the sequences of one request; None when no token was ever made."""
+    def of(cls, sequences: Sequence[RequestTimes], tallies: Sequence[DraftTally] = ()) -> RequestMetrics | None:
+        """Of the sequences of one request; None when no token was ever made.
+
+        Args:
+            sequences: when each got its tokens.
+            tallies: what became of each one's drafts.
+        """
         served = [times for times in sequences if times.token_times_s]
         if not served:
             return None
@@ -74,6 +82,7 @@ class RequestMetrics:
             itl_s=last.itl_s,
             e2e_s=last.e2e_s,
             num_preemptions=sum(times.num_preemptions for times in sequences),
+            drafts=DraftTally.total(tallies),
         )
 
 

@@ -135,4 +135,8 @@ def summary(output: RequestOutput, metrics: RequestMetrics) -> str:
         # of all sequences, which one of them does not show
         decode_tok_s = (num_output - 1) / max(metrics.e2e_s - metrics.ttft_s, 1e-9)
         parts += [f"TPOT {metrics.tpot_s * 1e3:.2f} ms", f"decode {decode_tok_s:,.0f} tok/s"]
+    if metrics.drafts is not None:
+        drafts = metrics.drafts
+        stood = f"{drafts.num_accepted_tokens} of {drafts.num_draft_tokens} drafts stood"
+        parts.append(f"{stood}, {drafts.tokens_per_pass:.2f} tokens a pass")
     return " | ".join([*parts, f"seed {output.outputs[0].seed}"])

@@ -68,6 +68,11 @@ class DraftPlan:
     """Expected, with the drafting."""
     plain_seconds: float
     """The same without drafts, when the step makes one token for each request."""
+    drafted_tokens: float
+    """Expected of the best plan that has a draft at all, be it this one or worse than none (requests of the same
+    acceptance get the same); where no draft can stand, the tokens without any."""
+    drafted_seconds: float
+    """Its time."""
 
     @property
     def gain(self) -> float:
@@ -99,7 +104,7 @@ def best_plan(
     steps = sorted(((level / _LEVELS) ** j, level, j) for level in counts if level for j in range(1, most + 1))
     num_tokens, tokens = len(levels), float(len(levels))
     plain_s = step_s(num_tokens)
-    best_rate, best_tokens, best_s, best_steps = tokens / plain_s, tokens, plain_s, 0
+    best_rate, best_tokens, best_s, best_steps = 0.0, tokens, plain_s, 0  # of those with a draft
     num_rows = deepest = 0
     for taken, (value, level, j) in enumerate(reversed(steps), start=1):
         num_tokens += counts[level]
@@ -109,5 +114,9 @@ def best_plan(
         seconds = step_s(num_tokens) + draft_s(num_rows, deepest)
         if tokens / seconds > best_rate:
             best_rate, best_tokens, best_s, best_steps = tokens / seconds, tokens, seconds, taken
+    plain_tokens = float(len(levels))
+    if best_rate <= plain_tokens / plain_s:
+        return DraftPlan((0,) * len(levels), plain_tokens, plain_s, plain_s, best_tokens, best_s)
     depth = Counter(level for _, level, _ in list(reversed(steps))[:best_steps])
-    return DraftPlan(tuple(depth[level] for level in levels), best_tokens, best_s, plain_s)
+    num_drafts = tuple(depth[level] for level in levels)
+    return DraftPlan(num_drafts, best_tokens, best_s, plain_s, best_tokens, best_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twostroke.batch import TokenLogprobs
+from twostroke.draft_outcomes import DraftTally
 from twostroke.engine.input_processor import PromptInput
 from twostroke.engine.stop_checker import StopMatch, StopStrings
 from twostroke.outputs import CompletionOutput, Logprob, LogprobsAtPosition
@@ -53,6 +54,8 @@ class CompletionStream:
         self.has_news = False
         """Whether there is something that no delta has brought."""
         self.times = times
+        self.drafts = DraftTally()
+        """What became of its drafts."""
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
 

@@ -222,4 +222,5 @@ class Engine:
                 prompt_logprobs_start=made.prompt_logprobs_start,
             )
         num_tokens = commit.num_tokens
-        return TokenUpdate(made.request_id, now_s, made.token_ids[:num_tokens], made.logprobs[:num_tokens], news)
+        token_ids, logprobs = made.token_ids[:num_tokens], made.logprobs[:num_tokens]
+        return TokenUpdate(made.request_id, now_s, token_ids, logprobs, news, commit.num_draft_tokens)

@@ -71,6 +71,8 @@ class TokenUpdate(msgspec.Struct, frozen=True, array_like=True):
     """Cut behind an end-of-text or stop token and at the limit, see `stop_checker.find_token_stop`."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     news: SequenceNews | None = None
+    num_draft_tokens: int = 0
+    """Drafts that the step verified for it."""
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -226,11 +228,13 @@ class _Answer:
 
     def push(self, stream: CompletionStream, update: TokenUpdate) -> None:
         news = update.news
+        num_before = stream.num_tokens
         if news is None:
             stream.push(update.token_ids, update.logprobs, update.time_s)
         else:
             self._hear(stream.times, news)
             stream.push(update.token_ids, update.logprobs, update.time_s, news.finish_reason, news.stop_reason)
+        stream.drafts.passed(stream.num_tokens - num_before, update.num_draft_tokens)
         if stream.finish_reason is not None:
             self.num_running -= 1
 
@@ -253,6 +257,9 @@ class _Answer:
             if stream.finish_reason is None:
                 stream.finish(reason, time_s)
                 self.num_running -= 1
+
+    def _metrics(self) -> RequestMetrics | None:
+        return RequestMetrics.of([stream.times for stream in self.streams], [stream.drafts for stream in self.streams])
 
     def take(self) -> RequestOutput | None:
         """The output to hand out now, if any."""
@@ -279,7 +286,7 @@ class _Answer:
             outputs=completions,
             finished=finished,
             num_cached_tokens=self._num_cached_tokens,
-            metrics=RequestMetrics.of([stream.times for stream in self.streams]) if finished else None,
+            metrics=self._metrics() if finished else None,
             error=self._error,
             hidden_state=self._hidden_state,
         )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 
-from twostroke.batch import AdmittedRequest, Commit, Stroke
+from twostroke.batch import AdmittedRequest, Commit, DraftReason, Stroke
+from twostroke.draft_outcomes import DraftTally
 from twostroke.events import KVBlockChecked, RequestArrived, RequestFinishedByCaller, StepCommitted, StepScheduled
 from twostroke.explain import causes
 from twostroke.explain.causes import Cause
+from twostroke.explain.drafts import drafts_of
 from twostroke.explain.engine_view import DecidedStep, EngineView
 from twostroke.explain.merging import NO_WORK, Span, Work, merged
 from twostroke.explain.segments import Label, Lane
@@ -42,6 +44,8 @@ class LaneBuilder:
         self._num_admissions = 0
         self._num_computed_most = 0
         self._token_times_s: list[float] = []
+        self._passes: list[tuple[int, int]] = []
+        """Tokens and drafts of each pass that gave tokens."""
         self._finish_reason: FinishReason | None = None
         self._num_prompt_tokens: int | None = None
         self._num_cached_tokens: int | None = None
@@ -90,7 +94,7 @@ class LaneBuilder:
                 self._close(event.time_s, "in a step that was decided before the history begins")
         elif self._in_flight and self._in_flight[0] is step:
             self._in_flight.popleft()
-            self._work(step, event.time_s, 0 if commit is None else commit.num_tokens)
+            self._work(step, event.time_s, commit)
         elif self._status is RequestStatus.RUNNING:
             if step.batch.step < self._admitted_in_step:
                 self._spend(causes.of_waiting_for(step, self.sequence_id), event.time_s)
@@ -99,6 +103,8 @@ class LaneBuilder:
                 self._spend(causes.of_sitting_out(self.sequence_id, has_output, step), event.time_s)
         if commit is not None:
             self._token_times_s.extend([event.time_s] * commit.num_tokens)
+            if commit.num_tokens:
+                self._passes.append((commit.num_tokens, commit.num_draft_tokens))
             self._finish_reason = commit.finish_reason
 
     def finished_by_caller(self, event: RequestFinishedByCaller) -> None:
@@ -158,6 +164,8 @@ class LaneBuilder:
             num_cached_tokens=self._num_cached_tokens,
             num_output_tokens=len(self._token_times_s),
             num_preemptions=self._num_preemptions,
+            drafts=DraftTally.total([self._tally()]),
+            draft_decisions=self._decisions(),
             first_token_s=self._token_times_s[0] if self._token_times_s else None,
             notes=tuple(self._notes),
             has_arrival=self._has_arrival,
@@ -181,12 +189,28 @@ class LaneBuilder:
         self._num_admissions += 1
         self._status = RequestStatus.RUNNING
 
-    def _work(self, step: DecidedStep, until_s: float, num_output_tokens: int) -> None:
+    def _tally(self) -> DraftTally:
+        """Of the tokens that count."""
+        tally, num_left = DraftTally(), len(self._token_times_s)
+        for num_tokens, num_draft_tokens in self._passes:
+            if num_left > 0:
+                tally.passed(min(num_tokens, num_left), num_draft_tokens)
+            num_left -= num_tokens
+        return tally
+
+    def _decisions(self) -> dict[DraftReason, int]:
+        """What the gate decided in its steps."""
+        decisions = [span.work.drafts.decision for span in self._spans]
+        return dict(Counter(decision.reason for decision in decisions if decision is not None))
+
+    def _work(self, step: DecidedStep, until_s: float, commit: Commit | None) -> None:
         share = step.shares[self.sequence_id]
         is_again = share.num_computed_tokens < self._num_computed_most
         self._num_computed_most = max(self._num_computed_most, share.token_range.stop - share.num_draft_tokens)
         if share.stroke is Stroke.DECODE:
-            self._spend(causes.of_decoding(self.sequence_id, step), until_s, Work(1, num_output_tokens))
+            num_tokens = 0 if commit is None else commit.num_tokens
+            work = Work(1, num_tokens, drafts=drafts_of(self.sequence_id, step, commit))
+            self._spend(causes.of_decoding(self.sequence_id, step), until_s, work)
             return
         told = "" if self._admitted is None else causes.cached_in_words(self._admitted)
         self._admitted = None  # said once, with the first chunk

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from twostroke.explain.causes import Cause
+from twostroke.explain.drafts import NO_DRAFTS, StepDrafts, drafts_in_words
 from twostroke.explain.segments import Culprit, Label, Segment
 from twostroke.explain.words import counted
 
@@ -29,6 +30,8 @@ class Work:
     """Of a chunk: the how-manieth admission it belongs to."""
     is_last: bool = False
     """Of a chunk: whether the first stroke ends with it."""
+    drafts: StepDrafts = NO_DRAFTS
+    """Of a decode."""
 
 
 NO_WORK = Work()
@@ -137,6 +140,7 @@ def _in_words(group: Sequence[Span], because_of: Sequence[Culprit], num_culprits
     cause = group[-1].cause
     num_steps = sum(span.work.num_steps for span in group)
     made = f"{counted(num_steps, 'step')}, {counted(sum(span.work.num_tokens for span in group), 'token')}"
+    made += drafts_in_words([span.work.drafts for span in group])
     match cause.label:
         case Label.DECODE if num_steps:
             return made

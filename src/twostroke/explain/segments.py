@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from twostroke.batch import DraftReason
+from twostroke.draft_outcomes import DraftOutcomes
 from twostroke.request import FinishReason
 
 
@@ -79,6 +82,10 @@ class Lane:
     num_output_tokens: int
     num_preemptions: int
     first_token_s: float | None
+    drafts: DraftOutcomes | None = None
+    """What became of its drafts, over its output tokens; None where none was verified."""
+    draft_decisions: Mapping[DraftReason, int] = field(default_factory=dict[DraftReason, int])
+    """Steps that gave it tokens, by what the gate decided of drafts in them; none where it decides nothing."""
     notes: tuple[str, ...] = ()
     """What the history cannot say, and other things to know."""
     has_arrival: bool = True
@@ -149,6 +156,8 @@ def _lane_fields(lane: Lane, origin_s: float) -> dict[str, Any]:
         "num_cached_tokens": lane.num_cached_tokens,
         "num_output_tokens": lane.num_output_tokens,
         "num_preemptions": lane.num_preemptions,
+        "drafts": None if lane.drafts is None else asdict(lane.drafts),
+        "draft_decisions": {str(reason): num_steps for reason, num_steps in lane.draft_decisions.items()},
         "notes": list(lane.notes),
         "segments": [
             {

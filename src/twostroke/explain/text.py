@@ -15,7 +15,7 @@ def timeline_text(timeline: Timeline) -> str:
     """One line per segment, lanes one under the other; ends with a line break."""
     lines: list[str] = []
     for lane in timeline.lanes:
-        lines += [_heading(timeline, lane), *_table(lane, timeline.begin_s)]
+        lines += [_heading(timeline, lane), *_table(lane, timeline.begin_s), *_drafts(lane)]
         lines += [f"  note: {note}" for note in lane.notes] + [""]
     return "\n".join(lines)
 
@@ -48,6 +48,15 @@ def _table(lane: Lane, origin_s: float) -> list[str]:
             )
         )
     return _aligned(rows)
+
+
+def _drafts(lane: Lane) -> list[str]:
+    if lane.drafts is None:
+        return []
+    drafts = lane.drafts
+    stood = f"{drafts.num_accepted_tokens:,} of {drafts.num_draft_tokens:,} stood"
+    by_position = ", ".join(f"{number:,}" for number in drafts.num_accepted_tokens_per_pos)
+    return [f"  drafts: {stood} (by position: {by_position}); {drafts.tokens_per_pass:.2f} tokens a pass"]
 
 
 def _culprits(segment: Segment) -> str:

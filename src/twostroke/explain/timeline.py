@@ -17,7 +17,7 @@ from twostroke.events import (
     StepCommitted,
     StepScheduled,
 )
-from twostroke.explain.engine_view import EngineView
+from twostroke.explain.engine_view import DecidedStep, EngineView
 from twostroke.explain.lane import LaneBuilder
 from twostroke.explain.segments import Lane, Timeline
 
@@ -72,11 +72,7 @@ class LaneReader:
             case StepScheduled():
                 self._scheduled(event)
             case StepCommitted():
-                commits = {commit.request_id: commit for commit in event.commits}
-                self._known_by_their_end(event, [i for i, c in commits.items() if c.finish_reason is not None])
-                known = step if step is not None and step.batch.step == event.step else None
-                for request_id, lane in self._live.items():
-                    lane.committed(event, known, commits.get(request_id))
+                self._committed(event, step)
                 return self._ended(event.time_s)
             case RequestFinishedByCaller():
                 return self._finished_by_caller(event)
@@ -118,6 +114,13 @@ class LaneReader:
         if event.request_id in self._live:
             self._live[event.request_id].finished_by_caller(event)
         return self._ended(event.time_s)
+
+    def _committed(self, event: StepCommitted, running: DecidedStep | None) -> None:
+        commits = {commit.request_id: commit for commit in event.commits}
+        self._known_by_their_end(event, [i for i, c in commits.items() if c.finish_reason is not None])
+        step = running if running is not None and running.batch.step == event.step else None
+        for request_id, lane in self._live.items():
+            lane.committed(event, step, commits.get(request_id))
 
     def _known_by_their_end(self, event: Event, request_ids: list[str]) -> None:
         """Of a sequence whose steps were all decided before the history begins, the end may be all that is left."""

@@ -89,6 +89,8 @@ class _Steps:
             args["head of the queue"] = f"{batch.head_request_id}: {batch.wait_reason}"
         if batch.preemptions:
             args["preempted"] = [f"{p.request_id} for {p.by_request_id}" for p in batch.preemptions]
+        if batch.drafts is not None:
+            args["drafting"] = str(batch.drafts.reason)
         if decided.cost is not None:
             args["bound by"] = decided.cost.bound
         self.records.append(_slice(_STEPS, 1, f"step {batch.step}", start_s, event.time_s, args))

@@ -136,6 +136,7 @@ class EngineMetrics:
         for admitted in batch.admitted:
             self._admitted(admitted, event.time_s)
         self._load.decided(batch)
+        self._drafts.decided(batch)
         if not batch.is_empty:
             self._step_tokens.observe(batch.num_tokens)
 

@@ -157,6 +157,15 @@ SPEC_DECODE_NUM_ACCEPTED_TOKENS_PER_POS = Family(
     help="The same by their position among the drafts of a pass, from 0.",
     labels=("position",),
 )
+SPEC_DECODE_DECISIONS = Family(
+    name="spec_decode_decisions",
+    kind=Kind.COUNTER,
+    labels=("reason",),
+    help="Steps for which the gate (num_speculative_tokens 'auto') decided whether to draft: 'pays' (more tokens per "
+    "second than without), 'does not pay', 'probe' (one request tries a draft, though they did not pay a while ago), "
+    "'unknown' (steps of this size are timed without drafts first).",
+    is_vllms=False,
+)
 PREFIX_CACHE_QUERIES = Family(
     name="prefix_cache_queries",
     kind=Kind.COUNTER,

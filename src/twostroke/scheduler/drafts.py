@@ -111,7 +111,8 @@ class MeasuredDrafts:
         self._hold = self._FIRST_HOLD
         """How long the next time."""
         self._figures = 0.0, 0.0, 0.0
-        """Of the last plan that did not pay: tokens, seconds, seconds without drafts."""
+        """Of the last time when drafts did not pay, the best that could have been drafted: tokens, seconds, seconds
+        without drafts."""
         self._drafted_last: set[str] = set()
         """Requests with drafts in the last step."""
         self._decision: DraftDecision | None = None
@@ -143,7 +144,7 @@ class MeasuredDrafts:
                 self._decision = DraftDecision(DraftReason.PAYS, sum(wanted), *figures)
                 self._hold = self._FIRST_HOLD
                 return wanted
-            self._figures = figures
+            self._figures = plan.drafted_tokens, plan.drafted_seconds, plan.plain_seconds
             steps_left, self._hold = self._hold, min(2 * self._hold, self._LAST_HOLD)
         self._held = steps_left - 1, len(requests)
         wanted = self._with_probe(requests, (0,) * len(requests))

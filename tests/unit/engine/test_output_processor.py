@@ -108,6 +108,20 @@ def test_stop_string_within_a_step_of_many_tokens() -> None:
     assert completion.cumulative_logprob == -float(completing)
 
 
+def test_drafts_count_as_far_as_their_tokens_do() -> None:
+    ids = TOKENIZER.encode("one two three")
+    processor, (request_id,) = begin(stop="two")
+    processor.process([update_of(request_id, 11.0, (ids[0],)), TokenUpdate(request_id, 12.0)])
+    (output,) = processor.process([TokenUpdate(request_id, 12.0, tuple(ids[1:]), num_draft_tokens=len(ids))]).outputs
+    num_tokens = len(output.outputs[0].token_ids)
+    assert num_tokens < len(ids)
+    assert output.metrics is not None
+    drafts = output.metrics.drafts
+    assert drafts is not None
+    assert (drafts.num_passes, drafts.num_verifying_passes, drafts.num_tokens) == (2, 1, num_tokens)
+    assert (drafts.num_draft_tokens, drafts.num_accepted_tokens) == (len(ids), num_tokens - 2)
+
+
 @pytest.mark.parametrize(("min_tokens", "text"), [(3, ""), (4, "abcd"), (7, "abcd"), (8, "abcdabcd")])
 def test_a_stop_string_counts_behind_the_first_min_tokens(min_tokens: int, text: str) -> None:
     """As in vLLM: one that the token number min_tokens completes is passed over."""

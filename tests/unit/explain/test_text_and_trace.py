@@ -54,6 +54,29 @@ def test_json_has_the_same_segments(events: list[Event]) -> None:
     ]
 
 
+def test_drafts_have_a_line_and_stand_in_json() -> None:
+    log = EventRing(1000)
+    engine = FakeEngine(make_layout(block_size=4), 16, max_model_len=32, max_drafts=2, log=log)
+    engine.submit("a#0.0", [7], 9)
+    engine.run()
+    timeline = timeline_of(log, "a")
+    (lane,) = timeline.to_dict()["lanes"]
+    commits = [c for event in log if isinstance(event, StepCommitted) for c in event.commits]
+    stood = [sum(c.num_tokens > position + 1 for c in commits) for position in range(2)]
+    num_drafts = sum(c.num_draft_tokens for c in commits)
+    assert lane["drafts"] == {
+        "num_passes": len(commits),
+        "num_tokens": 9,
+        "num_verifying_passes": sum(c.num_draft_tokens > 0 for c in commits),
+        "num_draft_tokens": num_drafts,
+        "num_accepted_tokens": sum(stood),
+        "num_accepted_tokens_per_pos": tuple(stood),
+        "tokens_per_pass": 9 / len(commits),
+    }
+    line = f"  drafts: {sum(stood)} of {num_drafts} stood (by position: {stood[0]}, {stood[1]}); "
+    assert line + f"{9 / len(commits):.2f} tokens a pass" in timeline_text(timeline).splitlines()
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_trace_has_every_step_and_every_request_once(seed: int) -> None:
     events = random_load(seed)

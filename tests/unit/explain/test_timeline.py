@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
@@ -11,10 +14,20 @@ import pytest
 from explain_loads import random_load, times_of
 from factories import make_layout
 from fakes import FakeEngine
+from twostroke.batch import Commit, DraftDecision, DraftReason, ScheduledBatch, Stroke
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter
-from twostroke.events import Event, EventRing, RequestArrived, RequestFinishedByCaller
+from twostroke.events import (
+    Event,
+    EventRing,
+    KVBlockChecked,
+    RequestArrived,
+    RequestFinishedByCaller,
+    StepCommitted,
+    StepScheduled,
+)
+from twostroke.explain.drafts import StepDrafts, drafts_in_words
 from twostroke.explain.segments import Label, Lane, Segment
 from twostroke.explain.timeline import timeline_of
 from twostroke.request import FinishReason
@@ -334,6 +347,145 @@ def test_what_the_engine_took_in_late_waited_for_the_step_that_was_running() -> 
     assert (wait.start_s, wait.end_s) == (0.5, 1.125)
     assert wait.reason == "a step was running that computed 30 prompt tokens of others"
     assert [(c.request_id, c.num_tokens) for c in wait.because_of] == [("long", 30)]
+
+
+# ---------------------------------------------------------------------- drafts
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_drafts_of_every_request_of_a_random_load_are_counted(seed: int) -> None:
+    events = random_load(seed)
+    passes: dict[str, list[Commit]] = {}
+    ended: set[str] = set()
+    for event in events:
+        if isinstance(event, StepCommitted):
+            for commit in event.commits:
+                if commit.request_id not in ended and commit.num_tokens:
+                    passes.setdefault(commit.request_id, []).append(commit)
+                if commit.finish_reason is not None:
+                    ended.add(commit.request_id)
+        elif isinstance(event, RequestFinishedByCaller):
+            ended.add(event.request_id)
+        elif isinstance(event, KVBlockChecked):
+            ended.update(event.suspects.ended)
+    for sequence_id in times_of(events):
+        (lane,) = timeline_of(events, sequence_id).lanes
+        mine = passes.get(sequence_id, [])
+        verified = [commit for commit in mine if commit.num_draft_tokens]
+        if not verified:
+            assert lane.drafts is None
+            continue
+        assert lane.drafts is not None
+        assert lane.drafts.num_passes == len(mine)
+        assert lane.drafts.num_verifying_passes == len(verified)
+        assert lane.drafts.num_draft_tokens == sum(commit.num_draft_tokens for commit in verified)
+        assert lane.drafts.num_accepted_tokens == sum(commit.num_tokens - 1 for commit in verified)
+        assert lane.drafts.num_tokens == lane.num_output_tokens == len(mine) + lane.drafts.num_accepted_tokens
+        told = [re.search(r"; ([\d,]+) of ([\d,]+) drafts? stood", segment.reason) for segment in lane.segments]
+        assert sum(int(found[1]) for found in told if found) == lane.drafts.num_accepted_tokens
+        assert sum(int(found[2]) for found in told if found) == lane.drafts.num_draft_tokens
+
+
+def drafting_engine(step_time_s: Callable[[ScheduledBatch], float]) -> FakeEngine:
+    """The gate decides by the times of the steps."""
+    return FakeEngine(
+        make_layout(block_size=4),
+        64,
+        max_model_len=64,
+        max_drafts="auto",
+        step_time_s=step_time_s,
+        log=EventRing(100_000),
+    )
+
+
+@pytest.mark.parametrize(
+    ("step_time_s", "told", "figures"),
+    [
+        (lambda batch: 1.0, "paid in", ""),
+        (
+            lambda batch: 1.0 + batch.num_tokens**2,
+            "did not pay in",
+            r" \(1\.\d\d tokens expected for 2\.50x the time\)",
+        ),
+    ],
+    ids=["for nothing", "dear"],
+)
+def test_a_decode_says_what_the_gate_decided(
+    step_time_s: Callable[[ScheduledBatch], float], told: str, figures: str
+) -> None:
+    engine = drafting_engine(step_time_s)
+    engine.submit("a", [7], 50)
+    engine.run()
+    lane = explained(engine, "a")
+    reasons = [batch.drafts.reason for batch in engine.batches if batch.drafts is not None]
+    assert lane.draft_decisions == Counter(reasons)
+    assert set(reasons) > {DraftReason.UNKNOWN}
+    found = re.search(rf"drafting .*{told} (\d+) steps?{figures}", the(lane, Label.DECODE).reason)
+    assert found, the(lane, Label.DECODE).reason
+    meant = DraftReason.PAYS if told == "paid in" else DraftReason.DOES_NOT_PAY
+    assert int(found[1]) == reasons.count(meant) > 3
+    assert "waited for 3 steps to be timed without it" in the(lane, Label.DECODE).reason
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_decision_of_a_random_load_is_in_the_lanes_of_its_requests(seed: int) -> None:
+    """A step belongs to those who decode in it and have not ended before its result."""
+    events = random_load(seed)
+    expected: dict[str, Counter[DraftReason]] = {}
+    ended: set[str] = set()
+    batches = {event.batch.step: event.batch for event in events if isinstance(event, StepScheduled)}
+    for event in events:
+        if isinstance(event, StepCommitted):
+            batch = batches[event.step]
+            decoding = {share.request_id for share in batch.requests if share.stroke is Stroke.DECODE}
+            for commit in event.commits:
+                if commit.request_id in decoding - ended and batch.drafts is not None:
+                    expected.setdefault(commit.request_id, Counter())[batch.drafts.reason] += 1
+            ended |= {commit.request_id for commit in event.commits if commit.finish_reason is not None}
+    for sequence_id in times_of(events):
+        (lane,) = timeline_of(events, sequence_id).lanes
+        if lane.finish_reason in (FinishReason.LENGTH, FinishReason.STOP):
+            assert lane.draft_decisions == expected.get(sequence_id, {})
+
+
+DID_NOT_PAY = "did not pay in 1 step (1.20 tokens expected for 1.35x the time)"
+
+
+def decision(reason: DraftReason, tokens: float = 1.2, seconds: float = 1.35) -> DraftDecision:
+    return DraftDecision(reason, 0, tokens, seconds, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([], ""),
+        ([StepDrafts()], ""),
+        ([StepDrafts(3, 1, 4), StepDrafts(1, 0, 4)], "; 1 of 4 drafts stood"),
+        (
+            [StepDrafts(4, 4, 4, decision(DraftReason.PAYS), 2), StepDrafts(0, 0, 0, decision(DraftReason.PAYS), 2)],
+            "; 4 of 4 drafts stood; drafting paid in 2 steps (1 with none of its own)",
+        ),
+        (
+            [StepDrafts(1, 0, 1, decision(DraftReason.PROBE), 1), StepDrafts(0, 0, 0, decision(DraftReason.PROBE), 1)],
+            f"; 0 of 1 draft stood; drafting {DID_NOT_PAY}, was tried in 1 step",
+        ),
+        (
+            [StepDrafts(0, 0, 0, decision(DraftReason.DOES_NOT_PAY, 2.4), 2)],
+            f"; drafting {DID_NOT_PAY}",
+        ),
+        (
+            [StepDrafts(0, 0, 0, decision(DraftReason.DOES_NOT_PAY, 1.0, 1.0), 1)],
+            "; drafting did not pay in 1 step (none was expected to stand)",
+        ),
+        ([StepDrafts(0, 0, 0, decision(DraftReason.DOES_NOT_PAY))], "; drafting did not pay in 1 step"),
+        (
+            [StepDrafts(0, 0, 0, decision(DraftReason.UNKNOWN), 1)],
+            "; drafting waited for 1 step to be timed without it",
+        ),
+    ],
+)
+def test_drafts_in_words(steps: list[StepDrafts], words: str) -> None:
+    assert drafts_in_words(steps) == words
 
 
 # ---------------------------------------------------------------------- ends

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from explain_loads import random_load, times_of
 from factories import make_layout
 from fakes import FakeEngine
-from twostroke.batch import Commit, Limit, ScheduledBatch
+from twostroke.batch import Commit, DraftReason, Limit, ScheduledBatch
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.events import (
@@ -113,6 +113,19 @@ def num_steps_with_tokens(events: list[Event]) -> int:
             num_steps += sum(bool(c.num_tokens) and c.request_id not in ended for c in event.commits)
             ended |= {commit.request_id for commit in event.commits if commit.finish_reason is not None}
     return num_steps
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_drafts_and_what_the_gate_decided_are_counted(seed: int) -> None:
+    events = random_load(seed)
+    samples = counted(events)
+    decided = [e.batch.drafts.reason for e in events if isinstance(e, StepScheduled) and e.batch.drafts is not None]
+    for reason in DraftReason:
+        assert value(samples, "spec_decode_decisions_total", reason=reason) == decided.count(reason), reason
+    commits = [c for e in events if isinstance(e, StepCommitted) for c in e.commits if c.num_draft_tokens]
+    assert value(samples, "spec_decode_num_drafts_total") == len(commits)
+    assert value(samples, "spec_decode_num_draft_tokens_total") == sum(c.num_draft_tokens for c in commits)
+    assert value(samples, "spec_decode_num_accepted_tokens_total") == sum(c.num_tokens - 1 for c in commits)
 
 
 @pytest.mark.parametrize("seed", range(25))

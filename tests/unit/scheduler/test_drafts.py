@@ -86,6 +86,21 @@ def test_it_says_why() -> None:
     assert set(Machine(0.9).run(100)[2][10:]) == {DraftReason.PAYS}
 
 
+def test_where_drafts_do_not_pay_the_figures_are_those_of_drafts() -> None:
+    gate = MeasuredDrafts(8)
+    request = Request(make_arrival("a"))
+    for _ in range(20):
+        (k,) = gate.num_drafts([request])
+        scheduled = [ScheduledRequest("a", Stroke.DECODE, 0, 1 + k, k, True, ())]
+        gate.learn(scheduled, [Commit("a", 1, num_draft_tokens=k)], StepSeconds(1.0 + k, 0.0))
+    decision = gate.decision
+    assert decision is not None
+    assert decision.reason is DraftReason.DOES_NOT_PAY
+    assert decision.plain_s == 1.0
+    assert decision.expected_s == 2.0, "one draft costs as much as the step"
+    assert 1.0 < decision.expected_tokens < 2.0
+
+
 def test_a_text_that_becomes_easy_is_noticed() -> None:
     machine = Machine(0.0)
     gate = MeasuredDrafts(8)

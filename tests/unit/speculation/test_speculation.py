@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Sequence
@@ -13,8 +14,10 @@ import pytest
 import twostroke
 from model_folders import VOCAB_SIZE
 from twostroke import LLM, SamplingParams
+from twostroke.draft_outcomes import DraftOutcomes
 from twostroke.errors import InvalidParameter, ModelNotFound, SetupError, UnknownParameter
 from twostroke.events import StepCommitted
+from twostroke.explain.timeline import timeline_of
 from twostroke.metrics import families
 from twostroke.metrics.engine_metrics import EngineMetrics
 
@@ -113,10 +116,54 @@ def test_a_draft_that_is_always_right_makes_every_pass_worth_k_plus_1_tokens() -
     draft = {"method": "draft_model", "model": "embedded", "num_speculative_tokens": 4}
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=51, ignore_eos=True)
     with LLM("embedded", threads=1, speculative_config=draft) as llm:
-        llm.generate(["def f(x):\n"], params)
-        commits = [c for e in llm.engine.engine.recent_events if isinstance(e, StepCommitted) for c in e.commits]
+        (output,) = llm.generate(["def f(x):\n"], params)
+        events = list(llm.engine.engine.recent_events)
+    commits = [c for e in events if isinstance(e, StepCommitted) for c in e.commits]
     assert [c.num_tokens for c in commits] == [1] + [5] * 10
     assert [c.num_draft_tokens for c in commits] == [0] + [4] * 10
+    assert output.metrics is not None
+    assert output.metrics.drafts == DraftOutcomes(
+        num_passes=11,
+        num_tokens=51,
+        num_verifying_passes=10,
+        num_draft_tokens=40,
+        num_accepted_tokens=40,
+        num_accepted_tokens_per_pos=(10, 10, 10, 10),
+        tokens_per_pass=51 / 11,
+    )
+    (lane,) = timeline_of(events, output.request_id).lanes
+    assert lane.drafts == output.metrics.drafts
+
+
+def test_a_request_counts_its_own_drafts_up_to_its_stop_string_and_its_timeline_agrees() -> None:
+    draft = {"method": "draft_model", "model": "embedded", "num_speculative_tokens": 4}
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=51, ignore_eos=True, n=2)
+    with LLM("embedded", threads=1, speculative_config=draft) as llm:
+        (whole,) = llm.generate(["def f(x):\n"], params)
+        stop = whole.outputs[0].text[12:16]
+        stopping = dataclasses.replace(params, stop=stop)
+        outputs = llm.generate(["def f(x):\n", "import os\n"], [stopping, dataclasses.replace(params, n=1)])
+        events = list(llm.engine.engine.recent_events)
+    for output in outputs:
+        assert output.metrics is not None
+        drafts = output.metrics.drafts
+        assert drafts is not None
+        num_tokens = sum(len(o.token_ids) for o in output.outputs)
+        assert (drafts.num_tokens, drafts.num_passes + drafts.num_accepted_tokens) == (num_tokens, num_tokens)
+        lanes = timeline_of(events, output.request_id).lanes
+        each = [lane.drafts for lane in lanes if lane.drafts is not None]
+        assert sum(lane.num_accepted_tokens for lane in each) == drafts.num_accepted_tokens
+        assert sum(lane.num_draft_tokens for lane in each) == drafts.num_draft_tokens
+    assert len(outputs[0].outputs[0].token_ids) < 51, "the stop string ended it"
+
+
+def test_without_drafts_there_is_nothing_to_say_of_them() -> None:
+    with LLM("embedded", threads=1, num_kv_blocks=20, max_model_len=64) as llm:
+        (output,) = llm.generate(["x = 1"], SamplingParams(max_tokens=3))
+        (lane,) = timeline_of(llm.engine.engine.recent_events, output.request_id).lanes
+    assert output.metrics is not None
+    assert output.metrics.drafts is None
+    assert lane.drafts is None
 
 
 def test_what_drafts_take_stands_in_the_lines_at_the_start_and_in_the_capacity() -> None:
