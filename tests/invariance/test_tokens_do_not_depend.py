@@ -166,11 +166,13 @@ def test_draft_model(
         assert essence(outputs) == expected[model]
 
 
-@pytest.mark.parametrize("method", ["medusa", "eagle", "draft_model", "early_exit"])
+@pytest.mark.parametrize("method", ["medusa", "medusa tree", "eagle", "draft_model", "early_exit"])
 @pytest.mark.parametrize("knob", DRAFT_KNOBS)
 def test_companions_of_the_embedded_model(knob: str, method: str, expected: dict[str, list[Any]]) -> None:
     prompts, params = requests()
     speculation = {"method": method, "num_speculative_tokens": "auto" if knob == "3 drafts" else 3}
+    if method == "medusa tree":
+        speculation = {"method": "medusa", "num_speculative_tokens": 12}
     outputs = generate("embedded", prompts, params, speculative_config=speculation, **DRAFT_KNOBS[knob])
     if knob == "int8 KV":
         assert essence(outputs) == essence(generate("embedded", prompts, params, **DRAFT_KNOBS[knob]))

@@ -185,9 +185,14 @@ def _build_engine(
     )
     manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
     scheduler = Scheduler(
-        config.scheduler, manager, max_model_len=sizing.max_model_len, speculation=config.speculative_config
+        config.scheduler,
+        manager,
+        max_model_len=sizing.max_model_len,
+        speculation=config.speculative_config,
+        max_drafts=None if loaded.drafter is None else loaded.drafter.max_drafts,
     )
-    kv = KVStorage(layout, sizing.num_blocks, loaded.device, sizing.num_scratch_blocks)
+    num_branch_blocks = 0 if loaded.drafter is None else loaded.drafter.num_branch_blocks
+    kv = KVStorage(layout, sizing.num_blocks, loaded.device, sizing.num_scratch_blocks, num_branch_blocks)
     sampler = Sampler(loaded.config.vocab_size, loaded.eos_token_ids, loaded.device, loaded.operators.gumbel_argmax)
     target = Target(
         model, kv, sampler, sizing.max_model_len, _step_tokens(config, loaded), config.scheduler.max_num_seqs

@@ -10,7 +10,7 @@ import torch
 
 from twostroke.config.kv_format import KVFormat
 from twostroke.config.model import ModelConfig
-from twostroke.config.speculation import SpeculativeConfig
+from twostroke.config.speculation import AUTO, SpeculativeConfig
 from twostroke.errors import InvalidParameter, SetupError
 from twostroke.kernels.dispatch import Operators
 from twostroke.kv_cache.layout import KVGroup, KVLayout
@@ -24,6 +24,7 @@ from twostroke.model.medusa import MedusaHeads, check_medusa, medusa_shape
 from twostroke.model.model_files import ModelFiles, find_model
 from twostroke.model.registry import num_parameters
 from twostroke.model.weight_source import WeightSource
+from twostroke.runner.branches import MAX_BRANCHES, blocks_of_branch
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.sampling.sampler import Sampler
 from twostroke.speculation.chain import ChainProposer, ReadByDraftModel, ReadByTarget
@@ -81,6 +82,16 @@ class Drafter(Protocol):
         """What it keeps beside each KV block of the target."""
         ...
 
+    @property
+    def max_drafts(self) -> int | None:
+        """Most tokens in a row that it can guess; None: any number."""
+        ...
+
+    @property
+    def num_branch_blocks(self) -> int:
+        """KV blocks of the target's that its branches are verified in."""
+        ...
+
     def context_bytes(self, max_tokens: int, max_num_seqs: int) -> int:
         """Most that it keeps beside these: what it remembers of steps of at most so many tokens and requests."""
         ...
@@ -120,6 +131,8 @@ class _Ngram:
     config: SpeculativeConfig
     num_weight_bytes: int = 0
     kv_bytes_per_block: int = 0
+    max_drafts: int | None = None
+    num_branch_blocks: int = 0
 
     @property
     def words(self) -> str:
@@ -145,6 +158,8 @@ class _EarlyExit:
     surroundings: Surroundings
     num_weight_bytes: int = 0
     kv_bytes_per_block: int = 0
+    max_drafts: int | None = None
+    num_branch_blocks: int = 0
 
     @classmethod
     def of(cls, config: SpeculativeConfig, surroundings: Surroundings) -> _EarlyExit:
@@ -188,6 +203,8 @@ class _DraftModel:
     config: ModelConfig
     weights: WeightSource
     surroundings: Surroundings
+    max_drafts: int | None = None
+    num_branch_blocks: int = 0
 
     @classmethod
     def of(cls, config: SpeculativeConfig, surroundings: Surroundings) -> _DraftModel:
@@ -252,6 +269,8 @@ class _Medusa:
     """Heads on the target's last hidden state; they keep no K and V."""
 
     folder: DraftFolder
+    num_places: int
+    """For drafts, of each request and step; more than there are heads make branches."""
     surroundings: Surroundings
     kv_bytes_per_block: int = 0
 
@@ -260,7 +279,21 @@ class _Medusa:
         """Finds them, and checks that they go with the target."""
         folder = DraftFolder(find_model_folder(_model_of(config, surroundings, "medusa")))
         check_medusa(folder, surroundings.config)
-        return cls(folder, surroundings)
+        num_places = config.num_speculative_tokens
+        return cls(folder, 0 if num_places == AUTO else num_places, surroundings)
+
+    @property
+    def max_drafts(self) -> int:
+        """See Drafter."""
+        return medusa_shape(self.folder).num_heads
+
+    @property
+    def num_branch_blocks(self) -> int:
+        """See Drafter."""
+        if self.num_places <= self.max_drafts + 1:  # one more is no place for a branch
+            return 0
+        layout = self.surroundings.layout
+        return MAX_BRANCHES * len(layout.groups) * blocks_of_branch(self.max_drafts, layout.block_size)
 
     @property
     def num_weight_bytes(self) -> int:
@@ -271,13 +304,16 @@ class _Medusa:
     def words(self) -> str:
         """See Drafter."""
         num_heads = medusa_shape(self.folder).num_heads
-        return f"{num_heads} Medusa heads of {self.folder.path.name}, {self.num_weight_bytes:,} bytes of weights"
+        branches = f", {self.num_branch_blocks:,} KV blocks for branches" if self.num_branch_blocks else ""
+        weights = f"{self.num_weight_bytes:,} bytes of weights"
+        return f"{num_heads} Medusa heads of {self.folder.path.name}, {weights}{branches}"
 
     def context_bytes(self, max_tokens: int, max_num_seqs: int) -> int:
         """See Drafter."""
         del max_tokens
         num_states = 2 * max_num_seqs  # of two steps: not every request is in the last one
-        return num_states * self.surroundings.config.hidden_size * self.surroundings.dtype.itemsize
+        states = num_states * self.surroundings.config.hidden_size * self.surroundings.dtype.itemsize
+        return states + self.num_branch_blocks * self.surroundings.layout.bytes_per_block
 
     def build(self, target: Target) -> Proposer:
         """See Drafter."""
@@ -292,6 +328,8 @@ class _Eagle:
     folder: DraftFolder
     config: ModelConfig
     surroundings: Surroundings
+    max_drafts: int | None = None
+    num_branch_blocks: int = 0
 
     @classmethod
     def of(cls, config: SpeculativeConfig, surroundings: Surroundings) -> _Eagle:

@@ -25,7 +25,14 @@ class KVStorage:
     (kernels/reference/attention_plan.py). Whoever fills a block in another way fills all of it.
     """
 
-    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device, num_scratch_blocks: int = 0) -> None:
+    def __init__(
+        self,
+        layout: KVLayout,
+        num_blocks: int,
+        device: torch.device,
+        num_scratch_blocks: int = 0,
+        num_branch_blocks: int = 0,
+    ) -> None:
         """Allocates layout.bytes_per_block bytes for each block.
 
         Args:
@@ -33,10 +40,12 @@ class KVStorage:
             num_blocks: of the pool.
             device: where they are.
             num_scratch_blocks: behind those of the pool, for whoever computes something that is not to be kept.
+            num_branch_blocks: behind these, for branches of drafts (runner/branches.py).
         """
         self.layout, self.num_blocks = layout, num_blocks
         self.scratch_ids = range(num_blocks, num_blocks + num_scratch_blocks)
-        num_all = self.scratch_ids.stop
+        self.branch_ids = range(self.scratch_ids.stop, self.scratch_ids.stop + num_branch_blocks)
+        num_all = self.branch_ids.stop
         shape = (num_all, layout.layers_per_block, 2, layout.num_kv_heads, layout.bytes_per_head)
         if device.type == "cpu":
             self.tensor = large_pages(num_all * layout.bytes_per_block).view(shape)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -13,6 +15,7 @@ from twostroke.grammar.backend import GrammarBackend
 from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.model.decoder import DecoderModel
+from twostroke.runner.branches import Branch, BranchBlocks, FlatBatch, flat_batch
 from twostroke.runner.input_batch import InputBatch, build_input_batch
 from twostroke.runner.kv_recompute import KVRecomputer
 from twostroke.runner.kv_storage import KVStorage
@@ -25,6 +28,34 @@ from twostroke.speculation.proposer import DraftRequest, Proposer, TargetRead, T
 
 _PromptScores = tuple[int, tuple[TokenLogprobs, ...]]
 """The first position that was predicted, and one entry per predicted token."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Path:
+    """A way in which a sequence might go on, verified from its last known token on."""
+
+    token_ids: tuple[int, ...]
+    drawn: Sequence[int]
+    """Rows of what was drawn: behind the last known token, and behind each of these."""
+    branch: Branch | None = None
+    """None: the chain."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Drawn:
+    """What a step drew."""
+
+    sampled: SampledTokens
+    token_ids: list[int]
+    paths: dict[int, list[_Path]]
+    """By row of the table; the chain first."""
+    taken: dict[int, Branch] = field(default_factory=dict[int, Branch])
+    """By row of the table, the branch that it went along, where it was not the chain."""
+
+    def num_standing(self, path: _Path) -> int:
+        """Of its tokens, those that were drawn where they stand."""
+        pairs = zip(path.token_ids, path.drawn, strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda pair: self.token_ids[pair[1]] == pair[0], pairs))
 
 
 class ModelRunner:
@@ -62,6 +93,7 @@ class ModelRunner:
         self._announced: dict[str, NewRequest] = {}
         self._attention_layout = kv.attention_layout(model.config.num_heads)
         self._recomputer = KVRecomputer(model, kv, device) if kv.scratch_ids else None
+        self._branches = BranchBlocks(kv) if kv.branch_ids else None
 
     def add_request(self, request: NewRequest) -> None:
         """Announces a request; it gets its row with the first batch that it is part of.
@@ -111,20 +143,23 @@ class ModelRunner:
             self._guess(self._proposer, batch)
         draft_time_s = time.perf_counter() - begin_s
         inputs = build_input_batch(batch, self._table)
-        attention = self._attention_metadata(inputs)
-        input_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
+        branches = self._branches.place(inputs.rows, self._table, len(inputs.input_ids)) if self._branches else []
+        flat = flat_batch(inputs, branches, self._table, self._kv.layout.block_size)
+        attention = self._attention_metadata(flat)
+        input_ids, positions = self._to_device(flat.input_ids), self._to_device(flat.positions)
 
         begin_s = time.perf_counter()
         hidden, features = self._forward(input_ids, positions, attention)
-        sampled, token_ids = self._sample(hidden, inputs)
+        drawn = self._sample(hidden, inputs, branches)
         operator_time_s = time.perf_counter() - begin_s
 
         prompt_logprobs = self._prompt_logprobs(hidden, inputs)
         pooled = self._pooled(hidden, inputs, batch)
-        results = self._results(batch, inputs, sampled, token_ids, prompt_logprobs, pooled)
+        found = self._sampled_results(batch, inputs, drawn) if drawn is not None else {}
+        results = self._results(batch, found | pooled, prompt_logprobs)
         if self._watcher is not None:
             begin_s = time.perf_counter()
-            reads = self._reads(inputs, results)
+            reads = self._reads(inputs, results, {} if drawn is None else drawn.taken)
             self._watcher.observe(TargetStep(hidden, features, reads, self._table.block_tables))
             draft_time_s += time.perf_counter() - begin_s
         return StepResult(batch.step, results, operator_time_s, draft_time_s)
@@ -136,7 +171,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Lets go of model and KV memory."""
-        del self._model, self._kv, self._recomputer, self._proposer, self._watcher
+        del self._model, self._kv, self._recomputer, self._branches, self._proposer, self._watcher
 
     def _update_blocks(self, row: RequestRow, updates: Sequence[BlockTableUpdate]) -> None:
         self._table.update_blocks(row, updates)
@@ -150,7 +185,7 @@ class ModelRunner:
         requests: list[DraftRequest] = []
         for scheduled in batch.requests:
             row = self._table[scheduled.request_id]
-            row.drafts = ()
+            row.drafts, row.branches = (), ()
             if scheduled.num_draft_tokens:
                 rows.append(row)
                 requests.append(
@@ -176,41 +211,58 @@ class ModelRunner:
         layers = self._watcher.feature_layers
         return self._model.forward_with_features(input_ids, positions, attention, self._kv, layers)
 
-    def _reads(self, inputs: InputBatch, results: Sequence[RequestResult]) -> list[TargetRead]:
+    def _reads(
+        self, inputs: InputBatch, results: Sequence[RequestResult], taken: dict[int, Branch]
+    ) -> list[TargetRead]:
         """What was read for good: a request in error read nothing, and drafts that fell were not read."""
         reads: list[TargetRead] = []
         firsts, begins = inputs.query_start_loc.tolist(), inputs.positions[inputs.query_start_loc[:-1]].tolist()
         known = self._table.num_tokens[inputs.row_indexes].tolist()
         for seq, (row, result) in enumerate(zip(inputs.rows, results, strict=True)):
             if result.error is None:
-                num_fallen = len(row.drafts) - max(0, len(result.token_ids) - 1)
-                num_tokens = firsts[seq + 1] - firsts[seq] - num_fallen
-                reads.append(TargetRead(row.index, firsts[seq], begins[seq], num_tokens, known[seq]))
+                first, num_tokens = firsts[seq], firsts[seq + 1] - firsts[seq]
+                if row.index in taken:
+                    first, num_tokens = taken[row.index].first, len(result.token_ids)
+                else:
+                    num_tokens -= len(row.drafts) - max(0, len(result.token_ids) - 1)
+                reads.append(TargetRead(row.index, first, begins[seq], num_tokens, known[seq]))
         return reads
 
-    def _attention_metadata(self, inputs: InputBatch) -> AttentionMetadata:
-        max_blocks = -(-int(inputs.seq_lens.max()) // self._kv.layout.block_size)
+    def _attention_metadata(self, flat: FlatBatch) -> AttentionMetadata:
         return AttentionMetadata.build(
-            query_start_loc=inputs.query_start_loc,
-            seq_lens=inputs.seq_lens,
-            block_tables=[table[inputs.row_indexes, :max_blocks] for table in self._table.block_tables],
+            query_start_loc=flat.query_start_loc,
+            seq_lens=flat.seq_lens,
+            block_tables=flat.block_tables,
             layout=self._attention_layout,
             operator=self._model.attention,
         )
 
-    def _sample(self, hidden: torch.Tensor, inputs: InputBatch) -> tuple[SampledTokens | None, list[int]]:
+    def _sample(self, hidden: torch.Tensor, inputs: InputBatch, branches: Sequence[Branch]) -> _Drawn | None:
         """One token for each request that reached its last known one, and one behind each of its drafts."""
         if not len(inputs.sampling_seqs):
-            return None, []
-        logits = self._model.compute_logits(hidden[self._to_device(inputs.sampled_tokens())])
+            return None
+        rows = [inputs.rows[seq] for seq in inputs.sampling_seqs.tolist()]
+        of_branches = [branch.first + 1 + i for branch in branches for i in range(len(branch.token_ids))]
+        places = np.concatenate((inputs.sampled_tokens(), np.array(of_branches, np.int64)))
         states: list[SamplingState] = []
-        for seq in inputs.sampling_seqs.tolist():
-            row = inputs.rows[seq]
+        paths: dict[int, list[_Path]] = {}
+        for row in rows:
+            first = len(states)
+            paths[row.index] = [_Path(row.drafts, range(first, first + 1 + len(row.drafts)))]
             states.append(row.sampling)
             for draft in row.drafts:
                 states.append(states[-1].ahead((draft,)))
+        for branch in branches:
+            known = paths[branch.row.index]
+            behind = range(len(states), len(states) + len(branch.token_ids))
+            known.append(_Path(branch.token_ids, (known[0].drawn[0], *behind), branch))
+            state = branch.row.sampling
+            for draft in branch.token_ids:
+                state = state.ahead((draft,))
+                states.append(state)
+        logits = self._model.compute_logits(hidden[self._to_device(places)])
         sampled = self._sampler.sample(logits, states)
-        return sampled, sampled.token_ids.tolist()
+        return _Drawn(sampled, sampled.token_ids.tolist(), paths)
 
     def _pooled(self, hidden: torch.Tensor, inputs: InputBatch, batch: ScheduledBatch) -> dict[int, RequestResult]:
         """The results of requests that end with the hidden state of their last token, by place in the batch."""
@@ -226,26 +278,17 @@ class ModelRunner:
                 results[seq] = RequestResult(request_id, (), error="the model's hidden state is not finite")
         return results
 
+    @staticmethod
     def _results(
-        self,
-        batch: ScheduledBatch,
-        inputs: InputBatch,
-        sampled: SampledTokens | None,
-        token_ids: list[int],
-        prompt_logprobs: dict[int, _PromptScores],
-        results: dict[int, RequestResult],
+        batch: ScheduledBatch, results: dict[int, RequestResult], prompt_logprobs: dict[int, _PromptScores]
     ) -> tuple[RequestResult, ...]:
         """One per request, those of `results` among them."""
-        if sampled is not None:
-            results |= self._sampled_results(batch, inputs, sampled, token_ids)
         for seq, (start, scored) in prompt_logprobs.items():
             result = results.get(seq) or RequestResult(batch.requests[seq].request_id, ())
             results[seq] = result._replace(prompt_logprobs=scored, prompt_logprobs_start=start)
         return tuple(results.get(seq) or RequestResult(r.request_id, ()) for seq, r in enumerate(batch.requests))
 
-    def _sampled_results(
-        self, batch: ScheduledBatch, inputs: InputBatch, sampled: SampledTokens, token_ids: list[int]
-    ) -> dict[int, RequestResult]:
+    def _sampled_results(self, batch: ScheduledBatch, inputs: InputBatch, drawn: _Drawn) -> dict[int, RequestResult]:
         """By place in the batch; the tokens are taken behind those that are known.
 
         ```
@@ -256,17 +299,21 @@ class ModelRunner:
         """
         results: dict[int, RequestResult] = {}
         rows: dict[int, RequestRow] = {}
-        first = 0
-        for seq, num_drafts in zip(inputs.sampling_seqs.tolist(), inputs.num_drafts.tolist(), strict=True):
+        sampled = drawn.sampled
+        for seq in inputs.sampling_seqs.tolist():
             row, request_id = inputs.rows[seq], batch.requests[seq].request_id
-            drawn = range(first, first + 1 + num_drafts)
-            first = drawn.stop
-            if drawn.start in sampled.errors:
-                results[seq] = RequestResult(request_id, (), error=sampled.errors[drawn.start])
+            paths = drawn.paths[row.index]
+            path = max(paths, key=drawn.num_standing) if len(paths) > 1 else paths[0]
+            if path.drawn[0] in sampled.errors:
+                results[seq] = RequestResult(request_id, (), error=sampled.errors[path.drawn[0]])
                 continue
-            kept = self._stand(row, drawn, sampled, token_ids)
-            found = [sampled.logprobs[i] for i in drawn[: len(kept)]]
+            kept = self._stand(row, path, drawn)
+            if path.branch is not None and self._branches is not None:
+                self._branches.keep(path.branch, len(kept), self._table)
+                drawn.taken[row.index] = path.branch
+            found = [sampled.logprobs[i] for i in path.drawn[: len(kept)]]
             logprobs = tuple(TokenLogprobs(*entry) for entry in found if entry is not None)
+            num_drafts = sum(len(path.token_ids) for path in paths)
             results[seq] = RequestResult(
                 request_id, kept, num_drafts, logprobs=logprobs, is_complete=row.sampling.is_complete
             )
@@ -274,15 +321,16 @@ class ModelRunner:
         self._table.append_tokens(list(rows.values()), [results[seq].token_ids for seq in rows])
         return results
 
-    def _stand(self, row: RequestRow, drawn: range, sampled: SampledTokens, token_ids: list[int]) -> tuple[int, ...]:
-        """Of the tokens drawn for a row those that follow; its sampling state goes on behind them."""
+    @staticmethod
+    def _stand(row: RequestRow, path: _Path, drawn: _Drawn) -> tuple[int, ...]:
+        """Of the tokens drawn along a path those that follow; the row's sampling state goes on behind them."""
         kept: list[int] = []
-        for i, draft in zip(drawn, (*row.drafts, None), strict=True):
-            if i in sampled.errors:  # found again by the next step, where it stands first
+        for i, draft in zip(path.drawn, (*path.token_ids, None), strict=True):
+            if i in drawn.sampled.errors:  # found again by the next step, where it stands first
                 break
-            kept.append(token_ids[i])
-            row.sampling.append(token_ids[i])
-            if token_ids[i] != draft or row.sampling.is_complete:
+            kept.append(drawn.token_ids[i])
+            row.sampling.append(drawn.token_ids[i])
+            if drawn.token_ids[i] != draft or row.sampling.is_complete:
                 break
         return tuple(kept)
 

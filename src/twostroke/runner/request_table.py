@@ -15,6 +15,7 @@ import numpy.typing as npt
 from twostroke.batch import BlockTableUpdate
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.sampling.state import SamplingState
+from twostroke.speculation.proposer import Drafts
 
 _FIRST_ROWS = 8
 
@@ -33,6 +34,8 @@ class RequestRow:
     wants_hidden_state: bool = False
     drafts: tuple[int, ...] = ()
     """Guesses of the next tokens that this step verifies, in the order of their positions."""
+    branches: tuple[tuple[int, ...], ...] = ()
+    """Other guesses of them."""
 
 
 class RequestTable:
@@ -128,11 +131,11 @@ class RequestTable:
         self.token_ids[indexes, ends] = np.fromiter((tokens[0] for tokens in token_ids), np.int32, len(rows))[fit]
         self.num_tokens[indexes] = ends + 1
 
-    def put_drafts(self, row: RequestRow, drafts: tuple[int, ...]) -> None:
-        """Writes guesses behind the known tokens, where the step finds them."""
-        begin = int(self.num_tokens[row.index])
-        self.token_ids[row.index, begin : begin + len(drafts)] = drafts
-        row.drafts = drafts
+    def put_drafts(self, row: RequestRow, drafts: Drafts) -> None:
+        """Writes a chain of guesses behind the known tokens, where the step finds them."""
+        begin, chain = int(self.num_tokens[row.index]), drafts.chain
+        self.token_ids[row.index, begin : begin + len(chain)] = chain
+        row.drafts, row.branches = drafts
 
     def known_tokens(self, row: RequestRow) -> npt.NDArray[np.int32]:
         """[num_tokens]: prompt and output so far; a view."""

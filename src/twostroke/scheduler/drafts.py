@@ -229,10 +229,10 @@ class MeasuredDrafts:
         return (*wanted[:place], 1, *wanted[place + 1 :])
 
 
-def make_gate(config: SpeculativeConfig | None) -> DraftGate:
-    """The gate that the settings ask for."""
+def make_gate(config: SpeculativeConfig | None, max_drafts: int | None = None) -> DraftGate:
+    """The gate that the settings ask for; who drafts has at most `max_drafts` in a row to give."""
     if config is None:
         return FixedDrafts(0)
     if config.num_speculative_tokens == AUTO:
-        return MeasuredDrafts(MAX_AUTO_DRAFTS)
+        return MeasuredDrafts(min(MAX_AUTO_DRAFTS, max_drafts or MAX_AUTO_DRAFTS))
     return FixedDrafts(config.num_speculative_tokens)

@@ -60,8 +60,16 @@ class Scheduler:
         *,
         max_model_len: int,
         speculation: SpeculativeConfig | None = None,
+        max_drafts: int | None = None,
     ) -> None:
         """Chooses the parts.
+
+        Args:
+            config: what a user may set.
+            kv: the KV cache's accounts.
+            max_model_len: tokens of the longest request.
+            speculation: who drafts; None: nobody.
+            max_drafts: most tokens in a row that it can guess; None: any number.
 
         Raises:
             DoesNotFit: one request of max_model_len tokens needs more blocks than there are.
@@ -77,7 +85,7 @@ class Scheduler:
         gate: Gate = StaticGate() if config.batching == "static" else ContinuousGate()
         self._admission = Admission(kv, self._chunk_rule, gate, max_num_running)
         self._kv_checks = KVChecks(kv)
-        self._drafts = make_gate(speculation)
+        self._drafts = make_gate(speculation, max_drafts)
         self._rounds = self._rounds_of(config)
         check_that_one_fits(kv, self._chunk_rule, max_model_len)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from twostroke.sampling.sampler import Sampler
 from twostroke.speculation.draws import DraftDraws
-from twostroke.speculation.proposer import DraftRequest
+from twostroke.speculation.proposer import DraftRequest, Drafts
 from twostroke.speculation.reader import Reader, Reading
 
 
@@ -95,7 +95,7 @@ class ChainProposer:
         self._sampler = sampler
         self._max_tokens = max_tokens
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
         """See Proposer."""
         readings, through, ends = self._known_tokens(requests)
         draws = DraftDraws(self._sampler, requests, through)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from twostroke.sampling.sampler import Sampler
 from twostroke.sampling.state import SamplingState
-from twostroke.speculation.proposer import DraftRequest
+from twostroke.speculation.proposer import DraftRequest, Drafts
 
 
 class DraftDraws:
@@ -46,6 +46,6 @@ class DraftDraws:
         self.active = [self.active[place] for place in kept]
         return kept
 
-    def found(self) -> list[tuple[int, ...]]:
+    def found(self) -> list[Drafts]:
         """All drafts, by request."""
-        return [tuple(drafts) for drafts in self.drafts]
+        return [Drafts(tuple(drafts)) for drafts in self.drafts]

@@ -17,7 +17,7 @@ from twostroke.model.eagle import EagleHead
 from twostroke.sampling.sampler import Sampler
 from twostroke.speculation.draws import DraftDraws
 from twostroke.speculation.history import FeatureHistory
-from twostroke.speculation.proposer import DraftRequest, TargetStep
+from twostroke.speculation.proposer import DraftRequest, Drafts, TargetStep
 
 
 class _Place(NamedTuple):
@@ -93,7 +93,7 @@ class EagleProposer:
             if opened < behind:
                 self._is_read[table[read.row, opened:behind]] = False
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
         """See Proposer."""
         places = {i: place for i, request in enumerate(requests) if (place := self._unread(request)) is not None}
         draws = DraftDraws(self._sampler, requests, list(places))

@@ -1,4 +1,5 @@
-"""Drafts of Medusa heads: all positions at once, from the target's last hidden state. A chain: one guess a position."""
+"""Drafts of Medusa heads: all positions at once, from the target's last hidden state. A chain, and
+where there are places for more, branches."""
 
 from __future__ import annotations
 
@@ -10,7 +11,10 @@ from torch import Tensor
 from twostroke.model.medusa import MedusaHeads
 from twostroke.sampling.sampler import Sampler
 from twostroke.speculation.draws import DraftDraws
-from twostroke.speculation.proposer import DraftRequest, TargetStep
+from twostroke.speculation.proposer import DraftRequest, Drafts, TargetStep
+
+_LEAST_BRANCH = 2
+"""Places: the last known token again, and a guess."""
 
 
 class MedusaProposer:
@@ -36,20 +40,56 @@ class MedusaProposer:
         for read, end in zip(reads, ends, strict=True):
             self._hidden[read.row] = read.num_known, hidden, end
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
         """See Proposer."""
         active = [i for i, request in enumerate(requests) if self._is_known(request)]
         draws = DraftDraws(self._sampler, requests, active)
+        branches: dict[int, tuple[tuple[int, ...], ...]] = {}
         if active:
             num_heads = min(self._heads.shape.num_heads, max(requests[i].num_drafts for i in active))
             kept = [self._hidden[requests[i].row] for i in active]
             hidden = torch.stack([states[place] for _, states, place in kept])
             rows = list(range(len(active)))
-            for logits in self._heads.logits(hidden, num_heads):
+            logits = self._heads.logits(hidden, num_heads)
+            for of_head in logits:
                 if not draws.active:
                     break
-                rows = [rows[place] for place in draws.draw(logits[rows])]
-        return draws.found()
+                rows = [rows[place] for place in draws.draw(of_head[rows])]
+            for place, i in enumerate(active):
+                branches[i] = self._branches(requests[i], draws.drafts[i], logits[:, place])
+        return [drafts._replace(branches=branches.get(i, ())) for i, drafts in enumerate(draws.found())]
+
+    def _branches(self, request: DraftRequest, chain: Sequence[int], logits: Tensor) -> tuple[tuple[int, ...], ...]:
+        """For places that the chain leaves: second choices of the first two heads, a third choice of the first.
+
+        Later heads do not know what the first ones chose, so a branch goes on as the chain does.
+        """
+        num_spare = request.num_drafts - len(chain)
+        found: list[tuple[int, ...]] = []
+        if num_spare < _LEAST_BRANCH or not chain:
+            return ()
+        second, third = self._next_choices(request, (), logits[0], chain[0], 2)
+        wanted = [(second, *chain[1:2]), (third, *chain[1:2])]
+        if len(chain) > 1:
+            (other,) = self._next_choices(request, chain[:1], logits[1], chain[1], 1)
+            wanted.insert(1, (chain[0], other))
+        for branch in wanted:
+            path = branch[: num_spare - 1]
+            if path and path != tuple(chain[: len(path)]):
+                found.append(path)
+                num_spare -= 1 + len(path)
+        return tuple(found)
+
+    def _next_choices(
+        self, request: DraftRequest, behind: Sequence[int], logits: Tensor, first: int, count: int
+    ) -> list[int]:
+        """What a head would choose, with the position's own noise, if it could not have what it did."""
+        left, state = logits.clone()[None], request.sampling.ahead(behind)
+        found: list[int] = [first]
+        while len(found) <= count:
+            left[0, found[-1]] = float("-inf")
+            found.append(int(self._sampler.draw(left.clone(), [state])[0]))
+        return found[1:]
 
     def forget(self, row: int, num_tokens: int) -> None:
         """See Proposer; hidden states lie in no block."""

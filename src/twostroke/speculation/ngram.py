@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twostroke.speculation.proposer import DraftRequest, TokenIds
+from twostroke.speculation.proposer import DraftRequest, Drafts, TokenIds
 
 
 class NgramProposer:
@@ -23,9 +23,9 @@ class NgramProposer:
         self._most = most
         self._fewest = fewest
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
         """See Proposer."""
-        return [self._lookup(request.token_ids, request.num_drafts) for request in requests]
+        return [Drafts(self._lookup(request.token_ids, request.num_drafts)) for request in requests]
 
     def forget(self, row: int, num_tokens: int) -> None:
         """Nothing is kept."""

@@ -42,11 +42,32 @@ class DraftRequest:
     """Per KV group of the target, [max_blocks]."""
 
 
+class Drafts(NamedTuple):
+    """What is guessed of one sequence: how it goes on, and how else it might.
+
+    ```
+    known …  t(n-1) ─┬─ d1 ── d2 ── d3        the chain
+                     ├─ e1 ── d2              a branch: a path of its own from the last known token on
+                     └─ d1 ── e2              another one
+    ```
+
+    A chain takes a place for each of its tokens; a branch one more, as the last known token is read again for it.
+    """
+
+    chain: tuple[int, ...] = ()
+    branches: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def num_places(self) -> int:
+        """Of those that a request has for drafts, so many are taken."""
+        return len(self.chain) + sum(1 + len(branch) for branch in self.branches)
+
+
 class Proposer(Protocol):
     """Guesses."""
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
-        """Drafts for each request, at most as many as are of use."""
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
+        """Drafts for each request, at most as many as there are places for."""
         ...
 
     def forget(self, row: int, num_tokens: int) -> None:

@@ -19,7 +19,7 @@ from twostroke.errors import CorruptCheckpoint, InvalidParameter, ModelNotFound
 from twostroke.speculation.eagle import EagleProposer
 from twostroke.speculation.history import FeatureHistory
 from twostroke.speculation.medusa import MedusaProposer
-from twostroke.speculation.proposer import DraftRequest
+from twostroke.speculation.proposer import DraftRequest, Drafts
 
 EMBEDDED = Path(twostroke.__file__).parent / "embedded"
 TEXT = "import os\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n\n    def read(self"
@@ -34,10 +34,10 @@ def drafted(method: str, kind: type[Any], monkeypatch: pytest.MonkeyPatch, repea
     rounds: list[Round] = []
     propose = kind.propose
 
-    def recording(self: Any, requests: list[DraftRequest]) -> list[tuple[int, ...]]:
+    def recording(self: Any, requests: list[DraftRequest]) -> list[Drafts]:
         known = [request.token_ids.tolist() for request in requests]
         found = propose(self, requests)
-        rounds.extend(zip(known, found, strict=True))
+        rounds.extend(zip(known, (drafts.chain for drafts in found), strict=True))
         return found
 
     monkeypatch.setattr(kind, "propose", recording)

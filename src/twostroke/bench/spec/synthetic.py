@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from twostroke.engine.drafting import Target
-from twostroke.speculation.proposer import DraftRequest, Proposer
+from twostroke.speculation.proposer import DraftRequest, Drafts, Proposer
 
 PromptIds = tuple[int, ...]
 
@@ -28,9 +28,9 @@ class SyntheticProposer:
     )
     """Per row, its prompt and output."""
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
         """See Proposer."""
-        return [self._guess(request) for request in requests]
+        return [Drafts(self._guess(request)) for request in requests]
 
     def forget(self, row: int, num_tokens: int) -> None:
         """The row's next request has another prompt."""
@@ -64,6 +64,8 @@ class SyntheticDrafter:
     num_weight_bytes: int = 0
     kv_bytes_per_block: int = 0
     words: str = "synthetic"
+    max_drafts: int | None = None
+    num_branch_blocks: int = 0
 
     def context_bytes(self, max_tokens: int, max_num_seqs: int) -> int:
         """See Drafter."""

@@ -1,0 +1,143 @@
+"""Branches: other ways in which sequences might go on, each verified as a sequence of its own beside the first.
+
+    pool      | … | t t t L d1 d2 d3 |           L is the last known token, d its chain of drafts
+    branch        | t t t L e1 d2    |           a copy of that block in a spare one; the blocks before are shared
+
+A branch sees exactly the keys that its tokens would see if they followed alone, at the same places of its blocks. So
+its logits have the bits that they have without any branch, whatever kernel computes them. A mask over one run of slots
+(kernels/tree_mask.py) would give the same numbers summed at other places, and so now and then another token. The price
+is that what paths have in common is computed once for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.runner.input_batch import InputBatch
+from twostroke.runner.kv_storage import KVStorage
+from twostroke.runner.request_table import RequestRow, RequestTable
+
+MAX_BRANCHES = 16
+"""In one step, over all requests: what does not fit is not verified."""
+
+
+def blocks_of_branch(max_tokens: int, block_size: int) -> int:
+    """Blocks per KV group that a branch of so many tokens may touch, the last known token's included.
+
+    >>> blocks_of_branch(4, 16), blocks_of_branch(4, 1)
+    (2, 5)
+    """
+    return (block_size - 1 + max_tokens) // block_size + 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Branch:
+    """One, with its places."""
+
+    row: RequestRow
+    token_ids: tuple[int, ...]
+    begin: int
+    """Position of the last known token."""
+    first: int
+    """Place of that token in the flat batch; the branch follows."""
+    first_block: int
+    """Index of the first block that is its own, in the sequence's block tables."""
+    block_ids: tuple[tuple[int, ...], ...]
+    """Per KV group, of its own blocks."""
+
+    @property
+    def num_tokens(self) -> int:
+        """That are read for it."""
+        return 1 + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlatBatch:
+    """What goes through the model: the tokens of the requests, then those of the branches."""
+
+    input_ids: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    query_start_loc: npt.NDArray[np.int32]
+    seq_lens: npt.NDArray[np.int32]
+    block_tables: Sequence[npt.NDArray[np.int32]]
+    """Per KV group, [sequences, max_blocks]."""
+
+
+class BranchBlocks:
+    """The spare blocks that branches are written to.
+
+    Args:
+        kv: the KV memory, with `branch_ids`.
+    """
+
+    def __init__(self, kv: KVStorage) -> None:
+        self._kv = kv
+        self._block_size = kv.layout.block_size
+
+    def place(self, rows: Iterable[RequestRow], table: RequestTable, num_tokens: int) -> list[Branch]:
+        """Gives branches their blocks, as far as there are any, and fills these with what is known there.
+
+        Args:
+            rows: of the step, in its order.
+            table: where they are.
+            num_tokens: of the flat batch, before the branches.
+        """
+        branches: list[Branch] = []
+        spare = iter(self._kv.branch_ids)
+        for row in rows:
+            for token_ids in row.branches:
+                if len(branches) == MAX_BRANCHES:
+                    return branches
+                begin = int(table.num_tokens[row.index]) - 1
+                first_block, last_block = begin // self._block_size, (begin + len(token_ids)) // self._block_size
+                count = last_block + 1 - first_block
+                block_ids = tuple(tuple(next(spare) for _ in range(count)) for _ in table.block_tables)
+                branches.append(Branch(row, token_ids, begin, num_tokens, first_block, block_ids))
+                num_tokens += 1 + len(token_ids)
+                if begin % self._block_size:  # else the step opens the block, and zeroes it
+                    for group, ids in zip(table.block_tables, block_ids, strict=True):
+                        self._kv.tensor[ids[0]] = self._kv.tensor[group[row.index, first_block]]
+        return branches
+
+    def keep(self, branch: Branch, num_tokens: int, table: RequestTable) -> None:
+        """The first tokens of a branch stood: they are the sequence's."""
+        num_blocks = (branch.begin + num_tokens - 1) // self._block_size + 1 - branch.first_block
+        for group, ids in zip(table.block_tables, branch.block_ids, strict=True):
+            for place, block_id in enumerate(ids[:num_blocks]):
+                self._kv.tensor[group[branch.row.index, branch.first_block + place]] = self._kv.tensor[block_id]
+
+
+def flat_batch(inputs: InputBatch, branches: Sequence[Branch], table: RequestTable, block_size: int) -> FlatBatch:
+    """The requests' tokens and the branches' behind them.
+
+    ```
+    requests   L d1 d2 d3 | L d1        branches   L e1 d2 | L d1 e2        positions as if each followed alone
+    ```
+    """
+    seq_lens = inputs.seq_lens
+    if branches:
+        lens = np.array([branch.begin + branch.num_tokens for branch in branches], np.int32)
+        seq_lens = np.concatenate((seq_lens, lens))
+    max_blocks = -(-int(seq_lens.max()) // block_size)
+    tables = [group[inputs.row_indexes, :max_blocks] for group in table.block_tables]
+    if not branches:
+        return FlatBatch(inputs.input_ids, inputs.positions, inputs.query_start_loc, seq_lens, tables)
+    known = [int(table.token_ids[branch.row.index, branch.begin]) for branch in branches]
+    ends = inputs.query_start_loc[-1] + np.cumsum([branch.num_tokens for branch in branches], dtype=np.int32)
+    for place, group in enumerate(table.block_tables):
+        own = group[[branch.row.index for branch in branches], :max_blocks]
+        for entries, branch in zip(own, branches, strict=True):
+            ids = branch.block_ids[place]
+            entries[branch.first_block : branch.first_block + len(ids)] = ids
+        tables[place] = np.concatenate((tables[place], own))
+    return FlatBatch(
+        np.concatenate((inputs.input_ids, *([k, *b.token_ids] for k, b in zip(known, branches, strict=True)))),
+        np.concatenate((inputs.positions, *(b.begin + np.arange(b.num_tokens) for b in branches))),
+        np.concatenate((inputs.query_start_loc, ends)).astype(np.int32),
+        seq_lens,
+        tables,
+    )
