@@ -1,4 +1,4 @@
-"""Branches of drafts change no bit: neither of who goes along one, nor of anybody else, nor of what is kept in blocks."""
+"""Branches of drafts change no bit: of who goes along one, of anybody else, or of what is kept in blocks."""
 
 from __future__ import annotations
 
