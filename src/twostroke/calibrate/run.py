@@ -44,6 +44,7 @@ def calibrate(
         SetupError: the model cannot be loaded.
     """
     options, load = options or CalibrateOptions(), load or LoadConfig()
+    _check_load(load)
     check_writable(options.output)
     drafters: list[DrafterFigures] = []
     left_out: dict[str, str] = {}
@@ -68,6 +69,16 @@ def calibrate(
     )
     found.write(options.output)
     return found
+
+
+def _check_load(load: LoadConfig) -> None:
+    """Refuses what would change nothing, or be written over again and again."""
+    if load.event_log is not None:
+        limit = "is for one engine; a calibration runs many"
+        raise InvalidParameter("event_log", str(load.event_log), limit, "Leave it out.")
+    if load.max_logprobs != LoadConfig().max_logprobs:
+        limit = "changes nothing: nobody asks for log-probabilities here"
+        raise InvalidParameter("max_logprobs", load.max_logprobs, limit, "Leave it out.")
 
 
 def _is_asked_for(config: SpeculativeConfig, options: CalibrateOptions) -> bool:

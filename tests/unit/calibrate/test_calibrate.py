@@ -120,6 +120,8 @@ def test_options_that_mean_nothing_are_refused(given: dict[str, Any], told: str)
         ({"methods": "medusa", "medusa": "no such heads"}, LOAD, "no such heads"),
         ({}, LoadConfig(threads=1, max_model_len=60), "max_model_len=60: is less than the 64 tokens"),
         ({}, LoadConfig(model="no such model"), "no such model"),
+        ({}, LoadConfig(event_log=Path("e.jsonl")), "event_log='e.jsonl': is for one engine"),
+        ({}, LoadConfig(max_logprobs=3), "max_logprobs=3: changes nothing"),
     ],
     ids=str,
 )
