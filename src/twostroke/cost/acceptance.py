@@ -69,8 +69,8 @@ class DraftPlan:
     plain_seconds: float
     """The same without drafts, when the step makes one token for each request."""
     drafted_tokens: float
-    """Expected of the best plan that has a draft at all, be it this one or worse than none (requests of the same
-    acceptance get the same); where no draft can stand, the tokens without any."""
+    """Expected of the best plan with a draft at all, be it this one or worse than none, of those that take drafts in
+    the falling order of their worth, equals at once; where no draft can stand, the tokens without any."""
     drafted_seconds: float
     """Its time."""
 

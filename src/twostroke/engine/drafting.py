@@ -168,7 +168,7 @@ class _EarlyExit:
         trained = surroundings.config.early_exit_layers
         exit_layer = config.exit_layer or (trained[0] if trained else None)
         if exit_layer is None:
-            remedy = f"Give one, 1 to {num_layers - 1}."
+            remedy = f"Give one, 1 to {num_layers - 1}; `twostroke calibrate` finds the best."
             raise InvalidParameter(name, None, f"{surroundings.path.name} was not trained to exit early", remedy)
         if exit_layer >= num_layers:
             limit = f"must be below the {num_layers} layers of {surroundings.path.name}"

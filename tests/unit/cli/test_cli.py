@@ -51,6 +51,23 @@ def test_generate_for_machines(random_models: dict[str, Path]) -> None:
     assert answer["metrics"]["ttft_s"] > 0
 
 
+def test_calibrate_for_machines(tmp_path: Path) -> None:
+    output = tmp_path / "calibration.json"
+    few = ["--sizes", "1,2", "--most-drafts", "2", "--context-tokens", "16", "--output-tokens", "8", "--prompts", "1"]
+    done = twostroke(
+        "calibrate", "embedded", "--methods", "ngram", *few, "--repeats", "3", "--output", str(output), "--json",
+        "--threads", "1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found == json.loads(output.read_text(encoding="utf-8"))
+    assert [timing["size"] for timing in found["step_s"]] == [1, 2]
+    assert [drafter["method"] for drafter in found["drafters"]] == ["ngram"]
+    contradiction = twostroke("calibrate", "embedded", "--model", "other", "--output", str(output))
+    assert contradiction.returncode == 1
+    assert "contradicts the word 'embedded'" in contradiction.stderr
+
+
 def test_generate_in_a_form() -> None:
     wanted = '{"json": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 2, "maxItems": 3}}'
     done = twostroke("generate", "x = ", "--structured-outputs", wanted, "--json", "--quiet", *SMALL)

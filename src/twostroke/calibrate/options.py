@@ -1,0 +1,106 @@
+"""What `twostroke calibrate` measures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from twostroke.config.checks import text, whole_number
+from twostroke.config.speculation import MAX_AUTO_DRAFTS, MAX_DRAFTS, Method
+from twostroke.errors import InvalidParameter
+
+DEFAULT_SIZES = "1,2,3,4,5,6,7,8,9,12,16,24,32,48,64"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateOptions:
+    """What is tried, and on what."""
+
+    methods: str | None = None
+    """Who drafts, with commas between; default: every method that the model has something for."""
+    exit_layers: str | None = None
+    """Of early_exit, how many layers draft, with commas between; default: every number below that of the model."""
+    draft_model: str | None = None
+    """Of draft_model: a folder, a GGUF file or a hub id; default: what comes with the embedded model."""
+    medusa: str | None = None
+    """Of medusa: a folder or a hub id of heads; default: what comes with the embedded model."""
+    eagle: str | None = None
+    """Of eagle: a folder or a hub id of a head; default: what comes with the embedded model."""
+    data: Path | None = None
+    """UTF-8 text like what the model is to go on with; default: code, as for `bench spec`."""
+    sizes: str = DEFAULT_SIZES
+    """Query tokens of the steps that are timed, from 1 on, with commas between."""
+    most_drafts: int = MAX_AUTO_DRAFTS
+    """Drafts in a step, at most."""
+    context_tokens: int = 128
+    """Tokens of each prompt."""
+    output_tokens: int = 96
+    """Tokens that each answer is long."""
+    prompts: int = 3
+    """Whose acceptances count."""
+    repeats: int = 15
+    """Steps of each size, at least; the lower quartile counts, as others on the machine can only make steps longer."""
+    seed: int = 0
+    """Of the places in the text where prompts begin."""
+    output: Path = Path("calibration.json")
+    """File for what was measured."""
+
+    def __post_init__(self) -> None:
+        """Checks what needs no model."""
+        for method in self.asked or ():
+            if method not in get_args(Method):
+                known = ", ".join(get_args(Method))
+                raise InvalidParameter("methods", self.methods, f"names {method!r}; known: {known}")
+        whole_number("most_drafts", self.most_drafts, 1, MAX_DRAFTS)
+        sizes = whole_numbers("sizes", self.sizes, 1, MAX_DRAFTS + 1)
+        if sizes[0] != 1:
+            raise InvalidParameter("sizes", self.sizes, "must begin with 1, the step without drafts")
+        if self.exit_layers is not None:
+            whole_numbers("exit_layers", self.exit_layers, 1, 10_000)
+        for name in ("draft_model", "medusa", "eagle"):
+            if getattr(self, name) is not None:
+                text(name, getattr(self, name))
+                if self.asked is not None and name not in self.asked:
+                    limit = f"changes nothing: {name!r} is not among the methods ({self.methods})"
+                    raise InvalidParameter(name, getattr(self, name), limit, "Name the method, or leave it out.")
+        if self.exit_layers is not None and self.asked is not None and "early_exit" not in self.asked:
+            limit = f"changes nothing: 'early_exit' is not among the methods ({self.methods})"
+            raise InvalidParameter("exit_layers", self.exit_layers, limit, "Name the method, or leave it out.")
+        whole_number("context_tokens", self.context_tokens, 2, 1 << 20)
+        whole_number("output_tokens", self.output_tokens, 2 * (1 + self.most_drafts), 1 << 20)
+        whole_number("prompts", self.prompts, 1, 10_000)
+        whole_number("repeats", self.repeats, 3, 10_000)
+        whole_number("seed", self.seed, 0)
+
+    @property
+    def asked(self) -> tuple[str, ...] | None:
+        """The methods that were named; None for all."""
+        return None if self.methods is None else tuple(dict.fromkeys(filter(None, self.methods.split(","))))
+
+    @property
+    def companions(self) -> Mapping[str, str | None]:
+        """Method to what drafts, for those that have something of their own."""
+        return {"draft_model": self.draft_model, "medusa": self.medusa, "eagle": self.eagle}
+
+
+def whole_numbers(name: str, given: str, low: int, high: int) -> tuple[int, ...]:
+    """A list with commas between, sorted, each once.
+
+    Raises:
+        InvalidParameter: empty, what is no whole number, or outside low to high.
+
+    >>> whole_numbers("sizes", "4,1,4", 1, 8)
+    (1, 4)
+    """
+    found: set[int] = set()
+    for part in filter(None, given.split(",")):
+        if not part.strip().isdecimal():
+            raise InvalidParameter(name, given, f"has {part!r}, which is no whole number")
+        if not low <= int(part) <= high:
+            raise InvalidParameter(name, given, f"has {part}; from {low} to {high}")
+        found.add(int(part))
+    if not found:
+        raise InvalidParameter(name, given, "names no number", "Give some with commas between, or leave it out.")
+    return tuple(sorted(found))

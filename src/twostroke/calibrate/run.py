@@ -1,0 +1,216 @@
+"""`twostroke calibrate`: measures what drafting costs and gives with a model on this machine, one request at a time.
+
+    v(n)      an engine whose drafts are free and wrong, so that each step has the size that is asked for: one size
+              after the other and again from the first, so that whoever else uses the machine is in the way of all
+    drafters  for each two engines, with 1 draft and with the most drafts in every step: what guessing takes, and how
+              many stand. Between them v(2) is timed again, and their times are taken in that measure
+
+The outputs must be those of no drafts, or nothing was measured. Others can only make a step longer, so of the times of
+one kind the lower quartile counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from typing import Any, get_args
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from twostroke.bench.command import model_name, settings
+from twostroke.bench.report import Hardware
+from twostroke.bench.spec.measure import DecodeStep, SpecEngine, SpecRun
+from twostroke.bench.spec.synthetic import PromptIds
+from twostroke.calibrate.guesses import SetDrafter, SetGuesses
+from twostroke.calibrate.options import CalibrateOptions, whole_numbers
+from twostroke.calibrate.texts import pieces
+from twostroke.config.load import LoadConfig
+from twostroke.config.speculation import MAX_DRAFTS, Method, SpeculativeConfig
+from twostroke.cost.calibration import Calibration, DrafterFigures, Timing, check_writable, seconds_at
+from twostroke.errors import ClientError, InvalidParameter, SetupError
+from twostroke.model.model_files import find_model
+
+
+def calibrate(
+    options: CalibrateOptions | None = None, load: LoadConfig | None = None, *, progress: bool = False
+) -> Calibration:
+    """Measures, saves, and returns what was found.
+
+    Raises:
+        InvalidParameter: a setting that does not go with the model, or a file that cannot be read or written.
+        SetupError: the model cannot be loaded.
+    """
+    options, load = options or CalibrateOptions(), load or LoadConfig()
+    _check_load(load)
+    check_writable(options.output)
+    drafters: list[DrafterFigures] = []
+    left_out: dict[str, str] = {}
+    with closing(_Bench(options, load)) as bench:
+        step_s = bench.step_times()
+        for config in tqdm(list(bench.configs()), desc="drafters", leave=False, disable=not progress):
+            try:
+                drafters.append(bench.figures(config, step_s))
+            except (ClientError, SetupError) as error:
+                if _is_asked_for(config, options):
+                    raise
+                left_out[config.method] = str(error)
+    found = Calibration(
+        model=model_name(load.model),
+        load=settings(load),
+        machine=asdict(Hardware.of_this_machine()),
+        context_tokens=options.context_tokens,
+        most_drafts=options.most_drafts,
+        step_s=step_s,
+        drafters=tuple(drafters),
+        left_out=left_out,
+    )
+    found.write(options.output)
+    return found
+
+
+def _check_load(load: LoadConfig) -> None:
+    """Refuses what would change nothing, or be written over again and again."""
+    if load.event_log is not None:
+        limit = "is for one engine; a calibration runs many"
+        raise InvalidParameter("event_log", str(load.event_log), limit, "Leave it out.")
+    if load.max_logprobs != LoadConfig().max_logprobs:
+        limit = "changes nothing: nobody asks for log-probabilities here"
+        raise InvalidParameter("max_logprobs", load.max_logprobs, limit, "Leave it out.")
+
+
+def _is_asked_for(config: SpeculativeConfig, options: CalibrateOptions) -> bool:
+    """By its name or by what it needs; what nobody asked for may be missing."""
+    is_layer = config.method == "early_exit" and options.exit_layers is not None
+    return options.asked is not None or config.model is not None or is_layer
+
+
+class _Bench:
+    """The model, its prompts, and what it answers without drafts."""
+
+    def __init__(self, options: CalibrateOptions, load: LoadConfig) -> None:
+        files = find_model(load.model)
+        model = files.config()
+        of_tokenizer = files if load.tokenizer is None else find_model(load.tokenizer, with_weights=False)
+        self._options, self._load = options, load
+        self._sizes = whole_numbers("sizes", options.sizes, 1, MAX_DRAFTS + 1)
+        self._exits = _exit_layers(options.exit_layers, model.num_layers)
+        self._longest = options.context_tokens + max(options.output_tokens, _num_timed_outputs(self._sizes))
+        given = load.max_model_len
+        if given is not None and given < self._longest:
+            limit = f"is less than the {self._longest} tokens that prompts and outputs take"
+            remedy = "Leave it out, or give smaller --context-tokens, --output-tokens or --sizes."
+            raise InvalidParameter("max_model_len", given, limit, remedy)
+        count = 1 + options.prompts  # the first one warms up
+        self._prompts = pieces(
+            options.data, count, options.context_tokens, of_tokenizer.tokenizer(), model.vocab_size, options.seed
+        )
+        self._guesses = SetGuesses()
+        free = SpeculativeConfig(method="ngram", num_speculative_tokens=MAX_DRAFTS)
+        self._plain_engine = self._engine(free, SetDrafter(self._guesses))
+        self._plain: dict[PromptIds, tuple[int, ...]] = {}
+        """Of each prompt, what is answered without drafts."""
+
+    def close(self) -> None:
+        """Gives its memory back."""
+        self._plain_engine.close()
+
+    def step_times(self) -> tuple[Timing, ...]:
+        """v(n), and what the model answers."""
+        self._guesses.repeat((0,))
+        for prompt in self._prompts:
+            self._plain |= self._plain_engine.run([prompt], self._options.output_tokens).outputs
+        return self._timed(self._sizes)
+
+    def _timed(self, sizes: Sequence[int]) -> tuple[Timing, ...]:
+        """Seconds of steps of so many query tokens."""
+        numbers = [size - 1 for size in reversed(sizes)]  # the largest first: at an answer's end there is no room
+        steps: list[DecodeStep] = []
+        while True:
+            self._guesses.repeat(numbers)
+            steps += self._plain_engine.run([self._prompts[0]], _num_timed_outputs(sizes)).steps
+            counts = Counter(step.num_drafts for step in steps)
+            if all(counts[number] >= self._options.repeats for number in numbers):
+                return tuple(Timing(size, _step_s(steps, size - 1)) for size in sizes)
+
+    def configs(self) -> Iterator[SpeculativeConfig]:
+        """Everything that is to be tried."""
+        for method in get_args(Method):
+            if self._options.asked is not None and method not in self._options.asked:
+                continue
+            if method == "early_exit":
+                for layer in self._exits:
+                    yield SpeculativeConfig(method=method, exit_layer=layer)
+            else:
+                yield SpeculativeConfig(method=method, model=self._options.companions.get(method))
+
+    def figures(self, config: SpeculativeConfig, step_s: Sequence[Timing]) -> DrafterFigures:
+        """Of one way of drafting.
+
+        Raises:
+            ClientError, SetupError: the model has nothing for it.
+        """
+        most, num_outputs = self._options.most_drafts, self._options.output_tokens
+        many = self._runs(config, most, self._prompts, num_outputs)
+        (now,) = self._timed((2,))
+        few = self._runs(config, 1, self._prompts[:2], min(num_outputs, 2 * self._options.repeats))
+        rounds = [a_round for run in (*many, *few) for step in run.steps for a_round in step.rounds]
+        tried = sum(accepted + (accepted < drafted) for drafted, accepted in rounds)
+        with_room = [step for run in many for step in run.steps[:-most]]
+        steps = {1: [s for run in few for s in run.steps], most: [s for run in many for s in run.steps]}
+        drift = now.seconds / seconds_at(step_s, 2)
+        verify_s = _step_s(steps[1], 1) if any(step.num_drafts == 1 for step in steps[1]) else now.seconds
+        return DrafterFigures(
+            method=config.method,
+            exit_layer=config.exit_layer,
+            model=config.model,
+            acceptance=sum(accepted for _, accepted in rounds) / tried if tried else 0.0,
+            share=sum(bool(step.rounds) for step in with_room) / max(1, len(with_room)),
+            draft_s=tuple(Timing(k, _draft_s(steps[k], k) / drift) for k in sorted(steps)),
+            extra_s=max(0.0, verify_s - now.seconds) / drift,
+        )
+
+    def _runs(
+        self, config: SpeculativeConfig, num_drafts: int, prompts: Sequence[PromptIds], num_outputs: int
+    ) -> list[SpecRun]:
+        with closing(self._engine(replace(config, num_speculative_tokens=num_drafts))) as engine:
+            runs = [engine.run([prompt], num_outputs) for prompt in prompts]
+        for prompt, run in zip(prompts, runs, strict=True):
+            assert run.outputs[prompt] == self._plain[prompt][:num_outputs], f"drafts have changed a token: {config}"
+        return runs[1:]
+
+    def _engine(self, speculation: SpeculativeConfig, drafter: Any = None) -> SpecEngine:
+        length = self._longest if self._load.max_model_len is None else self._load.max_model_len
+        return SpecEngine(self._load, 1, length, speculation, drafter)
+
+
+def _exit_layers(given: str | None, num_layers: int) -> Sequence[int]:
+    if given is None:
+        return range(1, num_layers)
+    layers = whole_numbers("exit_layers", given, 1, 10_000)
+    if layers[-1] >= num_layers:
+        limit = f"has {layers[-1]}; the model has {num_layers} layers, and all of them are no early exit"
+        raise InvalidParameter("exit_layers", given, limit, f"Give layers from 1 to {num_layers - 1}.")
+    return layers
+
+
+def _num_timed_outputs(sizes: Sequence[int]) -> int:
+    """Of a run that has room for each size twice; the first token is the prompt's."""
+    return 1 + sizes[-1] + 2 * len(sizes)
+
+
+def _step_s(steps: Sequence[DecodeStep], num_drafts: int) -> float:
+    """Seconds of the steps with so many drafts, guessing left out."""
+    return _undisturbed([step.step_s - step.draft_s for step in steps if step.num_drafts == num_drafts])
+
+
+def _draft_s(steps: Sequence[DecodeStep], num_drafts: int) -> float:
+    """Seconds to guess so many, of the steps that did; a lookup that never found so many took as long to find out."""
+    of_size = [step.draft_s for step in steps if step.num_drafts == num_drafts]
+    return _undisturbed(of_size or [step.draft_s for step in steps])
+
+
+def _undisturbed(seconds: Sequence[float]) -> float:
+    return float(np.quantile(seconds, 0.25))

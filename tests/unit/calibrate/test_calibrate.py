@@ -1,0 +1,141 @@
+"""The measurement, on a small model in few steps: what it finds can be acted upon, and what it cannot do is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from twostroke import LLM, SamplingParams
+from twostroke.calibrate.options import CalibrateOptions
+from twostroke.calibrate.run import calibrate
+from twostroke.calibrate.show import advice, print_calibration
+from twostroke.config.load import LoadConfig
+from twostroke.cost.calibration import Calibration, DrafterFigures, Timing
+from twostroke.errors import InvalidParameter, ModelNotFound, TwostrokeError
+
+LOAD = LoadConfig(threads=1)
+FEW: dict[str, Any] = {
+    "sizes": "1,2,5",
+    "most_drafts": 4,
+    "context_tokens": 32,
+    "output_tokens": 32,
+    "prompts": 1,
+    "repeats": 3,
+}
+
+
+def test_what_is_measured_is_written_and_can_be_acted_upon(tmp_path: Path) -> None:
+    output = tmp_path / "calibration.json"
+    options = CalibrateOptions(methods="ngram,early_exit,medusa", exit_layers="3,1", output=output, **FEW)
+    found = calibrate(options, LOAD)
+    assert Calibration.read(output) == found
+    assert [timing.size for timing in found.step_s] == [1, 2, 5]
+    assert [d.words for d in found.drafters] == ["ngram", "early_exit 1", "early_exit 3", "medusa"]
+    assert not found.left_out
+    for drafter in found.drafters:
+        assert [timing.size for timing in drafter.draft_s] == [1, 4]
+        assert 0 <= drafter.acceptance <= 1
+    _, shallow, deep, medusa = found.drafters
+    assert shallow.share == deep.share == medusa.share == 1.0, "layers always have a guess"
+    assert deep.acceptance > shallow.acceptance, "the embedded model was trained to exit after 3 layers"
+    assert deep.draft_s[1].seconds > deep.draft_s[0].seconds, "four drafts take longer than one"
+    console = Console(record=True, width=200)
+    print_calibration(found, console)
+    text = console.export_text()
+    assert "early_exit 3" in text
+    assert "best early exit: after layer" in text
+    assert str(tmp_path) not in output.read_text(encoding="utf-8"), "no place of this machine"
+
+
+def test_a_recommendation_can_be_given_as_it_is() -> None:
+    figures = DrafterFigures(
+        method="early_exit", exit_layer=3, acceptance=0.9, share=1.0, draft_s=(Timing(1, 0.01), Timing(4, 0.04))
+    )
+    found = Calibration(
+        model="embedded",
+        load={},
+        machine={},
+        context_tokens=32,
+        most_drafts=4,
+        step_s=(Timing(1, 1.0), Timing(5, 1.1)),
+        drafters=(figures,),
+        left_out={"eagle": "there is none."},
+    )
+    left_out, layer, auto, fixed = advice(found)
+    assert left_out == "eagle: left out; there is none."
+    assert layer == "best early exit: after layer 3"
+    assert auto == """recommended: --speculative-config '{"method": "early_exit", "exit_layer": 3}'"""
+    assert fixed.endswith("""'{"method": "early_exit", "exit_layer": 3, "num_speculative_tokens": 4}'""")
+    with LLM("embedded", threads=1, speculative_config=json.loads(auto.split("'")[1])) as llm:
+        (output,) = llm.generate(["x = 1"], SamplingParams(max_tokens=4, temperature=0.0))
+    assert output.outputs[0].token_ids
+
+
+def test_methods_without_anything_to_draft_with_are_left_out(random_models: dict[str, Path], tmp_path: Path) -> None:
+    model, output = random_models["llama"], tmp_path / "calibration.json"
+    data = tmp_path / "data.txt"
+    data.write_text("def f(x): return x\n" * 50, encoding="utf-8")
+    options = CalibrateOptions(data=data, output=output, **FEW)
+    found = calibrate(options, LoadConfig(model=str(model), threads=1))
+    assert found.left_out.keys() == {"draft_model", "medusa", "eagle"}
+    assert "nothing of that method comes with" in found.left_out["medusa"]
+    assert {drafter.method for drafter in found.drafters} == {"ngram", "early_exit"}
+    with pytest.raises(InvalidParameter, match="nothing of that method comes with"):
+        calibrate(CalibrateOptions(methods="eagle", data=data, output=output, **FEW), LoadConfig(model=str(model)))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"methods": "ngram,medsua"}, "names 'medsua'; known: ngram, draft_model"),
+        ({"sizes": "2,4"}, "sizes='2,4': must begin with 1"),
+        ({"sizes": "1,two"}, "has 'two', which is no whole number"),
+        ({"sizes": "1,66"}, "has 66; from 1 to 65"),
+        ({"sizes": ""}, "names no number"),
+        ({"most_drafts": 65}, "most_drafts=65: must be a whole number, 1 to 64"),
+        ({"output_tokens": 17}, "output_tokens=17: must be a whole number, 18 to"),
+        ({"prompts": 0}, "prompts=0"),
+        ({"repeats": 2}, "repeats=2"),
+        ({"context_tokens": 1}, "context_tokens=1"),
+        ({"exit_layers": "0"}, "has 0; from 1"),
+        ({"methods": "ngram", "exit_layers": "3"}, "exit_layers='3': changes nothing: 'early_exit' is not among"),
+        ({"methods": "ngram", "medusa": "heads"}, "medusa='heads': changes nothing: 'medusa' is not among"),
+    ],
+    ids=str,
+)
+def test_options_that_mean_nothing_are_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidParameter, match=told):
+        CalibrateOptions(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "load", "told"),
+    [
+        ({"exit_layers": "3,9"}, LOAD, "exit_layers='3,9': has 9; the model has 9 layers.*from 1 to 8"),
+        ({"data": Path("no such text")}, LOAD, "data='no such text': cannot be read"),
+        ({"methods": "medusa", "medusa": "no such heads"}, LOAD, "no such heads"),
+        ({}, LoadConfig(threads=1, max_model_len=60), "max_model_len=60: is less than the 64 tokens"),
+        ({}, LoadConfig(model="no such model"), "no such model"),
+        ({}, LoadConfig(event_log=Path("e.jsonl")), "event_log='e.jsonl': is for one engine"),
+        ({}, LoadConfig(max_logprobs=3), "max_logprobs=3: changes nothing"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_with_the_model_is_refused(
+    given: dict[str, Any], load: LoadConfig, told: str, tmp_path: Path
+) -> None:
+    output = tmp_path / "calibration.json"
+    with pytest.raises((InvalidParameter, ModelNotFound, TwostrokeError), match=told):
+        calibrate(CalibrateOptions(output=output, **FEW | {"sizes": "1"} | given), load)
+    assert not output.exists()
+
+
+def test_a_text_shorter_than_a_prompt_is_refused(tmp_path: Path) -> None:
+    data = tmp_path / "short.txt"
+    data.write_text("x = 1\n", encoding="utf-8")
+    with pytest.raises(InvalidParameter, match=r"short.txt.*has \d+ tokens; a prompt has 32.*longer text"):
+        calibrate(CalibrateOptions(data=data, output=tmp_path / "c.json", **FEW), LOAD)
