@@ -12,7 +12,7 @@ import pytest
 
 from twostroke import LLM, RequestOutput, SamplingParams
 from twostroke.engine import assembly
-from twostroke.engine.drafting import Target
+from twostroke.engine.drafting import GivenDrafter, Surroundings
 from twostroke.runner.branches import MAX_BRANCHES, Branch, BranchBlocks, blocks_of_branch
 from twostroke.speculation.proposer import DraftRequest, Drafts
 
@@ -26,19 +26,6 @@ class Knowing:
     """Knows how texts go on: its chain goes wrong somewhere, of its branches one is right and one is not."""
 
     texts: Texts
-    num_branch_blocks: int
-    num_weight_bytes: int = 0
-    kv_bytes_per_block: int = 0
-    max_drafts: int | None = None
-    words: str = "one that knows"
-
-    def context_bytes(self, max_tokens: int, max_num_seqs: int) -> int:
-        del max_tokens, max_num_seqs
-        return 0
-
-    def build(self, target: Target) -> Knowing:
-        del target
-        return self
 
     def forget(self, row: int, num_tokens: int) -> None:
         pass
@@ -106,10 +93,11 @@ def test_a_branch_changes_no_bit(
         kept.append(branch)
         keep(self, branch, num_tokens, table)
 
-    def find_drafter(given: Any, surroundings: Any) -> Knowing:
+    def find_drafter(given: Any, surroundings: Surroundings) -> GivenDrafter:
         del given
         layout = surroundings.layout
-        return Knowing(texts, MAX_BRANCHES * len(layout.groups) * blocks_of_branch(DEPTH, layout.block_size))
+        num_blocks = MAX_BRANCHES * len(layout.groups) * blocks_of_branch(DEPTH, layout.block_size)
+        return GivenDrafter(Knowing(texts), "one that knows", num_branch_blocks=num_blocks)
 
     monkeypatch.setattr(BranchBlocks, "keep", counting)
     monkeypatch.setattr(assembly, "find_drafter", find_drafter)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from twostroke.engine.drafting import Target
-from twostroke.speculation.proposer import DraftRequest, Proposer
+from twostroke.speculation.proposer import DraftRequest, Drafts
 
 
 @dataclass(slots=True)
@@ -21,26 +20,11 @@ class SetGuesses:
         """From now on these."""
         self.numbers, self._num_steps = numbers, 0
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
         """See Proposer."""
         number = self.numbers[self._num_steps % len(self.numbers)]
         self._num_steps += 1
-        return [(0,) * min(number, request.num_drafts) for request in requests]
+        return [Drafts((0,) * min(number, request.num_drafts)) for request in requests]
 
     def forget(self, row: int, num_tokens: int) -> None:
         """See Proposer; nothing is kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class SetDrafter:
-    """Puts the proposer where a model's would be."""
-
-    proposer: SetGuesses
-    num_weight_bytes: int = 0
-    kv_bytes_per_block: int = 0
-    words: str = "set numbers of guesses"
-
-    def build(self, target: Target) -> Proposer:
-        """See Drafter."""
-        del target
-        return self.proposer

@@ -24,12 +24,13 @@ from twostroke.bench.command import model_name, settings
 from twostroke.bench.report import Hardware
 from twostroke.bench.spec.measure import DecodeStep, SpecEngine, SpecRun
 from twostroke.bench.spec.synthetic import PromptIds
-from twostroke.calibrate.guesses import SetDrafter, SetGuesses
+from twostroke.calibrate.guesses import SetGuesses
 from twostroke.calibrate.options import CalibrateOptions, whole_numbers
 from twostroke.calibrate.texts import pieces
 from twostroke.config.load import LoadConfig
 from twostroke.config.speculation import MAX_DRAFTS, Method, SpeculativeConfig
 from twostroke.cost.calibration import Calibration, DrafterFigures, Timing, check_writable, seconds_at
+from twostroke.engine.drafting import GivenDrafter
 from twostroke.errors import ClientError, InvalidParameter, SetupError
 from twostroke.model.model_files import find_model
 
@@ -109,7 +110,7 @@ class _Bench:
         )
         self._guesses = SetGuesses()
         free = SpeculativeConfig(method="ngram", num_speculative_tokens=MAX_DRAFTS)
-        self._plain_engine = self._engine(free, SetDrafter(self._guesses))
+        self._plain_engine = self._engine(free, GivenDrafter(self._guesses, "set numbers of guesses"))
         self._plain: dict[PromptIds, tuple[int, ...]] = {}
         """Of each prompt, what is answered without drafts."""
 

@@ -106,6 +106,28 @@ class Drafter(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class GivenDrafter:
+    """A proposer that is there already, and takes nothing: a benchmark's, or a test's."""
+
+    proposer: Proposer
+    words: str
+    num_branch_blocks: int = 0
+    num_weight_bytes: int = 0
+    kv_bytes_per_block: int = 0
+    max_drafts: int | None = None
+
+    def context_bytes(self, max_tokens: int, max_num_seqs: int) -> int:
+        """See Drafter."""
+        del max_tokens, max_num_seqs
+        return 0
+
+    def build(self, target: Target) -> Proposer:
+        """See Drafter."""
+        del target
+        return self.proposer
+
+
 def find_drafter(config: SpeculativeConfig, surroundings: Surroundings) -> Drafter:
     """What the settings ask for, with everything checked that can be before a weight is read.
 

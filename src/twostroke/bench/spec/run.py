@@ -20,11 +20,12 @@ from twostroke.bench.command import command_line, model_name, settings
 from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, median, save
 from twostroke.bench.spec.measure import SpecEngine, SpecRun, predicted_speedup
 from twostroke.bench.spec.prompts import Task, prompts
-from twostroke.bench.spec.synthetic import PromptIds, SyntheticDrafter, SyntheticProposer
+from twostroke.bench.spec.synthetic import PromptIds, SyntheticProposer
 from twostroke.bench.workload_options import check_name
 from twostroke.config.checks import one_of, whole_number
 from twostroke.config.load import LoadConfig
 from twostroke.config.speculation import AUTO, MAX_AUTO_DRAFTS, SpeculativeConfig
+from twostroke.engine.drafting import GivenDrafter
 from twostroke.errors import InvalidParameter
 from twostroke.model.model_files import find_model
 
@@ -128,7 +129,7 @@ class _SpecBench:
         self._options, self._load = options, load
         self._vocab_size = files.config().vocab_size
         self._tokenizer = files.tokenizer()
-        self._synthetic = SyntheticDrafter(SyntheticProposer(self._vocab_size))
+        self._synthetic = SyntheticProposer(self._vocab_size)
 
     def fixed(self, method: str) -> list[dict[str, Any]]:
         """One request; rows of k (and, of the synthetic proposer, of acceptances)."""
@@ -174,7 +175,7 @@ class _SpecBench:
             return SpecEngine(self._load, batch, length)
         if method == SYNTHETIC:
             speculation = SpeculativeConfig(method="ngram", num_speculative_tokens=num_drafts)
-            return SpecEngine(self._load, batch, length, speculation, self._synthetic)
+            return SpecEngine(self._load, batch, length, speculation, GivenDrafter(self._synthetic, "synthetic"))
         given: dict[str, Any] = {"method": method, "num_speculative_tokens": num_drafts}
         if method == "draft_model" and self._options.draft_model is not None:
             given["model"] = self._options.draft_model
@@ -187,7 +188,7 @@ class _SpecBench:
     ) -> list[tuple[SpecRun, SpecRun]]:
         """Runs in turn; the first pair warms up. Same tokens, or nothing was measured."""
         if acceptance is not None:
-            self._synthetic.proposer.acceptance = acceptance
+            self._synthetic.acceptance = acceptance
         pairs: list[tuple[SpecRun, SpecRun]] = []
         for group in groups:
             one = plain.run(group, self._options.output_tokens)

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from twostroke.engine.drafting import Target
-from twostroke.speculation.proposer import DraftRequest, Drafts, Proposer
+from twostroke.speculation.proposer import DraftRequest, Drafts
 
 PromptIds = tuple[int, ...]
 
@@ -31,6 +30,10 @@ class SyntheticProposer:
     def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
         """See Proposer."""
         return [Drafts(self._guess(request)) for request in requests]
+
+    def learn(self, outputs: Mapping[PromptIds, tuple[int, ...]]) -> None:
+        """What the target says."""
+        self.outputs.update(outputs)
 
     def forget(self, row: int, num_tokens: int) -> None:
         """The row's next request has another prompt."""
@@ -54,29 +57,3 @@ class SyntheticProposer:
     def _is_right(self, prompt: PromptIds, place: int) -> bool:
         """The same for a place whenever it is asked for."""
         return Random(hash((self.seed, prompt[:8], place))).random() < self.acceptance
-
-
-@dataclass(frozen=True, slots=True)
-class SyntheticDrafter:
-    """Puts the proposer where a model's would be."""
-
-    proposer: SyntheticProposer
-    num_weight_bytes: int = 0
-    kv_bytes_per_block: int = 0
-    words: str = "synthetic"
-    max_drafts: int | None = None
-    num_branch_blocks: int = 0
-
-    def context_bytes(self, max_tokens: int, max_num_seqs: int) -> int:
-        """See Drafter."""
-        del max_tokens, max_num_seqs
-        return 0
-
-    def build(self, target: Target) -> Proposer:
-        """See Drafter."""
-        del target
-        return self.proposer
-
-    def learn(self, outputs: Mapping[PromptIds, tuple[int, ...]]) -> None:
-        """What the target says."""
-        self.proposer.outputs.update(outputs)
