@@ -38,7 +38,8 @@ class SpeculativeConfig:
     the same vocabulary. `early_exit`: the model's own first layers, with its norm and head. `medusa`: heads that
     guess several tokens from one hidden state. `eagle`: an EAGLE-3 head, a layer over the model's hidden states."""
     num_speculative_tokens: int | Literal["auto"] = AUTO
-    """Tokens drafted at once; "auto" drafts where it pays, by what is measured while serving."""
+    """Tokens drafted at once; "auto" drafts where it pays, by what is measured while serving. Of medusa, more than
+    there are heads make branches: other ways on, verified beside the first."""
     model: str | None = None
     """Of draft_model: a folder, a GGUF file or a hub id; of medusa and eagle: a folder or a hub id. None takes what
     comes with the embedded model."""
