@@ -32,7 +32,7 @@ from twostroke.bench.spec.watched import WatchedDrafter
 from twostroke.bench.workload_options import check_name
 from twostroke.config.checks import one_of, whole_number
 from twostroke.config.load import LoadConfig
-from twostroke.config.speculation import AUTO, MAX_AUTO_DRAFTS, SpeculativeConfig
+from twostroke.config.speculation import AUTO, MAX_AUTO_DRAFTS, MAX_DRAFTS, SpeculativeConfig
 from twostroke.engine.drafting import Drafter, GivenDrafter
 from twostroke.errors import InvalidParameter
 from twostroke.model.model_files import find_model
@@ -41,6 +41,8 @@ SYNTHETIC = "synthetic"
 OF_A_MODEL = ("early_exit", "draft_model", "medusa", "eagle")
 """Those that draw drafts from a distribution."""
 KNOWN = (SYNTHETIC, "ngram", *OF_A_MODEL)
+
+_REMEDY = "Give numbers with commas between, or '' for none."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,21 +82,26 @@ class SpecOptions:
         """Checks what needs no model."""
         for method in self.who:
             if method not in KNOWN:
-                raise InvalidParameter("methods", self.methods, f"names {method!r}; known: {', '.join(KNOWN)}")
+                limit = f"names {method!r}; known: {', '.join(KNOWN)}"
+                raise InvalidParameter("methods", self.methods, limit, "Name some of these with commas between.")
         one_of("task", self.task, get_args(Task))
         numbers("acceptances", self.acceptances, 0.0, 1.0)
         numbers("gate_acceptances", self.gate_acceptances, 0.0, 1.0)
-        numbers("num_drafts", self.num_drafts, 1, 64)
-        numbers("batch_sizes", self.batch_sizes, 1, 1024)
+        whole_numbers("num_drafts", self.num_drafts, 1, MAX_DRAFTS)
+        whole_numbers("batch_sizes", self.batch_sizes, 1, 1024)
         numbers("temperatures", self.temperatures, 0.0, 100.0)
         for name in ("prompt_tokens", "output_tokens", "rounds"):
             whole_number(name, getattr(self, name), 2, 1 << 20)
+        for name, method in (("draft_model", "draft_model"), ("exit_layer", "early_exit")):
+            if getattr(self, name) is not None and method not in self.who:
+                limit = f"changes nothing: {method!r} is not among the methods ({self.methods})"
+                raise InvalidParameter(name, getattr(self, name), limit, "Name the method, or leave it out.")
         check_name(self.name)
 
     @property
     def who(self) -> tuple[str, ...]:
-        """The methods."""
-        return tuple(filter(None, self.methods.split(",")))
+        """The methods, each once."""
+        return tuple(dict.fromkeys(filter(None, self.methods.split(","))))
 
 
 def numbers(name: str, given: str, low: float, high: float) -> tuple[float, ...]:
@@ -108,10 +115,25 @@ def numbers(name: str, given: str, low: float, high: float) -> tuple[float, ...]
         try:
             found.append(float(part))
         except ValueError:
-            raise InvalidParameter(name, given, f"has {part!r}, which is no number") from None
+            limit = f"has {part!r}, which is no number; from {low:g} to {high:g}"
+            raise InvalidParameter(name, given, limit, _REMEDY) from None
         if not low <= found[-1] <= high:
-            raise InvalidParameter(name, given, f"has {part}; from {low:g} to {high:g}")
+            raise InvalidParameter(name, given, f"has {part}; from {low:g} to {high:g}", _REMEDY)
     return tuple(found)
+
+
+def whole_numbers(name: str, given: str, low: int, high: int) -> tuple[int, ...]:
+    """The same of whole numbers.
+
+    Raises:
+        InvalidParameter: what is no whole number, or outside low to high.
+    """
+    found = numbers(name, given, low, high)
+    for value in found:
+        if not value.is_integer():
+            limit = f"has {value:g}, which is no whole number; from {low} to {high}"
+            raise InvalidParameter(name, given, limit, _REMEDY)
+    return tuple(map(int, found))
 
 
 def run_spec(options: SpecOptions | None = None, load: LoadConfig | None = None) -> BenchResult:
@@ -120,7 +142,7 @@ def run_spec(options: SpecOptions | None = None, load: LoadConfig | None = None)
     check_folder(options.results)
     bench = _SpecBench(options, load)
     fixed = [row for method in options.who for row in bench.fixed(method)]
-    batches = [int(batch) for batch in numbers("batch_sizes", options.batch_sizes, 1, 1024)]
+    batches = whole_numbers("batch_sizes", options.batch_sizes, 1, 1024)
     gate = [row for batch in batches for row in bench.gate(batch)]
     alpha = [row for method in options.who if method in OF_A_MODEL for row in bench.alpha(method)]
     result = BenchResult.now(
@@ -153,7 +175,7 @@ class _SpecBench:
         asked = self._prompts(method, options.rounds + 1)
         plain = self._engine(1, None)
         accepted = numbers("acceptances", options.acceptances, 0, 1) if method == SYNTHETIC else (None,)
-        drafts = [int(k) for k in numbers("num_drafts", options.num_drafts, 1, 64)]
+        drafts = whole_numbers("num_drafts", options.num_drafts, 1, MAX_DRAFTS)
         for k in tqdm(drafts, desc=f"{method}, fixed", leave=False, disable=None):
             engine = self._engine(1, method, k)
             for acceptance in accepted:
