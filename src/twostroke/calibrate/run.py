@@ -12,10 +12,10 @@ one kind the lower quartile counts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -30,7 +30,7 @@ from twostroke.calibrate.texts import pieces
 from twostroke.config.load import LoadConfig
 from twostroke.config.speculation import MAX_DRAFTS, Method, SpeculativeConfig
 from twostroke.cost.calibration import Calibration, DrafterFigures, Timing, check_writable, seconds_at
-from twostroke.engine.drafting import GivenDrafter
+from twostroke.engine.drafting import Drafter, GivenDrafter
 from twostroke.errors import ClientError, InvalidParameter, SetupError
 from twostroke.model.model_files import find_model
 
@@ -110,7 +110,7 @@ class _Bench:
         )
         self._guesses = SetGuesses()
         free = SpeculativeConfig(method="ngram", num_speculative_tokens=MAX_DRAFTS)
-        self._plain_engine = self._engine(free, GivenDrafter(self._guesses, "set numbers of guesses"))
+        self._plain_engine = self._engine(free, lambda _: GivenDrafter(self._guesses, "set numbers of guesses"))
         self._plain: dict[PromptIds, tuple[int, ...]] = {}
         """Of each prompt, what is answered without drafts."""
 
@@ -182,9 +182,11 @@ class _Bench:
             assert run.outputs[prompt] == self._plain[prompt][:num_outputs], f"drafts have changed a token: {config}"
         return runs[1:]
 
-    def _engine(self, speculation: SpeculativeConfig, drafter: Any = None) -> SpecEngine:
+    def _engine(
+        self, speculation: SpeculativeConfig, around_drafter: Callable[[Drafter], Drafter] | None = None
+    ) -> SpecEngine:
         length = self._longest if self._load.max_model_len is None else self._load.max_model_len
-        return SpecEngine(self._load, 1, length, speculation, drafter)
+        return SpecEngine(self._load, 1, length, speculation, around_drafter)
 
 
 def _exit_layers(given: str | None, num_layers: int) -> Sequence[int]:

@@ -17,10 +17,10 @@ def pieces(
     """So many prompts of so many token ids each, from places that the seed draws.
 
     Raises:
-        InvalidParameter: the text cannot be read, or is shorter than a prompt.
+        InvalidParameter: the text cannot be read, or no text is as long as a prompt.
     """
     if data is None:
-        return prompts("code", count, length, tokenizer, vocab_size, seed)
+        return prompts("code", count, length, tokenizer, vocab_size, seed, "context_tokens")
     ids = tokenizer.encode(_read(data), add_special_tokens=False)
     if len(ids) < length:
         limit = f"has {len(ids)} tokens; a prompt has {length}"

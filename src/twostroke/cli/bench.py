@@ -135,7 +135,10 @@ def spec(
     options: Annotated[SpecOptions, Parameter(name="*", group="Speculation")] = SpecOptions(),
     load: LoadFlags = LoadConfig(),
 ) -> None:
-    """Drafts against none, in turn: the speed-up beside the predicted one, and whether the gate ever loses."""
+    """Drafts against none, in turn: the speed-up beside the predicted one, and whether the gate ever loses.
+
+    And how many drafts stand, beside how many would if they were accepted with probability min(1, p/q).
+    """
     print_spec(run_spec(options, load).results)
 
 

@@ -103,7 +103,7 @@ def build_engine(
     config: EngineConfig,
     around_executor: Callable[[Executor], Executor] | None = None,
     listeners: Sequence[EventLog] = (),
-    drafter: Drafter | None = None,
+    around_drafter: Callable[[Drafter], Drafter] | None = None,
 ) -> BuiltEngine:
     """Loads a model and builds the engine that runs sequences of its token ids.
 
@@ -111,7 +111,7 @@ def build_engine(
         config: everything a user may set.
         around_executor: puts another executor around the one that computes, to watch it (benchmarks do).
         listeners: hear every event, beside the file and the ring of the engine's own.
-        drafter: guesses instead of what the settings name (a benchmark's).
+        around_drafter: puts another drafter around the one that the settings name, or in its place (benchmarks do).
 
     Raises:
         SetupError: no such model, files that contradict each other, sizes that do not fit.
@@ -119,8 +119,8 @@ def build_engine(
     """
     begin_s = time.perf_counter()
     loaded = _prepare(config)
-    if drafter is not None:
-        loaded = replace(loaded, drafter=drafter)
+    if around_drafter is not None and loaded.drafter is not None:
+        loaded = replace(loaded, drafter=around_drafter(loaded.drafter))
     return_unused()  # reading a large tokenizer takes twice what it keeps
     layout = loaded.layout
     num_weight_bytes = _weight_bytes(config, loaded)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from twostroke.batch import NewRequest, ScheduledBatch
@@ -123,7 +123,7 @@ class SpecEngine:
         batch: requests at once.
         max_model_len: prompt and output.
         speculation: who drafts; None for nobody.
-        drafter: drafts instead.
+        around_drafter: puts another drafter around it, or in its place.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class SpecEngine:
         batch: int,
         max_model_len: int,
         speculation: SpeculativeConfig | None = None,
-        drafter: Drafter | None = None,
+        around_drafter: Callable[[Drafter], Drafter] | None = None,
     ) -> None:
         self._events = _Events()
         num_blocks = batch * -(-(max_model_len + 64) // CacheConfig().block_size)
@@ -142,19 +142,19 @@ class SpecEngine:
             scheduler=SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=max(2048, 10 * batch)),
             speculative_config=speculation,
         )
-        self._engine: Engine = build_engine(config, listeners=(self._events,), drafter=drafter).engine
+        self._engine: Engine = build_engine(config, listeners=(self._events,), around_drafter=around_drafter).engine
         self._num_runs = 0
 
-    def run(self, prompts: Sequence[PromptIds], num_outputs: int) -> SpecRun:
-        """Greedily, all at once, so many tokens each."""
+    def run(self, prompts: Sequence[PromptIds], num_outputs: int, temperature: float = 0.0, seed: int = 0) -> SpecRun:
+        """All at once, so many tokens each; greedily unless a temperature is given, and then all with the same seed."""
         self._num_runs += 1
         self._events.kept.clear()
         outputs: dict[str, list[int]] = {}
-        params = SamplingParams(temperature=0.0, max_tokens=num_outputs, ignore_eos=True)
+        params = SamplingParams(temperature=temperature, max_tokens=num_outputs, ignore_eos=True)
         for index, prompt in enumerate(prompts):
             request_id = f"{self._num_runs}-{index}"
             outputs[request_id] = []
-            new = NewRequest(request_id, prompt, params, seed=0)
+            new = NewRequest(request_id, prompt, params, seed=seed)
             self._engine.add_request(GenerationRequest(new, monotonic_clock(), num_outputs))
         while self._engine.has_work:
             for update in self._engine.step():

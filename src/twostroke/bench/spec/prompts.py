@@ -7,6 +7,7 @@ from typing import Literal
 
 from twostroke.bench.quality.held_out import held_out_texts
 from twostroke.bench.spec.synthetic import PromptIds
+from twostroke.errors import InvalidParameter
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 Task = Literal["code", "edit", "random"]
@@ -14,13 +15,36 @@ Task = Literal["code", "edit", "random"]
 
 
 def prompts(
-    task: Task, count: int, length: int, tokenizer: Tokenizer, vocab_size: int, seed: int = 0
+    task: Task,
+    count: int,
+    length: int,
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    seed: int = 0,
+    name: str = "prompt_tokens",
 ) -> list[PromptIds]:
-    """So many prompts of so many tokens."""
+    """So many prompts of so many tokens; the same for the same seed and version of Python.
+
+    Args:
+        task: what is asked.
+        count: of prompts.
+        length: of each, in tokens.
+        tokenizer: makes tokens of code.
+        vocab_size: of random tokens.
+        seed: 0 and more.
+        name: of the setting that `length` is, to refuse it by.
+
+    Raises:
+        InvalidParameter: no text has so many tokens.
+    """
     dice = Random(seed)
     if task == "random":
         return [tuple(dice.randrange(16, vocab_size) for _ in range(length)) for _ in range(count)]
     texts = [tokenizer.encode(text, add_special_tokens=False) for text in held_out_texts()]
+    longest = max(map(len, texts), default=0)
+    if longest < length:
+        limit = f"is more than the {longest} tokens of the longest text that a prompt can be a piece of"
+        raise InvalidParameter(name, length, limit, "Give fewer.")
     found: list[PromptIds] = []
     while len(found) < count:
         ids = dice.choice(texts)

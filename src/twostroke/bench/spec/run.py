@@ -4,11 +4,17 @@ Two questions, each answered by pairs of runs of the same prompts without and wi
 
     fixed    one request, k drafts in every step: is the speed-up the predicted one?
     gate     1 to 64 requests, num_speculative_tokens "auto": is it ever slower than no drafts?
+
+And one that no clock is needed for:
+
+    alpha    one request, one draft in every step: how many stand, and how many would if they were accepted with
+             probability min(1, p/q), which changes tokens?
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -19,18 +25,24 @@ from tqdm.auto import tqdm
 from twostroke.bench.command import command_line, model_name, settings
 from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, median, save
 from twostroke.bench.spec.measure import SpecEngine, SpecRun, predicted_speedup
+from twostroke.bench.spec.overlap import Overlap
 from twostroke.bench.spec.prompts import Task, prompts
 from twostroke.bench.spec.synthetic import PromptIds, SyntheticProposer
+from twostroke.bench.spec.watched import WatchedDrafter
 from twostroke.bench.workload_options import check_name
 from twostroke.config.checks import one_of, whole_number
 from twostroke.config.load import LoadConfig
-from twostroke.config.speculation import AUTO, MAX_AUTO_DRAFTS, SpeculativeConfig
-from twostroke.engine.drafting import GivenDrafter
+from twostroke.config.speculation import AUTO, MAX_AUTO_DRAFTS, MAX_DRAFTS, SpeculativeConfig
+from twostroke.engine.drafting import Drafter, GivenDrafter
 from twostroke.errors import InvalidParameter
 from twostroke.model.model_files import find_model
 
 SYNTHETIC = "synthetic"
-KNOWN = (SYNTHETIC, "ngram", "early_exit", "draft_model", "medusa", "eagle")
+OF_A_MODEL = ("early_exit", "draft_model", "medusa", "eagle")
+"""Those that draw drafts from a distribution."""
+KNOWN = (SYNTHETIC, "ngram", *OF_A_MODEL)
+
+_REMEDY = "Give numbers with commas between, or '' for none."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +59,9 @@ class SpecOptions:
     """Of the synthetic proposer, under the gate."""
     batch_sizes: str = "1,4,16,64"
     """Requests at once, under the gate; none leaves the gate out."""
+    temperatures: str = "0,0.8,1"
+    """Of the comparison with classical acceptance, by the methods that draft from a model's distribution; none leaves
+    the comparison out."""
     task: Task = "code"
     """What is asked of methods other than synthetic; a model with random weights is asked random."""
     draft_model: str | None = None
@@ -67,20 +82,26 @@ class SpecOptions:
         """Checks what needs no model."""
         for method in self.who:
             if method not in KNOWN:
-                raise InvalidParameter("methods", self.methods, f"names {method!r}; known: {', '.join(KNOWN)}")
+                limit = f"names {method!r}; known: {', '.join(KNOWN)}"
+                raise InvalidParameter("methods", self.methods, limit, "Name some of these with commas between.")
         one_of("task", self.task, get_args(Task))
         numbers("acceptances", self.acceptances, 0.0, 1.0)
         numbers("gate_acceptances", self.gate_acceptances, 0.0, 1.0)
-        numbers("num_drafts", self.num_drafts, 1, 64)
-        numbers("batch_sizes", self.batch_sizes, 1, 1024)
+        whole_numbers("num_drafts", self.num_drafts, 1, MAX_DRAFTS)
+        whole_numbers("batch_sizes", self.batch_sizes, 1, 1024)
+        numbers("temperatures", self.temperatures, 0.0, 100.0)
         for name in ("prompt_tokens", "output_tokens", "rounds"):
             whole_number(name, getattr(self, name), 2, 1 << 20)
+        for name, method in (("draft_model", "draft_model"), ("exit_layer", "early_exit")):
+            if getattr(self, name) is not None and method not in self.who:
+                limit = f"changes nothing: {method!r} is not among the methods ({self.methods})"
+                raise InvalidParameter(name, getattr(self, name), limit, "Name the method, or leave it out.")
         check_name(self.name)
 
     @property
     def who(self) -> tuple[str, ...]:
-        """The methods."""
-        return tuple(filter(None, self.methods.split(",")))
+        """The methods, each once."""
+        return tuple(dict.fromkeys(filter(None, self.methods.split(","))))
 
 
 def numbers(name: str, given: str, low: float, high: float) -> tuple[float, ...]:
@@ -94,10 +115,25 @@ def numbers(name: str, given: str, low: float, high: float) -> tuple[float, ...]
         try:
             found.append(float(part))
         except ValueError:
-            raise InvalidParameter(name, given, f"has {part!r}, which is no number") from None
+            limit = f"has {part!r}, which is no number; from {low:g} to {high:g}"
+            raise InvalidParameter(name, given, limit, _REMEDY) from None
         if not low <= found[-1] <= high:
-            raise InvalidParameter(name, given, f"has {part}; from {low:g} to {high:g}")
+            raise InvalidParameter(name, given, f"has {part}; from {low:g} to {high:g}", _REMEDY)
     return tuple(found)
+
+
+def whole_numbers(name: str, given: str, low: int, high: int) -> tuple[int, ...]:
+    """The same of whole numbers.
+
+    Raises:
+        InvalidParameter: what is no whole number, or outside low to high.
+    """
+    found = numbers(name, given, low, high)
+    for value in found:
+        if not value.is_integer():
+            limit = f"has {value:g}, which is no whole number; from {low} to {high}"
+            raise InvalidParameter(name, given, limit, _REMEDY)
+    return tuple(map(int, found))
 
 
 def run_spec(options: SpecOptions | None = None, load: LoadConfig | None = None) -> BenchResult:
@@ -106,14 +142,15 @@ def run_spec(options: SpecOptions | None = None, load: LoadConfig | None = None)
     check_folder(options.results)
     bench = _SpecBench(options, load)
     fixed = [row for method in options.who for row in bench.fixed(method)]
-    batches = [int(batch) for batch in numbers("batch_sizes", options.batch_sizes, 1, 1024)]
+    batches = whole_numbers("batch_sizes", options.batch_sizes, 1, 1024)
     gate = [row for batch in batches for row in bench.gate(batch)]
+    alpha = [row for method in options.who if method in OF_A_MODEL for row in bench.alpha(method)]
     result = BenchResult.now(
         options.name,
         command_line("twostroke bench spec", options, load),
         config={"load": settings(load), "options": settings(options)},
         workload={"prompt_tokens": options.prompt_tokens, "output_tokens": options.output_tokens},
-        results={"model": model_name(load.model), "fixed": fixed, "gate": gate},
+        results={"model": model_name(load.model), "fixed": fixed, "gate": gate, "alpha": alpha},
         warmup=1,
         repeats=options.rounds,
     )
@@ -138,7 +175,7 @@ class _SpecBench:
         asked = self._prompts(method, options.rounds + 1)
         plain = self._engine(1, None)
         accepted = numbers("acceptances", options.acceptances, 0, 1) if method == SYNTHETIC else (None,)
-        drafts = [int(k) for k in numbers("num_drafts", options.num_drafts, 1, 64)]
+        drafts = whole_numbers("num_drafts", options.num_drafts, 1, MAX_DRAFTS)
         for k in tqdm(drafts, desc=f"{method}, fixed", leave=False, disable=None):
             engine = self._engine(1, method, k)
             for acceptance in accepted:
@@ -165,23 +202,54 @@ class _SpecBench:
         plain.close()
         return rows
 
+    def alpha(self, method: str) -> list[dict[str, Any]]:
+        """One request, a row a temperature. One draft in every step: none counts only because others stood."""
+        options = self._options
+        temperatures = numbers("temperatures", options.temperatures, 0, 100)
+        if not temperatures:
+            return []
+        rows: list[dict[str, Any]] = []
+        watched: list[WatchedDrafter] = []
+
+        def watch(drafter: Drafter) -> Drafter:
+            watched.append(WatchedDrafter(drafter))
+            return watched[0]
+
+        asked = self._prompts(method, options.rounds)
+        with closing(self._engine(1, method, 1, watch)) as engine:
+            for temperature in tqdm(temperatures, desc=f"{method}, alpha", leave=False, disable=None):
+                watched[0].overlaps.clear()
+                runs = [
+                    engine.run([prompt], options.output_tokens, temperature, seed) for seed, prompt in enumerate(asked)
+                ]
+                rows += _alpha_rows(method, temperature, runs, watched[0].overlaps)
+        return rows
+
     def _prompts(self, method: str, count: int) -> list[PromptIds]:
         task = "random" if method == SYNTHETIC else self._options.task
         return prompts(task, count, self._options.prompt_tokens, self._tokenizer, self._vocab_size)
 
-    def _engine(self, batch: int, method: str | None, num_drafts: Any = AUTO) -> SpecEngine:
+    def _engine(
+        self,
+        batch: int,
+        method: str | None,
+        num_drafts: Any = AUTO,
+        around_drafter: Callable[[Drafter], Drafter] | None = None,
+    ) -> SpecEngine:
         length = self._options.prompt_tokens + self._options.output_tokens
         if method is None:
             return SpecEngine(self._load, batch, length)
         if method == SYNTHETIC:
             speculation = SpeculativeConfig(method="ngram", num_speculative_tokens=num_drafts)
-            return SpecEngine(self._load, batch, length, speculation, GivenDrafter(self._synthetic, "synthetic"))
+            return SpecEngine(
+                self._load, batch, length, speculation, lambda _: GivenDrafter(self._synthetic, "synthetic")
+            )
         given: dict[str, Any] = {"method": method, "num_speculative_tokens": num_drafts}
         if method == "draft_model" and self._options.draft_model is not None:
             given["model"] = self._options.draft_model
         if method == "early_exit" and self._options.exit_layer is not None:
             given["exit_layer"] = self._options.exit_layer
-        return SpecEngine(self._load, batch, length, SpeculativeConfig.read(given))
+        return SpecEngine(self._load, batch, length, SpeculativeConfig.read(given), around_drafter)
 
     def _pairs(
         self, plain: SpecEngine, engine: SpecEngine, groups: Sequence[Sequence[PromptIds]], acceptance: float | None
@@ -239,3 +307,24 @@ def _gate_row(
         "plain_tokens_per_s": median([one.rate for one, _ in pairs]),
         **_ratios(pairs),
     }
+
+
+def _alpha_rows(
+    method: str, temperature: float, runs: Sequence[SpecRun], overlaps: Sequence[Overlap]
+) -> list[dict[str, Any]]:
+    """One; none where nothing was drafted."""
+    rounds = [a_round for run in runs for step in run.steps for a_round in step.rounds]
+    assert len(rounds) == len(overlaps), f"{len(rounds)} drafts were verified, {len(overlaps)} were seen"
+    if not rounds:
+        return []
+    return [
+        {
+            "method": method,
+            "temperature": temperature,
+            "num_drafts": len(rounds),
+            "alpha": sum(accepted for _, accepted in rounds) / len(rounds),
+            "expected": float(np.mean([found.coupled for found in overlaps])),
+            "at_least": float(np.mean([found.at_least for found in overlaps])),
+            "classical": float(np.mean([found.classical for found in overlaps])),
+        }
+    ]

@@ -13,7 +13,7 @@ GOAL = 0.97
 
 
 def print_spec(found: Mapping[str, Any], console: Console | None = None) -> None:
-    """Both tables, and from which batch size on each method drafts hardly anything."""
+    """The tables of what was measured, and from which batch size on each method drafts hardly anything."""
     console = console or Console()
     if found["fixed"]:
         console.print(f"one request, {found['model']}: k drafts in every step", highlight=False)
@@ -49,6 +49,17 @@ def print_spec(found: Mapping[str, Any], console: Console | None = None) -> None
         console.print(table)
         for line in off_from(found["gate"]):
             console.print(line, highlight=False)
+    if found["alpha"]:
+        console.print("a draft that stands is the token itself; classical acceptance is min(1, p/q)", highlight=False)
+        table = _table(("drafts", "temperature", "looked at", "a", "expected", "at least", "classical"))
+        for row in found["alpha"]:
+            table.add_row(
+                row["method"],
+                f"{row['temperature']:g}",
+                str(row["num_drafts"]),
+                *(f"{row[name]:.3f}" for name in ("alpha", "expected", "at_least", "classical")),
+            )
+        console.print(table)
 
 
 def off_from(rows: list[Mapping[str, Any]]) -> list[str]:
