@@ -53,6 +53,8 @@ class EngineStarted:
     """What the costs of steps are held against."""
     speculation: dict[str, Any] | None = None
     """Fields of SpeculativeConfig; None where nobody drafts."""
+    max_drafts: int | None = None
+    """Most tokens in a row that who drafts can guess; None: any number."""
 
 
 @dataclass(frozen=True, slots=True)

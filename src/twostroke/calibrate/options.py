@@ -54,9 +54,10 @@ class CalibrateOptions:
                 known = ", ".join(get_args(Method))
                 raise InvalidParameter("methods", self.methods, f"names {method!r}; known: {known}")
         whole_number("most_drafts", self.most_drafts, 1, MAX_DRAFTS)
-        sizes = whole_numbers("sizes", self.sizes, 1, MAX_DRAFTS + 1)
-        if sizes[0] != 1:
-            raise InvalidParameter("sizes", self.sizes, "must begin with 1, the step without drafts")
+        self._check_sizes()
+        if self.asked == ():
+            limit = "names no method"
+            raise InvalidParameter("methods", self.methods, limit, "Give some with commas between, or leave it out.")
         if self.exit_layers is not None:
             whole_numbers("exit_layers", self.exit_layers, 1, 10_000)
         for name in ("draft_model", "medusa", "eagle"):
@@ -73,6 +74,13 @@ class CalibrateOptions:
         whole_number("prompts", self.prompts, 1, 10_000)
         whole_number("repeats", self.repeats, 3, 10_000)
         whole_number("seed", self.seed, 0)
+
+    def _check_sizes(self) -> None:
+        sizes = whole_numbers("sizes", self.sizes, 1, MAX_DRAFTS + 1)
+        if sizes[0] != 1:
+            raise InvalidParameter("sizes", self.sizes, "must begin with 1, the step without drafts")
+        if len(sizes) == 1:
+            raise InvalidParameter("sizes", self.sizes, "has no step with drafts", "Add a size of 2 or more.")
 
     @property
     def asked(self) -> tuple[str, ...] | None:

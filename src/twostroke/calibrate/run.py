@@ -159,7 +159,7 @@ class _Bench:
         few = self._runs(config, 1, self._prompts[:2], min(num_outputs, 2 * self._options.repeats))
         rounds = [a_round for run in (*many, *few) for step in run.steps for a_round in step.rounds]
         tried = sum(accepted + (accepted < drafted) for drafted, accepted in rounds)
-        with_room = [step for run in many for step in run.steps[:-most]]
+        with_room = [step for run in many for step in _with_room(run, most)]
         steps = {1: [s for run in few for s in run.steps], most: [s for run in many for s in run.steps]}
         drift = now.seconds / seconds_at(step_s, 2)
         verify_s = _step_s(steps[1], 1) if any(step.num_drafts == 1 for step in steps[1]) else now.seconds
@@ -202,6 +202,17 @@ def _exit_layers(given: str | None, num_layers: int) -> Sequence[int]:
 def _num_timed_outputs(sizes: Sequence[int]) -> int:
     """Of a run that has room for each size twice; the first token is the prompt's."""
     return 1 + sizes[-1] + 2 * len(sizes)
+
+
+def _with_room(run: SpecRun, num_drafts: int) -> list[DecodeStep]:
+    """The steps with more tokens than these still to come: shortly before the end nothing is left to draft."""
+    num_left = sum(step.num_tokens for step in run.steps)
+    found: list[DecodeStep] = []
+    for step in run.steps:
+        if num_left > num_drafts:
+            found.append(step)
+        num_left -= step.num_tokens
+    return found
 
 
 def _step_s(steps: Sequence[DecodeStep], num_drafts: int) -> float:

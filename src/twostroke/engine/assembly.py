@@ -326,7 +326,8 @@ def _journal(
         now_s=monotonic_clock(),
         speculation=config.speculative_config,
     )
-    return Journal(replace(started, machine=machine), shape, event_log, listeners)
+    max_drafts = None if loaded.drafter is None else loaded.drafter.max_drafts
+    return Journal(replace(started, machine=machine, max_drafts=max_drafts), shape, event_log, listeners)
 
 
 def _max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:

@@ -300,7 +300,7 @@ class _Medusa:
     def of(cls, config: SpeculativeConfig, surroundings: Surroundings) -> _Medusa:
         """Finds them, and checks that they go with the target."""
         folder = DraftFolder(find_model_folder(_model_of(config, surroundings, "medusa")))
-        check_medusa(folder, surroundings.config)
+        check_medusa(folder, surroundings.config, surroundings.path.name)
         num_places = config.num_speculative_tokens
         return cls(folder, 0 if num_places == AUTO else num_places, surroundings)
 
@@ -320,7 +320,7 @@ class _Medusa:
     @property
     def num_weight_bytes(self) -> int:
         """See Drafter."""
-        return self.folder.num_bytes
+        return self.folder.num_bytes(self.surroundings.dtype)
 
     @property
     def words(self) -> str:
@@ -357,7 +357,7 @@ class _Eagle:
     def of(cls, config: SpeculativeConfig, surroundings: Surroundings) -> _Eagle:
         """Finds it, and checks that it goes with the target."""
         folder = DraftFolder(find_model_folder(_model_of(config, surroundings, "eagle")))
-        check_eagle(folder, surroundings.config)
+        check_eagle(folder, surroundings.config, surroundings.path.name)
         layers = feature_layers(surroundings.config.num_layers)
         if not 0 < layers[0] < layers[1] < layers[2]:
             limit = f"needs features of layers {layers}; {surroundings.path.name} has {surroundings.config.num_layers}"
@@ -367,7 +367,7 @@ class _Eagle:
     @property
     def num_weight_bytes(self) -> int:
         """See Drafter."""
-        return self.folder.num_bytes
+        return self.folder.num_bytes(self.surroundings.dtype)
 
     @property
     def kv_bytes_per_block(self) -> int:

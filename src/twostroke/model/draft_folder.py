@@ -40,10 +40,9 @@ class DraftFolder:
             else {}
         )
 
-    @property
-    def num_bytes(self) -> int:
-        """Of all its tensors, two bytes a number."""
-        return sum(2 * torch.Size(shape).numel() for shape in self.shapes.values())
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        """Of all its tensors, in memory as such numbers."""
+        return sum(dtype.itemsize * torch.Size(shape).numel() for shape in self.shapes.values())
 
     def tensor(self, name: str) -> Tensor:
         """One of `shapes`."""
@@ -56,14 +55,14 @@ class DraftFolder:
         """A whole number of config.json."""
         return count(self.config, name, default)
 
-    def check_shape(self, name: str, expected: tuple[int | None, ...]) -> None:
+    def check_shape(self, name: str, expected: tuple[int | None, ...], why: str = "") -> None:
         """Raises CorruptCheckpoint for a tensor that is missing or of another shape; None takes any size."""
         found = self.shapes.get(name)
         if found is None:
             raise CorruptCheckpoint(f"{self.path} has no tensor {name!r}.")
         if len(found) != len(expected) or any(e not in (None, f) for e, f in zip(expected, found, strict=True)):
             sizes = " x ".join("any" if size is None else str(size) for size in expected)
-            raise CorruptCheckpoint(f"{self.path}: {name} has the shape {list(found)}, expected {sizes}.")
+            raise CorruptCheckpoint(f"{self.path}: {name} has the shape {list(found)}, expected {sizes}{why}.")
 
     def _read_pickle(self) -> dict[str, Tensor] | None:
         paths = [self.path / name for name in _PICKLES if (self.path / name).is_file()]

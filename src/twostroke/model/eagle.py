@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twostroke.config.model import ModelConfig
+from twostroke.errors import CorruptCheckpoint
 from twostroke.layers.attention import KVTensors
 from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.layers.norm import RMSNorm
@@ -123,13 +124,15 @@ def eagle_config(folder: DraftFolder) -> ModelConfig:
     return ModelConfig.from_hf({**folder.config, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1})
 
 
-def check_eagle(folder: DraftFolder, target: ModelConfig) -> None:
-    """Refuses a head that was made for another model, or lacks a part.
+def check_eagle(folder: DraftFolder, target: ModelConfig, name: str) -> None:
+    """Refuses a head that was made for another model than the one of that name, or lacks a part.
 
     Raises:
         CorruptCheckpoint: a tensor is missing or of another size.
     """
+    folder.check_shape("fc.weight", (None, None))  # a whole model, say, has none
     config, hidden = eagle_config(folder), target.hidden_size
+    why = f": {name} has hidden states of {hidden} numbers and a vocabulary of {target.vocab_size}"
     q, kv, wide = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.intermediate_size
     expected: dict[str, tuple[int | None, ...]] = {
         "fc.weight": (hidden, 3 * hidden),
@@ -146,10 +149,24 @@ def check_eagle(folder: DraftFolder, target: ModelConfig) -> None:
         "norm.weight": (hidden,),
         "lm_head.weight": (None, hidden),
     }
-    for name, shape in expected.items():
-        folder.check_shape(name, shape)
+    if "embed_tokens.weight" in folder.shapes:
+        expected["embed_tokens.weight"] = (target.vocab_size, hidden)
+    for tensor, shape in expected.items():
+        folder.check_shape(tensor, shape, why)
     known = folder.shapes["lm_head.weight"][0]
     if "d2t" in folder.shapes:
         folder.check_shape("d2t", (known,))
+        _check_token_ids(folder, target.vocab_size)
     else:
-        folder.check_shape("lm_head.weight", (target.vocab_size, hidden))
+        folder.check_shape("lm_head.weight", (target.vocab_size, hidden), why)
+
+
+def _check_token_ids(folder: DraftFolder, vocab_size: int) -> None:
+    """The head's tokens are the target's."""
+    shifts = folder.tensor("d2t")
+    if shifts.is_floating_point():
+        raise CorruptCheckpoint(f"{folder.path}: d2t holds numbers of {shifts.dtype}; token ids are whole numbers.")
+    token_ids = shifts.to(torch.int64) + torch.arange(len(shifts))
+    low, high = int(token_ids.min()), int(token_ids.max())
+    if low < 0 or high >= vocab_size:
+        raise CorruptCheckpoint(f"{folder.path}: d2t names tokens {low} to {high}, of a vocabulary of {vocab_size}.")

@@ -75,16 +75,18 @@ def medusa_shape(folder: DraftFolder) -> MedusaShape:
     return MedusaShape(folder.count("medusa_num_heads"), folder.count("medusa_num_layers", 1))
 
 
-def check_medusa(folder: DraftFolder, target: ModelConfig) -> None:
-    """Refuses heads that were made for another model, or lack a part.
+def check_medusa(folder: DraftFolder, target: ModelConfig, name: str) -> None:
+    """Refuses heads that were made for another model than the one of that name, or lack a part.
 
     Raises:
         CorruptCheckpoint: a number or a tensor is missing or of another size.
     """
+    folder.check_shape("0.0.linear.weight", (None, None))  # a whole model, say, has none
     shape, hidden = medusa_shape(folder), target.hidden_size
+    why = f": {name} has hidden states of {hidden} numbers and a vocabulary of {target.vocab_size}"
     for i in range(shape.num_heads):
         for j in range(shape.num_layers):
-            folder.check_shape(f"{i}.{j}.linear.weight", (hidden, hidden))
-            folder.check_shape(f"{i}.{j}.linear.bias", (hidden,))
+            folder.check_shape(f"{i}.{j}.linear.weight", (hidden, hidden), why)
+            folder.check_shape(f"{i}.{j}.linear.bias", (hidden,), why)
         if f"{i}.{shape.num_layers}.weight" in folder.shapes:
-            folder.check_shape(f"{i}.{shape.num_layers}.weight", (target.vocab_size, hidden))
+            folder.check_shape(f"{i}.{shape.num_layers}.weight", (target.vocab_size, hidden), why)

@@ -313,7 +313,7 @@ class ModelRunner:
                 drawn.taken[row.index] = path.branch
             found = [sampled.logprobs[i] for i in path.drawn[: len(kept)]]
             logprobs = tuple(TokenLogprobs(*entry) for entry in found if entry is not None)
-            num_drafts = sum(len(path.token_ids) for path in paths)
+            num_drafts = max(len(path.token_ids) for path in paths)  # so many could have stood
             results[seq] = RequestResult(
                 request_id, kept, num_drafts, logprobs=logprobs, is_complete=row.sampling.is_complete
             )

@@ -71,7 +71,7 @@ def scheduler_of(started: EngineStarted) -> Scheduler:
     )
     drafts = None if started.speculation is None else SpeculativeConfig(**started.speculation)
     config = SchedulerConfig(**started.scheduler)
-    return Scheduler(config, kv, max_model_len=started.max_model_len, speculation=drafts)
+    return Scheduler(config, kv, max_model_len=started.max_model_len, speculation=drafts, max_drafts=started.max_drafts)
 
 
 def _layout_of(fields: dict[str, Any]) -> KVLayout:

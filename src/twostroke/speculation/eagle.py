@@ -127,9 +127,9 @@ class EagleProposer:
             start, begin = has_read.start, min(has_read.stop, last - 1)  # the last position is always read: y is wanted
         else:
             size = self._layout.block_size
-            first = block = -(-span.start // size)
-            while block and self._is_read[table[block - 1]]:
-                block -= 1
+            first = -(-span.start // size)
+            unread = np.flatnonzero(~self._is_read[table[:first]])
+            block = int(unread[-1]) + 1 if len(unread) else 0
             start, begin = block * size, first * size
         return _Place(start, begin, request.token_ids[begin + 1 :], table) if span.start <= begin < last else None
 

@@ -96,6 +96,8 @@ def test_methods_without_anything_to_draft_with_are_left_out(random_models: dict
         ({"sizes": "1,two"}, "has 'two', which is no whole number"),
         ({"sizes": "1,66"}, "has 66; from 1 to 65"),
         ({"sizes": ""}, "names no number"),
+        ({"sizes": "1"}, "has no step with drafts"),
+        ({"methods": ","}, "methods=',': names no method"),
         ({"most_drafts": 65}, "most_drafts=65: must be a whole number, 1 to 64"),
         ({"output_tokens": 17}, "output_tokens=17: must be a whole number, 18 to"),
         ({"prompts": 0}, "prompts=0"),
@@ -130,7 +132,7 @@ def test_what_does_not_go_with_the_model_is_refused(
 ) -> None:
     output = tmp_path / "calibration.json"
     with pytest.raises((InvalidParameter, ModelNotFound, TwostrokeError), match=told):
-        calibrate(CalibrateOptions(output=output, **FEW | {"sizes": "1"} | given), load)
+        calibrate(CalibrateOptions(output=output, **FEW | {"sizes": "1,2"} | given), load)
     assert not output.exists()
 
 

@@ -15,11 +15,13 @@ import twostroke
 from model_folders import VOCAB_SIZE
 from twostroke import LLM, SamplingParams
 from twostroke.draft_outcomes import DraftOutcomes
+from twostroke.engine.event_sinks import read_events
 from twostroke.errors import InvalidParameter, ModelNotFound, SetupError, UnknownParameter
-from twostroke.events import StepCommitted
+from twostroke.events import StepCommitted, StepScheduled
 from twostroke.explain.timeline import timeline_of
 from twostroke.metrics import families
 from twostroke.metrics.engine_metrics import EngineMetrics
+from twostroke.scheduler.replay import replay
 
 EMBEDDED = Path(twostroke.__file__).parent / "embedded"
 REPEATS = "x = 1; y = 2; " * 8
@@ -181,3 +183,21 @@ def test_what_drafts_take_stands_in_the_lines_at_the_start_and_in_the_capacity()
         return int(kv.split("; ")[1].split(" blocks")[0].replace(",", ""))
 
     assert num_blocks(together) == num_blocks(alone) // 2, "a draft model as large as the target takes half"
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "early_exit", "medusa", "eagle"])
+def test_the_log_alone_replays_what_the_gate_decided(method: str, tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, allowed_token_ids=[70])
+    with LLM("embedded", threads=1, event_log=str(log), speculative_config={"method": method}) as llm:
+        llm.generate([REPEATS, "def f(x):\n"], params)
+    events = list(read_events(log))
+    assert any(isinstance(e, StepScheduled) and e.batch.drafts and e.batch.drafts.num_drafts for e in events)
+    assert replay(events) is None
+
+
+def test_weights_of_heads_are_counted_as_they_lie_in_memory() -> None:
+    for dtype, num_bytes in (("bfloat16", "526,336"), ("float32", "1,052,672")):
+        with LLM("embedded", threads=1, dtype=dtype, num_kv_blocks=20, speculative_config={"method": "medusa"}) as llm:
+            (line,) = (line for line in llm.engine.startup_lines if line.startswith("drafts"))
+            assert f"{num_bytes} bytes of weights" in line
