@@ -144,7 +144,7 @@ SPEC_DECODE_NUM_DRAFTS = Family(
 SPEC_DECODE_NUM_DRAFT_TOKENS = Family(
     name="spec_decode_num_draft_tokens",
     kind=Kind.COUNTER,
-    help="Drafts that were verified.",
+    help="Drafts in a row that were verified; of branches, the longest path.",
 )
 SPEC_DECODE_NUM_ACCEPTED_TOKENS = Family(
     name="spec_decode_num_accepted_tokens",
