@@ -139,5 +139,5 @@ def test_what_does_not_go_with_the_model_is_refused(
 def test_a_text_shorter_than_a_prompt_is_refused(tmp_path: Path) -> None:
     data = tmp_path / "short.txt"
     data.write_text("x = 1\n", encoding="utf-8")
-    with pytest.raises(InvalidParameter, match=r"short.txt.*has \d+ tokens; a prompt has 32.*longer text"):
+    with pytest.raises(InvalidParameter, match=r"data=.*has \d+ tokens; a prompt has 32.*longer text"):
         calibrate(CalibrateOptions(data=data, output=tmp_path / "c.json", **FEW), LOAD)
