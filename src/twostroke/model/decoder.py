@@ -72,9 +72,18 @@ class DecoderModel(ABC):
 
     @abstractmethod
     def forward_layers(
-        self, hidden: Tensor, layers: range, positions: Tensor, attention: AttentionMetadata, kv: KVTensors
+        self,
+        hidden: Tensor,
+        layers: range,
+        positions: Tensor,
+        attention: AttentionMetadata,
+        kv: KVTensors,
+        features: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
-        """Runs some consecutive layers over hidden states [num_tokens, hidden_size]."""
+        """Runs some consecutive layers over hidden states [num_tokens, hidden_size].
+
+        The inputs of layers that `features` names are copied to the tensors there, of the same shape.
+        """
 
     @abstractmethod
     def final_norm(self, hidden: Tensor) -> Tensor:
@@ -126,10 +135,6 @@ class DecoderModel(ABC):
         hidden = self.embed(input_ids)
         size = self.config.hidden_size
         features = hidden.new_empty((len(hidden), len(feature_layers) * size))
-        begin = 0
-        for place, end in enumerate(feature_layers):
-            hidden = self.forward_layers(hidden, range(begin, end), positions, attention, kv)
-            features[:, place * size : (place + 1) * size] = hidden  # a copy: later layers may add to it in place
-            begin = end
-        hidden = self.forward_layers(hidden, range(begin, self.config.num_layers), positions, attention, kv)
+        parts = dict(zip(feature_layers, features.split(size, dim=1), strict=True))
+        hidden = self.forward_layers(hidden, range(self.config.num_layers), positions, attention, kv, parts)
         return self.final_norm(hidden), features

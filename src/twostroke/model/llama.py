@@ -121,11 +121,19 @@ class Llama(DecoderModel):
 
     @torch.inference_mode()
     def forward_layers(
-        self, hidden: Tensor, layers: range, positions: Tensor, attention: AttentionMetadata, kv: KVTensors
+        self,
+        hidden: Tensor,
+        layers: range,
+        positions: Tensor,
+        attention: AttentionMetadata,
+        kv: KVTensors,
+        features: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
         """See DecoderModel."""
         rotation = self._rotary(positions)
         for layer_id in layers:
+            if features is not None and layer_id in features:
+                features[layer_id].copy_(hidden)  # what comes may add to it in place
             hidden = self._layers[layer_id].forward(hidden, rotation, attention, kv)
         return hidden
 

@@ -148,8 +148,9 @@ class ModelRunner:
         attention = self._attention_metadata(flat)
         input_ids, positions = self._to_device(flat.input_ids), self._to_device(flat.positions)
 
+        watcher = self._watcher if self._watcher is not None and self._watcher.is_watching else None
         begin_s = time.perf_counter()
-        hidden, features = self._forward(input_ids, positions, attention)
+        hidden, features = self._forward(input_ids, positions, attention, watcher)
         drawn = self._sample(hidden, inputs, branches)
         operator_time_s = time.perf_counter() - begin_s
 
@@ -157,10 +158,10 @@ class ModelRunner:
         pooled = self._pooled(hidden, inputs, batch)
         found = self._sampled_results(batch, inputs, drawn) if drawn is not None else {}
         results = self._results(batch, found | pooled, prompt_logprobs)
-        if self._watcher is not None:
+        if watcher is not None:
             begin_s = time.perf_counter()
             reads = self._reads(inputs, results, {} if drawn is None else drawn.taken)
-            self._watcher.observe(TargetStep(hidden, features, reads, self._table.block_tables))
+            watcher.observe(TargetStep(hidden, features, reads, self._table.block_tables))
             draft_time_s += time.perf_counter() - begin_s
         return StepResult(batch.step, results, operator_time_s, draft_time_s)
 
@@ -202,14 +203,17 @@ class ModelRunner:
                 self._table.put_drafts(row, drafts)
 
     def _forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionMetadata
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionMetadata,
+        watcher: Watcher | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states, and the features that somebody watches."""
-        if self._watcher is None or not self._watcher.feature_layers:
+        if watcher is None or not watcher.feature_layers:
             hidden = self._model.forward(input_ids, positions, attention, self._kv)
             return hidden, hidden[:, :0]
-        layers = self._watcher.feature_layers
-        return self._model.forward_with_features(input_ids, positions, attention, self._kv, layers)
+        return self._model.forward_with_features(input_ids, positions, attention, self._kv, watcher.feature_layers)
 
     def _reads(
         self, inputs: InputBatch, results: Sequence[RequestResult], taken: dict[int, Branch]

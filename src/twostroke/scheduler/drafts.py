@@ -81,6 +81,10 @@ class MeasuredDrafts:
     _FIRST_PROBE = 24
     _LAST_PROBE = 384
     """Steps between two tries, by one of the requests whose drafts do not pay."""
+    _SURPRISE = 0.5
+    """A draft that stands although fewer than that do is worth another try soon; one that was likely says nothing."""
+    _MOST_RETRIES = 24
+    """Steps for which a try is repeated that found nobody ready to draft: who had not been asked for long wakes up."""
     _GROWTH = 4
     """So many times as many requests may draft together as have done so before."""
     _FIRST_HOLD = 4
@@ -102,6 +106,7 @@ class MeasuredDrafts:
         self._patience = self._FIRST_PROBE
         """Steps until the next one."""
         self._num_probes = 0
+        self._num_retries = 0
         self._most_together = 0
         """Requests that drafted in one step whose drafting was timed."""
         self._num_tried = 0
@@ -142,7 +147,7 @@ class MeasuredDrafts:
             if plan.gain >= self._LEAST_GAIN:
                 wanted = self._with_probe(requests, self._some(requests, plan.num_drafts))
                 self._decision = DraftDecision(DraftReason.PAYS, sum(wanted), *figures)
-                self._hold = self._FIRST_HOLD
+                self._patience, self._hold = self._FIRST_PROBE, self._FIRST_HOLD
                 return wanted
             self._figures = plan.drafted_tokens, plan.drafted_seconds, plan.plain_seconds
             steps_left, self._hold = self._hold, min(2 * self._hold, self._LAST_HOLD)
@@ -160,9 +165,11 @@ class MeasuredDrafts:
             acceptance = self._acceptances.get(request_id)
             is_cut = commit.finish_reason is not None and num_accepted < commit.num_draft_tokens
             if acceptance is not None and not is_cut:  # neither ended meanwhile, nor by one of these tokens
-                acceptance.learn(commit.num_draft_tokens, num_accepted)
                 if num_accepted:
-                    self._patience, self._hold = self._FIRST_PROBE, self._FIRST_HOLD
+                    self._hold = self._FIRST_HOLD
+                    if acceptance.probability < self._SURPRISE:
+                        self._patience = max(self._FIRST_PROBE, self._patience // 2)
+                acceptance.learn(commit.num_draft_tokens, num_accepted)
                 tried = num_accepted + (num_accepted < commit.num_draft_tokens)
                 self._num_tried += tried
                 kept = self._GLOBAL_KEPT**tried
@@ -172,6 +179,7 @@ class MeasuredDrafts:
         num_drafts = sum(commit.num_draft_tokens for commit in verified.values())
         self._step_times.learn(len(scheduled) + num_drafts, seconds.step_s - seconds.draft_s)
         asked = {request.request_id: request.num_draft_tokens for request in scheduled if request.num_draft_tokens}
+        self._retry_later(bool(asked), bool(verified))
         if asked and asked.keys() <= self._drafted_last:  # who has not drafted for a while has something to read first
             self._draft_times.learn(len(asked), seconds.draft_s / max(asked.values()))
             self._most_together = max(self._most_together, len(asked))
@@ -213,6 +221,16 @@ class MeasuredDrafts:
     def _draft_s(self, num_requests: int, num_drafts: int) -> float:
         num_timed = min(num_requests, max(1, self._most_together))  # of more, it is soon known
         return num_drafts * (self._draft_times.predicted(num_timed) or 0.0)
+
+    def _retry_later(self, has_asked: bool, has_found: bool) -> None:
+        """After a step: drafts that were asked for and not guessed are asked for again, of the same request."""
+        if has_found or self._num_retries >= self._MOST_RETRIES:
+            self._num_retries = 0
+        elif has_asked and self._idle_steps == 0:
+            self._num_retries += 1
+            self._num_probes -= 1
+            self._patience = max(self._FIRST_PROBE, self._patience // 2)
+            self._idle_steps = self._patience
 
     def _with_probe(self, requests: Sequence[Request], wanted: Sequence[int]) -> tuple[int, ...]:
         """The same, with a single draft for one of those without, if it is time to try: each in its turn."""

@@ -22,6 +22,8 @@ class MedusaProposer:
 
     feature_layers: tuple[int, ...] = ()
     """The final hidden state is all it wants."""
+    is_watching = True
+    """Keeping a reference costs nothing."""
 
     def __init__(self, heads: MedusaHeads, sampler: Sampler) -> None:
         self._heads = heads

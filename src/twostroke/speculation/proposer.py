@@ -110,8 +110,13 @@ class TargetStep:
 class Watcher(Protocol):
     """A proposer that guesses from what the target makes of its tokens.
 
-    It is shown every step, whether or not anybody drafts: it should keep what it is shown, and work when it is asked.
+    It is shown steps whether or not anybody drafts: it should keep what it is shown, and work when it is asked.
     """
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether it wants to see the next step; who was not asked for long need not."""
+        ...
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
