@@ -81,8 +81,6 @@ class MeasuredDrafts:
     _FIRST_PROBE = 24
     _LAST_PROBE = 384
     """Steps between two tries, by one of the requests whose drafts do not pay."""
-    _SURPRISE = 0.5
-    """A draft that stands although fewer than that do is worth another try soon; one that was likely says nothing."""
     _MOST_RETRIES = 24
     """Steps for which a try is repeated that found nobody ready to draft: who had not been asked for long wakes up."""
     _GROWTH = 4
@@ -166,9 +164,7 @@ class MeasuredDrafts:
             is_cut = commit.finish_reason is not None and num_accepted < commit.num_draft_tokens
             if acceptance is not None and not is_cut:  # neither ended meanwhile, nor by one of these tokens
                 if num_accepted:
-                    self._hold = self._FIRST_HOLD
-                    if acceptance.probability < self._SURPRISE:
-                        self._patience = max(self._FIRST_PROBE, self._patience // 2)
+                    self._patience, self._hold = self._FIRST_PROBE, self._FIRST_HOLD
                 acceptance.learn(commit.num_draft_tokens, num_accepted)
                 tried = num_accepted + (num_accepted < commit.num_draft_tokens)
                 self._num_tried += tried
