@@ -102,6 +102,11 @@ class _WatchedProposer:
         """See Watcher."""
         return () if self._watcher is None else self._watcher.feature_layers
 
+    @property
+    def is_watching(self) -> bool:
+        """See Watcher: it compares every step."""
+        return True
+
     def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
         """See Proposer."""
         self._streams = {request.row: request.sampling.stream for request in requests}
