@@ -134,6 +134,7 @@ class DraftReason(StrEnum):
     PAYS = "pays"  # more tokens per second than without
     DOES_NOT_PAY = "does not pay"
     PROBE = "probe"  # a try, where they did not pay a while ago
+    OWES = "owes"  # they have cost more time than they saved, which is to be made up first
     UNKNOWN = "unknown"  # steps of this size are timed without drafts first
 
 

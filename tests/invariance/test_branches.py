@@ -12,7 +12,7 @@ import pytest
 
 from twostroke import LLM, RequestOutput, SamplingParams
 from twostroke.engine import assembly
-from twostroke.engine.drafting import GivenDrafter, Surroundings
+from twostroke.engine.drafting import DrafterFacts, GivenDrafter, Surroundings
 from twostroke.runner.branches import MAX_BRANCHES, Branch, BranchBlocks, blocks_of_branch
 from twostroke.speculation.proposer import DraftRequest, Drafts
 
@@ -97,7 +97,7 @@ def test_a_branch_changes_no_bit(
         del given
         layout = surroundings.layout
         num_blocks = MAX_BRANCHES * len(layout.groups) * blocks_of_branch(DEPTH, layout.block_size)
-        return GivenDrafter(Knowing(texts), "one that knows", num_branch_blocks=num_blocks)
+        return GivenDrafter(Knowing(texts), "one that knows", DrafterFacts(num_branch_blocks=num_blocks))
 
     monkeypatch.setattr(BranchBlocks, "keep", counting)
     monkeypatch.setattr(assembly, "find_drafter", find_drafter)

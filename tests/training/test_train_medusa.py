@@ -49,11 +49,15 @@ def test_states_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     torch.testing.assert_close(backbone.output_head, theirs.lm_head.weight, atol=1e-6, rtol=1e-5)
 
 
-def test_heads_are_written_in_the_published_layout(model: Path, text: Path, tmp_path: Path) -> None:
-    folder = train_medusa(str(model), text, replace(OPTIONS, output=tmp_path / "heads"))
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_heads_are_written_in_the_published_layout(model: Path, text: Path, tmp_path: Path, num_layers: int) -> None:
+    folder = train_medusa(str(model), text, replace(OPTIONS, output=tmp_path / "heads", num_layers=num_layers))
     tensors = load_file(folder / "medusa_lm_head.safetensors")
     shapes = {
-        f"{i}.0.linear.{kind}": shape for i in range(2) for kind, shape in (("weight", (64, 64)), ("bias", (64,)))
+        f"{i}.{j}.linear.{kind}": shape
+        for i in range(2)
+        for j in range(num_layers)
+        for kind, shape in (("weight", (64, 64)), ("bias", (64,)))
     }
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == shapes
     assert json.loads((folder / "config.json").read_text()) == {
@@ -61,14 +65,15 @@ def test_heads_are_written_in_the_published_layout(model: Path, text: Path, tmp_
         "vocab_size": 320,
         "base_model_name_or_path": str(model),
         "medusa_num_heads": 2,
-        "medusa_num_layers": 1,
+        "medusa_num_layers": num_layers,
     }
     assert all(tensor.float().abs().sum() > 0 for tensor in tensors.values())
 
 
-def test_training_lowers_every_loss(model: Path, text: Path) -> None:
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_training_lowers_every_loss(model: Path, text: Path, num_layers: int) -> None:
     files = find_model(str(model))
-    options = replace(OPTIONS, steps=40, learning_rate=1e-2)
+    options = replace(OPTIONS, steps=40, learning_rate=1e-2, num_layers=num_layers)
     windows = Windows(read_tokens(text, files.tokenizer()), 32, 0)
     training = MedusaTraining(Backbone(files, 32, 2, threads=1), windows, options)
     losses = np.array([training.step() for _ in range(40)])
@@ -161,6 +166,8 @@ def test_only_the_same_run_is_resumed(model: Path, text: Path, tmp_path: Path) -
     wider = write_random_model(tmp_path / "wider", "llama", hidden_size=128)
     with pytest.raises(InvalidParameter, match="hidden_size is 64 there and 128 here"):
         train_medusa(str(wider), text, replace(OPTIONS, output=folder, resume=True))
+    with pytest.raises(InvalidParameter, match="num_layers is 1 there and 2 here"):
+        train_medusa(str(model), text, replace(OPTIONS, output=folder, resume=True, num_layers=2))
     with pytest.raises(InvalidParameter, match="num_heads is 2 there and 3 here"):
         train_medusa(str(model), text, replace(OPTIONS, output=folder, resume=True, num_heads=3))
     (folder / "checkpoint.pt").write_bytes(b"nothing")

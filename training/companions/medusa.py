@@ -18,12 +18,13 @@ class Medusa(nn.Module):
 
     name = "medusa"
     weights: tuple[float, ...] = (1.0, 0.8, 0.64, 0.512)
+    num_layers = 1
     output: Tensor
 
     def __init__(self, target: Target) -> None:
         super().__init__()
         self.vocab_size, self.hidden_size = target.head.shape
-        self.heads = MedusaHeads(len(self.weights), self.hidden_size)
+        self.heads = MedusaHeads(len(self.weights), self.hidden_size, self.num_layers)
         self.register_buffer("output", target.head.clone(), persistent=False)
 
     @classmethod
@@ -39,5 +40,5 @@ class Medusa(nn.Module):
 
     def export(self, folder: Path) -> None:
         """The published layout."""
-        config = MedusaConfig(self.hidden_size, self.vocab_size, "embedded", medusa_num_heads=len(self.weights))
+        config = MedusaConfig(self.hidden_size, self.vocab_size, "embedded", len(self.weights), self.num_layers)
         save_heads(self.heads, config, folder)

@@ -92,7 +92,7 @@ class SpeculativeConfig:
         known = {field.name for field in fields(cls)}
         for name in given:
             if name not in known:
-                raise UnknownParameter(name, known, "speculative_config")
+                raise UnknownParameter(str(name), known, "speculative_config")  # Python takes any key
         if "method" not in given:
             names = ", ".join(map(repr, get_args(Method)))
             raise InvalidParameter("speculative_config", dict(given), f"needs a method: {names}")

@@ -11,11 +11,14 @@ import math
 from collections import deque
 
 _KEPT = 9
-"""Times kept of each size: their median forgets a hiccup, and follows a context that grows."""
+"""Times kept of each size. Their lower quartile counts: it follows a context that grows, and others on the machine can
+only make a step longer."""
 _EXACT_UP_TO = 8
 _SIZES_PER_DOUBLING = 4
 _FIRST_SLOPE = 0.25
-"""Until a second size was seen, twice the tokens are taken to need 1.25 times the time: little enough to try it."""
+"""Until larger sizes were seen, twice the tokens are taken to need 1.25 times the time: little enough to try it."""
+_FAR_APART = 1.25
+"""Two sizes tell how it goes on if one is so many times the other: between nearer ones lies chance."""
 
 
 class StepTimes:
@@ -35,20 +38,34 @@ class StepTimes:
     def __init__(self) -> None:
         self._steps: dict[int, deque[tuple[float, int]]] = {}
         """By size: seconds and tokens of the latest."""
+        self._last_seen: dict[int, int] = {}
+        """By size, when."""
         self._points: list[tuple[int, float]] = []
-        """Tokens and seconds of the median step of each size, by tokens."""
+        """Tokens and seconds of the usual step of each size, by tokens."""
 
-    def learn(self, num_tokens: int, seconds: float) -> None:
-        """A step of so many query tokens took so long."""
+    def learn(self, num_tokens: int, seconds: float, now: int = 0) -> None:
+        """A step of so many query tokens took so long; `now` counts steps."""
         size = _size(num_tokens)
+        self._last_seen[size] = now
         if size not in self._steps:
             self._steps[size] = deque(maxlen=_KEPT)
         self._steps[size].append((seconds, num_tokens))
         kept = sorted(self._steps[size])
-        median_s, median_tokens = kept[len(kept) // 2]
+        usual_s, tokens = kept[len(kept) // 4]
         place = bisect.bisect_left(self._points, (size,))
         is_known = place < len(self._points) and _size(self._points[place][0]) == size
-        self._points[place : place + is_known] = [(median_tokens, median_s)]
+        self._points[place : place + is_known] = [(tokens, usual_s)]
+
+    def forget(self, before: int) -> None:
+        """Of sizes that were not seen since: what they took on a busy machine would never be put right."""
+        for size in [size for size, seen in self._last_seen.items() if seen < before]:
+            del self._steps[size], self._last_seen[size]
+            self._points = [point for point in self._points if _size(point[0]) != size]
+
+    @property
+    def largest(self) -> int:
+        """Most tokens of a step that is remembered; 0: none is."""
+        return self._points[-1][0] if self._points else 0
 
     def num_learned(self, num_tokens: int) -> int:
         """Times known of steps of this size."""
@@ -59,9 +76,11 @@ class StepTimes:
         points = self._points
         if not points:
             return None
+        last, last_s = points[-1]
+        if num_tokens > last and (len(points) == 1 or points[-2][0] * _FAR_APART > last):
+            return last_s * (1 + _FIRST_SLOPE * (num_tokens - last) / last)
         if len(points) == 1:
-            tokens, seconds = points[0]
-            return seconds * (1 + _FIRST_SLOPE * max(0, num_tokens - tokens) / tokens)
+            return last_s
         place = min(max(bisect.bisect_left(points, (num_tokens,)), 1), len(points) - 1)
         (tokens, seconds), (more_tokens, more_seconds) = points[place - 1], points[place]
         slope = (more_seconds - seconds) / (more_tokens - tokens)

@@ -19,7 +19,7 @@ from twostroke.config.load import DEFAULT_GROUP_SIZE
 from twostroke.config.model import ModelConfig
 from twostroke.cost.step_cost import MachineLimits, ModelShape
 from twostroke.engine.clock import monotonic_clock
-from twostroke.engine.drafting import Drafter, Surroundings, Target, find_drafter
+from twostroke.engine.drafting import Drafter, DrafterFacts, Surroundings, Target, find_drafter
 from twostroke.engine.engine import Engine
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.engine.facts import EngineFacts, input_processor
@@ -72,6 +72,11 @@ class _Loaded:
     grammars: GrammarBackend
     layout: KVLayout
     drafter: Drafter | None
+
+    @property
+    def drafter_facts(self) -> DrafterFacts:
+        """Of nobody, where nobody drafts."""
+        return DrafterFacts() if self.drafter is None else self.drafter.facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +136,7 @@ def build_engine(
         model_context=loaded.config.max_context,
         max_tokens_per_step=_max_tokens_per_step(config, loaded.config),
         memory=_free_memory(config, loaded, layout, num_weight_bytes),
-        bytes_beside_block=0 if loaded.drafter is None else loaded.drafter.kv_bytes_per_block,
+        bytes_beside_block=loaded.drafter_facts.kv_bytes_per_block,
     )
     with ExitStack() as if_it_fails:
         # opened before a weight is read, which may take minutes: a path that cannot be written is refused at once
@@ -183,16 +188,16 @@ def _build_engine(
         quantization=config.load.quantization,
         group_size=config.load.group_size or DEFAULT_GROUP_SIZE,
     )
+    drafts = loaded.drafter_facts
     manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
     scheduler = Scheduler(
         config.scheduler,
         manager,
         max_model_len=sizing.max_model_len,
         speculation=config.speculative_config,
-        max_drafts=None if loaded.drafter is None else loaded.drafter.max_drafts,
+        max_drafts=drafts.max_drafts,
     )
-    num_branch_blocks = 0 if loaded.drafter is None else loaded.drafter.num_branch_blocks
-    kv = KVStorage(layout, sizing.num_blocks, loaded.device, sizing.num_scratch_blocks, num_branch_blocks)
+    kv = KVStorage(layout, sizing.num_blocks, loaded.device, sizing.num_scratch_blocks, drafts.num_branch_blocks)
     sampler = Sampler(loaded.config.vocab_size, loaded.eos_token_ids, loaded.device, loaded.operators.gumbel_argmax)
     target = Target(
         model, kv, sampler, sizing.max_model_len, _step_tokens(config, loaded), config.scheduler.max_num_seqs
@@ -326,8 +331,8 @@ def _journal(
         now_s=monotonic_clock(),
         speculation=config.speculative_config,
     )
-    max_drafts = None if loaded.drafter is None else loaded.drafter.max_drafts
-    return Journal(replace(started, machine=machine, max_drafts=max_drafts), shape, event_log, listeners)
+    started = replace(started, machine=machine, max_drafts=loaded.drafter_facts.max_drafts)
+    return Journal(started, shape, event_log, listeners)
 
 
 def _max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:
@@ -346,8 +351,7 @@ def _free_memory(config: EngineConfig, loaded: _Loaded, layout: KVLayout, num_we
         bytes_per_element=loaded.dtype.itemsize,
     )
     free = _free_bytes(loaded.device)
-    if loaded.drafter is not None:
-        num_weight_bytes += loaded.drafter.num_weight_bytes
+    num_weight_bytes += loaded.drafter_facts.num_weight_bytes
     if num_weight_bytes > free:
         raise DoesNotFit(
             f"the weights of {loaded.path.name} take {num_weight_bytes:,} bytes; {free:,} are free. Free some memory, "
@@ -379,12 +383,17 @@ def _step_tokens(config: EngineConfig, loaded: _Loaded) -> int:
 def _step_bytes(config: EngineConfig, loaded: _Loaded) -> int:
     """What the largest step takes, and what drafts keep of steps."""
     max_tokens, max_num_seqs = _step_tokens(config, loaded), config.scheduler.max_num_seqs
-    kept = 0 if loaded.drafter is None else loaded.drafter.context_bytes(max_tokens, max_num_seqs)
-    return kept + step_bytes(
-        loaded.config,
-        max_tokens=max_tokens,
-        max_num_seqs=max_num_seqs,
-        bytes_per_element=loaded.dtype.itemsize,
+    drafts = loaded.drafter_facts
+    kept = drafts.bytes_per_token * max_tokens + drafts.bytes_per_request * max_num_seqs
+    return (
+        kept
+        + drafts.num_branch_blocks * loaded.layout.bytes_per_block
+        + step_bytes(
+            loaded.config,
+            max_tokens=max_tokens,
+            max_num_seqs=max_num_seqs,
+            bytes_per_element=loaded.dtype.itemsize,
+        )
     )
 
 

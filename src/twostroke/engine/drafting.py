@@ -69,31 +69,30 @@ class Target:
     """Of a step."""
 
 
+@dataclass(frozen=True, slots=True)
+class DrafterFacts:
+    """What the engine has to know of who drafts; as it stands here, of somebody who takes nothing, or of nobody."""
+
+    max_drafts: int | None = None
+    """Most tokens in a row that it can guess; None: any number."""
+    num_weight_bytes: int = 0
+    """Of its own."""
+    kv_bytes_per_block: int = 0
+    """What it keeps beside each KV block of the target."""
+    num_branch_blocks: int = 0
+    """KV blocks of the target's that its branches are verified in."""
+    bytes_per_token: int = 0
+    """What it remembers at most of each token of the largest step."""
+    bytes_per_request: int = 0
+    """And of each request of it."""
+
+
 class Drafter(Protocol):
     """Something that will draft, with what it takes."""
 
     @property
-    def num_weight_bytes(self) -> int:
-        """Of its own."""
-        ...
-
-    @property
-    def kv_bytes_per_block(self) -> int:
-        """What it keeps beside each KV block of the target."""
-        ...
-
-    @property
-    def max_drafts(self) -> int | None:
-        """Most tokens in a row that it can guess; None: any number."""
-        ...
-
-    @property
-    def num_branch_blocks(self) -> int:
-        """KV blocks of the target's that its branches are verified in."""
-        ...
-
-    def context_bytes(self, max_tokens: int, max_num_seqs: int) -> int:
-        """Most that it keeps beside these: what it remembers of steps of at most so many tokens and requests."""
+    def facts(self) -> DrafterFacts:
+        """What it takes, and can do."""
         ...
 
     @property
@@ -108,19 +107,11 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GivenDrafter:
-    """A proposer that is there already, and takes nothing: a benchmark's, or a test's."""
+    """A proposer that is there already: a benchmark's, or a test's."""
 
     proposer: Proposer
     words: str
-    num_branch_blocks: int = 0
-    num_weight_bytes: int = 0
-    kv_bytes_per_block: int = 0
-    max_drafts: int | None = None
-
-    def context_bytes(self, max_tokens: int, max_num_seqs: int) -> int:
-        """See Drafter."""
-        del max_tokens, max_num_seqs
-        return 0
+    facts: DrafterFacts = DrafterFacts()
 
     def build(self, target: Target) -> Proposer:
         """See Drafter."""
@@ -151,21 +142,13 @@ def find_drafter(config: SpeculativeConfig, surroundings: Surroundings) -> Draft
 @dataclass(frozen=True, slots=True)
 class _Ngram:
     config: SpeculativeConfig
-    num_weight_bytes: int = 0
-    kv_bytes_per_block: int = 0
-    max_drafts: int | None = None
-    num_branch_blocks: int = 0
+    facts: DrafterFacts = DrafterFacts()
 
     @property
     def words(self) -> str:
         """See Drafter."""
         fewest, most = self.config.lookup_lengths
         return f"prompt lookup, endings of {fewest} to {most} tokens"
-
-    def context_bytes(self, max_tokens: int, max_num_seqs: int) -> int:
-        """See Drafter."""
-        del max_tokens, max_num_seqs
-        return 0
 
     def build(self, target: Target) -> Proposer:
         """See Drafter."""
@@ -178,10 +161,7 @@ class _Ngram:
 class _EarlyExit:
     num_layers: int
     surroundings: Surroundings
-    num_weight_bytes: int = 0
-    kv_bytes_per_block: int = 0
-    max_drafts: int | None = None
-    num_branch_blocks: int = 0
+    facts: DrafterFacts = DrafterFacts()
 
     @classmethod
     def of(cls, config: SpeculativeConfig, surroundings: Surroundings) -> _EarlyExit:
@@ -204,11 +184,6 @@ class _EarlyExit:
             f"the first {self.num_layers} of {self.surroundings.config.num_layers} layers, with weights and KV shared"
         )
 
-    def context_bytes(self, max_tokens: int, max_num_seqs: int) -> int:
-        """See Drafter."""
-        del max_tokens, max_num_seqs
-        return 0
-
     def build(self, target: Target) -> Proposer:
         """See Drafter."""
         layout = target.kv.attention_layout(target.model.config.num_heads)
@@ -225,8 +200,6 @@ class _DraftModel:
     config: ModelConfig
     weights: WeightSource
     surroundings: Surroundings
-    max_drafts: int | None = None
-    num_branch_blocks: int = 0
 
     @classmethod
     def of(cls, config: SpeculativeConfig, surroundings: Surroundings) -> _DraftModel:
@@ -239,15 +212,11 @@ class _DraftModel:
         return cls(files, draft, weights, surroundings)
 
     @property
-    def num_weight_bytes(self) -> int:
+    def facts(self) -> DrafterFacts:
         """See Drafter."""
         keeps = self.surroundings.operators.keeps_quantized
-        return weight_bytes(self.weights, self.config, self.surroundings.dtype, None, keeps_quantized=keeps)
-
-    @property
-    def kv_bytes_per_block(self) -> int:
-        """See Drafter."""
-        return self._layout.bytes_per_block
+        weights = weight_bytes(self.weights, self.config, self.surroundings.dtype, None, keeps_quantized=keeps)
+        return DrafterFacts(num_weight_bytes=weights, kv_bytes_per_block=self._layout.bytes_per_block)
 
     @property
     def words(self) -> str:
@@ -255,18 +224,13 @@ class _DraftModel:
         parameters = num_parameters(self.config) / 1e6
         per_token = self._layout.bytes_per_token
         return (
-            f"draft model {self.files.path.name}, {parameters:,.1f} M parameters, {self.num_weight_bytes:,} bytes of "
-            f"weights, {per_token:,} bytes of KV per token"
+            f"draft model {self.files.path.name}, {parameters:,.1f} M parameters, {self.facts.num_weight_bytes:,} "
+            f"bytes of weights, {per_token:,} bytes of KV per token"
         )
 
     @property
     def _layout(self) -> KVLayout:
         return _kv_beside(self.config, self.surroundings)
-
-    def context_bytes(self, max_tokens: int, max_num_seqs: int) -> int:
-        """See Drafter."""
-        del max_tokens, max_num_seqs
-        return 0
 
     def build(self, target: Target) -> Proposer:
         """See Drafter."""
@@ -294,7 +258,6 @@ class _Medusa:
     num_places: int
     """For drafts, of each request and step; more than there are heads make branches."""
     surroundings: Surroundings
-    kv_bytes_per_block: int = 0
 
     @classmethod
     def of(cls, config: SpeculativeConfig, surroundings: Surroundings) -> _Medusa:
@@ -305,42 +268,37 @@ class _Medusa:
         return cls(folder, 0 if num_places == AUTO else num_places, surroundings)
 
     @property
-    def max_drafts(self) -> int:
+    def facts(self) -> DrafterFacts:
         """See Drafter."""
-        return medusa_shape(self.folder).num_heads
-
-    @property
-    def num_branch_blocks(self) -> int:
-        """See Drafter."""
-        if self.num_places <= self.max_drafts + 1:  # one more is no place for a branch
-            return 0
-        layout = self.surroundings.layout
-        return MAX_BRANCHES * len(layout.groups) * blocks_of_branch(self.max_drafts, layout.block_size)
-
-    @property
-    def num_weight_bytes(self) -> int:
-        """See Drafter."""
-        return self.folder.num_bytes(self.surroundings.dtype)
+        around, num_heads = self.surroundings, medusa_shape(self.folder).num_heads
+        num_branch_blocks = 0
+        if self.num_places > num_heads + 1:  # one more is no place for a branch
+            per_branch = blocks_of_branch(num_heads, around.layout.block_size)
+            num_branch_blocks = MAX_BRANCHES * len(around.layout.groups) * per_branch
+        return DrafterFacts(
+            max_drafts=num_heads,
+            num_weight_bytes=self.folder.num_bytes(around.dtype),
+            num_branch_blocks=num_branch_blocks,
+            # states of two steps: not every request is in the last one
+            bytes_per_request=2 * around.config.hidden_size * around.dtype.itemsize,
+        )
 
     @property
     def words(self) -> str:
         """See Drafter."""
-        num_heads = medusa_shape(self.folder).num_heads
-        branches = f", {self.num_branch_blocks:,} KV blocks for branches" if self.num_branch_blocks else ""
-        weights = f"{self.num_weight_bytes:,} bytes of weights"
-        return f"{num_heads} Medusa heads of {self.folder.path.name}, {weights}{branches}"
-
-    def context_bytes(self, max_tokens: int, max_num_seqs: int) -> int:
-        """See Drafter."""
-        del max_tokens
-        num_states = 2 * max_num_seqs  # of two steps: not every request is in the last one
-        states = num_states * self.surroundings.config.hidden_size * self.surroundings.dtype.itemsize
-        return states + self.num_branch_blocks * self.surroundings.layout.bytes_per_block
+        facts = self.facts
+        branches = f", {facts.num_branch_blocks:,} KV blocks for branches" if facts.num_branch_blocks else ""
+        weights = f"{facts.num_weight_bytes:,} bytes of weights"
+        return f"{facts.max_drafts} Medusa heads of {self.folder.path.name}, {weights}{branches}"
 
     def build(self, target: Target) -> Proposer:
         """See Drafter."""
         heads = MedusaHeads(self.folder, target.model, self.surroundings.placement(target))
         return MedusaProposer(heads, target.sampler)
+
+
+_KEPT_TOKENS = 32
+"""Of each request, two blocks of the usual size; beside them the largest chunk of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,8 +308,6 @@ class _Eagle:
     folder: DraftFolder
     config: ModelConfig
     surroundings: Surroundings
-    max_drafts: int | None = None
-    num_branch_blocks: int = 0
 
     @classmethod
     def of(cls, config: SpeculativeConfig, surroundings: Surroundings) -> _Eagle:
@@ -365,36 +321,28 @@ class _Eagle:
         return cls(folder, eagle_config(folder), surroundings)
 
     @property
-    def num_weight_bytes(self) -> int:
+    def facts(self) -> DrafterFacts:
         """See Drafter."""
-        return self.folder.num_bytes(self.surroundings.dtype)
-
-    @property
-    def kv_bytes_per_block(self) -> int:
-        """See Drafter."""
-        return self._layout.bytes_per_block
+        around = self.surroundings
+        size = len(self._feature_layers) * around.config.hidden_size * around.dtype.itemsize
+        return DrafterFacts(
+            num_weight_bytes=self.folder.num_bytes(around.dtype),
+            kv_bytes_per_block=self._layout.bytes_per_block,
+            bytes_per_token=2 * size,  # of a step's features, and of those that are kept
+            bytes_per_request=_KEPT_TOKENS * size,
+        )
 
     @property
     def words(self) -> str:
         """See Drafter."""
         return (
-            f"EAGLE head {self.folder.path.name}, {self.num_weight_bytes:,} bytes of weights, "
+            f"EAGLE head {self.folder.path.name}, {self.facts.num_weight_bytes:,} bytes of weights, "
             f"{self._layout.bytes_per_token:,} bytes of KV per token"
         )
 
     @property
     def _layout(self) -> KVLayout:
         return _kv_beside(self.config, self.surroundings)
-
-    def context_bytes(self, max_tokens: int, max_num_seqs: int) -> int:
-        """See Drafter."""
-        size = len(self._feature_layers) * self.surroundings.config.hidden_size * self.surroundings.dtype.itemsize
-        return (self._kept_tokens(max_tokens, max_num_seqs) + max_tokens) * size
-
-    @staticmethod
-    def _kept_tokens(max_tokens: int, max_num_seqs: int) -> int:
-        """The largest chunk of a prompt, and of as many requests as there may be two blocks of usual size."""
-        return max_tokens + 32 * max_num_seqs
 
     @property
     def _feature_layers(self) -> tuple[int, ...]:
@@ -406,7 +354,7 @@ class _Eagle:
         head = EagleHead(self.folder, target.model, around.placement(target))
         attention, group = _layout_beside(self.config, self._layout, around.layout)
         kv = KVStorage(self._layout, target.kv.num_blocks, around.device)
-        history = FeatureHistory(self._feature_layers, self._kept_tokens(target.max_tokens, target.max_num_seqs))
+        history = FeatureHistory(self._feature_layers, target.max_tokens + _KEPT_TOKENS * target.max_num_seqs)
         memory = HeadMemory(kv, target.kv.num_blocks, attention, group)
         return EagleProposer(head, memory, history, target.sampler, around.device)
 

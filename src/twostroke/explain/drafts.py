@@ -101,10 +101,13 @@ def _figures(step: StepDrafts) -> str:
 def _others(steps: Sequence[StepDrafts]) -> list[str]:
     reasons = [(step.decision.reason, step.num_places > 0) for step in steps if step.decision is not None]
     num_tried = reasons.count((DraftReason.PROBE, True))
+    num_owing = sum(reason is DraftReason.OWES for reason, _ in reasons)
     num_unknown = sum(reason is DraftReason.UNKNOWN for reason, _ in reasons)
     said: list[str] = []
     if num_tried:
         said.append(f"was tried in {counted(num_tried, 'step')}")
+    if num_owing:
+        said.append(f"was off in {counted(num_owing, 'step')} to make up for time that it had cost")
     if num_unknown:
         said.append(f"waited for {counted(num_unknown, 'step')} to be timed without it")
     return said

@@ -163,7 +163,8 @@ SPEC_DECODE_DECISIONS = Family(
     labels=("reason",),
     help="Steps for which the gate (num_speculative_tokens 'auto') decided whether to draft: 'pays' (more tokens per "
     "second than without), 'does not pay', 'probe' (one request tries a draft, though they did not pay a while ago), "
-    "'unknown' (steps of this size are timed without drafts first).",
+    "'owes' (drafts have cost more time than they saved, which is to be made up first), 'unknown' (steps of this size "
+    "are timed without drafts first).",
     is_vllms=False,
 )
 PREFIX_CACHE_QUERIES = Family(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,15 +46,29 @@ class DraftFolder:
         return sum(dtype.itemsize * torch.Size(shape).numel() for shape in self.shapes.values())
 
     def tensor(self, name: str) -> Tensor:
-        """One of `shapes`."""
+        """One of `shapes`.
+
+        Raises:
+            CorruptCheckpoint: one of its numbers is not finite: it would never guess anything.
+        """
         if self._pickled is not None:
-            return self._pickled[name]
-        assert self._checkpoint is not None, "one of the two was opened"
-        return self._checkpoint.read(name)
+            tensor = self._pickled[name]
+        else:
+            assert self._checkpoint is not None, "one of the two was opened"
+            tensor = self._checkpoint.read(name)
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise CorruptCheckpoint(f"{self.path}: {name} has numbers that are not finite. Download it again.")
+        return tensor
 
     def count(self, name: str, default: int | None = None) -> int:
         """A whole number of config.json."""
         return count(self.config, name, default)
+
+    def check_counts(self, expected: Mapping[str, int], why: str) -> None:
+        """Raises CorruptCheckpoint where config.json says another number; where it says none, shapes tell."""
+        for name, number in expected.items():
+            if self.count(name, number) != number:
+                raise CorruptCheckpoint(f"{self.path}: config.json has a {name} of {self.count(name)}{why}.")
 
     def check_shape(self, name: str, expected: tuple[int | None, ...], why: str = "") -> None:
         """Raises CorruptCheckpoint for a tensor that is missing or of another shape; None takes any size."""

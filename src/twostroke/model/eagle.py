@@ -151,6 +151,7 @@ def check_eagle(folder: DraftFolder, target: ModelConfig, name: str) -> None:
     }
     if "embed_tokens.weight" in folder.shapes:
         expected["embed_tokens.weight"] = (target.vocab_size, hidden)
+    folder.check_counts({"hidden_size": hidden, "vocab_size": target.vocab_size}, why)
     for tensor, shape in expected.items():
         folder.check_shape(tensor, shape, why)
     known = folder.shapes["lm_head.weight"][0]

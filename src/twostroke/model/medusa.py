@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twostroke.config.model import ModelConfig
+from twostroke.errors import CorruptCheckpoint
 from twostroke.model.decoder import DecoderModel, Placement
 from twostroke.model.draft_folder import DraftFolder
 
@@ -84,9 +85,13 @@ def check_medusa(folder: DraftFolder, target: ModelConfig, name: str) -> None:
     folder.check_shape("0.0.linear.weight", (None, None))  # a whole model, say, has none
     shape, hidden = medusa_shape(folder), target.hidden_size
     why = f": {name} has hidden states of {hidden} numbers and a vocabulary of {target.vocab_size}"
+    folder.check_counts({"hidden_size": hidden, "vocab_size": target.vocab_size}, why)
     for i in range(shape.num_heads):
         for j in range(shape.num_layers):
             folder.check_shape(f"{i}.{j}.linear.weight", (hidden, hidden), why)
             folder.check_shape(f"{i}.{j}.linear.bias", (hidden,), why)
+        if f"{i}.{shape.num_layers}.linear.weight" in folder.shapes:
+            told = f"config.json has {shape.num_layers} medusa_num_layers"
+            raise CorruptCheckpoint(f"{folder.path}: {told}, and head {i} has more blocks.")
         if f"{i}.{shape.num_layers}.weight" in folder.shapes:
             folder.check_shape(f"{i}.{shape.num_layers}.weight", (target.vocab_size, hidden), why)

@@ -148,7 +148,7 @@ class ModelRunner:
         attention = self._attention_metadata(flat)
         input_ids, positions = self._to_device(flat.input_ids), self._to_device(flat.positions)
 
-        watcher = self._watcher if self._watcher is not None and self._watcher.is_watching else None
+        watcher = self._watcher_of(batch)
         begin_s = time.perf_counter()
         hidden, features = self._forward(input_ids, positions, attention, watcher)
         drawn = self._sample(hidden, inputs, branches)
@@ -164,6 +164,12 @@ class ModelRunner:
             watcher.observe(TargetStep(hidden, features, reads, self._table.block_tables))
             draft_time_s += time.perf_counter() - begin_s
         return StepResult(batch.step, results, operator_time_s, draft_time_s)
+
+    def _watcher_of(self, batch: ScheduledBatch) -> Watcher | None:
+        """Who wants to see the step."""
+        if self._watcher is None or not self._watcher.watches(batch.num_prefill_tokens > 0):
+            return None
+        return self._watcher
 
     def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...]:
         """Computes a cached block again; see KVRecomputer. The KV memory was made with scratch blocks for it."""

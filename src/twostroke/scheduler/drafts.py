@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from dataclasses import replace
 from typing import Protocol
 
 from twostroke.batch import Commit, DraftDecision, DraftReason, ScheduledRequest, StepSeconds, Stroke
 from twostroke.config.speculation import AUTO, MAX_AUTO_DRAFTS, SpeculativeConfig
-from twostroke.cost.acceptance import Acceptance, best_plan
+from twostroke.cost.acceptance import Acceptances, DraftPlan, best_plan
+from twostroke.cost.account import DraftAccount
+from twostroke.cost.drafting_time import HICCUP, DraftingTimes
 from twostroke.cost.step_time import StepTimes
+from twostroke.draft_outcomes import num_accepted
 from twostroke.request import Request
+from twostroke.scheduler.draft_tries import DraftTries
 
 
 class DraftGate(Protocol):
@@ -59,65 +64,62 @@ class MeasuredDrafts:
     """Drafts where they pay, by what was measured: who guesses well here, and how long steps of which size take.
 
     ```
-    measured    a of each request      v(tokens) of a step     c(requests) of one round of drafting
+    measured    a of each request      v(tokens) of a step     c(requests) of one round of drafting, and of reading
                        └──────────────────────┼─────────────────────┘
     decided      the drafts that make the most tokens per second: best_plan (cost/acceptance.py)
+    booked       what came of them, against the same tokens without drafts: DraftAccount (cost/account.py)
     ```
 
     Until a few drafts were looked at, one request tries them for everybody; then four times as many as have drafted
-    together before, because nobody knows how long drafting takes for more. Where drafts do not pay, one request at a
-    time tries one all the same now and then, ever more rarely while they fall: the text may have become one that is
-    easy to guess.
+    together before, because nobody knows how long drafting takes for more. Where drafts do not pay, one is tried all
+    the same now and then (DraftTries). Nothing is tried while drafting owes time, and nothing drafted at all when it
+    owes much.
     """
 
-    _FIRST_GUESS = 0.7
-    """Acceptance before anything is known: good enough to find out."""
     _ENOUGH_TRIED = 12
     """Drafts that were looked at before more than one request has any: a prompt that is read for them is not free."""
     _LEAST_GAIN = 1.03
     """Less is within what measuring can tell."""
     _BASE_SAMPLES = 3
     """Steps of a size that are timed without drafts before anything is held against them."""
-    _FIRST_PROBE = 24
-    _LAST_PROBE = 384
-    """Steps between two tries, by one of the requests whose drafts do not pay."""
-    _MOST_RETRIES = 24
-    """Steps for which a try is repeated that found nobody ready to draft: who had not been asked for long wakes up."""
+    _FRESH_STEPS = 32
+    """So many steps with drafts, times what they gain, and one is timed without: its time may have changed."""
+    _REMEMBERED = 512
+    """Steps for which the time of a size counts that was not seen again."""
+    _FURTHER = 2
+    """So many times as many tokens as in any step that is remembered are planned at most: nobody knows what comes."""
     _GROWTH = 4
     """So many times as many requests may draft together as have done so before."""
     _FIRST_HOLD = 4
     _LAST_HOLD = 64
     """For so many steps it stays at no drafts, longer each time: thinking takes a fiftieth of a small model's step."""
-    _GLOBAL_KEPT = 0.94
-    """Of what is known of everybody, after each draft that was looked at: a dozen drafts make it anew."""
+    _LOOKS_EVERY = 8
+    """Meanwhile it looks at every eighth step, for the same reason."""
+    _READ_SPREAD = 32
+    """Steps with drafts that a drafter's reading has to be worth."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._step_times = StepTimes()
-        self._draft_times = StepTimes()
-        """Of one round of drafting, by requests."""
-        self._acceptances: dict[str, Acceptance] = {}
-        self._everybody = self._FIRST_GUESS
-        """Acceptance of requests that have ended, or go on: where a new one begins."""
-        self._idle_steps = 0
-        """Steps since the last try."""
-        self._patience = self._FIRST_PROBE
-        """Steps until the next one."""
-        self._num_probes = 0
-        self._num_retries = 0
-        self._most_together = 0
-        """Requests that drafted in one step whose drafting was timed."""
+        self._draft_times = DraftingTimes()
+        self._num_steps = self._next_cleaning = 0
+        self._acceptances = Acceptances()
+        self._tries = DraftTries()
+        self._num_since_plain = 0
+        """Steps with drafts since one without was timed."""
         self._num_tried = 0
         """Drafts that were looked at."""
         self._held: tuple[int, int] = 0, 0
         """No drafts for so many steps yet, as long as there are so many requests."""
         self._hold = self._FIRST_HOLD
         """How long the next time."""
-        self._figures = 0.0, 0.0, 0.0
-        """Of the last time when drafts did not pay, the best that could have been drafted: tokens, seconds, seconds
-        without drafts."""
-        self._drafted_last: set[str] = set()
+        self._off = DraftDecision(DraftReason.DOES_NOT_PAY, 0, 0.0, 0.0, 0.0)
+        """The decision of the steps of a hold, with the figures of the best that could have been drafted."""
+        self._drafted_last: Set[str] = frozenset()
         """Requests with drafts in the last step."""
+        self._account = DraftAccount()
+        self._unbooked_s = 0.0
+        """Time of the steps that the account has not been told of."""
         self._decision: DraftDecision | None = None
 
     @property
@@ -131,82 +133,96 @@ class MeasuredDrafts:
         if not requests:
             return ()
         if self._step_times.num_learned(len(requests)) < self._BASE_SAMPLES:
-            self._decision = DraftDecision(DraftReason.UNKNOWN, 0, float(len(requests)), 0.0, 0.0)
-            return (0,) * len(requests)
+            return self._timed_without(requests)
         steps_left, num_requests = self._held
         if not steps_left or num_requests != len(requests):
-            expected = [self._expected(request.request_id) for request in requests]
-            plan = best_plan(expected, self._most, self._step_s, self._draft_s)
-            figures = plan.tokens, plan.seconds, plan.plain_seconds
-            if self._num_tried < self._ENOUGH_TRIED:
-                wanted = self._scouted(requests, plan.num_drafts)
-                self._decision = DraftDecision(DraftReason.PROBE, sum(wanted), *figures)
-                return wanted
-            if plan.gain >= self._LEAST_GAIN:
-                wanted = self._with_probe(requests, self._some(requests, plan.num_drafts))
-                self._decision = DraftDecision(DraftReason.PAYS, sum(wanted), *figures)
-                self._patience, self._hold = self._FIRST_PROBE, self._FIRST_HOLD
-                return wanted
-            self._figures = plan.drafted_tokens, plan.drafted_seconds, plan.plain_seconds
+            expected = self._acceptances.expected(request.request_id for request in requests)
+            read_s = self._to_read_s(requests)
+            plan = best_plan(
+                expected,
+                self._most,
+                self._step_s,
+                lambda n, k: self._draft_times.predicted(n, k) + n * read_s,
+                most_tokens=self._FURTHER * self._step_times.largest,
+            )
+            pays = plan.gain >= self._LEAST_GAIN
+            if not self._account.is_stopped:
+                if self._num_tried < self._ENOUGH_TRIED:
+                    return self._taken(DraftReason.PROBE, plan, self._scouted(requests, plan.num_drafts))
+                if pays and self._num_since_plain >= self._FRESH_STEPS * plan.gain:
+                    return self._timed_without(requests)
+                if pays:
+                    self._hold = self._FIRST_HOLD
+                    self._tries.begin_anew()
+                    wanted = self._with_try(requests, self._some(requests, plan.num_drafts))
+                    return self._taken(DraftReason.PAYS, plan, wanted)
+            figures = plan.drafted_tokens, plan.drafted_seconds, plan.plain_seconds
+            self._off = DraftDecision(DraftReason.OWES if pays else DraftReason.DOES_NOT_PAY, 0, *figures)
             steps_left, self._hold = self._hold, min(2 * self._hold, self._LAST_HOLD)
         self._held = steps_left - 1, len(requests)
-        wanted = self._with_probe(requests, (0,) * len(requests))
-        reason = DraftReason.PROBE if any(wanted) else DraftReason.DOES_NOT_PAY
-        self._decision = DraftDecision(reason, sum(wanted), *self._figures)
+        wanted = self._with_try(requests, (0,) * len(requests))
+        self._decision = self._off
+        if any(wanted):
+            self._decision = replace(self._off, reason=DraftReason.PROBE, num_drafts=sum(wanted))
         return wanted
 
     def learn(self, scheduled: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepSeconds) -> None:
         """See DraftGate."""
-        verified = {commit.request_id: commit for commit in commits if commit.num_draft_tokens}
-        for request_id, commit in verified.items():
-            num_accepted = min(commit.num_tokens - 1, commit.num_draft_tokens)
-            acceptance = self._acceptances.get(request_id)
-            is_cut = commit.finish_reason is not None and num_accepted < commit.num_draft_tokens
-            if acceptance is not None and not is_cut:  # neither ended meanwhile, nor by one of these tokens
-                if num_accepted:
-                    self._patience, self._hold = self._FIRST_PROBE, self._FIRST_HOLD
-                acceptance.learn(commit.num_draft_tokens, num_accepted)
-                tried = num_accepted + (num_accepted < commit.num_draft_tokens)
-                self._num_tried += tried
-                kept = self._GLOBAL_KEPT**tried
-                self._everybody = self._everybody * kept + (1 - kept) * num_accepted / tried
-        if not seconds.step_s or any(request.stroke is Stroke.PREFILL for request in scheduled):
-            return
-        num_drafts = sum(commit.num_draft_tokens for commit in verified.values())
-        self._step_times.learn(len(scheduled) + num_drafts, seconds.step_s - seconds.draft_s)
+        self._num_steps += 1
+        self._unbooked_s += seconds.step_s
         asked = {request.request_id: request.num_draft_tokens for request in scheduled if request.num_draft_tokens}
-        self._retry_later(bool(asked), bool(verified))
-        if asked and asked.keys() <= self._drafted_last:  # who has not drafted for a while has something to read first
-            self._draft_times.learn(len(asked), seconds.draft_s / max(asked.values()))
-            self._most_together = max(self._most_together, len(asked))
-        self._drafted_last = set(asked)
+        if not asked and self._held[1] and self._num_steps % self._LOOKS_EVERY:
+            self._drafted_last = asked.keys()  # nobody
+            return
+        verified = [commit for commit in commits if commit.num_draft_tokens]
+        num_drafts = sum(commit.num_draft_tokens for commit in verified)
+        num_stood = sum(map(self._num_stood, verified))
+        drafting_s = self._learn_drafting(verified, scheduled, seconds.draft_s) if asked else 0.0
+        self._drafted_last = asked.keys()
+        num_decoding = sum(request.stroke is Stroke.DECODE for request in scheduled)
+        if not seconds.step_s or not num_decoding:
+            return
+        verified_s = 0.0
+        if num_decoding == len(scheduled):  # what drafts add to a step with prompts is not told apart
+            verified_s = seconds.step_s - seconds.draft_s
+            self._step_times.learn(num_decoding + num_drafts, verified_s, self._num_steps)
+            self._num_since_plain = self._num_since_plain + 1 if asked else 0
+            self._tries.passed(has_asked=bool(asked), has_found=bool(verified))
+        self._book(num_decoding, num_drafts, num_stood, drafting_s, verified_s if asked else 0.0)
+        if self._num_steps >= self._next_cleaning:
+            self._next_cleaning = self._num_steps + self._REMEMBERED // 8
+            for times in (self._step_times, self._draft_times):
+                times.forget(self._num_steps - self._REMEMBERED)
 
     def forget(self, request_id: str) -> None:
         """See DraftGate."""
-        self._acceptances.pop(request_id, None)
+        self._acceptances.forget(request_id)
 
-    def _expected(self, request_id: str) -> float:
-        known = self._acceptances.get(request_id)
-        return self._everybody if known is None else known.probability
+    def _timed_without(self, requests: Sequence[Request]) -> tuple[int, ...]:
+        """No drafts, to know what a step takes without."""
+        self._held = 0, 0
+        self._decision = DraftDecision(DraftReason.UNKNOWN, 0, float(len(requests)), 0.0, 0.0)
+        return (0,) * len(requests)
 
-    def _acceptance(self, request_id: str) -> Acceptance:
-        if request_id not in self._acceptances:
-            self._acceptances[request_id] = Acceptance(self._everybody)
-        return self._acceptances[request_id]
+    def _taken(self, reason: DraftReason, plan: DraftPlan, wanted: tuple[int, ...]) -> tuple[int, ...]:
+        """These drafts of a plan, or fewer."""
+        self._held = 0, 0
+        self._decision = DraftDecision(reason, sum(wanted), plan.tokens, plan.seconds, plan.plain_seconds)
+        return wanted
 
     def _scouted(self, requests: Sequence[Request], num_drafts: Sequence[int]) -> tuple[int, ...]:
         """Of these drafts only one request's, and one at least: the others wait for its experience."""
         known = [place for place, request in enumerate(requests) if request.request_id in self._acceptances]
         scout = known[0] if known else 0
-        self._acceptance(requests[scout].request_id)  # what comes of it is to be learned
+        self._acceptances.begin(requests[scout].request_id)
         return tuple(max(1, n) if place == scout else 0 for place, n in enumerate(num_drafts))
 
     def _some(self, requests: Sequence[Request], num_drafts: Sequence[int]) -> tuple[int, ...]:
         """Of these drafts those of as many requests as may have any."""
         places = [place for place, number in enumerate(num_drafts) if number]
-        chosen = set(places[: self._GROWTH * max(1, self._most_together)])
+        chosen = set(places[: self._GROWTH * self._draft_times.most_together])
         for place in chosen:
-            self._acceptance(requests[place].request_id)  # what comes of them is to be learned
+            self._acceptances.begin(requests[place].request_id)
         return tuple(number if place in chosen else 0 for place, number in enumerate(num_drafts))
 
     def _step_s(self, num_tokens: int) -> float:
@@ -214,31 +230,58 @@ class MeasuredDrafts:
         assert seconds is not None, "asked before a step was timed"
         return seconds
 
-    def _draft_s(self, num_requests: int, num_drafts: int) -> float:
-        num_timed = min(num_requests, max(1, self._most_together))  # of more, it is soon known
-        return num_drafts * (self._draft_times.predicted(num_timed) or 0.0)
+    def _to_read_s(self, requests: Sequence[Request]) -> float:
+        """Of one request, its part in a step's time of what is to be read before the first draft."""
+        num_tokens = sum(request.num_tokens for request in requests if request.request_id not in self._drafted_last)
+        return num_tokens / len(requests) * self._draft_times.read_s / self._READ_SPREAD
 
-    def _retry_later(self, has_asked: bool, has_found: bool) -> None:
-        """After a step: drafts that were asked for and not guessed are asked for again, of the same request."""
-        if has_found or self._num_retries >= self._MOST_RETRIES:
-            self._num_retries = 0
-        elif has_asked and self._idle_steps == 0:
-            self._num_retries += 1
-            self._num_probes -= 1
-            self._patience = max(self._FIRST_PROBE, self._patience // 2)
-            self._idle_steps = self._patience
+    def _learn_drafting(
+        self, verified: Sequence[Commit], scheduled: Sequence[ScheduledRequest], draft_s: float
+    ) -> float:
+        """What drafting took, without hiccups; who has not drafted in the last step had something to read first."""
+        num_unread = sum(
+            request.num_computed_tokens
+            for request in scheduled
+            if request.num_draft_tokens and request.request_id not in self._drafted_last
+        )
+        deepest = max((commit.num_draft_tokens for commit in verified), default=0)
+        return self._draft_times.learn(len(verified), deepest, num_unread, draft_s, self._num_steps)
 
-    def _with_probe(self, requests: Sequence[Request], wanted: Sequence[int]) -> tuple[int, ...]:
-        """The same, with a single draft for one of those without, if it is time to try: each in its turn."""
-        without = [place for place, num_drafts in enumerate(wanted) if not num_drafts]
-        self._idle_steps += 1
-        if not without or self._idle_steps < self._patience:
+    def _book(self, num_decoding: int, num_drafts: int, num_stood: int, drafting_s: float, verified_s: float) -> None:
+        """What drafts lost, or won: the time to draft, and what they added to the target's pass.
+
+        That pass is told by its length, 0 where nobody was asked or it is not known; with no draft to verify it may be
+        longer, too, because it is watched.
+        """
+        if self._step_times.num_learned(num_decoding) < self._BASE_SAMPLES:
+            return
+        plain_s = self._step_s(num_decoding)
+        lost_s = drafting_s - num_stood * plain_s / num_decoding
+        if verified_s:
+            lost_s += min(verified_s, HICCUP * self._step_s(num_decoding + num_drafts)) - plain_s
+        self._account.book(self._unbooked_s, lost_s, plain_s)
+        self._unbooked_s = 0.0
+
+    def _num_stood(self, commit: Commit) -> int:
+        """Of a request's drafts; what that tells of the next ones is learned."""
+        num_stood = num_accepted(commit.num_tokens, commit.num_draft_tokens)
+        is_cut = commit.finish_reason is not None and num_stood < commit.num_draft_tokens
+        if commit.request_id in self._acceptances and not is_cut:  # neither ended meanwhile, nor by one of these tokens
+            if num_stood:
+                self._hold = self._FIRST_HOLD
+                self._tries.stood(commit.request_id)
+            else:
+                self._tries.fell(commit.request_id)
+            self._acceptances.learn(commit.request_id, commit.num_draft_tokens, num_stood)
+            self._num_tried += num_stood + (num_stood < commit.num_draft_tokens)
+        return num_stood
+
+    def _with_try(self, requests: Sequence[Request], wanted: Sequence[int]) -> tuple[int, ...]:
+        """The same, with a single draft for one of those without, if it is time to try."""
+        place = self._tries.place(requests, wanted, may_begin=not self._account.owes)
+        if place is None:
             return tuple(wanted)
-        self._idle_steps = 0
-        self._patience = min(2 * self._patience, self._LAST_PROBE)
-        self._num_probes += 1
-        place = without[self._num_probes % len(without)]
-        self._acceptance(requests[place].request_id)  # what comes of it is to be learned
+        self._acceptances.begin(requests[place].request_id)
         self._held = 0, 0
         return (*wanted[:place], 1, *wanted[place + 1 :])
 

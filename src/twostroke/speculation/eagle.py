@@ -18,6 +18,7 @@ from twostroke.sampling.sampler import Sampler
 from twostroke.speculation.draws import DraftDraws
 from twostroke.speculation.history import FeatureHistory
 from twostroke.speculation.proposer import DraftRequest, Drafts, TargetStep
+from twostroke.speculation.wakefulness import Wakefulness
 
 
 class _Place(NamedTuple):
@@ -42,10 +43,6 @@ class HeadMemory:
     """Of the target, whose block tables it goes by."""
 
 
-_AWAKE_STEPS = 32
-"""For so many steps it goes on watching when nobody asks: keeping features costs a small model's step a twentieth."""
-
-
 class EagleProposer:
     """Reads what the target made of a sequence when drafts of it are wanted, then goes on from its own guesses.
 
@@ -58,8 +55,8 @@ class EagleProposer:
 
     Its K and V lie beside the target's, block by block, so that a prefix that is found in the cache is one for the head
     as well, as far as it has read it. What it has not read and nobody remembers is as if it were not there: that makes
-    guesses worse and changes no token. When it is not asked for long, it watches no more; asked again, it has to see
-    the beginning of a block first.
+    guesses worse and changes no token. When it is not asked for long, it watches prompts only; asked again in the midst
+    of a text, it has to see the beginning of a block first.
 
     Args:
         head: the drafting layer.
@@ -84,21 +81,19 @@ class EagleProposer:
         self._sampler = sampler
         self._device = device
         self._operator = head.attention
-        self._num_unasked = 0
-        """Steps since it was asked."""
+        self._wakefulness = Wakefulness()
         self._has_read: dict[int, range] = {}
         """Per row: positions whose K and V are the head's own reading."""
         self._is_read = np.zeros(memory.num_blocks, bool)
         """Blocks of which it has read every position, since the target last wrote them."""
 
-    @property
-    def is_watching(self) -> bool:
+    def watches(self, reads_prompts: bool) -> bool:
         """See Watcher."""
-        return self._num_unasked < _AWAKE_STEPS
+        return reads_prompts or self._wakefulness.is_awake
 
     def observe(self, step: TargetStep) -> None:
         """See Watcher: it reads nothing yet."""
-        self._num_unasked += 1
+        self._wakefulness.shown(step)
         self._history.add(step)
         size, table = self._layout.block_size, step.block_tables[self._group]
         for read in step.reads:
@@ -108,11 +103,9 @@ class EagleProposer:
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
         """See Proposer."""
-        if not self.is_watching:  # what the target wrote meanwhile was not seen
-            self._history.clear()
-            self._has_read.clear()
+        if not self._wakefulness.is_awake:  # which blocks the target wrote meanwhile was not seen
             self._is_read[:] = False
-        self._num_unasked = 0
+        self._wakefulness.asked()
         places = {i: place for i, request in enumerate(requests) if (place := self._unread(request)) is not None}
         draws = DraftDraws(self._sampler, requests, list(places))
         if not places:

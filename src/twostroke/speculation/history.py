@@ -80,12 +80,6 @@ class FeatureHistory:
             if num_tokens:
                 pieces.append(_Piece(kept, first, begin, num_tokens))
 
-    def clear(self) -> None:
-        """Everything goes."""
-        self._steps.clear()
-        self._pieces.clear()
-        self._num_tokens = 0
-
     def forget(self, row: int) -> None:
         """The sequence has ended, or will be computed again."""
         self._pieces.pop(row, None)

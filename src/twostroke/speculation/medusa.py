@@ -12,6 +12,7 @@ from twostroke.model.medusa import MedusaHeads
 from twostroke.sampling.sampler import Sampler
 from twostroke.speculation.draws import DraftDraws
 from twostroke.speculation.proposer import DraftRequest, Drafts, TargetStep
+from twostroke.speculation.wakefulness import Wakefulness
 
 _LEAST_BRANCH = 2
 """Places: the last known token again, and a guess."""
@@ -22,17 +23,21 @@ class MedusaProposer:
 
     feature_layers: tuple[int, ...] = ()
     """The final hidden state is all it wants."""
-    is_watching = True
-    """Keeping a reference costs nothing."""
 
     def __init__(self, heads: MedusaHeads, sampler: Sampler) -> None:
         self._heads = heads
         self._sampler = sampler
         self._hidden: dict[int, tuple[int, Tensor, int]] = {}
         """Per row: how many tokens were known then, states [some rows, hidden_size] and which of them is its own."""
+        self._wakefulness = Wakefulness()
+
+    def watches(self, reads_prompts: bool) -> bool:
+        """See Watcher."""
+        return reads_prompts or self._wakefulness.is_awake
 
     def observe(self, step: TargetStep) -> None:
         """See Watcher."""
+        self._wakefulness.shown(step)
         reads = [read for read in step.reads if read.end == read.num_known - 1]  # a token was drawn behind it
         ends = [read.first + read.num_tokens - 1 for read in reads]
         hidden = step.hidden
@@ -44,6 +49,7 @@ class MedusaProposer:
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
         """See Proposer."""
+        self._wakefulness.asked()
         active = [i for i, request in enumerate(requests) if self._is_known(request)]
         draws = DraftDraws(self._sampler, requests, active)
         branches: dict[int, tuple[tuple[int, ...], ...]] = {}

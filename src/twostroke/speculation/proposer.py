@@ -113,9 +113,12 @@ class Watcher(Protocol):
     It is shown steps whether or not anybody drafts: it should keep what it is shown, and work when it is asked.
     """
 
-    @property
-    def is_watching(self) -> bool:
-        """Whether it wants to see the next step; who was not asked for long need not."""
+    def watches(self, reads_prompts: bool) -> bool:
+        """Whether it wants to see the next step; who was not asked for long need not.
+
+        Args:
+            reads_prompts: tokens of prompts are among the step's: nobody reads them twice.
+        """
         ...
 
     @property

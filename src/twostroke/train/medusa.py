@@ -39,7 +39,7 @@ class MedusaTraining:
 
     def __init__(self, backbone: Backbone, windows: Windows, options: MedusaOptions) -> None:
         self._backbone, self.windows, self._options = backbone, windows, options
-        self.heads = MedusaHeads(options.num_heads, backbone.hidden_size)
+        self.heads = MedusaHeads(options.num_heads, backbone.hidden_size, options.num_layers)
         self._optimizer = torch.optim.AdamW(self.heads.parameters(), lr=options.learning_rate, weight_decay=0.0)
         weights = torch.tensor([_DECAY_OF_WEIGHT**i for i in range(options.num_heads)])
         self._weights = weights / weights.sum()
@@ -128,6 +128,7 @@ def train_medusa(model: str, data: Path, options: MedusaOptions, *, progress: bo
         "hidden_size": config.hidden_size,
         "vocab_size": config.vocab_size,
         "num_heads": options.num_heads,
+        "num_layers": options.num_layers,
         "text": hashlib.sha256(token_ids.tobytes()).hexdigest(),
         "window": window,
         "batch_windows": options.batch_windows,
@@ -142,7 +143,7 @@ def train_medusa(model: str, data: Path, options: MedusaOptions, *, progress: bo
     training = MedusaTraining(backbone, Windows(token_ids, window, options.seed, place), options)
     if checkpoint is not None:
         training.load_state(checkpoint)
-    published = MedusaConfig(config.hidden_size, config.vocab_size, model, options.num_heads)
+    published = MedusaConfig(config.hidden_size, config.vocab_size, model, options.num_heads, options.num_layers)
     _run(training, folder, facts, published, options, progress)
     return folder
 

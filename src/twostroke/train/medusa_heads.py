@@ -34,28 +34,37 @@ class MedusaConfig:
 class MedusaHeads(nn.Module):
     """Head i turns the final-normed state at position p into one whose most likely token is that of p + 2 + i.
 
-    A head is x + silu(linear(x)) in front of the backbone's own output head.  It starts at zero, and so as the
-    backbone's own prediction of p + 1.
+    A head is some blocks of x + silu(linear(x)) in front of the backbone's own output head.  The last block starts at
+    zero, and those before it near it: a head begins as the backbone's own prediction of p + 1.
     """
 
-    def __init__(self, num_heads: int, hidden_size: int) -> None:
+    _FIRST_SPREAD = 0.02
+    """Of the weights of all blocks but the last: at zero they would all learn the same."""
+
+    def __init__(self, num_heads: int, hidden_size: int, num_layers: int = 1) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self._linears = [nn.Linear(hidden_size, hidden_size) for _ in range(num_heads)]
-        self.linears = nn.ModuleList(self._linears)
+        self._blocks = [[nn.Linear(hidden_size, hidden_size) for _ in range(num_layers)] for _ in range(num_heads)]
+        self.linears = nn.ModuleList(linear for blocks in self._blocks for linear in blocks)
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
+        dice = torch.Generator().manual_seed(0)
+        for linear in (linear for blocks in self._blocks for linear in blocks[:-1]):
+            nn.init.normal_(linear.weight, std=self._FIRST_SPREAD, generator=dice)
 
     def forward(self, x: Tensor, head: int) -> Tensor:
         """[..., H] -> [..., H], to be multiplied with the backbone's output head."""
-        linear = self._linears[head]
-        return x + F.silu(F.linear(x, linear.weight.to(x.dtype), linear.bias.to(x.dtype)))
+        for linear in self._blocks[head]:
+            x = x + F.silu(F.linear(x, linear.weight.to(x.dtype), linear.bias.to(x.dtype)))
+        return x
 
     def published(self) -> dict[str, Tensor]:
-        """Tensors by their published names, less `{i}.1.weight`: the backbone's output head serves for all."""
+        """Tensors by their published names, less a head's output matrix: the backbone's serves for all."""
         found: dict[str, Tensor] = {}
-        for i, linear in enumerate(self._linears):
-            found |= {f"{i}.0.linear.weight": linear.weight.detach(), f"{i}.0.linear.bias": linear.bias.detach()}
+        for i, blocks in enumerate(self._blocks):
+            for j, linear in enumerate(blocks):
+                found[f"{i}.{j}.linear.weight"] = linear.weight.detach()
+                found[f"{i}.{j}.linear.bias"] = linear.bias.detach()
         return found
 
     def load_published(self, tensors: Mapping[str, Tensor]) -> None:

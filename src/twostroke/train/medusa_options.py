@@ -19,6 +19,8 @@ class MedusaOptions:
     """The folder to write; default: the model's name and '-medusa', here."""
     num_heads: int = 4
     """Tokens that are drafted at once."""
+    num_layers: int = 1
+    """Blocks of a head; more draft better, and take longer."""
     minutes: float | None = None
     """How long to train; default: 30."""
     steps: int | None = None
@@ -41,6 +43,7 @@ class MedusaOptions:
     def __post_init__(self) -> None:
         """Checks what needs no model."""
         whole_number("num_heads", self.num_heads, 1, 16)
+        whole_number("num_layers", self.num_layers, 1, 16)
         whole_number("window", self.window, self.num_heads + 2)
         whole_number("batch_windows", self.batch_windows, 1)
         whole_number("seed", self.seed, 0)

@@ -482,6 +482,10 @@ def decision(reason: DraftReason, tokens: float = 1.2, seconds: float = 1.35) ->
             [StepDrafts(0, 0, 0, decision(DraftReason.UNKNOWN), 1)],
             "; drafting waited for 1 step to be timed without it",
         ),
+        (
+            [StepDrafts(0, 0, 0, decision(DraftReason.OWES), 1)] * 2,
+            "; drafting was off in 2 steps to make up for time that it had cost",
+        ),
     ],
 )
 def test_drafts_in_words(steps: list[StepDrafts], words: str) -> None:

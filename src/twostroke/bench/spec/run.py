@@ -254,14 +254,19 @@ class _SpecBench:
     def _pairs(
         self, plain: SpecEngine, engine: SpecEngine, groups: Sequence[Sequence[PromptIds]], acceptance: float | None
     ) -> list[tuple[SpecRun, SpecRun]]:
-        """Runs in turn; the first pair warms up. Same tokens, or nothing was measured."""
-        if acceptance is not None:
-            self._synthetic.acceptance = acceptance
+        """Runs in turn, A B, B A, and so on: who comes second finds other caches. The first pair warms up. Same
+        tokens, or nothing was measured.
+        """
+        length = self._options.output_tokens
         pairs: list[tuple[SpecRun, SpecRun]] = []
-        for group in groups:
-            one = plain.run(group, self._options.output_tokens)
-            self._synthetic.learn(one.outputs)
-            two = engine.run(group, self._options.output_tokens)
+        for index, group in enumerate(groups):
+            if acceptance is not None:
+                self._synthetic.acceptance = acceptance
+                self._synthetic.learn(plain.run(group, length).outputs)
+            if index % 2:
+                two, one = engine.run(group, length), plain.run(group, length)
+            else:
+                one, two = plain.run(group, length), engine.run(group, length)
             assert one.outputs == two.outputs, "drafts have changed a token"
             pairs.append((one, two))
         return pairs[1:]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from twostroke.bench.spec.overlap import Overlap, overlap, probabilities
-from twostroke.engine.drafting import Drafter, Target
+from twostroke.engine.drafting import Drafter, DrafterFacts, Target
 from twostroke.model.decoder import DecoderModel
 from twostroke.sampling.noise import NoiseStream
 from twostroke.sampling.sampler import Sampler
@@ -31,33 +31,14 @@ class WatchedDrafter:
     """One for each draft that was looked at, as they come: behind one that falls nothing is looked at."""
 
     @property
-    def num_weight_bytes(self) -> int:
+    def facts(self) -> DrafterFacts:
         """See Drafter."""
-        return self.drafter.num_weight_bytes
-
-    @property
-    def kv_bytes_per_block(self) -> int:
-        """See Drafter."""
-        return self.drafter.kv_bytes_per_block
-
-    @property
-    def max_drafts(self) -> int | None:
-        """See Drafter."""
-        return self.drafter.max_drafts
-
-    @property
-    def num_branch_blocks(self) -> int:
-        """See Drafter."""
-        return self.drafter.num_branch_blocks
+        return self.drafter.facts
 
     @property
     def words(self) -> str:
         """See Drafter."""
         return self.drafter.words
-
-    def context_bytes(self, max_tokens: int, max_num_seqs: int) -> int:
-        """See Drafter."""
-        return self.drafter.context_bytes(max_tokens, max_num_seqs)
 
     def build(self, target: Target) -> Proposer:
         """See Drafter."""
@@ -102,8 +83,7 @@ class _WatchedProposer:
         """See Watcher."""
         return () if self._watcher is None else self._watcher.feature_layers
 
-    @property
-    def is_watching(self) -> bool:
+    def watches(self, reads_prompts: bool) -> bool:
         """See Watcher: it compares every step."""
         return True
 
