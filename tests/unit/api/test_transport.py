@@ -23,7 +23,7 @@ BODY = b'{"prompt":"x","max_tokens":1}'
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[ServerProcess]:
-    running = ServerProcess("--max-connections", "8", "--head-timeout-s", "3", "--body-timeout-s", "1")
+    running = ServerProcess("--head-timeout-s", "3", "--body-timeout-s", "1")
     yield running
     running.stop()
 
@@ -153,13 +153,18 @@ def test_an_answer_that_nobody_reads_is_ended() -> None:
         server.stop()
 
 
-def test_one_connection_too_many_is_told_so(served: ServerProcess) -> None:
-    with contextlib.ExitStack() as held:
-        for _ in range(7):  # and the client's own
-            held.enter_context(connect(served)).sendall(b"G")
-        served.http.get("/health")
-        assert say(served).startswith(b"HTTP/1.1 503")
-        assert served.http.get("/health").status_code == 200
+def test_one_connection_too_many_is_told_so() -> None:
+    """At a server of its own: elsewhere a connection that a test before has left may be counted for a moment longer."""
+    server = ServerProcess("--max-connections", "8", "--head-timeout-s", "600")
+    try:
+        with contextlib.ExitStack() as held:
+            for _ in range(7):  # and the client's own
+                held.enter_context(connect(server)).sendall(b"G")
+            assert server.http.get("/health").status_code == 200
+            assert say(server).startswith(b"HTTP/1.1 503")
+            assert server.http.get("/health").status_code == 200
+    finally:
+        server.stop()
 
 
 JSONS = [
