@@ -30,7 +30,7 @@ from twostroke.errors import InvalidParameter, UnreadableEvent
 from twostroke.kv_check import NO_SUSPECTS, Suspects, Verdict
 from twostroke.request import Arrival, FinishReason
 
-EVENT_LOG_VERSION = 3
+EVENT_LOG_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +155,49 @@ class KVBlockChecked:
 
 
 @dataclass(frozen=True, slots=True)
+class KVImportBegan:
+    """Blocks were taken for a prefix that is fetched from another process; an input, and what came of it."""
+
+    time_s: float
+    process: str
+    import_id: int
+    request_id: str
+    """Of the request whose prefix it is, which arrives when all is here."""
+    block_hashes: tuple[bytes, ...]
+    num_tokens: int
+    """Of the prefix; whole blocks."""
+    rows: tuple[tuple[int, ...], ...]
+    """Per KV group the blocks that it is to lie in."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVImportEnded:
+    """The fetching of a prefix is over."""
+
+    time_s: float
+    process: str
+    import_id: int
+    request_id: str
+    problem: str = ""
+    """Why not all of it has come; empty: it has, and requests find it from now on."""
+    num_bytes: int = 0
+    """That were fetched."""
+    begin_s: float = 0.0
+    """When it was asked for."""
+    first_byte_s: float = 0.0
+    """When the first of it came; 0: none has."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVHoldEnded:
+    """Blocks on loan are fetched, or nobody came for them; or an import has no request any more."""
+
+    time_s: float
+    process: str
+    hold_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLost:
     """The engine died with everything it ran. Whoever had started it writes this; no engine does."""
 
@@ -182,6 +225,9 @@ Event = (
     | StepCommitted
     | PrefixCacheReset
     | KVBlockChecked
+    | KVImportBegan
+    | KVImportEnded
+    | KVHoldEnded
     | EngineLost
     | EventsDropped
 )

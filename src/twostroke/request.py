@@ -55,6 +55,10 @@ class Arrival:
     """False when every prompt token has to be computed anyway (prompt logprobs)."""
     tenant: str = ""
     """Whose it is, for a fair queue; empty where nobody is told apart."""
+    lend_as: int | None = None
+    """When it ends by itself its blocks are on loan under this number, for the process where it goes on."""
+    import_id: int | None = None
+    """Its prefix was fetched under this number, which ends when it runs or ends."""
 
 
 @dataclass(slots=True, eq=False)

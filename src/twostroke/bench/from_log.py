@@ -13,6 +13,9 @@ from twostroke.events import (
     Event,
     EventsDropped,
     KVBlockChecked,
+    KVHoldEnded,
+    KVImportBegan,
+    KVImportEnded,
     MeasurementBegan,
     PrefixCacheReset,
     RequestArrived,
@@ -62,7 +65,7 @@ class _Reader:
                 self._scheduled(event)
             case StepCommitted():
                 self._committed(event)
-            case PrefixCacheReset() | EngineLost():
+            case PrefixCacheReset() | EngineLost() | KVImportBegan() | KVImportEnded() | KVHoldEnded():
                 pass
             case KVBlockChecked():
                 self._kv_checked(event)

@@ -23,7 +23,11 @@ from twostroke.engine.drafting import Drafter, DrafterFacts, Surroundings, Targe
 from twostroke.engine.engine import Engine
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.engine.facts import EngineFacts, input_processor
+from twostroke.engine.handover_port import HandoverPort, LenderFacts
+from twostroke.engine.identity import identity_facts, numerics_facts
 from twostroke.engine.journal import Journal, engine_started
+from twostroke.engine.kv_fetching import KVFetching
+from twostroke.engine.kv_lending import KVLending
 from twostroke.engine.output_processor import OutputProcessor
 from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import DoesNotFit, SetupError
@@ -37,6 +41,10 @@ from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_cache.sizing import FreeMemory, KVSizing, size_kv_cache
 from twostroke.kv_check import tolerance
+from twostroke.kv_transfer.borrower import Fetched, KVBorrower
+from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
+from twostroke.kv_transfer.lender import KVLender
+from twostroke.kv_transfer.memory import KVMemory, shared_descriptor
 from twostroke.log import get_logger
 from twostroke.model.loader import check_weights, load_model, weight_bytes
 from twostroke.model.model_files import find_model
@@ -87,6 +95,21 @@ class BuiltEngine:
     facts: EngineFacts
     tokenizer: Tokenizer
     grammars: GrammarBackend
+    lender: LenderFacts | None = None
+    """Where its KV can be fetched; None: nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverEnds:
+    """What an engine in a pool needs besides its config."""
+
+    port: HandoverPort
+    epoch: int
+    """A number that no other process has."""
+    is_fetched: Callable[[int, Fetched], object]
+    """Called in another thread when an import has come, or will not; then Engine.kv_fetched is to be called."""
+    is_over: Callable[[int], object]
+    """The same of blocks on loan, and Engine.end_hold."""
 
 
 def build_text_engine(
@@ -109,6 +132,7 @@ def build_engine(
     around_executor: Callable[[Executor], Executor] | None = None,
     listeners: Sequence[EventLog] = (),
     around_drafter: Callable[[Drafter], Drafter] | None = None,
+    handover: HandoverEnds | None = None,
 ) -> BuiltEngine:
     """Loads a model and builds the engine that runs sequences of its token ids.
 
@@ -117,6 +141,7 @@ def build_engine(
         around_executor: puts another executor around the one that computes, to watch it (benchmarks do).
         listeners: hear every event, beside the file and the ring of the engine's own.
         around_drafter: puts another drafter around the one that the settings name, or in its place (benchmarks do).
+        handover: where KV goes and comes from, in an engine that is one of a pool.
 
     Raises:
         SetupError: no such model, files that contradict each other, sizes that do not fit.
@@ -142,7 +167,7 @@ def build_engine(
         # opened before a weight is read, which may take minutes: a path that cannot be written is refused at once
         path = config.load.event_log
         event_log = None if path is None else if_it_fails.enter_context(JsonlEventLog(path))
-        engine = _build_engine(config, loaded, layout, sizing, event_log, listeners, around_executor)
+        engine, lender = _build_engine(config, loaded, layout, sizing, event_log, listeners, around_executor, handover)
         if_it_fails.pop_all()  # the engine's from here on
     lines = _startup_lines(loaded, num_weight_bytes, layout, sizing, time.perf_counter() - begin_s)
     for line in lines:
@@ -163,10 +188,10 @@ def build_engine(
         is_fair=config.scheduler.policy == "fair",
         startup_lines=lines,
     )
-    return BuiltEngine(engine, facts, loaded.tokenizer, loaded.grammars)
+    return BuiltEngine(engine, facts, loaded.tokenizer, loaded.grammars, lender)
 
 
-def _build_engine(
+def _build_engine(  # noqa: PLR0913 (everything that was found out before)
     config: EngineConfig,
     loaded: _Loaded,
     layout: KVLayout,
@@ -174,7 +199,8 @@ def _build_engine(
     event_log: JsonlEventLog | None,
     listeners: Sequence[EventLog],
     around_executor: Callable[[Executor], Executor] | None,
-) -> Engine:
+    handover: HandoverEnds | None,
+) -> tuple[Engine, LenderFacts | None]:
     """Reads the weights and builds what runs them."""
     # measured before the weights are there: it takes memory for a moment
     machine = measure_machine_limits(loaded.dtype, loaded.device, loaded.num_threads)
@@ -197,7 +223,10 @@ def _build_engine(
         speculation=config.speculative_config,
         max_drafts=drafts.max_drafts,
     )
-    kv = KVStorage(layout, sizing.num_blocks, loaded.device, sizing.num_scratch_blocks, drafts.num_branch_blocks)
+    descriptor = None if handover is None else _shared_descriptor(handover.port, layout, sizing)
+    kv = KVStorage(
+        layout, sizing.num_blocks, loaded.device, sizing.num_scratch_blocks, drafts.num_branch_blocks, descriptor
+    )
     sampler = Sampler(loaded.config.vocab_size, loaded.eos_token_ids, loaded.device, loaded.operators.gumbel_argmax)
     target = Target(
         model, kv, sampler, sizing.max_model_len, _step_tokens(config, loaded), config.scheduler.max_num_seqs
@@ -212,16 +241,73 @@ def _build_engine(
         proposer=None if loaded.drafter is None else loaded.drafter.build(target),
     )
     executor: Executor = InProcessExecutor(runner)
+    journal = _journal(config, loaded, layout, sizing, machine, event_log, listeners)
+    lending = fetching = where = None
+    if handover is not None:
+        order = model.attention.kv_order(layout.kv_format)
+        lending, fetching, where = _handover(config, loaded, handover, scheduler, journal, kv, order, descriptor)
     engine = Engine(
         scheduler,
         executor if around_executor is None else around_executor(executor),
         block_size=config.cache.block_size,
         hashes_blocks=config.cache.enable_prefix_caching,
-        journal=_journal(config, loaded, layout, sizing, machine, event_log, listeners),
+        journal=journal,
         kv_tolerance=tolerance(layout.kv_format, str(loaded.dtype).removeprefix("torch."), loaded.config.num_layers),
+        lending=lending,
+        fetching=fetching,
         clock=monotonic_clock,
     )
-    return engine
+    return engine, where
+
+
+def _shared_descriptor(port: HandoverPort, layout: KVLayout, sizing: KVSizing) -> int | None:
+    """Of memory for the KV cache that processes on this machine may map, where they are to."""
+    if port.lends_at is None or not port.lends_at.is_local:
+        return None
+    num_blocks = sizing.num_blocks + sizing.num_scratch_blocks
+    try:
+        return shared_descriptor(num_blocks * layout.bytes_per_block)
+    except (OSError, AttributeError) as error:  # not on Linux: no such call
+        raise SetupError(
+            f"no shared memory for a KV cache of {num_blocks * layout.bytes_per_block:,} bytes ({error}). Hand KV over "
+            "by TCP (--kv-transport tcp), or serve with one process."
+        ) from None
+
+
+def _handover(  # noqa: PLR0913 (the parts that it connects)
+    config: EngineConfig,
+    loaded: _Loaded,
+    ends: HandoverEnds,
+    scheduler: Scheduler,
+    journal: Journal,
+    kv: KVStorage,
+    kv_order: str,
+    descriptor: int | None,
+) -> tuple[KVLending | None, KVFetching | None, LenderFacts | None]:
+    """The two ends of hand-overs, as far as this engine has them."""
+    dtype = str(loaded.dtype).removeprefix("torch.")
+    geometry = KVGeometry(
+        identity_facts(loaded.weights.path, loaded.config, config.load, loaded.weights.quantization),
+        numerics_facts(loaded.operators.name, loaded.device.type, dtype, config.load),
+        layout_facts(loaded.layout, kv_order),
+    )
+    memory = KVMemory(loaded.layout, kv.bytes_of_pool())
+    block_size, port = loaded.layout.block_size, ends.port
+    lending = fetching = where = None
+    if port.lends_at is not None:
+        lender = KVLender(memory, descriptor, geometry, epoch=ends.epoch, clock=monotonic_clock, is_over=ends.is_over)
+        lending = KVLending(scheduler, lender, block_size)
+        kv.layer_written = lending.layer_written
+        try:
+            where = LenderFacts(lender.listen(port.lends_at), ends.epoch)
+        except OSError as error:
+            raise SetupError(f"{port.lends_at}: nobody can fetch KV there ({error}). Give another address.") from None
+    if port.fetches:
+        borrower = KVBorrower(memory, geometry, clock=monotonic_clock, allows_drift=port.allows_drift)
+        fetching = KVFetching(
+            scheduler, borrower, journal, block_size=block_size, clock=monotonic_clock, is_done=ends.is_fetched
+        )
+    return lending, fetching, where
 
 
 def _prepare(config: EngineConfig) -> _Loaded:

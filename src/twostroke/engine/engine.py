@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from twostroke.batch import Commit, RequestResult, ScheduledBatch, StepResult, StepSeconds
 from twostroke.engine.clock import Clock, monotonic_clock
 from twostroke.engine.generation import Generation, GenerationRequest
 from twostroke.engine.journal import Journal
+from twostroke.engine.kv_fetching import KVFetching
+from twostroke.engine.kv_lending import KVLending
 from twostroke.engine.kv_self_check import KVSelfCheck
 from twostroke.engine.output_processor import SequenceNews, TokenUpdate
 from twostroke.events import Event
 from twostroke.kv_cache.manager import KVUsage
 from twostroke.kv_check import KVCheck
+from twostroke.kv_transfer.borrower import Fetched, KVSource
 from twostroke.request import FinishReason
 from twostroke.runner.executor import Executor
 from twostroke.scheduler.scheduler import Scheduler
@@ -29,10 +32,12 @@ class Engine:
         hashes_blocks: whether anybody will look blocks up by their hash.
         journal: where every input and outcome is recorded.
         kv_tolerance: how far a cached block may be from what its tokens give (kv_check.tolerance).
+        lending: where others fetch the KV of what is computed here.
+        fetching: where KV is fetched that others have computed.
         clock: seconds; a test or a simulation brings its own.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (its parts, by their names)
         self,
         scheduler: Scheduler,
         executor: Executor,
@@ -41,6 +46,8 @@ class Engine:
         hashes_blocks: bool,
         journal: Journal,
         kv_tolerance: float = 0.0,
+        lending: KVLending | None = None,
+        fetching: KVFetching | None = None,
         clock: Clock = monotonic_clock,
     ) -> None:
         self._scheduler = scheduler
@@ -48,6 +55,8 @@ class Engine:
         self._block_size = block_size
         self._hashes_blocks = hashes_blocks
         self._journal = journal
+        self._lending = lending
+        self._fetching = fetching
         self._clock = clock
         self._self_check = KVSelfCheck(scheduler, executor, block_size=block_size, tolerance=kv_tolerance)
         self._live: dict[str, Generation] = {}
@@ -82,11 +91,42 @@ class Engine:
     def add_request(self, request: GenerationRequest) -> None:
         """Queues a sequence; its id must not be in use."""
         assert request.request_id not in self._live, f"request id {request.request_id!r} is in use"
+        if self._fetching is not None and self._fetching.holds_back(request):
+            return
         generation = Generation(request, self._block_size, self._hashes_blocks)
         arrival = generation.arrival
         self._live[request.request_id] = generation
         self._scheduler.add_request(arrival)
         self._journal.arrived(request, arrival, self._clock())
+        if self._lending is not None:
+            self._lending.arrived(generation)
+
+    def fetch_kv(
+        self, import_id: int, request_id: str, token_ids: Sequence[int], cache_salt: str | None, source: KVSource
+    ) -> None:
+        """Fetches the KV of a prompt from the process that computes it; its request comes with this number."""
+        assert self._fetching is not None, "an engine that fetches nothing"
+        self._fetching.begin(import_id, request_id, token_ids, cache_salt, source)
+        self._let_imports_in()
+
+    def kv_fetched(self, import_id: int, fetched: Fetched) -> None:
+        """It has come, or will not: a request that waited for it runs."""
+        assert self._fetching is not None, "an engine that fetches nothing"
+        for request in self._fetching.fetched(import_id, fetched):
+            self.add_request(request)
+        self._let_imports_in()
+
+    def drop_kv(self, import_id: int) -> None:
+        """No request will come with this number."""
+        assert self._fetching is not None, "an engine that fetches nothing"
+        self._fetching.drop(import_id)
+        self._let_imports_in()
+
+    def end_hold(self, hold_id: int) -> None:
+        """Blocks that were on loan are fetched, or nobody came for them."""
+        self._scheduler.end_hold(hold_id)
+        self._journal.hold_ended(hold_id, self._clock())
+        self._let_imports_in()
 
     def finish(self, request_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> bool:
         """Ends a sequence from outside (abort, stop string); its blocks are free at once.
@@ -100,8 +140,10 @@ class Engine:
             False when it had ended before, or never was.
         """
         if self._live.pop(request_id, None) is None:
-            return False
+            return self._fetching is not None and self._fetching.abort(request_id)
         self._scheduler.finish(request_id, reason)
+        if self._lending is not None:
+            self._lending.ended(request_id)
         self._journal.finished_by_caller(request_id, reason, num_output_tokens, self._clock())
         return True
 
@@ -112,6 +154,7 @@ class Engine:
 
     def step(self) -> list[TokenUpdate]:
         """Decide, compute, account."""
+        self._let_imports_in()
         updates = self._submit_ahead()
         if self._in_flight:
             batch, generations, decided_s = self._in_flight.popleft()
@@ -120,8 +163,15 @@ class Engine:
 
     def close(self) -> None:
         """Gives back the executor's memory and closes the journal."""
-        self._executor.close()
-        self._journal.close()
+        for part in (self._lending, self._fetching, self._executor, self._journal):
+            if part is not None:
+                part.close()
+
+    def _let_imports_in(self) -> None:
+        """Prefixes that wait for room take it, if there is some now."""
+        if self._fetching is not None:
+            for request in self._fetching.try_again(is_idle=not self._live):
+                self.add_request(request)
 
     def _submit_ahead(self) -> list[TokenUpdate]:
         """Decides batches until the executor has as many as it can take, or nothing is left to decide.
@@ -143,6 +193,8 @@ class Engine:
             generations = tuple(self._live[scheduled.request_id] for scheduled in batch.requests)
             for generation in generations:
                 self._announce(generation, now_s)
+            if self._lending is not None:
+                self._lending.decided(batch)
             for check in batch.kv_checks:
                 updates += self._check_kv(check)
             self._in_flight.append(
@@ -199,6 +251,10 @@ class Engine:
             if made.token_ids or made.prompt_logprobs or commit.finish_reason is not None:
                 updates.append(self._update_of(generation, made, commit, stop_token_id, now_s))
         self._scheduler.update(batch.step, commits, StepSeconds(now_s - decided_s, result.draft_time_s))
+        if self._lending is not None:
+            for commit in commits:
+                if commit.finish_reason is not None:
+                    self._lending.ended(commit.request_id)
         self._journal.committed(result, commits, now_s, self._clock())
         return updates
 

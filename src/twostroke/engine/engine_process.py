@@ -12,6 +12,7 @@ from pathlib import Path
 import zmq
 
 from twostroke.config.engine import EngineConfig
+from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.messages import COMMANDS, REPORTS, Command, Report, Start, Stop, addresses, unbounded
 
 COMMAND = (sys.executable, "-m", "twostroke.engine.process")
@@ -49,7 +50,9 @@ class EngineProcess:
         self._exit.add_done_callback(self._wake)
 
     @classmethod
-    async def spawn(cls, config: EngineConfig, command: Sequence[str] = COMMAND) -> EngineProcess:
+    async def spawn(
+        cls, config: EngineConfig, command: Sequence[str] = COMMAND, handover: HandoverPort | None = None
+    ) -> EngineProcess:
         """Starts a child that loads what the config says; its reports tell how that goes."""
         folder = Path(tempfile.mkdtemp(prefix="twostroke-"))  # for this user only
         child = await asyncio.create_subprocess_exec(
@@ -60,7 +63,7 @@ class EngineProcess:
             start_new_session=True,  # a Ctrl-C is for the HTTP process, which lets running requests end
         )
         process = cls(child, folder)
-        process.send(Start(config))
+        process.send(Start(config, handover))
         return process
 
     @property

@@ -23,6 +23,10 @@ class GenerationRequest:
     submitted_time_s: float | None = None
     """When it was ready and handed to the engine, if that is known apart from its arrival."""
     tenant: str = ""
+    lend_as: int | None = None
+    """When it ends by itself, its blocks are on loan under this number for the process where it goes on."""
+    import_id: int | None = None
+    """Its prefix is fetched under this number: it waits until that has come, or failed."""
 
     @property
     def request_id(self) -> str:
@@ -62,6 +66,8 @@ class Generation:
             block_hashes=tuple(self._hashes),
             reads_prefix_cache=new.params.prompt_logprobs is None,
             tenant=self.request.tenant,
+            lend_as=self.request.lend_as,
+            import_id=self.request.import_id,
         )
 
     def token_ids(self, begin: int, end: int) -> tuple[int, ...]:
@@ -85,6 +91,8 @@ class Generation:
         num_accepted = len(result.token_ids) if stop is None else stop.num_tokens
         if result.is_complete and num_accepted == len(result.token_ids) and (stop is None or stop.stop_reason is None):
             stop = TokenStop(num_accepted, FinishReason.STOP)  # also with the last of max_tokens
+        if stop is None and len(self.output_token_ids) + num_accepted >= self.request.max_tokens:
+            stop = TokenStop(num_accepted, FinishReason.LENGTH)  # of its part here; it may go on elsewhere
         self.output_token_ids.extend(result.token_ids[:num_accepted])
         commit = Commit(
             self.request.request_id,

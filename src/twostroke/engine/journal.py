@@ -20,6 +20,9 @@ from twostroke.events import (
     EventLog,
     EventRing,
     KVBlockChecked,
+    KVHoldEnded,
+    KVImportBegan,
+    KVImportEnded,
     MeasurementBegan,
     PrefixCacheReset,
     RequestArrived,
@@ -30,6 +33,7 @@ from twostroke.events import (
 )
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_check import Finding
+from twostroke.kv_transfer.borrower import Fetched
 from twostroke.log import get_logger
 from twostroke.request import Arrival, FinishReason
 
@@ -99,6 +103,29 @@ class Journal:
     def prefix_cache_reset(self, now_s: float) -> None:
         """Cached prefixes were forgotten."""
         self._emit(PrefixCacheReset(now_s, self._process))
+
+    def import_began(
+        self,
+        now_s: float,
+        import_id: int,
+        request_id: str,
+        block_hashes: tuple[bytes, ...],
+        num_tokens: int,
+        rows: tuple[tuple[int, ...], ...],
+    ) -> None:
+        """A prefix has its blocks and is fetched."""
+        self._emit(KVImportBegan(now_s, self._process, import_id, request_id, block_hashes, num_tokens, rows))
+
+    def import_ended(
+        self, now_s: float, import_id: int, request_id: str, problem: str, fetched: Fetched, begin_s: float
+    ) -> None:
+        """It has come, or will not."""
+        traffic = fetched.num_bytes, begin_s, fetched.first_byte_s
+        self._emit(KVImportEnded(now_s, self._process, import_id, request_id, problem, *traffic))
+
+    def hold_ended(self, hold_id: int, now_s: float) -> None:
+        """Blocks are nobody's who does not run."""
+        self._emit(KVHoldEnded(now_s, self._process, hold_id))
 
     def kv_block_checked(self, finding: Finding, begin_s: float, now_s: float) -> None:
         """A cached block was computed again."""

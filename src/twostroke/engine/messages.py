@@ -5,7 +5,9 @@
     Start(config)              ──────────────────────────────►   loads the model
                                ◄──────────────────────────────   Ready(facts) | Refused(reason)
     Add, Finish, ResetPrefixCache, Stop  ────────────────────►   between steps
+    FetchKV, DropKV
                                ◄──────────────────────────────   Progress(updates, events), once a step
+                               ◄──────────────────────────────   Alive, ten times a second
 
 Neither end ever waits for the other: sending is queueing, and who has work to do only looks whether something came.
 Token ids only; text and templates stay in the HTTP process.
@@ -24,7 +26,9 @@ import zmq
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
+from twostroke.engine.handover_port import HandoverPort, LenderFacts
 from twostroke.engine.output_processor import TokenUpdate
+from twostroke.kv_transfer.borrower import Fetched, KVSource
 from twostroke.packed_events import PackedEvent
 from twostroke.request import FinishReason
 
@@ -37,6 +41,8 @@ class Start(_Message):
     """The first message: what to load."""
 
     config: EngineConfig
+    handover: HandoverPort | None = None
+    """Where it hands KV over, and takes it; None: to nobody, from nobody."""
 
 
 class Add(_Message):
@@ -57,17 +63,48 @@ class ResetPrefixCache(_Message):
     """Forget what no running request uses."""
 
 
+class FetchKV(_Message):
+    """Fetch the KV of a prompt from the process that computes it; its request, or DropKV, comes later."""
+
+    import_id: int
+    request_id: str
+    token_ids: tuple[int, ...]
+    cache_salt: str | None
+    source: KVSource
+
+
+class DropKV(_Message):
+    """No request will come for what was, or is, fetched."""
+
+    import_id: int
+
+
+class KVFetched(_Message):
+    """From a thread of the process itself: the bytes have come, or will not."""
+
+    import_id: int
+    fetched: Fetched
+
+
+class EndHold(_Message):
+    """From a thread of the process itself: nobody reads these blocks any more."""
+
+    hold_id: int
+
+
 class Stop(_Message):
     """End the process; whatever runs ends without a word."""
 
 
-Command = Start | Add | Finish | ResetPrefixCache | Stop
+Command = Start | Add | Finish | ResetPrefixCache | FetchKV | DropKV | KVFetched | EndHold | Stop
 
 
 class Ready(_Message):
     """The model is loaded."""
 
     facts: EngineFacts
+    lender: LenderFacts | None = None
+    """Where its KV can be fetched; None: nowhere."""
 
 
 class Refused(_Message):
@@ -84,6 +121,10 @@ class Failed(_Message):
     reason: str
 
 
+class Alive(_Message):
+    """From a thread that does nothing else: the process runs, however long its step takes."""
+
+
 class Progress(_Message):
     """What happened since the last one: a step's tokens, and every event in its order."""
 
@@ -97,7 +138,7 @@ class CacheWasReset(_Message):
     had_blocks: bool
 
 
-Report = Ready | Refused | Failed | Progress | CacheWasReset
+Report = Ready | Refused | Failed | Alive | Progress | CacheWasReset
 
 
 def _plain_path(value: Any) -> str:

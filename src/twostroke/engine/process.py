@@ -9,26 +9,33 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import zmq
 
-from twostroke.config.engine import EngineConfig
-from twostroke.engine.assembly import build_engine
+from twostroke.engine.assembly import HandoverEnds, build_engine
 from twostroke.engine.engine import Engine
 from twostroke.engine.garbage import keep_what_is_there
+from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.messages import (
     COMMANDS,
     REPORTS,
     Add,
+    Alive,
     CacheWasReset,
     Command,
+    DropKV,
+    EndHold,
     Failed,
+    FetchKV,
     Finish,
+    KVFetched,
     Progress,
     Ready,
     Refused,
@@ -46,6 +53,7 @@ from twostroke.runner.executor import Executor
 
 log = get_logger(__name__)
 
+HEARTBEAT_S = 0.1
 COMMANDS_A_STEP = 64
 """Most that are obeyed between two steps: a request of a thousand prompts does not hold up those that run."""
 
@@ -78,6 +86,29 @@ class _Channel:
         self._reports.setsockopt(zmq.LINGER, 1000)  # the last report says why there are no more
         self._reports.connect(from_engine)
         self._context = context
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._own: Any = None
+        self._is_closed = False
+
+    def post(self, command: Command) -> None:
+        """From any thread of this process: a command that its loop obeys like one from outside."""
+        with self._lock:
+            if self._is_closed:
+                return
+            if self._own is None:
+                self._own = unbounded(self._context.socket(zmq.PUSH))
+                self._own.connect(addresses(self._folder)[0])
+            self._own.send(COMMANDS.encode(command))
+
+    def tell_alive(self, is_over: threading.Event) -> None:
+        """Says every now and then that this process runs, in a thread that does nothing else."""
+        reports = unbounded(self._context.socket(zmq.PUSH))
+        reports.connect(addresses(self._folder)[1])
+        alive = REPORTS.encode(Alive())
+        while not is_over.wait(HEARTBEAT_S):
+            reports.send(alive)
+        reports.close()
 
     def receive(self, *, wait: bool) -> Command | None:
         """The next command; None when there is none and nobody waits."""
@@ -92,6 +123,10 @@ class _Channel:
 
     def close(self) -> None:
         """Sends what is queued, for a second at most."""
+        with self._lock:
+            self._is_closed = True
+            if self._own is not None:
+                self._own.close()
         self._commands.close()
         self._reports.close()
         self._context.term()
@@ -108,22 +143,27 @@ def serve(folder: Path, around_executor: Callable[[Executor], Executor] | None =
     try:
         start = channel.receive(wait=True)
         assert isinstance(start, Start), f"the first command was {start}"
-        return _run(channel, start.config, around_executor)
+        return _run(channel, start, around_executor)
     finally:
         channel.close()
 
 
-def _run(channel: _Channel, config: EngineConfig, around_executor: Callable[[Executor], Executor] | None) -> int:
+def _run(channel: _Channel, start: Start, around_executor: Callable[[Executor], Executor] | None) -> int:
     outbox = _Outbox()
+    ends = None if start.handover is None else _handover_ends(start.handover, channel)
     try:
-        built = build_engine(config, around_executor, listeners=(outbox,))
+        built = build_engine(start.config, around_executor, listeners=(outbox,), handover=ends)
     except TwostrokeError as error:
         channel.send(Refused(type(error).__name__, str(error)))
         return 1
     built.grammars.warm_up()
     keep_what_is_there()
-    channel.send(Ready(built.facts))
+    channel.send(Ready(built.facts, built.lender))
     channel.send(Progress((), outbox.take()))
+    is_over = threading.Event()
+    heart = threading.Thread(target=channel.tell_alive, args=(is_over,), daemon=True, name="twostroke-heart")
+    if ends is not None:
+        heart.start()
     try:
         _loop(channel, built.engine, outbox)
     except Exception as error:
@@ -133,7 +173,20 @@ def _run(channel: _Channel, config: EngineConfig, around_executor: Callable[[Exe
         return 1
     finally:
         built.engine.close()
+        is_over.set()
+        if ends is not None:
+            heart.join()
     return 0
+
+
+def _handover_ends(port: HandoverPort, channel: _Channel) -> HandoverEnds:
+    """What threads of the hand-over have to say goes the way of all commands."""
+    return HandoverEnds(
+        port,
+        secrets.randbits(63),
+        is_fetched=lambda import_id, fetched: channel.post(KVFetched(import_id, fetched)),
+        is_over=lambda hold_id: channel.post(EndHold(hold_id)),
+    )
 
 
 def _loop(channel: _Channel, engine: Engine, outbox: _Outbox) -> None:
@@ -161,6 +214,14 @@ def _obey(command: Command, channel: _Channel, engine: Engine) -> bool:
             engine.finish(request_id, reason, num_output_tokens)
         case ResetPrefixCache():
             channel.send(CacheWasReset(engine.reset_prefix_cache()))
+        case FetchKV(import_id, request_id, token_ids, cache_salt, source):
+            engine.fetch_kv(import_id, request_id, token_ids, cache_salt, source)
+        case DropKV(import_id):
+            engine.drop_kv(import_id)
+        case KVFetched(import_id, fetched):
+            engine.kv_fetched(import_id, fetched)
+        case EndHold(hold_id):
+            engine.end_hold(hold_id)
         case _:
             return False
     return True

@@ -19,6 +19,7 @@ from twostroke.engine.input_processor import InputProcessor, PromptInput
 from twostroke.engine.load import Load, LoadMeter
 from twostroke.engine.messages import (
     Add,
+    Alive,
     CacheWasReset,
     Failed,
     Finish,
@@ -249,7 +250,7 @@ class RemoteEngine:
         try:
             report = await process.receive()
             match report:
-                case Ready(facts):
+                case Ready(facts, _):
                     await self._meet(facts)
                 case Refused(kind, reason):
                     raise SetupError(f"{kind}: {reason}" if kind != SetupError.__name__ else reason)
@@ -356,6 +357,8 @@ class RemoteEngine:
                 reset = self._resets.popleft()
                 if not reset.done():  # who asked may have left
                     reset.set_result(had_blocks)
+            case Alive():
+                pass
             case Ready() | Refused() | Failed():
                 raise AssertionError(f"not expected of an engine that runs: {report}")
 

@@ -10,6 +10,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.errors import InvalidParameter
 from twostroke.kv_cache.block_pool import BlockPool
 from twostroke.kv_cache.block_table import BlockTable
+from twostroke.kv_cache.holds import KVHolds
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.prefix_cache import CachedPrefix, NoPrefixCache, PrefixCache, SharedPrefixCache
 from twostroke.kv_cache.reservation import ContiguousReservation, PagedReservation, Reservation
@@ -49,7 +50,7 @@ class KVCacheManager:
     try_allocate(request, start, end)   before each step; the changes go to the runner
     name_blocks(request, hashes, n)     after it: full, final blocks can be found by others
     roll_back(request, n)               when drafts were rejected
-    free(request)
+    free(request), or lend(request, number) and holds.end(number) when others have fetched its blocks
     find_check(...), quarantine(...)    the self-check of cached blocks
     ```
     """
@@ -66,6 +67,8 @@ class KVCacheManager:
         self._tables: dict[str, BlockTable] = {}
         self._unchanged = (BlockTableUpdate(0, ()),) * len(layout.groups)
         self._reservation, self._prefix_cache = _parts(layout, num_blocks, config, max_model_len)
+        self.holds = KVHolds(layout, self._reservation, self._prefix_cache)
+        """Blocks that no request of this pool runs in: those on loan, and those that are being filled from outside."""
 
     @property
     def num_free_blocks(self) -> int:
@@ -180,6 +183,20 @@ class KVCacheManager:
         """Takes blocks that nobody holds out of use; no prefix computed so far is found any more."""
         self._prefix_cache.quarantine(block_ids)
 
+    def can_lend(self, request_id: str) -> bool:
+        """Whether it holds everything that the token behind its last full block sees.
+
+        A window may have moved on, where a request's last step began behind that block.
+        """
+        table = self._tables[request_id]
+        end = table.num_tokens // self._block_size * self._block_size
+        firsts = (self.layout.first_needed_block(group, end) for group in self.layout.groups)
+        return all(held <= first for held, first in zip(table.first_held, firsts, strict=True))
+
+    def lend(self, request_id: str, hold_id: int) -> None:
+        """Ends a request's hold on its blocks; the full ones are on loan from now on, see KVHolds."""
+        self.holds.lend(hold_id, self._tables.pop(request_id))
+
     def free(self, request_id: str) -> None:
         """Ends a request's hold on its blocks; named ones stay findable until they are evicted."""
         self._reservation.close(self._tables.pop(request_id))
@@ -201,7 +218,8 @@ class KVCacheManager:
         num_free, num_used, num_cached, num_quarantined = self._reservation.counts()
         num_groups = len(self.layout.groups)
         # Shared blocks are full, so idle slots are only at the requests' ends and never counted twice.
-        num_idle = sum(table.num_slots - table.num_tokens for table in self._tables.values()) * num_groups
+        tables = [*self._tables.values(), *self.holds.tables]
+        num_idle = sum(table.num_slots - table.num_tokens for table in tables) * num_groups
         num_allocated = num_used * self._block_size
         return KVUsage(
             num_blocks=self.num_blocks,
@@ -219,7 +237,7 @@ class KVCacheManager:
         usage = self.usage()
         num_known = usage.num_free + usage.num_used + usage.num_cached + usage.num_quarantined
         assert num_known == self.num_blocks, f"{usage}"
-        self._reservation.check_invariants(list(self._tables.values()))
+        self._reservation.check_invariants([*self._tables.values(), *self.holds.tables])
         for request_id, table in self._tables.items():
             lengths = {len(row) for row in table.rows}
             assert lengths == {table.num_slots // self._block_size}, f"{request_id}: rows of {lengths} entries"

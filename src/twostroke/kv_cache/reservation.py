@@ -39,6 +39,17 @@ class Reservation(Protocol):
         """A table that begins with the cached prefix, which is shared from now on."""
         ...
 
+    def num_to_hold(self, cached: CachedPrefix, num_tokens: int) -> int:
+        """Blocks that `open_for` takes out of the free ones."""
+        ...
+
+    def open_for(self, cached: CachedPrefix, num_tokens: int) -> BlockTable:
+        """A table for the first `num_tokens` tokens, whole blocks, as far as the query behind them sees them.
+
+        It begins with the cached prefix; the rest is allocated, and there are num_to_hold free blocks.
+        """
+        ...
+
     def try_grow(self, table: BlockTable, start: int, end: int) -> bool:
         """Makes room up to token `end` for a step that begins at token `start`; False, and no change, without room."""
         ...
@@ -102,6 +113,46 @@ class PagedReservation:
         table.num_tokens = cached.num_tokens
         table.num_named = len(table.rows[0])
         return table
+
+    def num_to_hold(self, cached: CachedPrefix, num_tokens: int) -> int:
+        """New blocks, and cached ones that nobody holds."""
+        held, new = self._to_hold(cached, num_tokens)
+        return sum(map(len, new)) + sum(self._pool.ref_count(block_id) == 0 for row in held for block_id in row)
+
+    def open_for(self, cached: CachedPrefix, num_tokens: int) -> BlockTable:
+        """See Reservation.
+
+        ```
+        entry             0   1   2   3   4   5          x cached, n new, num_tokens ends behind entry 5
+        full group        x   x   x   n   n   n
+        window, sees 2    .   .   .   .   n   n          of what is cached it needs no entry: nobody will see it
+        ```
+        """
+        held, new = self._to_hold(cached, num_tokens)
+        for row in held:
+            self._pool.share(row)
+        num_entries = self._layout.num_blocks_of_prefix(num_tokens)
+        rows: list[list[int]] = []
+        for shared, missing in zip(held, new, strict=True):
+            found = [*shared, *self._pool.allocate(len(missing))]
+            rows.append([NO_BLOCK] * (num_entries - len(found)) + found)
+        first_held = [num_entries - len(shared) - len(missing) for shared, missing in zip(held, new, strict=True)]
+        table = BlockTable(rows, first_held, self._layout.block_size)
+        table.num_tokens = num_tokens
+        table.num_named = min(num_entries, len(cached.rows[0]))
+        return table
+
+    def _to_hold(self, cached: CachedPrefix, num_tokens: int) -> tuple[list[list[int]], list[range]]:
+        """Per group the cached blocks, and the entries that are missing."""
+        num_entries = self._layout.num_blocks_of_prefix(num_tokens)
+        held: list[list[int]] = []
+        new: list[range] = []
+        for group, row, first_cached in zip(self._layout.groups, cached.rows, cached.first_held, strict=True):
+            first = min(num_entries, self._layout.first_needed_block(group, num_tokens))
+            assert first >= first_cached, "a longer prefix needs no earlier block"
+            held.append(list(row[first:]))
+            new.append(range(max(first, len(row)), num_entries))
+        return held, new
 
     def try_grow(self, table: BlockTable, start: int, end: int) -> bool:
         """Gives back what left the window of the query at `start`, then takes what is missing.
@@ -222,6 +273,14 @@ class ContiguousReservation:
         borders = range(run, run + self._run_len, self._row_len)
         rows = [list(range(start, start + self._row_len)) for start in borders]
         return BlockTable(rows, [0] * len(rows), self._layout.block_size)
+
+    def num_to_hold(self, cached: CachedPrefix, num_tokens: int) -> int:
+        """Never asked: without a prefix cache nothing is fetched into it."""
+        raise AssertionError(f"{num_tokens} tokens to hold in contiguous runs, behind {cached.num_tokens}")
+
+    def open_for(self, cached: CachedPrefix, num_tokens: int) -> BlockTable:
+        """Never asked."""
+        raise AssertionError(f"{num_tokens} tokens to hold in contiguous runs, behind {cached.num_tokens}")
 
     def try_grow(self, table: BlockTable, start: int, end: int) -> bool:
         """The room is there already."""

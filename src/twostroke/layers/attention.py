@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
@@ -15,6 +16,11 @@ class KVTensors(Protocol):
     @property
     def tensor(self) -> Tensor:
         """uint8 [num_blocks, layers_per_block, 2, num_kv_heads, block_size * slot bytes], contiguous."""
+        ...
+
+    @property
+    def layer_written(self) -> Callable[[int], object]:
+        """To be called behind each layer that has written the K and V of a step."""
         ...
 
 
@@ -39,4 +45,6 @@ class Attention:
             [num_tokens, num_heads * head_dim].
         """
         group, index = attention.layout.layer_slots[self._layer_id]
-        return attention.operator(qkv, kv.tensor, attention.plans[group], index, self._softmax_scale)
+        attended = attention.operator(qkv, kv.tensor, attention.plans[group], index, self._softmax_scale)
+        kv.layer_written(self._layer_id)
+        return attended

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Callable
+
 import torch
 
 from twostroke.kernels.large_pages import large_pages
@@ -32,6 +35,7 @@ class KVStorage:
         device: torch.device,
         num_scratch_blocks: int = 0,
         num_branch_blocks: int = 0,
+        shared_descriptor: int | None = None,
     ) -> None:
         """Allocates layout.bytes_per_block bytes for each block.
 
@@ -41,13 +45,20 @@ class KVStorage:
             device: where they are.
             num_scratch_blocks: behind those of the pool, for whoever computes something that is not to be kept.
             num_branch_blocks: behind these, for branches of drafts (runner/branches.py).
+            shared_descriptor: of memory that other processes may map, of num_bytes_for bytes; host memory only.
         """
         self.layout, self.num_blocks = layout, num_blocks
         self.scratch_ids = range(num_blocks, num_blocks + num_scratch_blocks)
         self.branch_ids = range(self.scratch_ids.stop, self.scratch_ids.stop + num_branch_blocks)
         num_all = self.branch_ids.stop
         shape = (num_all, layout.layers_per_block, 2, layout.num_kv_heads, layout.bytes_per_head)
-        if device.type == "cpu":
+        self.layer_written: Callable[[int], object] = _nobody_listens
+        """Called behind each layer that has written the K and V of a step, in the thread that computes."""
+        if shared_descriptor is not None:
+            assert device.type == "cpu", f"{device} memory cannot be mapped by other processes"
+            shared = mmap.mmap(shared_descriptor, num_all * layout.bytes_per_block)
+            self.tensor = torch.frombuffer(shared, dtype=torch.uint8).view(shape)
+        elif device.type == "cpu":
             self.tensor = large_pages(num_all * layout.bytes_per_block).view(shape)
         else:
             self.tensor = torch.zeros(shape, dtype=torch.uint8, device=device)
@@ -68,6 +79,10 @@ class KVStorage:
             kv_format=self.layout.kv_format,
         )
 
+    def bytes_of_pool(self) -> memoryview:
+        """Of the pool's blocks, writable; host memory only."""
+        return self.tensor[: self.num_blocks].view(-1).numpy().data
+
     def byte_ranges(self, block_id: int, layer_in_block: int, kv_heads: range) -> tuple[tuple[int, int], ...]:
         """(offset, length) in bytes from the start of the tensor: K, then V, of a run of KV heads.
 
@@ -85,3 +100,7 @@ class KVStorage:
         start = block_id * self.layout.bytes_per_block + layer_in_block * layer_bytes + kv_heads.start * head_bytes
         length = len(kv_heads) * head_bytes
         return (start, length), (start + self.layout.num_kv_heads * head_bytes, length)
+
+
+def _nobody_listens(layer_id: int) -> None:
+    del layer_id

@@ -16,6 +16,9 @@ from twostroke.events import (
     Event,
     EventsDropped,
     KVBlockChecked,
+    KVHoldEnded,
+    KVImportBegan,
+    KVImportEnded,
     MeasurementBegan,
     PrefixCacheReset,
     RequestArrived,
@@ -51,14 +54,15 @@ def replay(events: Iterable[Event]) -> Difference | None:
     """
     scheduler: Scheduler | None = None
     decided_s: dict[int, float] = {}
+    hashes: dict[int, tuple[bytes, ...]] = {}
     for event in events:
         if isinstance(event, EngineStarted):
-            scheduler, decided_s = scheduler_of(event), {}
+            scheduler, decided_s, hashes = scheduler_of(event), {}, {}
             continue
         assert scheduler is not None, f"a log begins with EngineStarted, not {type(event).__name__}"
         if isinstance(event, StepScheduled):
             decided_s[event.batch.step] = event.time_s
-        difference = _feed(scheduler, event, decided_s)
+        difference = _feed(scheduler, event, decided_s, hashes)
         if difference is not None:
             return difference
     return None
@@ -80,7 +84,9 @@ def _layout_of(fields: dict[str, Any]) -> KVLayout:
     return KVLayout(groups, **sizes)
 
 
-def _feed(scheduler: Scheduler, event: Event, decided_s: dict[int, float]) -> Difference | None:
+def _feed(
+    scheduler: Scheduler, event: Event, decided_s: dict[int, float], hashes: dict[int, tuple[bytes, ...]]
+) -> Difference | None:
     match event:
         case RequestArrived():
             scheduler.add_request(event.arrival)
@@ -91,10 +97,8 @@ def _feed(scheduler: Scheduler, event: Event, decided_s: dict[int, float]) -> Di
             scheduler.update(event.step, event.commits, seconds)
         case StepScheduled():
             return _decide(scheduler, event)
-        case PrefixCacheReset():
-            scheduler.reset_prefix_cache()
-        case KVBlockChecked():
-            _take_out_of_use(scheduler, event)
+        case PrefixCacheReset() | KVBlockChecked() | KVImportBegan() | KVImportEnded() | KVHoldEnded():
+            _change_cache(scheduler, event, hashes)
         case MeasurementBegan() | EngineLost():
             pass
         case EventsDropped():
@@ -113,3 +117,25 @@ def _take_out_of_use(scheduler: Scheduler, event: KVBlockChecked) -> None:
     if event.quarantined:
         suspects = scheduler.quarantine(event.request_id, event.entry, event.quarantined)
         assert suspects == event.suspects, f"{suspects} here; recorded: {event.suspects}"
+
+
+def _change_cache(
+    scheduler: Scheduler,
+    event: PrefixCacheReset | KVBlockChecked | KVImportBegan | KVImportEnded | KVHoldEnded,
+    hashes: dict[int, tuple[bytes, ...]],
+) -> None:
+    match event:
+        case PrefixCacheReset():
+            scheduler.reset_prefix_cache()
+        case KVBlockChecked():
+            _take_out_of_use(scheduler, event)
+        case KVImportBegan():
+            begun = scheduler.begin_import(event.import_id, event.block_hashes, event.num_tokens)
+            assert begun is not None, f"no room for import {event.import_id}, which had some"
+            assert begun.rows == event.rows, f"{begun.rows} here; recorded: {event.rows}"
+            hashes[event.import_id] = event.block_hashes
+        case KVImportEnded():
+            if not event.problem:
+                scheduler.complete_import(event.import_id, hashes[event.import_id])
+        case KVHoldEnded():
+            scheduler.end_hold(event.hold_id)

@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from twostroke.batch import UNTIMED, BlockTableUpdate, Commit, Preemption, ScheduledBatch, StepSeconds, Stroke
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
+from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_cache.manager import KVCacheManager, KVUsage
 from twostroke.kv_check import KVCheck, Suspects
 from twostroke.request import Arrival, FinishReason, Request, RequestStatus
@@ -44,6 +45,7 @@ from twostroke.scheduler.budget import make_chunk_rule
 from twostroke.scheduler.drafts import make_gate
 from twostroke.scheduler.fair import FairOrder
 from twostroke.scheduler.kv_checks import KVChecks
+from twostroke.scheduler.kv_handover import KVHandover
 from twostroke.scheduler.policy import FixedOrder, Key, Order, make_policy
 from twostroke.scheduler.step_plan import Queues, Share, StepPlan
 
@@ -88,6 +90,7 @@ class Scheduler:
         self._drafts = make_gate(speculation, max_drafts)
         self._rounds = self._rounds_of(config)
         check_that_one_fits(kv, self._chunk_rule, max_model_len)
+        self._handover = KVHandover(kv, self._chunk_rule, max_model_len)
 
         self._key_of = make_policy(config)
         self._num_arrivals = 0
@@ -184,6 +187,26 @@ class Scheduler:
     def reset_prefix_cache(self) -> int:
         """No prefix computed so far is found any more; returns how many blocks were forgotten."""
         return self._kv.reset_prefix_cache()
+
+    def begin_import(self, import_id: int, block_hashes: Sequence[bytes], num_tokens: int) -> KVImport | None:
+        """Takes blocks for a prefix that is fetched from another process; see KVHandover."""
+        return self._handover.begin_import(import_id, block_hashes, num_tokens, self._prefills())
+
+    def complete_import(self, import_id: int, block_hashes: Sequence[bytes]) -> None:
+        """All of it has come: a request with this prefix finds it from now on."""
+        self._kv.holds.complete_import(import_id, block_hashes)
+
+    def end_hold(self, hold_id: int) -> None:
+        """Nobody fetches under this number any more: its blocks are ordinary ones. Unknown numbers are ignored."""
+        self._kv.holds.end(hold_id)
+
+    def is_on_loan(self, hold_id: int) -> bool:
+        """Whether the request that was to lend its blocks has ended, and has done so."""
+        return hold_id in self._kv.holds
+
+    def block_tables(self, request_id: str) -> tuple[tuple[int, ...], ...]:
+        """Of a running request, per KV group, as the runner has them."""
+        return self._kv.block_tables(request_id)
 
     def kv_checks_before(self, check: KVCheck) -> list[KVCheck]:
         """Checks of the earlier blocks of the prefix that `check` belongs to, in their order; a question."""
@@ -292,6 +315,7 @@ class Scheduler:
         self._waiting.remove(key)
         self._running.add(key, request)
         self._kv.admit(request.request_id, verdict.cached, verdict.num_promised_blocks)
+        self._handover.runs(request)
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = verdict.cached.num_tokens
             self._order.pay(request, num_prompt_tokens=request.num_tokens - verdict.cached.num_tokens)
@@ -307,8 +331,11 @@ class Scheduler:
         return None
 
     def _consider(self, plan: StepPlan, request: Request) -> Admittance | Refusal:
-        prefills = [r for r in self._running if r.num_computed_tokens < r.num_prefill_tokens]
-        return self._admission.consider(request, plan.budget, len(self._running), prefills)
+        return self._admission.consider(request, plan.budget, len(self._running), self._prefills())
+
+    def _prefills(self) -> list[Request]:
+        """Running requests that have not computed all that they had at admission."""
+        return [request for request in self._running if request.num_computed_tokens < request.num_prefill_tokens]
 
     def _close(self, plan: StepPlan) -> ScheduledBatch:
         """Makes the plan a step in flight."""
@@ -399,9 +426,14 @@ class Scheduler:
     def _end(self, request: Request, reason: FinishReason) -> None:
         request_id = request.request_id
         if request.status is RequestStatus.RUNNING:
-            self._leave_running(request)
+            if self._handover.may_lend(request, reason):
+                self._running.remove(self._keys[request_id])
+                self._handover.lend(request)
+            else:
+                self._leave_running(request)
         else:
             self._waiting.remove(self._keys[request_id])
+        self._handover.ended(request)
         if request.status is not RequestStatus.WAITING:  # the runner has heard of it
             self._finished_ids.append(request_id)
         request.move_to(RequestStatus.FINISHED)

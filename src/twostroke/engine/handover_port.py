@@ -1,0 +1,25 @@
+"""What an engine is told of handing KV over, and what it tells of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from twostroke.kv_transfer.address import Address
+
+
+class HandoverPort(msgspec.Struct, frozen=True, array_like=True):
+    """Where it lends, and whether it fetches."""
+
+    lends_at: Address | None = None
+    """Its KV can be fetched here; None: it lends nothing."""
+    fetches: bool = False
+    allows_drift: bool = False
+    """It takes KV that was computed by other kernels or on other devices."""
+
+
+class LenderFacts(msgspec.Struct, frozen=True, array_like=True):
+    """How others find what it lends."""
+
+    address: Address
+    epoch: int
+    """Of the process: a lease of another one at the same address is unknown there."""

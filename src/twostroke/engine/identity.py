@@ -1,0 +1,62 @@
+"""What a process computes and by what, as far as the bits of K and V depend on it; compared before any travel."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict
+from pathlib import Path
+
+from twostroke.config.load import LoadConfig
+from twostroke.config.model import ModelConfig
+from twostroke.version import __version__
+
+_NUM_SAMPLES = 16
+_SAMPLE_BYTES = 4096
+
+
+def identity_facts(path: Path, config: ModelConfig, load: LoadConfig, quantization: str | None) -> dict[str, str]:
+    """Of the model. Two folders with the same weights are the same model, whatever they are called.
+
+    Args:
+        path: of the weights.
+        config: of the model, fixed for the longest request.
+        load: what the user asked for.
+        quantization: of the weights as they are stored.
+    """
+    rope = " ".join(f"{name}={value}" for name, value in sorted(asdict(config.rope).items()) if value is not None)
+    quantized = load.quantization or quantization or "none"
+    return {
+        "architecture": config.architecture,
+        "shape": f"{config.num_layers} layers of {config.hidden_size}, {config.vocab_size} tokens",
+        "rope": rope,
+        "weights": fingerprint(path),
+        "weight quantization": f"{quantized}, group size {load.group_size or 'default'}",
+    }
+
+
+def numerics_facts(kernels: str, device: str, dtype: str, load: LoadConfig) -> dict[str, str]:
+    """Of what computes it."""
+    return {
+        "twostroke": __version__,
+        "kernels": kernels,
+        "device": device,
+        "dtype": dtype,
+        "activation quantization": load.activation_quantization or "none",
+    }
+
+
+def fingerprint(path: Path) -> str:
+    """Of weight files: their sizes, and samples spread over each. Reading all of them would take as long as loading.
+
+    Two fine-tunes of one model differ nearly everywhere, so some of the samples do.
+    """
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    found = hashlib.blake2b(digest_size=8)
+    for file in files:
+        size = file.stat().st_size
+        found.update(size.to_bytes(8, "little"))
+        with file.open("rb") as stream:
+            for i in range(_NUM_SAMPLES):
+                stream.seek(max(0, size - _SAMPLE_BYTES) * i // (_NUM_SAMPLES - 1))
+                found.update(stream.read(_SAMPLE_BYTES))
+    return found.hexdigest()

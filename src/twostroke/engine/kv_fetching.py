@@ -1,0 +1,180 @@
+"""The engine's side of fetching KV: a prefix takes its blocks, is filled, and is there for its request, or is not.
+
+```
+fetch(...) ──► waits for room ──► is fetched ──► complete: named, held for its request ──► the request runs
+                     │                 │
+                     └─────────────────┴──────► failed: the request computes its prefix as if nobody had tried
+```
+
+All of it in the engine's thread but for the bytes, which a thread of the borrower's writes to blocks that nobody else
+may touch before it has said that it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from twostroke.engine.clock import Clock
+from twostroke.engine.generation import GenerationRequest
+from twostroke.engine.journal import Journal
+from twostroke.kv_cache.block_hash import hash_blocks
+from twostroke.kv_transfer.borrower import Fetched, KVBorrower, KVSource
+from twostroke.scheduler.scheduler import Scheduler
+
+
+@dataclass(slots=True, eq=False)
+class _Import:
+    request_id: str
+    block_hashes: tuple[bytes, ...]
+    source: KVSource
+    begin_s: float
+    give_up: Callable[[], None] | None = None
+    """None while it has no blocks."""
+    is_over: bool = False
+    """It is complete, and waits for its request."""
+    is_dropped: bool = False
+    request: GenerationRequest | None = None
+    """Waits for it."""
+
+
+class KVFetching:
+    """The imports of one engine.
+
+    Args:
+        scheduler: of the engine.
+        borrower: fetches.
+        journal: of the engine.
+        block_size: tokens in a block.
+        clock: in seconds.
+        is_done: called in another thread when the bytes of an import have come, or will not; the engine's thread then
+            calls `fetched`.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        borrower: KVBorrower,
+        journal: Journal,
+        *,
+        block_size: int,
+        clock: Clock,
+        is_done: Callable[[int, Fetched], object],
+    ) -> None:
+        self._scheduler = scheduler
+        self._borrower = borrower
+        self._journal = journal
+        self._block_size = block_size
+        self._clock = clock
+        self._is_done = is_done
+        self._imports: dict[int, _Import] = {}
+        self._without_room: list[int] = []
+
+    def begin(
+        self, import_id: int, request_id: str, token_ids: Sequence[int], cache_salt: str | None, source: KVSource
+    ) -> None:
+        """Is to fetch the full blocks of a prompt, as soon as there is room; its request comes later."""
+        assert import_id not in self._imports, f"import {import_id} is not new"
+        hashes = hash_blocks(token_ids, self._block_size, cache_salt)
+        self._imports[import_id] = _Import(request_id, hashes, source, self._clock())
+        self._without_room.append(import_id)
+
+    def try_again(self, *, is_idle: bool) -> list[GenerationRequest]:
+        """Looks whether there is room now for those that had none.
+
+        Args:
+            is_idle: nothing runs that would make room.
+
+        Returns:
+            Requests that are not to wait any longer.
+        """
+        freed: list[GenerationRequest] = []
+        while self._without_room:
+            import_id = self._without_room[0]
+            this = self._imports[import_id]
+            num_tokens = len(this.block_hashes) * self._block_size
+            into = self._scheduler.begin_import(import_id, this.block_hashes, num_tokens)
+            if into is None:
+                if is_idle and not any(other.give_up for other in self._imports.values()):
+                    freed += self.fetched(import_id, Fetched("there is no room for it beside what the pool must keep"))
+                    continue
+                break
+            self._without_room.pop(0)
+            self._journal.import_began(
+                self._clock(), import_id, this.request_id, this.block_hashes, num_tokens, into.rows
+            )
+
+            def is_done(fetched: Fetched, import_id: int = import_id) -> None:
+                self._is_done(import_id, fetched)
+
+            this.give_up = self._borrower.fetch(this.source, into, this.block_hashes[-1], is_done)
+        return freed
+
+    def holds_back(self, request: GenerationRequest) -> bool:
+        """Whether a request has to wait for its import; it is kept until `fetched` gives it back."""
+        this = None if request.import_id is None else self._imports.get(request.import_id)
+        if this is None:
+            return False
+        if this.is_over:
+            del self._imports[request.import_id or 0]  # the scheduler ends it when the request runs
+            return False
+        this.request = request
+        return True
+
+    def fetched(self, import_id: int, result: Fetched) -> list[GenerationRequest]:
+        """The bytes have come, or will not; the requests that waited for them."""
+        this = self._imports.get(import_id)
+        if this is None:
+            return []
+        if this.give_up is None:
+            self._without_room.remove(import_id)
+        problem = result.problem or ("nobody waits for it any more" if this.is_dropped else "")
+        if not problem:
+            self._scheduler.complete_import(import_id, this.block_hashes)
+        now_s = self._clock()
+        self._journal.import_ended(now_s, import_id, this.request_id, problem, result, this.begin_s)
+        if problem:
+            self._end_hold(import_id)
+            del self._imports[import_id]
+        elif this.request is not None:
+            del self._imports[import_id]
+        this.is_over = True
+        return [] if this.request is None else [this.request]
+
+    def drop(self, import_id: int) -> None:
+        """No request will come for it."""
+        this = self._imports.get(import_id)
+        if this is None:
+            return
+        this.is_dropped, this.request = True, None
+        if this.is_over:
+            del self._imports[import_id]
+            self._end_hold(import_id)
+        elif this.give_up is None:
+            self.fetched(import_id, Fetched("nobody waits for it any more"))
+        else:
+            this.give_up()
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a request that waits; False: none of this name does."""
+        for import_id, this in self._imports.items():
+            if this.request is not None and this.request.request_id == request_id:
+                self.drop(import_id)
+                return True
+        return False
+
+    @property
+    def num_waiting(self) -> int:
+        """Imports that are not over, or wait for their request."""
+        return len(self._imports)
+
+    def _end_hold(self, import_id: int) -> None:
+        self._scheduler.end_hold(import_id)
+        self._journal.hold_ended(import_id, self._clock())
+
+    def close(self) -> None:
+        """What is on its way is given up."""
+        for this in self._imports.values():
+            if this.give_up is not None:
+                this.give_up()
+        self._borrower.close()

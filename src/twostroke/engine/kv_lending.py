@@ -1,0 +1,98 @@
+"""The engine's side of lending KV: tells the lender, step by step, which blocks of a prompt are there.
+
+arrives         grant(number of blocks)
+step decided    its cached prefix is there; the blocks that the step fills are begun
+layer written   of these, one more layer is there                (in the middle of the step)
+ends            on loan: complete, or the lease is dead
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twostroke.batch import ScheduledBatch
+from twostroke.engine.generation import Generation
+from twostroke.kv_transfer.lender import KVLender
+from twostroke.scheduler.scheduler import Scheduler
+
+
+@dataclass(slots=True, eq=False)
+class _Loan:
+    lease_id: int
+    num_blocks: int
+    digest: bytes
+    """Name of the last block."""
+
+
+class KVLending:
+    """Follows the requests of an engine that lend their blocks.
+
+    Args:
+        scheduler: of the engine.
+        lender: serves the others.
+        block_size: tokens in a block.
+    """
+
+    def __init__(self, scheduler: Scheduler, lender: KVLender, block_size: int) -> None:
+        self._scheduler = scheduler
+        self._lender = lender
+        self._block_size = block_size
+        self._loans: dict[str, _Loan] = {}
+        self._in_step: list[int] = []
+        """Leases whose blocks the step that runs fills."""
+
+    def arrived(self, generation: Generation) -> None:
+        """A request has; it lends the full blocks of what it came with, if any."""
+        arrival = generation.arrival
+        if arrival.lend_as is None:
+            return
+        num_blocks = arrival.num_prompt_tokens // self._block_size
+        hashes = arrival.block_hashes[:num_blocks]
+        self._lender.grant(arrival.lend_as, num_blocks)
+        if hashes and arrival.max_tokens == 1:
+            self._loans[arrival.request_id] = _Loan(arrival.lend_as, num_blocks, hashes[-1])
+        else:  # with more tokens it would lend blocks that nobody expects
+            self._lender.kill(arrival.lend_as, "the request has no full block, or makes more than one token here")
+
+    def decided(self, batch: ScheduledBatch) -> None:
+        """A step is about to be computed."""
+        self._in_step.clear()
+        if not self._loans:
+            return
+        for request_id in batch.preempted_request_ids:
+            self._give_up(request_id, "its request had to give way to others")
+        cached = {admitted.request_id: admitted.num_cached_tokens for admitted in batch.admitted}
+        for share in batch.requests:
+            loan = self._loans.get(share.request_id)
+            if loan is not None:
+                rows = self._scheduler.block_tables(share.request_id)
+                num_cached = cached.get(share.request_id, 0) // self._block_size
+                self._lender.begin_part(loan.lease_id, rows, num_cached, is_computed=True)
+                end = (share.num_computed_tokens + share.num_scheduled_tokens) // self._block_size
+                self._lender.begin_part(loan.lease_id, rows, end, is_computed=False)
+                self._in_step.append(loan.lease_id)
+
+    def layer_written(self, layer_id: int) -> None:
+        """The step that runs has written the K and V of a layer; all that it is to be told of layers."""
+        if self._in_step:
+            self._lender.layer_ready(self._in_step, layer_id + 1)
+
+    def ended(self, request_id: str) -> None:
+        """A request has, in whatever way; the scheduler knows already."""
+        loan = self._loans.get(request_id)
+        if loan is None:
+            return
+        if self._scheduler.is_on_loan(loan.lease_id):
+            del self._loans[request_id]
+            self._lender.complete(loan.lease_id, loan.digest)
+        else:
+            self._give_up(request_id, "its request was ended, or there was no room to keep its blocks")
+
+    def _give_up(self, request_id: str, trouble: str) -> None:
+        loan = self._loans.pop(request_id, None)
+        if loan is not None:
+            self._lender.kill(loan.lease_id, trouble)
+
+    def close(self) -> None:
+        """Nobody is served any more."""
+        self._lender.close()

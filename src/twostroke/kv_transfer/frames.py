@@ -1,0 +1,164 @@
+"""What borrower and lender say to each other over one connection, which serves one lease.
+
+```
+borrower                                            lender
+Fetch(epoch, lease, what it needs, geometry)  ──►
+                                              ◄──   Refusal(why), and no more
+                                              ◄──   Terms(geometry)
+                                              ◄──   Ready(entries, layers) [+ their bytes], as they are computed
+                                              ◄──   Waiting(), while there is nothing to send
+                                              ◄──   All(digest)
+Copied()                                      ──►
+                                              ◄──   Valid() | Refusal(why)
+```
+
+The last exchange is what makes it safe to read memory that the lender may give away at any time: a lease that was
+good all along is good at its end. Closing the connection is how either side gives up.
+
+A frame is its length in four bytes and msgpack; the bytes that `Ready` announces follow it, where they travel at all.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import TypeVar
+
+import msgspec
+
+from twostroke.errors import EngineError
+from twostroke.kv_transfer.geometry import KVGeometry
+
+PROTOCOL = 1
+_LENGTH = struct.Struct("<I")
+_MAX_FRAME_BYTES = 1 << 20
+
+
+class TransferBroken(EngineError):
+    """The other side is gone, or says what nobody expects."""
+
+
+class _Frame(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """One of a union; its name travels with it."""
+
+
+class Fetch(_Frame, frozen=True):
+    """The borrower's question."""
+
+    protocol: int
+    epoch: int
+    """Of the process that granted the lease: another one at its address knows nothing of it."""
+    lease_id: int
+    first_entries: tuple[int, ...]
+    """Per KV group, the first entry that it needs."""
+    num_blocks: int
+    """Entries of the prefix."""
+    shares_memory: bool
+    """It reads the blocks itself."""
+    geometry: KVGeometry
+    allows_drift: bool
+
+
+class Refusal(_Frame, frozen=True):
+    """Nothing comes of it."""
+
+    reason: str
+
+
+class Terms(_Frame, frozen=True):
+    """The lease is there."""
+
+    geometry: KVGeometry
+    num_bytes_shared: int
+    """Of the lender's KV memory, whose descriptor comes with this frame; 0: the bytes are sent."""
+
+
+class Ready(_Frame, frozen=True):
+    """Layers `first_layer` to before `end_layer` of some entries."""
+
+    first: int
+    end: int
+    first_layer: int
+    end_layer: int
+    rows: tuple[tuple[int, ...], ...]
+    """The lender's blocks, where the borrower reads them itself; else empty."""
+
+
+class Waiting(_Frame, frozen=True):
+    """The lender is alive."""
+
+
+class All(_Frame, frozen=True):
+    """There is no more."""
+
+    digest: bytes
+
+
+class Copied(_Frame, frozen=True):
+    """The borrower has all of it."""
+
+
+class Valid(_Frame, frozen=True):
+    """It may believe it."""
+
+
+LenderSays = Refusal | Terms | Ready | Waiting | All | Valid
+BorrowerSays = Fetch | Copied
+_ENCODER = msgspec.msgpack.Encoder()
+FROM_LENDER: msgspec.msgpack.Decoder[LenderSays] = msgspec.msgpack.Decoder(LenderSays)
+FROM_BORROWER: msgspec.msgpack.Decoder[BorrowerSays] = msgspec.msgpack.Decoder(BorrowerSays)
+_Said = TypeVar("_Said")
+
+
+def framed(frame: LenderSays | BorrowerSays) -> bytes:
+    """As it travels."""
+    body = _ENCODER.encode(frame)
+    return _LENGTH.pack(len(body)) + body
+
+
+def receive(connection: socket.socket, decoder: msgspec.msgpack.Decoder[_Said]) -> _Said:
+    """The next frame.
+
+    Raises:
+        TransferBroken: there is none, or none that is understood.
+        OSError: the connection has broken, or nothing came in time.
+    """
+    (length,) = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size))
+    if length > _MAX_FRAME_BYTES:
+        raise TransferBroken(f"a frame of {length:,} bytes, at most {_MAX_FRAME_BYTES:,}: no peer of ours.")
+    try:
+        return decoder.decode(receive_exactly(connection, length))
+    except msgspec.MsgspecError as error:
+        raise TransferBroken(f"a frame that is not understood ({error}): a peer of another version?") from error
+
+
+def receive_exactly(connection: socket.socket, num_bytes: int) -> bytearray:
+    """So many bytes, in memory of their own."""
+    data = bytearray(num_bytes)
+    receive_into(connection, memoryview(data))
+    return data
+
+
+def receive_into(connection: socket.socket, place: memoryview) -> None:
+    """Fills `place`."""
+    while len(place):
+        num_bytes = connection.recv_into(place)
+        if not num_bytes:
+            raise TransferBroken("the other side has closed the connection.")
+        place = place[num_bytes:]
+
+
+def send_pieces(connection: socket.socket, pieces: list[memoryview]) -> None:
+    """All of them in their order, without gathering them first."""
+    first = 0
+    while first < len(pieces):
+        sent = connection.sendmsg(pieces[first : first + _MOST_PIECES])
+        while first < len(pieces) and sent >= len(pieces[first]):
+            sent -= len(pieces[first])
+            first += 1
+        if sent:
+            pieces[first] = pieces[first][sent:]
+
+
+_MOST_PIECES = 1024
+"""What one call to the system takes (IOV_MAX)."""

@@ -1,0 +1,264 @@
+"""The side whose KV is fetched: a thread for each reader of a lease, beside the engine's own."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Generator, Sequence
+
+from twostroke.errors import EngineError
+from twostroke.kv_transfer.address import Address, listen
+from twostroke.kv_transfer.frames import (
+    FROM_BORROWER,
+    PROTOCOL,
+    All,
+    Copied,
+    Fetch,
+    LenderSays,
+    Ready,
+    Refusal,
+    Terms,
+    TransferBroken,
+    Valid,
+    Waiting,
+    framed,
+    receive,
+    send_pieces,
+)
+from twostroke.kv_transfer.geometry import KVGeometry
+from twostroke.kv_transfer.leases import Lease, LeaseBook
+from twostroke.kv_transfer.memory import KVMemory
+from twostroke.log import get_logger
+
+log = get_logger(__name__)
+
+PATIENCE_S = 10.0
+"""How long a peer may say nothing, or take nothing."""
+WAITING_EVERY_S = 1.0
+REAPS_EVERY_S = 0.5
+
+
+class KVLender:
+    """Lends what the engine's thread announces to those who ask; `close` it.
+
+    The engine's thread calls `grant`, `begin_part`, `layer_ready`, `complete` and `kill`; none of them waits.
+
+    Args:
+        memory: of the pool.
+        shared_descriptor: of the same memory, where another process may map it.
+        geometry: of this side.
+        epoch: of this process.
+        clock: in seconds.
+        is_over: told of each lease that nobody will read any more, in a thread of the lender's.
+    """
+
+    def __init__(
+        self,
+        memory: KVMemory,
+        shared_descriptor: int | None,
+        geometry: KVGeometry,
+        *,
+        epoch: int,
+        clock: Callable[[], float],
+        is_over: Callable[[int], object],
+    ) -> None:
+        self._memory = memory
+        self._descriptor = shared_descriptor
+        self._geometry = geometry
+        self._epoch = epoch
+        self._clock = clock
+        self._is_over = is_over
+        self._book = LeaseBook(memory.num_layers)
+        self._changed = threading.Condition()
+        self._listeners: list[socket.socket] = []
+        self._is_closed = False
+        threading.Thread(target=self._reap, daemon=True, name="twostroke-lease-reaper").start()
+
+    def listen(self, address: Address) -> Address:
+        """Takes borrowers at an address; returns where that is, if a port was to be found."""
+        listener, bound = listen(address)
+        self._listeners.append(listener)
+        threading.Thread(target=self._accept, args=(listener,), daemon=True, name="twostroke-lender").start()
+        return bound
+
+    # ------------------------------------------------------------------ the engine's thread
+
+    def grant(self, lease_id: int, num_blocks: int) -> None:
+        """A request has come that lends so many blocks."""
+        with self._changed:
+            self._book.grant(lease_id, num_blocks, self._clock())
+            self._changed.notify_all()
+
+    def begin_part(self, lease_id: int, rows: Sequence[Sequence[int]], end: int, *, is_computed: bool) -> None:
+        """See LeaseBook."""
+        with self._changed:
+            self._book.begin_part(lease_id, rows, end, is_computed=is_computed)
+            self._changed.notify_all()
+
+    def layer_ready(self, lease_ids: Sequence[int], num_layers: int) -> None:
+        """The step that runs has written so many layers."""
+        with self._changed:
+            for lease_id in lease_ids:
+                self._book.layer_ready(lease_id, num_layers)
+            self._changed.notify_all()
+
+    def complete(self, lease_id: int, digest: bytes) -> None:
+        """All is final and on loan."""
+        with self._changed:
+            self._book.complete(lease_id, digest, self._clock())
+            self._changed.notify_all()
+
+    def kill(self, lease_id: int, trouble: str) -> None:
+        """Whoever reads under it throws that away."""
+        with self._changed:
+            self._book.kill(lease_id, trouble)
+            self._changed.notify_all()
+
+    @property
+    def num_leases(self) -> int:
+        """That are not over."""
+        with self._changed:
+            return len(self._book)
+
+    def close(self) -> None:
+        """Takes nobody any more; readers find the connection closed when the process ends."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        for listener in self._listeners:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+
+    # ------------------------------------------------------------------ the lender's own threads
+
+    def _reap(self) -> None:
+        while not self._is_closed:
+            with self._changed:
+                over = self._book.reap(self._clock())
+                if not over:
+                    self._changed.wait(REAPS_EVERY_S)
+            for lease_id in over:
+                self._is_over(lease_id)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while not self._is_closed:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            self.serve(connection)
+
+    def serve(self, connection: socket.socket) -> None:
+        """Serves one borrower, in a thread of its own."""
+        threading.Thread(target=self._serve, args=(connection,), daemon=True, name="twostroke-loan").start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        connection.settimeout(PATIENCE_S)
+        with connection:
+            try:
+                self._lend(connection)
+            except (OSError, EngineError) as error:
+                log.info("a borrower was lost: %s", error)
+
+    def _lend(self, connection: socket.socket) -> None:
+        fetch = receive(connection, FROM_BORROWER)
+        if not isinstance(fetch, Fetch):
+            raise TransferBroken(f"a connection begins with a question, not with {type(fetch).__name__}.")
+        reason = self._refusal(fetch)
+        if reason:
+            _send(connection, Refusal(reason))
+            return
+        with self._opened(fetch) as lease:
+            if lease is None:
+                _send(connection, Refusal(f"lease {fetch.lease_id} is over, or was never granted here."))
+                return
+            self._send_terms(connection, fetch)
+            trouble = self._send_parts(connection, fetch, lease) or self._settle(connection, lease)
+            _send(connection, Refusal(trouble) if trouble else Valid())
+
+    def _refusal(self, fetch: Fetch) -> str:
+        if fetch.protocol != PROTOCOL:
+            return f"protocol {fetch.protocol} there, {PROTOCOL} here. Run the same version of twostroke in both pools."
+        if fetch.epoch != self._epoch:
+            return "the process that granted this lease is gone."
+        return self._geometry.refusal(fetch.geometry, allows_drift=fetch.allows_drift)
+
+    @contextlib.contextmanager
+    def _opened(self, fetch: Fetch) -> Generator[Lease | None]:
+        """The lease, with a reader more; one that the engine has not heard of yet is waited for."""
+        deadline = self._clock() + PATIENCE_S
+        with self._changed:
+            while (lease := self._book.open(fetch.lease_id)) is None and not self._is_closed:
+                if not self._changed.wait(deadline - self._clock()):
+                    break
+        try:
+            yield lease
+        finally:
+            if lease is not None:
+                with self._changed:
+                    self._book.close(lease)
+                    self._changed.notify_all()
+
+    def _send_terms(self, connection: socket.socket, fetch: Fetch) -> None:
+        shares = fetch.shares_memory and self._descriptor is not None
+        terms = framed(Terms(self._geometry, self._memory.num_bytes if shares else 0))
+        if shares and self._descriptor is not None:
+            socket.send_fds(connection, [terms[:1]], [self._descriptor])
+            terms = terms[1:]
+        connection.sendall(terms)
+
+    def _send_parts(self, connection: socket.socket, fetch: Fetch, lease: Lease) -> str:
+        """Everything, as it becomes ready; returns why it is worth nothing, if so."""
+        index, layer, said_s = 0, 0, self._clock()
+        shares = fetch.shares_memory and self._descriptor is not None
+        while True:
+            with self._changed:
+                if not _has_news(lease, index, layer):
+                    self._changed.wait(WAITING_EVERY_S)
+                trouble = lease.trouble
+                part = lease.parts[index] if index < len(lease.parts) else None
+                is_last = index == len(lease.parts) - 1
+                ready = lease.num_layers_ready if is_last else self._memory.num_layers
+                digest = lease.digest if part is None else b""
+                self._book.progress(lease, self._clock())
+            if trouble:
+                return trouble
+            if part is not None and ready > layer:
+                starts = [max(0, first - part.first) for first in fetch.first_entries]
+                rows = part.rows if shares else ()
+                _send(connection, Ready(part.first, part.end, layer, ready, rows))
+                if not shares:
+                    send_pieces(connection, self._memory.pieces(part.rows, range(layer, ready), starts))
+                layer = ready
+                if layer == self._memory.num_layers:
+                    index, layer = index + 1, 0
+            elif digest:
+                _send(connection, All(digest))
+                return ""
+            elif self._clock() - said_s >= WAITING_EVERY_S:
+                _send(connection, Waiting())
+            else:
+                continue
+            said_s = self._clock()
+
+    def _settle(self, connection: socket.socket, lease: Lease) -> str:
+        copied = receive(connection, FROM_BORROWER)
+        if not isinstance(copied, Copied):
+            raise TransferBroken(f"expected that it has copied all, not {type(copied).__name__}.")
+        with self._changed:
+            return self._book.settle(lease)
+
+
+def _has_news(lease: Lease, index: int, layer: int) -> bool:
+    """Whether there is more to say to a reader that has layers before `layer` of part `index`."""
+    if lease.trouble or index < len(lease.parts) - 1:
+        return True
+    if index == len(lease.parts) - 1:
+        return lease.num_layers_ready > layer
+    return lease.is_complete
+
+
+def _send(connection: socket.socket, frame: LenderSays) -> None:
+    connection.sendall(framed(frame))

@@ -1,0 +1,97 @@
+"""KV memory as bytes: which of them are the K and V of one layer of one block."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+
+from twostroke.kv_cache.layout import KVLayout
+
+
+class KVMemory:
+    """The blocks of a pool, wherever they lie.
+
+    ```
+    block 0: | layer 0: K V | layer 1: K V | …   block 1: | …        a piece is the K and V of one layer of a block
+    ```
+
+    Args:
+        layout: of the pool.
+        data: all blocks, in a row.
+    """
+
+    def __init__(self, layout: KVLayout, data: memoryview) -> None:
+        self.layout = layout
+        self._data = data.cast("B")
+        self._piece_bytes = layout.block_size * layout.bytes_per_token_and_layer
+        self._places = {
+            layer_id: (group_id, index)
+            for group_id, group in enumerate(layout.groups)
+            for index, layer_id in enumerate(group.layer_ids)
+        }
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all blocks."""
+        return len(self._data)
+
+    @property
+    def num_layers(self) -> int:
+        """Of the model."""
+        return len(self._places)
+
+    def pieces(self, rows: Sequence[Sequence[int]], layers: range, starts: Sequence[int]) -> list[memoryview]:
+        """The bytes of some layers, layer after layer, of blocks.
+
+        Args:
+            rows: per KV group, block ids.
+            layers: ids in a row.
+            starts: per KV group, which of its blocks is the first that is wanted.
+        """
+        found: list[memoryview] = []
+        block_bytes, piece_bytes = self.layout.bytes_per_block, self._piece_bytes
+        for layer_id in layers:
+            group_id, index = self._places[layer_id]
+            for block_id in rows[group_id][starts[group_id] :]:
+                begin = block_id * block_bytes + index * piece_bytes
+                found.append(self._data[begin : begin + piece_bytes])
+        return found
+
+    def release(self) -> None:
+        """Lets go of the memory."""
+        self._data.release()
+
+
+class SharedMapping:
+    """Another process's KV memory, to be read."""
+
+    def __init__(self, descriptor: int, num_bytes: int) -> None:
+        """Maps it; the descriptor is closed."""
+        try:
+            self._map = mmap.mmap(descriptor, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+        finally:
+            os.close(descriptor)
+
+    def memory(self, layout: KVLayout) -> KVMemory:
+        """As blocks."""
+        return KVMemory(layout, memoryview(self._map))
+
+    def close(self) -> None:
+        """Unmaps it; nobody may look at its blocks any more."""
+        self._map.close()
+
+
+def shared_descriptor(num_bytes: int) -> int:
+    """Memory that can be handed to another process: a file without a name.
+
+    Raises:
+        OSError: the system has none of it.
+    """
+    descriptor = os.memfd_create("twostroke-kv", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, num_bytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
