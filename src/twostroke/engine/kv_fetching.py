@@ -76,8 +76,9 @@ class KVFetching:
         """Is to fetch the full blocks of a prompt, as soon as there is room; its request comes later."""
         assert import_id not in self._imports, f"import {import_id} is not new"
         hashes = hash_blocks(token_ids, self._block_size, cache_salt)
-        self._imports[import_id] = _Import(request_id, hashes, source, self._clock())
-        self._without_room.append(import_id)
+        if hashes:  # else there is no full block, nothing to fetch and nothing to wait for
+            self._imports[import_id] = _Import(request_id, hashes, source, self._clock())
+            self._without_room.append(import_id)
 
     def try_again(self, *, is_idle: bool) -> list[GenerationRequest]:
         """Looks whether there is room now for those that had none.

@@ -1,0 +1,139 @@
+"""A prefill engine and a decode engine in one process, and what a gateway would say to them."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from twostroke.batch import NewRequest, TokenLogprobs
+from twostroke.config.engine import EngineConfig
+from twostroke.engine.assembly import BuiltEngine, HandoverEnds, build_engine
+from twostroke.engine.generation import GenerationRequest
+from twostroke.engine.handover_port import HandoverPort
+from twostroke.engine.output_processor import TokenUpdate
+from twostroke.events import Event
+from twostroke.kv_transfer.address import Address
+from twostroke.kv_transfer.borrower import Fetched, KVSource
+from twostroke.request import FinishReason
+from twostroke.sampling_params import SamplingParams
+
+EPOCHS = itertools.count(1)
+NUMBERS = itertools.count(1)
+
+
+@dataclass
+class Answer:
+    """Of one request."""
+
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+
+    def take(self, update: TokenUpdate) -> None:
+        self.token_ids += update.token_ids
+        self.logprobs += update.logprobs
+        self.finish_reason = update.finish_reason
+        if update.news is not None:
+            self.num_cached_tokens = max(self.num_cached_tokens, update.news.num_cached_tokens)
+
+
+class Worker:
+    """An engine of a pool, driven by hand."""
+
+    def __init__(self, config: EngineConfig, port: HandoverPort) -> None:
+        self.events: list[Event] = []
+        self._said: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.epoch = next(EPOCHS)
+
+        def is_fetched(import_id: int, fetched: Fetched) -> None:
+            self._said.put(lambda: self.engine.kv_fetched(import_id, fetched))
+
+        def is_over(hold_id: int) -> None:
+            self._said.put(lambda: self.engine.end_hold(hold_id))
+
+        ends = HandoverEnds(port, self.epoch, is_fetched, is_over)
+        self.built: BuiltEngine = build_engine(config, listeners=(self.events,), handover=ends)  # pyright: ignore
+        self.engine = self.built.engine
+
+    def hear(self, *, wait: bool = False) -> None:
+        """What its threads have said meanwhile; the first of it is waited for if asked."""
+        if wait:
+            self._said.get(timeout=30)()
+        while not self._said.empty():
+            self._said.get()()
+
+    def source(self, lease_id: int) -> KVSource:
+        assert self.built.lender is not None
+        return KVSource(self.built.lender.address, self.epoch, lease_id)
+
+
+class TwoPools:
+    """One of each."""
+
+    def __init__(self, folder: Path, *, by_tcp: bool = False, decode: dict[str, Any] | None = None, **given: Any) -> None:
+        address = Address(host="127.0.0.1") if by_tcp else Address(path=str(folder / f"kv-{next(EPOCHS)}"))
+        given = {"threads": 1, "num_kv_blocks": 400, **given}
+        self.prefill = Worker(EngineConfig.from_keywords(**given), HandoverPort(lends_at=address))
+        self.decode = Worker(EngineConfig.from_keywords(**{**given, **(decode or {})}), HandoverPort(fetches=True))
+
+    def close(self) -> None:
+        self.prefill.engine.close()
+        self.decode.engine.close()
+
+    def run(self, requests: Sequence[GenerationRequest]) -> dict[str, Answer]:
+        """Each prefilled in one pool and decoded in the other."""
+        answers = {request.request_id: Answer() for request in requests}
+        numbers = {request.request_id: next(NUMBERS) for request in requests}
+        wanted = {request.request_id: request for request in requests}
+        for request in requests:
+            number, new = numbers[request.request_id], request.new_request
+            self.decode.engine.fetch_kv(
+                number, request.request_id, new.prompt_token_ids, request.cache_salt, self.prefill.source(number)
+            )
+            self.prefill.engine.add_request(replace(request, max_tokens=1, lend_as=number))
+        while self.prefill.engine.has_work:
+            for update in self.prefill.engine.step():
+                answer, request = answers[update.request_id], wanted[update.request_id]
+                answer.take(update)
+                if update.finish_reason is FinishReason.LENGTH and request.max_tokens > 1:
+                    new = replace(request.new_request, output_token_ids=tuple(answer.token_ids))
+                    number = numbers[update.request_id]
+                    self.decode.engine.add_request(replace(request, new_request=new, import_id=number))
+                elif update.finish_reason is not None:
+                    self.decode.engine.drop_kv(numbers[update.request_id])
+            self.prefill.hear()
+        while any(answer.finish_reason in (None, FinishReason.LENGTH) and self._lacks(answer, wanted[name])
+                  for name, answer in answers.items()):
+            self.decode.hear(wait=not self.decode.engine.has_work)
+            if self.decode.engine.has_work:
+                for update in self.decode.engine.step():
+                    answers[update.request_id].take(update)
+        return answers
+
+    @staticmethod
+    def _lacks(answer: Answer, request: GenerationRequest) -> bool:
+        return answer.finish_reason is None or len(answer.token_ids) < request.max_tokens
+
+
+def sequence(name: str, prompt: Sequence[int], params: SamplingParams, seed: int = 0, **more: Any) -> GenerationRequest:
+    """A request of token ids."""
+    new = NewRequest(name, tuple(prompt), params, seed)
+    return GenerationRequest(new, 0.0, params.max_tokens or 16, **more)
+
+
+def alone(config: EngineConfig, requests: Sequence[GenerationRequest]) -> dict[str, Answer]:
+    """The same in one engine."""
+    engine = build_engine(config).engine
+    answers = {request.request_id: Answer() for request in requests}
+    for request in requests:
+        engine.add_request(request)
+    while engine.has_work:
+        for update in engine.step():
+            answers[update.request_id].take(update)
+    engine.close()
+    return answers
