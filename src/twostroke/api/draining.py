@@ -15,6 +15,7 @@ from types import FrameType
 
 import uvicorn
 
+from twostroke.engine.pooled_engine import PooledEngine
 from twostroke.engine.remote_engine import RemoteEngine
 from twostroke.log import get_logger
 
@@ -33,7 +34,9 @@ class DrainingServer(uvicorn.Server):
         address: is printed once the server listens and minds signals.
     """
 
-    def __init__(self, config: uvicorn.Config, engine: RemoteEngine, patience_s: float, address: str) -> None:
+    def __init__(
+        self, config: uvicorn.Config, engine: RemoteEngine | PooledEngine, patience_s: float, address: str
+    ) -> None:
         super().__init__(config)
         self._engine = engine
         self._patience_s = patience_s

@@ -15,9 +15,11 @@ from twostroke.api.draining import DrainingServer
 from twostroke.api.observation import Observation
 from twostroke.api.transport import guarded_protocol
 from twostroke.config.engine import EngineConfig
+from twostroke.config.pools import PoolConfig
 from twostroke.config.server import ServerConfig
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.garbage import keep_what_is_there
+from twostroke.engine.pooled_engine import PooledEngine
 from twostroke.engine.remote_engine import RemoteEngine
 from twostroke.errors import InvalidParameter, InvalidPrompt, SetupError
 from twostroke.log import Sparingly, get_logger
@@ -31,7 +33,9 @@ LAST_WORDS_S = 5
 """When nothing runs any more, answers have so long to be sent."""
 
 
-async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: bool = False) -> None:
+async def serve(
+    engine_config: EngineConfig, config: ServerConfig, pools: PoolConfig | None = None, *, quiet: bool = False
+) -> None:
     """Serves until it is told to stop; then what runs may end, for as long as the config says.
 
     Raises:
@@ -41,13 +45,7 @@ async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: boo
     listener = _listen(config)
     model = (config.served_model_name or (engine_config.load.model,))[0]
     observation = Observation(config, model, monotonic_clock())
-    engine = RemoteEngine(
-        engine_config,
-        listeners=(observation,),
-        stall_after_s=config.stall_timeout_s,
-        chat_template=_read_template(config.chat_template),
-        on_trouble=observation.dump,
-    )
+    engine = _engine(engine_config, config, pools, observation)
     try:
         await engine.start()
         if not quiet:
@@ -82,6 +80,29 @@ async def serve(engine_config: EngineConfig, config: ServerConfig, *, quiet: boo
         await engine.close()
         observation.close()
         listener.close()
+
+
+def _engine(
+    engine_config: EngineConfig, config: ServerConfig, pools: PoolConfig | None, observation: Observation
+) -> RemoteEngine | PooledEngine:
+    """One process, or several."""
+    template = _read_template(config.chat_template)
+    if pools is None or not pools.num_workers:
+        return RemoteEngine(
+            engine_config,
+            listeners=(observation,),
+            stall_after_s=config.stall_timeout_s,
+            chat_template=template,
+            on_trouble=observation.dump,
+        )
+    return PooledEngine(
+        engine_config,
+        pools,
+        listeners=(observation,),
+        stall_after_s=config.stall_timeout_s,
+        chat_template=template,
+        on_trouble=observation.dump,
+    )
 
 
 def _check_certificate(config: ServerConfig) -> None:

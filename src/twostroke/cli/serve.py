@@ -22,11 +22,13 @@ from twostroke.cli.flags import (
 )
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
+from twostroke.config.pools import KVTransport, PoolConfig
 from twostroke.config.server import MetricsNames, ServerConfig
 
+PoolFlags = Annotated[PoolConfig, Parameter(name="*", group="Pools")]
 ServerFlags = Annotated[ServerConfig, Parameter(name="*", group="Server")]
 
-__all__ = ["MetricsNames", "Path"]  # cyclopts evaluates the annotations of ServerConfig in this module
+__all__ = ["KVTransport", "MetricsNames", "Path"]  # cyclopts evaluates the annotations of ServerConfig in this module
 
 
 def serve(  # noqa: PLR0913 (each is a flag or a group of flags)
@@ -39,6 +41,7 @@ def serve(  # noqa: PLR0913 (each is a flag or a group of flags)
     cache: CacheFlags = CacheConfig(),
     scheduler: FairSchedulerFlags = FairScheduler(),
     speculative_config: SpeculationFlag = None,
+    pools: PoolFlags = PoolConfig(),
     quiet: QuietFlag = False,
 ) -> None:
     """Serve a model to OpenAI clients, on this machine unless --host says otherwise.
@@ -63,4 +66,4 @@ def serve(  # noqa: PLR0913 (each is a flag or a group of flags)
         scheduler=scheduler,
         speculative_config=speculative_config,
     )
-    uvloop.run(run(config, server, quiet=quiet))
+    uvloop.run(run(config, server, pools, quiet=quiet))

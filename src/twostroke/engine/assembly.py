@@ -160,7 +160,9 @@ def build_engine(
         max_model_len=config.load.max_model_len,
         model_context=loaded.config.max_context,
         max_tokens_per_step=_max_tokens_per_step(config, loaded.config),
-        memory=_free_memory(config, loaded, layout, num_weight_bytes),
+        memory=_free_memory(
+            config, loaded, layout, num_weight_bytes, 1.0 if handover is None else handover.port.memory_share
+        ),
         bytes_beside_block=loaded.drafter_facts.kv_bytes_per_block,
     )
     with ExitStack() as if_it_fails:
@@ -428,7 +430,10 @@ def _max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:
     return model.max_context
 
 
-def _free_memory(config: EngineConfig, loaded: _Loaded, layout: KVLayout, num_weight_bytes: int) -> FreeMemory:
+def _free_memory(
+    config: EngineConfig, loaded: _Loaded, layout: KVLayout, num_weight_bytes: int, share: float
+) -> FreeMemory:
+    """What there is for KV, of the share of the free memory that is this engine's."""
     tables = context_bytes(
         loaded.config,
         layout,
@@ -436,7 +441,7 @@ def _free_memory(config: EngineConfig, loaded: _Loaded, layout: KVLayout, num_we
         max_num_seqs=config.scheduler.max_num_seqs,
         bytes_per_element=loaded.dtype.itemsize,
     )
-    free = _free_bytes(loaded.device)
+    free = int(share * _free_bytes(loaded.device))
     num_weight_bytes += loaded.drafter_facts.num_weight_bytes
     if num_weight_bytes > free:
         raise DoesNotFit(

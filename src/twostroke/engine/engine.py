@@ -222,12 +222,13 @@ class Engine:
         return [self._end_of_suspect(request_id, now_s) for request_id in finding.suspects.ended]
 
     def _end_of_suspect(self, request_id: str, now_s: float) -> TokenUpdate:
-        del self._live[request_id]
+        start = len(self._live.pop(request_id).output_token_ids)
         error = (
             "a block of KV memory that the request had read was found corrupt: what it has answered so far may be "
             "wrong. The block is out of use; send the request again."
         )
-        return TokenUpdate(request_id, now_s, news=SequenceNews(finish_reason=FinishReason.ERROR, error=error))
+        news = SequenceNews(finish_reason=FinishReason.ERROR, error=error)
+        return TokenUpdate(request_id, now_s, news=news, start=start)
 
     def _announce(self, generation: Generation, now_s: float) -> None:
         """Tells the executor of a request that runs for the first time; one that ends in the queue never bothers it."""
@@ -279,4 +280,5 @@ class Engine:
             )
         num_tokens = commit.num_tokens
         token_ids, logprobs = made.token_ids[:num_tokens], made.logprobs[:num_tokens]
-        return TokenUpdate(made.request_id, now_s, token_ids, logprobs, news, commit.num_draft_tokens)
+        start = len(generation.output_token_ids) - num_tokens
+        return TokenUpdate(made.request_id, now_s, token_ids, logprobs, news, commit.num_draft_tokens, start)

@@ -100,6 +100,11 @@ class EngineProcess:
         code = await self._exit
         return f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
 
+    def kill(self) -> None:
+        """Ends the child at once, also one that was stopped."""
+        if not self._exit.done():
+            self._child.kill()
+
     async def stop(self) -> None:
         """Ends the child, kindly first, and removes the sockets. A second time does nothing."""
         if not self._exit.done():

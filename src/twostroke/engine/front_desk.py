@@ -202,6 +202,10 @@ class FrontDesk:
         """Of a request's sequences, by the runner's names, those that have not ended."""
         return self._outputs.live_sequence_ids(request_id)
 
+    def request_of(self, sequence_id: str) -> str | None:
+        """Whose sequence it is; None of one that has ended with its request."""
+        return self._outputs.request_of(sequence_id)
+
     def is_live(self, request_id: str) -> bool:
         """Whether an output of this name is still to come: one that was aborted has its last before it."""
         return self._outputs.is_live(request_id) or request_id in self._ended

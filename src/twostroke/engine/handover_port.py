@@ -15,6 +15,8 @@ class HandoverPort(msgspec.Struct, frozen=True, array_like=True):
     fetches: bool = False
     allows_drift: bool = False
     """It takes KV that was computed by other kernels or on other devices."""
+    memory_share: float = 1.0
+    """Of the memory that is free; the rest is for the other processes of the pools."""
 
 
 class LenderFacts(msgspec.Struct, frozen=True, array_like=True):

@@ -6,6 +6,7 @@ Kept on the side that sends, so that a burst is seen before the engine has heard
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke.batch import Limit, ScheduledBatch, Stroke
@@ -135,6 +136,10 @@ class LoadMeter:
             self._num_running_tokens -= sequence.num_tokens_left
         self._idle = self._idle or not self._num_running
 
+    def knows(self, sequence_id: str) -> bool:
+        """Whether it was sent and has not ended."""
+        return sequence_id in self._sequences
+
     def is_waiting(self, sequence_id: str) -> bool:
         """Whether it has not begun, or was preempted."""
         sequence = self._sequences.get(sequence_id)
@@ -244,3 +249,31 @@ class LoadMeter:
         self._finished_weight = REQUEST_DECAY * self._finished_weight + 1.0
         self._finished_tokens = REQUEST_DECAY * self._finished_tokens + sequence.num_output_tokens
         self.ended(sequence_id)
+
+
+def combined(prefills: Sequence[Load], decodes: Sequence[Load]) -> Load:
+    """Of pools as if they were one engine: work is added up, and who shares it does it so much faster.
+
+    Args:
+        prefills: of the workers that compute prompts; empty where those that decode do so themselves.
+        decodes: of the workers that decode.
+    """
+    loads = [*prefills, *decodes]
+    readers = prefills or decodes
+    steps = [load.step_s for load in decodes if load.step_s] or [0.0]
+    rates = [1 / load.prefill_s_per_token for load in readers if load.prefill_s_per_token]
+    outputs = [load.num_output_tokens for load in decodes if load.num_output_tokens] or [0.0]
+    return Load(
+        num_slots=max(1, sum(load.num_slots for load in decodes)),
+        num_running=sum(load.num_running for load in decodes),
+        num_running_tokens=sum(load.num_running_tokens for load in loads),
+        num_waiting=sum(load.num_waiting for load in loads),
+        num_waiting_tokens=sum(load.num_waiting_tokens for load in loads),
+        num_own_waiting=sum(load.num_own_waiting for load in loads),
+        num_own_waiting_tokens=sum(load.num_own_waiting_tokens for load in loads),
+        num_tenants=max((load.num_tenants for load in loads), default=1),
+        step_s=sum(steps) / len(steps),
+        prefill_s_per_token=1 / sum(rates) if rates else 0.0,
+        num_output_tokens=sum(outputs) / len(outputs),
+        num_own_generated=sum(load.num_own_generated for load in decodes),
+    )

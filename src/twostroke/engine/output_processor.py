@@ -73,6 +73,8 @@ class TokenUpdate(msgspec.Struct, frozen=True, array_like=True):
     news: SequenceNews | None = None
     num_draft_tokens: int = 0
     """Drafts that the step verified for it."""
+    start: int = 0
+    """Output tokens before these, those included that other attempts have made."""
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -181,6 +183,11 @@ class OutputProcessor:
             return ()
         named = zip(answer.sequence_ids, answer.streams, strict=True)
         return tuple(sequence_id for sequence_id, stream in named if stream.finish_reason is None)
+
+    def request_of(self, sequence_id: str) -> str | None:
+        """Whose sequence it is; None of one whose request has ended."""
+        owner = self._owner.get(sequence_id)
+        return None if owner is None else owner[0].request_id
 
     @property
     def num_requests(self) -> int:

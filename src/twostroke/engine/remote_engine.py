@@ -6,14 +6,12 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.client import EngineHealth, EngineState, OutputStream
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.engine_process import COMMAND, EngineProcess
-from twostroke.engine.facts import EngineFacts, input_processor
-from twostroke.engine.front_desk import FrontDesk
+from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.input_processor import InputProcessor, PromptInput
 from twostroke.engine.load import Load, LoadMeter
@@ -29,15 +27,13 @@ from twostroke.engine.messages import (
     Report,
     ResetPrefixCache,
 )
-from twostroke.engine.output_processor import OutputKind, OutputProcessor, TokenUpdate
-from twostroke.engine.queued_stream import QueuedStream
+from twostroke.engine.output_processor import OutputKind
+from twostroke.engine.reception import Reception
 from twostroke.errors import EngineError, EngineUnavailable, SetupError
 from twostroke.events import EngineLost, Event, KVBlockChecked
-from twostroke.grammar.guidance import Guidance
 from twostroke.log import get_logger
 from twostroke.packed_events import PackedEvent, PackedEventLog, pack, unpack
 from twostroke.request import FinishReason
-from twostroke.tokenizer.loading import load_tokenizer
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 log = get_logger(__name__)
@@ -95,11 +91,10 @@ class RemoteEngine:
         self._config = config
         self._listeners = tuple(listeners)
         self._stall_after_s = stall_after_s
-        self._chat_template = chat_template
+        self._reception = Reception(chat_template)
         self._on_trouble = on_trouble
         self._command = tuple(command)
         self._wire = _Wire()
-        self._streams: dict[str, QueuedStream] = {}
         self._resets: deque[asyncio.Future[bool]] = deque()
         self._state = EngineState.STARTING
         self._cause = "the model is being loaded"
@@ -109,30 +104,23 @@ class RemoteEngine:
         self._progress_s = self.now_s()
         self._supervisor: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._facts: EngineFacts | None = None
-        self._tokenizer: Tokenizer | None = None
-        self._inputs: InputProcessor | None = None
-        self._desk: FrontDesk | None = None
 
     # ------------------------------------------------------------------ what EngineClient promises
 
     @property
     def facts(self) -> EngineFacts:
         """See EngineClient."""
-        assert self._facts is not None, "start() has not returned"
-        return self._facts
+        return self._reception.facts
 
     @property
     def tokenizer(self) -> Tokenizer:
         """See EngineClient."""
-        assert self._tokenizer is not None, "start() has not returned"
-        return self._tokenizer
+        return self._reception.tokenizer
 
     @property
     def inputs(self) -> InputProcessor:
         """See EngineClient."""
-        assert self._inputs is not None, "start() has not returned"
-        return self._inputs
+        return self._reception.inputs
 
     def now_s(self) -> float:
         """The monotonic clock, which all processes of a machine share."""
@@ -141,7 +129,7 @@ class RemoteEngine:
     def health(self) -> EngineHealth:
         """See EngineClient."""
         state, cause = self._state, self._cause
-        num_requests = len(self._streams)
+        num_requests = self._reception.num_streams
         waited_s = self.now_s() - self._progress_s
         if state is EngineState.RUNNING and num_requests and waited_s > self._stall_after_s:
             state = EngineState.STALLED
@@ -163,34 +151,23 @@ class RemoteEngine:
         kind: OutputKind = OutputKind.DELTA,
     ) -> OutputStream:
         """See EngineClient."""
-        if self._state is not EngineState.RUNNING or self._desk is None or self._is_draining:
+        if self._state is not EngineState.RUNNING or self._is_draining:
             cause = SHUTTING_DOWN if self._is_draining else self._cause
             may_return = self._state is not EngineState.FAILED
             raise EngineUnavailable(f"the engine takes no requests now: {cause}.", may_return=may_return)
-        desk = self._desk
-        if not self._streams:
+        if not self._reception.num_streams:
             self._progress_s = self.now_s()  # it was idle, which is no stall
-        desk.enqueue(
+        return self._reception.receive(
             prompt,
             request_id=request_id,
             arrival_time_s=arrival_time_s,
             priority=priority,
             cache_salt=cache_salt,
             tenant=tenant,
+            start_by_s=start_by_s,
             kind=kind,
+            is_waiting=self._wire.meter.is_waiting,
         )
-
-        def abandon(stream: QueuedStream) -> None:
-            if self._streams.get(request_id) is stream:
-                del self._streams[request_id]
-                desk.abort(request_id)
-                desk.take_ended()
-
-        stream = self._streams[request_id] = QueuedStream(abandon)
-        if start_by_s is not None:
-            sequence_ids = desk.live_sequence_ids(request_id)
-            stream.start_by(start_by_s - self.now_s(), lambda: all(map(self._wire.meter.is_waiting, sequence_ids)))
-        return stream
 
     def load(self, tenant: str) -> Load:
         """See EngineClient."""
@@ -229,7 +206,7 @@ class RemoteEngine:
 
     def give_up(self, cause: str) -> None:
         """Ends what still runs; whoever reads a stream is told why."""
-        self._lose_streams(cause)
+        self._reception.lose(cause)
 
     async def close(self) -> None:
         """Ends the process; streams that are still open end with an EngineError. A second time does nothing."""
@@ -251,7 +228,8 @@ class RemoteEngine:
             report = await process.receive()
             match report:
                 case Ready(facts, _):
-                    await self._meet(facts)
+                    await self._reception.meet(facts, self._wire)
+                    self._wire.meter = LoadMeter(facts.max_num_seqs, is_fair=facts.is_fair)
                 case Refused(kind, reason):
                     raise SetupError(f"{kind}: {reason}" if kind != SetupError.__name__ else reason)
                 case _:
@@ -263,25 +241,6 @@ class RemoteEngine:
         self._progress_s = self.now_s()
         self._state, self._cause = EngineState.RUNNING, "steps are committed while there is work"
         return process
-
-    async def _meet(self, facts: EngineFacts) -> None:
-        """Prepares this side; the tokenizer is read once, outside of the loop."""
-        if self._tokenizer is None:
-            self._tokenizer = await asyncio.to_thread(load_tokenizer, Path(facts.tokenizer_path))
-        if facts != self._facts:
-            grammars = Guidance(self._tokenizer, facts.vocab_size, facts.eos_token_ids)
-            await asyncio.to_thread(grammars.warm_up)
-            self._inputs = input_processor(facts, self._tokenizer, grammars, self._chat_template)
-            self._facts = facts
-        assert self._inputs is not None, "made with the first facts"
-        self._wire.meter = LoadMeter(facts.max_num_seqs, is_fair=facts.is_fair)
-        self._desk = FrontDesk(
-            self._wire,
-            self._inputs,
-            OutputProcessor(self._tokenizer),
-            clock=self.now_s,
-            uses_priority=facts.uses_priority,
-        )
 
     async def _supervise(self, process: EngineProcess) -> None:
         """Reads reports while the process lives; starts another when it has died."""
@@ -350,7 +309,7 @@ class RemoteEngine:
                     self._wire.meter.append(event)
                 if updates:
                     self._num_fast_deaths = 0
-                    self._deliver(updates)
+                    self._reception.deliver(updates)
                 if events:  # behind the streams that were just woken: who waits for a token goes before who takes notes
                     asyncio.get_running_loop().call_soon(self._tell_listeners, events, packed)
             case CacheWasReset(had_blocks):
@@ -376,28 +335,11 @@ class RemoteEngine:
         lost = EngineLost(self.now_s(), f"engine-{process.pid}", cause)
         asyncio.get_running_loop().call_soon(self._tell_listeners, [lost], [pack(lost)])
 
-    def _deliver(self, updates: Sequence[TokenUpdate]) -> None:
-        assert self._desk is not None, "an engine that runs has been met"
-        for output in self._desk.take_in(updates):
-            stream = self._streams.get(output.request_id)
-            if stream is not None:
-                if output.finished:
-                    del self._streams[output.request_id]
-                stream.put(output)
-
     def _end(self, state: EngineState, cause: str) -> None:
         """Nothing runs any more: whoever waits is told why."""
         self._state, self._cause = state, cause
-        self._lose_streams(cause)
+        self._reception.lose(cause)
         while self._resets:
             reset = self._resets.popleft()
             if not reset.done():
                 reset.set_exception(EngineError(cause))
-
-    def _lose_streams(self, cause: str) -> None:
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            if stream.has_begun:
-                stream.fail(EngineError(f"the request was lost: {cause}."))
-            else:
-                stream.fail(EngineUnavailable(f"the request was lost: {cause}. Nothing of it was sent: ask again."))

@@ -1,0 +1,188 @@
+"""One process of a pool: started, heard, and started again when it has died."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from twostroke.config.engine import EngineConfig
+from twostroke.engine.client import EngineState
+from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.dispatcher import Member, Role
+from twostroke.engine.engine_process import COMMAND, EngineProcess
+from twostroke.engine.facts import EngineFacts
+from twostroke.engine.handover_port import HandoverPort
+from twostroke.engine.load import LoadMeter
+from twostroke.engine.messages import Alive, Command, Failed, Progress, Ready, Refused, Report
+from twostroke.errors import SetupError
+from twostroke.log import get_logger
+
+log = get_logger(__name__)
+
+MAX_FAST_DEATHS = 3
+"""Deaths in a row without a token between them: then it is no accident, and starting again would not help."""
+RESTART_DELAYS_S = (0.0, 0.5, 2.0)
+
+
+class Pool(Protocol):
+    """What a worker tells of itself."""
+
+    async def worker_ready(self, worker: PoolWorker, facts: EngineFacts) -> None:
+        """Its model is loaded."""
+        ...
+
+    def worker_reports(self, worker: PoolWorker, report: Report) -> None:
+        """Something came from it."""
+        ...
+
+    def worker_gone(self, worker: PoolWorker, cause: str) -> None:
+        """It is dead; it may come back, under another id."""
+        ...
+
+
+class PoolWorker:
+    """A place in a pool, and the process that fills it now.
+
+    Args:
+        role: what it is for.
+        place: which of its pool.
+        config: of its engine.
+        port: makes, for each process anew, where it lends and whether it fetches.
+        pool: hears of it.
+        command: starts a process.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        place: int,
+        config: EngineConfig,
+        port: Callable[[], HandoverPort],
+        pool: Pool,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self.role = role
+        self._place = place
+        self._config = config
+        self._port = port
+        self._pool = pool
+        self._command = tuple(command)
+        self._num_starts = 0
+        self._num_fast_deaths = 0
+        self._process: EngineProcess | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._heard_s = 0.0
+        self.state = EngineState.STARTING
+        self.cause = "the model is being loaded"
+        self.meter = LoadMeter(1, is_fair=False)
+        self.has_started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when its model is loaded for the first time; raises SetupError where that is refused."""
+
+    @property
+    def worker_id(self) -> str:
+        """Of the process that runs now; none has the same."""
+        return f"{self.role}-{self._place}.{self._num_starts}"
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def num_restarts(self) -> int:
+        """How often it was started again."""
+        return max(0, self._num_starts - 1)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes requests."""
+        return self.state is EngineState.RUNNING
+
+    def start(self) -> None:
+        """Begins its life."""
+        self._task = asyncio.create_task(self._live(), name=f"twostroke-{self.role}-{self._place}")
+
+    def send(self, command: Command) -> None:
+        """Queues a command; one for a process that is gone is lost, as what it was about is done elsewhere."""
+        if self._process is not None:
+            self._process.send(command)
+
+    def end_if_silent(self, timeout_s: float) -> None:
+        """Kills a process that says nothing; one that was stopped or hangs never would again."""
+        if self.is_ready and self._process is not None and monotonic_clock() - self._heard_s > timeout_s:
+            self.cause = f"it said nothing for {timeout_s:g} s"
+            self._process.kill()
+
+    async def close(self) -> None:
+        """Ends its process."""
+        self.state, self.cause = EngineState.CLOSED, "it was closed"
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._process is not None:
+            process, self._process = self._process, None
+            await process.stop()
+
+    async def _live(self) -> None:
+        """One process after the other."""
+        while self._num_fast_deaths < MAX_FAST_DEATHS:
+            await asyncio.sleep(RESTART_DELAYS_S[self._num_fast_deaths])
+            self._num_starts += 1
+            cause = await self._run()
+            self._num_fast_deaths += 1
+            self.state = EngineState.STARTING
+            self.cause = f"{self.worker_id} {cause}; it is being started again"
+            log.error("%s %s", self.worker_id, cause)
+            self._pool.worker_gone(self, f"{self.worker_id} {cause}")
+        self.state = EngineState.FAILED
+        self.cause = f"{self.cause.partition(';')[0]}, {MAX_FAST_DEATHS} times in a row; it was given up"
+        self._pool.worker_gone(self, self.cause)
+
+    async def _run(self) -> str:
+        """One process from its start to its end, which is returned in words."""
+        process = await EngineProcess.spawn(self._config, self._command, self._port())
+        try:
+            report = await process.receive()
+            if not isinstance(report, Ready):
+                return await self._not_loaded(process, report)
+            self.meter = LoadMeter(report.facts.max_num_seqs, is_fair=report.facts.is_fair)
+            self._process = process
+            self._heard_s = monotonic_clock()
+            self.member = Member(
+                self.worker_id, self.role, report.lender, report.facts.block_size, report.facts.max_num_seqs
+            )
+            self.state, self.cause = EngineState.RUNNING, ""
+            await self._pool.worker_ready(self, report.facts)
+            if not self.has_started.done():
+                self.has_started.set_result(None)
+            return await self._hear(process)
+        finally:
+            if self.state is not EngineState.CLOSED:
+                self._process = None
+                await process.stop()
+
+    async def _not_loaded(self, process: EngineProcess, report: Report | None) -> str:
+        if isinstance(report, Refused):
+            cause = f"{report.kind}: {report.reason}" if report.kind != SetupError.__name__ else report.reason
+        else:
+            cause = f"{await process.ending()} before its model was loaded."
+        if not self.has_started.done():
+            self.has_started.set_exception(SetupError(cause))
+            self._num_fast_deaths = MAX_FAST_DEATHS  # the server does not start; nobody waits for another try
+        return cause
+
+    async def _hear(self, process: EngineProcess) -> str:
+        """Reads reports until there are no more."""
+        reason = ""
+        while (report := await process.receive()) is not None:
+            self._heard_s = monotonic_clock()
+            if isinstance(report, Failed):
+                reason = f" ({report.reason})"
+            elif not isinstance(report, Alive):
+                if isinstance(report, Progress) and report.updates:
+                    self._num_fast_deaths = 0
+                self._pool.worker_reports(self, report)
+                await asyncio.sleep(0)  # where reports come faster than they are taken in, the others run all the same
+        self.state = EngineState.STARTING
+        return f"{await process.ending()}{reason}" + (f": {self.cause}" if self.cause else "")

@@ -1,0 +1,361 @@
+"""PooledEngine: an EngineClient whose engine is two pools of processes, and which loses no request with any of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from twostroke.config.engine import EngineConfig
+from twostroke.config.pools import PoolConfig
+from twostroke.engine.client import EngineHealth, EngineState, OutputStream
+from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.dispatcher import Dispatcher, LeastBusy, Outcome, Placer, Role
+from twostroke.engine.engine_process import COMMAND
+from twostroke.engine.facts import EngineFacts
+from twostroke.engine.generation import GenerationRequest
+from twostroke.engine.handover_port import HandoverPort
+from twostroke.engine.input_processor import InputProcessor, PromptInput
+from twostroke.engine.load import Load, combined
+from twostroke.engine.messages import Add, CacheWasReset, Finish, Progress, Report, ResetPrefixCache
+from twostroke.engine.output_processor import OutputKind, TokenUpdate
+from twostroke.engine.pool_worker import PoolWorker
+from twostroke.engine.reception import Reception
+from twostroke.engine.remote_engine import SHUTTING_DOWN
+from twostroke.errors import EngineError, EngineUnavailable
+from twostroke.events import EngineLost, Event
+from twostroke.kv_transfer.address import Address
+from twostroke.log import get_logger
+from twostroke.packed_events import PackedEvent, PackedEventLog, pack, unpack
+from twostroke.request import FinishReason
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+log = get_logger(__name__)
+
+LOOKS_EVERY_S = 0.1
+"""How often somebody looks whether a worker has gone silent."""
+
+
+class PooledEngine:
+    """See EngineClient. `start` it, and `close` it.
+
+    Args:
+        config: of each engine.
+        pools: how many there are.
+        listeners: hear every event of every process, as it is reported.
+        stall_after_s: with requests and no step anywhere for so long, it counts as stalled.
+        chat_template: Jinja source instead of the model's own.
+        on_trouble: called with the cause when a process has died, in a thread.
+        placer: chooses workers.
+        command: starts a process; tests put another around it.
+    """
+
+    def __init__(  # noqa: PLR0913 (as of RemoteEngine, and two more)
+        self,
+        config: EngineConfig,
+        pools: PoolConfig,
+        *,
+        listeners: Sequence[PackedEventLog] = (),
+        stall_after_s: float = 30.0,
+        chat_template: str | None = None,
+        on_trouble: Callable[[str], object] = log.error,
+        placer: Placer | None = None,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self._config = config
+        self._pools = pools
+        self._listeners = tuple(listeners)
+        self._stall_after_s = stall_after_s
+        self._on_trouble = on_trouble
+        self._command = command
+        self._reception = Reception(chat_template)
+        self._dispatcher = Dispatcher(placer or LeastBusy())
+        self._workers: list[PoolWorker] = []
+        self._by_id: dict[str, PoolWorker] = {}
+        self._has_met = asyncio.Lock()
+        self._resets: list[tuple[set[str], asyncio.Future[bool]]] = []
+        self._folder = Path()
+        self._numbers = itertools.count()
+        self._watch: asyncio.Task[None] | None = None
+        self._progress_s = monotonic_clock()
+        self._is_draining = self._is_closed = False
+
+    # ------------------------------------------------------------------ what EngineClient promises
+
+    @property
+    def facts(self) -> EngineFacts:
+        """See EngineClient; of a worker that decodes."""
+        return self._reception.facts
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """See EngineClient."""
+        return self._reception.tokenizer
+
+    @property
+    def inputs(self) -> InputProcessor:
+        """See EngineClient."""
+        return self._reception.inputs
+
+    def now_s(self) -> float:
+        """The monotonic clock, which all processes of a machine share."""
+        return monotonic_clock()
+
+    def health(self) -> EngineHealth:
+        """See EngineClient: it runs while somebody decodes."""
+        num_requests = self._reception.num_streams
+        num_restarts = sum(worker.num_restarts for worker in self._workers)
+        decoders = [worker for worker in self._workers if worker.role is Role.DECODE]
+        state = EngineState.RUNNING
+        cause = ", ".join(f"{w.worker_id} is {w.state}" for w in self._workers if not w.is_ready)
+        waited_s = self.now_s() - self._progress_s
+        if self._is_closed:
+            state, cause = EngineState.CLOSED, "it was closed"
+        elif not any(worker.is_ready for worker in decoders):
+            has_failed = all(worker.state is EngineState.FAILED for worker in decoders)
+            state = EngineState.FAILED if has_failed else EngineState.STARTING
+            cause = "; ".join(worker.cause for worker in decoders)
+        elif num_requests and waited_s > self._stall_after_s:
+            state = EngineState.STALLED
+            cause = f"{num_requests} requests are queued and no step was committed for {waited_s:.1f} s"
+        elif self._is_draining:
+            state, cause = EngineState.DRAINING, SHUTTING_DOWN
+        return EngineHealth(state, cause or "all workers run", num_requests, num_restarts)
+
+    def generate(  # noqa: PLR0913 (what there is to know of a request, by its names)
+        self,
+        prompt: PromptInput,
+        *,
+        request_id: str,
+        arrival_time_s: float,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        tenant: str = "",
+        start_by_s: float | None = None,
+        kind: OutputKind = OutputKind.DELTA,
+    ) -> OutputStream:
+        """See EngineClient."""
+        health = self.health()
+        if not health.is_ready:
+            may_return = health.state is not EngineState.FAILED
+            raise EngineUnavailable(f"the engine takes no requests now: {health.cause}.", may_return=may_return)
+        if not self._reception.num_streams:
+            self._progress_s = self.now_s()
+        return self._reception.receive(
+            prompt,
+            request_id=request_id,
+            arrival_time_s=arrival_time_s,
+            priority=priority,
+            cache_salt=cache_salt,
+            tenant=tenant,
+            start_by_s=start_by_s,
+            kind=kind,
+            is_waiting=self._is_waiting,
+        )
+
+    def load(self, tenant: str) -> Load:
+        """See EngineClient; of all that run, together."""
+        ready = [worker for worker in self._workers if worker.is_ready]
+        prefills = [worker.meter.load(tenant) for worker in ready if worker.role is Role.PREFILL]
+        return combined(prefills, [worker.meter.load(tenant) for worker in ready if worker.role is Role.DECODE])
+
+    async def reset_prefix_cache(self) -> bool:
+        """See EngineClient; in every process."""
+        asked = {worker.worker_id for worker in self._workers if worker.is_ready}
+        if not asked:
+            raise EngineUnavailable(f"the engine takes no commands now: {self.health().cause}.")
+        reset: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._resets.append((asked, reset))
+        for worker_id in asked:
+            self._by_id[worker_id].send(ResetPrefixCache())
+        return await reset
+
+    # ------------------------------------------------------------------ what a front desk needs of who runs sequences
+
+    def add_request(self, request: GenerationRequest) -> None:
+        """Queues a sequence."""
+        self._carry_out(self._dispatcher.add(request))
+
+    def finish(self, request_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> None:
+        """Ends a sequence."""
+        self._carry_out(self._dispatcher.finish(request_id, reason, num_output_tokens))
+
+    # ------------------------------------------------------------------ its own life
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of the processes that run now, by worker."""
+        return {worker.worker_id: worker.pid for worker in self._workers if worker.pid is not None}
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """The journal."""
+        return self._dispatcher
+
+    async def start(self) -> None:
+        """Starts all processes, at once.
+
+        Raises:
+            SetupError: one of them cannot load the model as the config says.
+        """
+        self._folder = Path(tempfile.mkdtemp(prefix="twostroke-kv-"))  # for this user only
+        for role, number in ((Role.DECODE, self._pools.decode), (Role.PREFILL, self._pools.prefill)):
+            for place in range(number):
+                self._workers.append(self._worker(role, place))
+        for worker in self._workers:
+            worker.start()
+        try:
+            await asyncio.gather(*(worker.has_started for worker in self._workers))
+        except BaseException:
+            await self.close()
+            raise
+        self._watch = asyncio.create_task(self._look_after(), name="twostroke-watch")
+
+    def drain(self) -> None:
+        """Takes no more requests; what runs goes on."""
+        self._is_draining = True
+
+    def give_up(self, cause: str) -> None:
+        """Ends what still runs; whoever reads a stream is told why."""
+        self._reception.lose(cause)
+        self._carry_out(self._dispatcher.give_up(cause))
+
+    async def close(self) -> None:
+        """Ends all processes. A second time does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        self.give_up("it was closed")
+        for _, reset in self._resets:
+            if not reset.done():
+                reset.set_exception(EngineError("it was closed"))
+        await asyncio.gather(*(worker.close() for worker in self._workers))
+        for worker in self._workers:
+            if worker.has_started.done():
+                worker.has_started.exception()  # it was told once
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _worker(self, role: Role, place: int) -> PoolWorker:
+        config = self._config if role is Role.DECODE else replace(self._config, speculative_config=None)
+        return PoolWorker(role, place, config, lambda: self._port(role), self, self._command)
+
+    def _port(self, role: Role) -> HandoverPort:
+        """Each process has its own address, so nobody who comes back is taken for who was there before."""
+        share, drift = 1 / self._pools.num_workers, self._pools.allow_numeric_drift
+        if role is Role.DECODE:
+            return HandoverPort(fetches=True, allows_drift=drift, memory_share=share)
+        if self._pools.kv_transport == "tcp":
+            return HandoverPort(Address(host="127.0.0.1"), allows_drift=drift, memory_share=share)
+        path = self._folder / f"kv-{next(self._numbers)}"
+        return HandoverPort(Address(path=str(path)), allows_drift=drift, memory_share=share)
+
+    # ------------------------------------------------------------------ what workers tell
+
+    async def worker_ready(self, worker: PoolWorker, facts: EngineFacts) -> None:
+        """See Pool."""
+        async with self._has_met:  # the text side is prepared once
+            if worker.role is Role.DECODE and worker.num_restarts == 0 and not self._by_decoders():
+                await self._reception.meet(facts, self)
+        self._by_id[worker.worker_id] = worker
+        self._carry_out(self._dispatcher.worker_ready(worker.member))
+
+    def _by_decoders(self) -> list[PoolWorker]:
+        return [worker for worker in self._by_id.values() if worker.role is Role.DECODE]
+
+    def worker_reports(self, worker: PoolWorker, report: Report) -> None:
+        """See Pool."""
+        match report:
+            case Progress(updates, packed):
+                self._progress_s = self.now_s()
+                events = [unpack(event) for event in packed]
+                for event in events:
+                    worker.meter.append(event)
+                if updates:
+                    self._carry_out(self._dispatcher.take_in(worker.worker_id, updates))
+                if events:
+                    asyncio.get_running_loop().call_soon(self._tell_listeners, events, packed)
+            case CacheWasReset(had_blocks):
+                self._reset_by(worker.worker_id, had_blocks=had_blocks)
+            case _:
+                raise AssertionError(f"not expected of a worker that runs: {report}")
+
+    def worker_gone(self, worker: PoolWorker, cause: str) -> None:
+        """See Pool."""
+        self._by_id.pop(worker.worker_id, None)
+        lost = EngineLost(self.now_s(), worker.worker_id, cause)
+        asyncio.get_running_loop().call_soon(self._tell_listeners, [lost], [pack(lost)])
+        self._reset_by(worker.worker_id, had_blocks=True)
+        self._carry_out(self._dispatcher.worker_gone(worker.worker_id, cause))
+        asyncio.get_running_loop().run_in_executor(None, self._on_trouble, cause)
+        if self.health().state is EngineState.FAILED:
+            self._carry_out(self._dispatcher.give_up(self.health().cause))
+            self._reception.lose(self.health().cause)
+
+    def _carry_out(self, outcome: Outcome) -> None:
+        for order in outcome.orders:
+            worker = self._by_id.get(order.worker_id)
+            if worker is not None:
+                self._count(worker, order.command)
+                worker.send(order.command)
+        if outcome.updates:
+            self._deliver(outcome.updates)
+        for sequence_id, cause in outcome.lost:
+            self._reception.lose_sequence(sequence_id, cause)
+
+    @staticmethod
+    def _count(worker: PoolWorker, command: object) -> None:
+        match command:
+            case Add(request):
+                new = request.new_request
+                num_tokens = len(new.prompt_token_ids) + len(new.output_token_ids)
+                worker.meter.sent(new.request_id, request.tenant, num_tokens=num_tokens, max_tokens=request.max_tokens)
+            case Finish(request_id):
+                worker.meter.ended(request_id)
+            case _:
+                pass
+
+    def _deliver(self, updates: Sequence[TokenUpdate]) -> None:
+        self._reception.deliver(updates)
+
+    def _is_waiting(self, sequence_id: str) -> bool:
+        """Whether it has not begun anywhere."""
+        return not self._dispatcher.has_delivered(sequence_id) and all(
+            worker.meter.is_waiting(sequence_id) or not worker.meter.knows(sequence_id) for worker in self._workers
+        )
+
+    def _tell_listeners(self, events: Sequence[Event], packed: Sequence[PackedEvent]) -> None:
+        for event, same in zip(events, packed, strict=True):
+            for listener in self._listeners:
+                listener.append(event, same)
+
+    def _reset_by(self, worker_id: str, *, had_blocks: bool) -> None:
+        """A worker has forgotten its prefixes, one way or the other."""
+        for asked, reset in self._resets:
+            if worker_id in asked:
+                asked.discard(worker_id)
+                if not asked and not reset.done():
+                    reset.set_result(had_blocks)
+                break
+        self._resets = [(asked, reset) for asked, reset in self._resets if asked]
+
+    async def _look_after(self) -> None:
+        """Ends workers that have gone silent, and reports each stall once."""
+        was_stalled = False
+        while True:
+            await asyncio.sleep(LOOKS_EVERY_S)
+            for worker in self._workers:
+                worker.end_if_silent(self._pools.heartbeat_timeout_s)
+            health = self.health()
+            is_stalled = health.state is EngineState.STALLED
+            if is_stalled and not was_stalled:
+                with contextlib.suppress(Exception):
+                    await asyncio.to_thread(self._on_trouble, f"the engine stalls: {health.cause}")
+            was_stalled = is_stalled

@@ -1,0 +1,146 @@
+"""Reception: prompts in, streams out, for engines that run in other processes; it knows no process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from twostroke.engine.client import OutputStream
+from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.facts import EngineFacts, input_processor
+from twostroke.engine.front_desk import FrontDesk, SequenceRunner
+from twostroke.engine.input_processor import InputProcessor, PromptInput
+from twostroke.engine.output_processor import OutputKind, OutputProcessor, TokenUpdate
+from twostroke.engine.queued_stream import QueuedStream
+from twostroke.errors import EngineError, EngineUnavailable
+from twostroke.grammar.guidance import Guidance
+from twostroke.tokenizer.loading import load_tokenizer
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+
+class Reception:
+    """The side that speaks text, and the streams of all requests that have not ended.
+
+    Args:
+        chat_template: Jinja source instead of the model's own.
+    """
+
+    def __init__(self, chat_template: str | None) -> None:
+        self._chat_template = chat_template
+        self._streams: dict[str, QueuedStream] = {}
+        self._facts: EngineFacts | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._inputs: InputProcessor | None = None
+        self._desk: FrontDesk | None = None
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Of the engine."""
+        assert self._facts is not None, "start() has not returned"
+        return self._facts
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of the model."""
+        assert self._tokenizer is not None, "start() has not returned"
+        return self._tokenizer
+
+    @property
+    def inputs(self) -> InputProcessor:
+        """Checks and encodes."""
+        assert self._inputs is not None, "start() has not returned"
+        return self._inputs
+
+    @property
+    def num_streams(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    async def meet(self, facts: EngineFacts, runner: SequenceRunner) -> None:
+        """Prepares for an engine; the tokenizer is read once, outside of the loop."""
+        if self._tokenizer is None:
+            self._tokenizer = await asyncio.to_thread(load_tokenizer, Path(facts.tokenizer_path))
+        if facts != self._facts:
+            grammars = Guidance(self._tokenizer, facts.vocab_size, facts.eos_token_ids)
+            await asyncio.to_thread(grammars.warm_up)
+            self._inputs = input_processor(facts, self._tokenizer, grammars, self._chat_template)
+            self._facts = facts
+        self._desk = FrontDesk(
+            runner,
+            self.inputs,
+            OutputProcessor(self._tokenizer),
+            clock=monotonic_clock,
+            uses_priority=facts.uses_priority,
+        )
+
+    def receive(  # noqa: PLR0913 (what there is to know of a request, by its names)
+        self,
+        prompt: PromptInput,
+        *,
+        request_id: str,
+        arrival_time_s: float,
+        priority: int,
+        cache_salt: str | None,
+        tenant: str,
+        start_by_s: float | None,
+        kind: OutputKind,
+        is_waiting: Callable[[str], bool],
+    ) -> OutputStream:
+        """See EngineClient.generate; `is_waiting` says whether a sequence has not begun."""
+        desk = self._desk
+        assert desk is not None, "nobody asks before an engine was met"
+        desk.enqueue(
+            prompt,
+            request_id=request_id,
+            arrival_time_s=arrival_time_s,
+            priority=priority,
+            cache_salt=cache_salt,
+            tenant=tenant,
+            kind=kind,
+        )
+
+        def abandon(stream: QueuedStream) -> None:
+            if self._streams.get(request_id) is stream:
+                del self._streams[request_id]
+                desk.abort(request_id)
+                desk.take_ended()
+
+        stream = self._streams[request_id] = QueuedStream(abandon)
+        if start_by_s is not None:
+            sequence_ids = desk.live_sequence_ids(request_id)
+            stream.start_by(start_by_s - monotonic_clock(), lambda: all(map(is_waiting, sequence_ids)))
+        return stream
+
+    def deliver(self, updates: Sequence[TokenUpdate]) -> None:
+        """To whom they are for."""
+        assert self._desk is not None, "an engine that runs has been met"
+        for output in self._desk.take_in(updates):
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                if output.finished:
+                    del self._streams[output.request_id]
+                stream.put(output)
+
+    def lose(self, cause: str) -> None:
+        """Every stream ends; whoever reads one is told why."""
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            _fail(stream, cause)
+
+    def lose_sequence(self, sequence_id: str, cause: str) -> None:
+        """A sequence, and with it its request, will not end; unknown ones are ignored."""
+        assert self._desk is not None, "an engine that runs has been met"
+        request_id = self._desk.request_of(sequence_id)
+        stream = None if request_id is None else self._streams.pop(request_id, None)
+        if request_id is not None and stream is not None:
+            self._desk.abort(request_id)
+            self._desk.take_ended()
+            _fail(stream, cause)
+
+
+def _fail(stream: QueuedStream, cause: str) -> None:
+    if stream.has_begun:
+        stream.fail(EngineError(f"the request was lost: {cause}."))
+    else:
+        stream.fail(EngineUnavailable(f"the request was lost: {cause}. Nothing of it was sent: ask again."))
