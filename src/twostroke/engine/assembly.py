@@ -41,10 +41,11 @@ from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_cache.sizing import FreeMemory, KVSizing, size_kv_cache
 from twostroke.kv_check import tolerance
-from twostroke.kv_transfer.borrower import Fetched, KVBorrower
+from twostroke.kv_transfer.borrower import KVBorrower
 from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
 from twostroke.kv_transfer.lender import KVLender
 from twostroke.kv_transfer.memory import KVMemory, shared_descriptor
+from twostroke.kv_transfer.transport import Fetched
 from twostroke.log import get_logger
 from twostroke.model.loader import check_weights, load_model, weight_bytes
 from twostroke.model.model_files import find_model

@@ -28,7 +28,7 @@ from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.messages import Add, Command, DropKV, FetchKV, Finish
 from twostroke.engine.output_processor import SequenceNews, TokenUpdate
-from twostroke.kv_transfer.borrower import KVSource
+from twostroke.kv_transfer.transport import KVSource
 from twostroke.request import FinishReason
 
 MAX_ATTEMPTS = 4

@@ -16,7 +16,7 @@ from twostroke.engine.output_processor import SequenceNews, TokenUpdate
 from twostroke.events import Event
 from twostroke.kv_cache.manager import KVUsage
 from twostroke.kv_check import KVCheck
-from twostroke.kv_transfer.borrower import Fetched, KVSource
+from twostroke.kv_transfer.transport import Fetched, KVSource
 from twostroke.request import FinishReason
 from twostroke.runner.executor import Executor
 from twostroke.scheduler.scheduler import Scheduler

@@ -33,7 +33,7 @@ from twostroke.events import (
 )
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_check import Finding
-from twostroke.kv_transfer.borrower import Fetched
+from twostroke.kv_transfer.transport import Fetched
 from twostroke.log import get_logger
 from twostroke.request import Arrival, FinishReason
 

@@ -19,7 +19,7 @@ from twostroke.engine.clock import Clock
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.journal import Journal
 from twostroke.kv_cache.block_hash import hash_blocks
-from twostroke.kv_transfer.borrower import Fetched, KVBorrower, KVSource
+from twostroke.kv_transfer.transport import Fetched, FetchingSide, KVSource
 from twostroke.scheduler.scheduler import Scheduler
 
 
@@ -54,7 +54,7 @@ class KVFetching:
     def __init__(
         self,
         scheduler: Scheduler,
-        borrower: KVBorrower,
+        borrower: FetchingSide,
         journal: Journal,
         *,
         block_size: int,

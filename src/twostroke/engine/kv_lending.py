@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from twostroke.batch import ScheduledBatch
 from twostroke.engine.generation import Generation
-from twostroke.kv_transfer.lender import KVLender
+from twostroke.kv_transfer.transport import LendingSide
 from twostroke.scheduler.scheduler import Scheduler
 
 
@@ -33,7 +33,7 @@ class KVLending:
         block_size: tokens in a block.
     """
 
-    def __init__(self, scheduler: Scheduler, lender: KVLender, block_size: int) -> None:
+    def __init__(self, scheduler: Scheduler, lender: LendingSide, block_size: int) -> None:
         self._scheduler = scheduler
         self._lender = lender
         self._block_size = block_size

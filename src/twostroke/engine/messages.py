@@ -28,7 +28,7 @@ from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import HandoverPort, LenderFacts
 from twostroke.engine.output_processor import TokenUpdate
-from twostroke.kv_transfer.borrower import Fetched, KVSource
+from twostroke.kv_transfer.transport import Fetched, KVSource
 from twostroke.packed_events import PackedEvent
 from twostroke.request import FinishReason
 

@@ -7,14 +7,13 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from twostroke.errors import EngineError
 from twostroke.kv_cache.holds import KVImport
-from twostroke.kv_transfer.address import Address, connect
+from twostroke.kv_transfer.address import connect
 from twostroke.kv_transfer.frames import (
     FROM_LENDER,
     PROTOCOL,
@@ -34,31 +33,11 @@ from twostroke.kv_transfer.frames import (
 )
 from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.kv_transfer.memory import KVMemory, SharedMapping
+from twostroke.kv_transfer.transport import Fetched, KVSource
 
 PATIENCE_S = 10.0
 """How long the lender may say nothing at all; while it computes it says that it waits, once a second."""
 _HEAD_BYTES = 4
-
-
-class KVSource(msgspec.Struct, frozen=True, array_like=True):
-    """Where a prefix can be fetched."""
-
-    address: Address
-    epoch: int
-    lease_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """What came of it."""
-
-    problem: str
-    """Why it is worth nothing; empty: all of it is there."""
-    num_bytes: int = 0
-    first_byte_s: float = 0.0
-    """When the first of it was there; 0: nothing came."""
-    drift: str = ""
-    """How the lender's numerics differ."""
 
 
 class KVBorrower:
@@ -83,17 +62,7 @@ class KVBorrower:
     def fetch(
         self, source: KVSource, into: KVImport, digest: bytes, is_done: Callable[[Fetched], object]
     ) -> Callable[[], None]:
-        """Begins to fetch, in a thread of its own.
-
-        Args:
-            source: where from.
-            into: the blocks; the thread writes to them until `is_done` is called, and not afterwards.
-            digest: name of the prefix's last block, which the lender must have, too.
-            is_done: called once, in that thread.
-
-        Returns:
-            A call that gives it up; `is_done` is called all the same.
-        """
+        """See FetchingSide; `is_done` is called in the thread that fetches."""
         task = _Fetching(self._memory, self._geometry, self._mappings, self._clock, self._allows_drift)
 
         def run() -> None:

@@ -1,0 +1,96 @@
+"""KVTransport: what an engine asks of those who move KV, whichever way they do it.
+
+`KVLender` and `KVBorrower` are the two sides over sockets, with the bytes sent or the memory shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from twostroke.kv_cache.holds import KVImport
+from twostroke.kv_transfer.address import Address
+
+
+class KVSource(msgspec.Struct, frozen=True, array_like=True):
+    """Where a prefix can be fetched."""
+
+    address: Address
+    epoch: int
+    """Of the process: another one at the same address has not lent it."""
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What came of fetching a prefix."""
+
+    problem: str
+    """Why it is worth nothing; empty: all of it is there."""
+    num_bytes: int = 0
+    first_byte_s: float = 0.0
+    """When the first of it was there; 0: nothing came."""
+    drift: str = ""
+    """How the lender's numerics differ."""
+
+
+class LendingSide(Protocol):
+    """Of an engine whose KV is fetched. Called in the engine's thread; nothing waits."""
+
+    def grant(self, lease_id: int, num_blocks: int) -> None:
+        """A request has come that will lend so many blocks, entries of its block tables."""
+        ...
+
+    def begin_part(self, lease_id: int, rows: Sequence[Sequence[int]], end: int, *, is_computed: bool) -> None:
+        """The entries before `end`, as far as they were not begun, are there, or filled by the step that is next.
+
+        Args:
+            lease_id: whose.
+            rows: per KV group the whole block table.
+            end: entry behind the last full one.
+            is_computed: they are there already.
+        """
+        ...
+
+    def layer_ready(self, lease_ids: Sequence[int], num_layers: int) -> None:
+        """The step that runs has written so many layers of what was begun last."""
+        ...
+
+    def complete(self, lease_id: int, digest: bytes) -> None:
+        """All of it is final and on loan; `digest` names its last block."""
+        ...
+
+    def kill(self, lease_id: int, trouble: str) -> None:
+        """Whoever reads it throws that away."""
+        ...
+
+    def close(self) -> None:
+        """Nobody is served any more."""
+        ...
+
+
+class FetchingSide(Protocol):
+    """Of an engine that takes KV from others."""
+
+    def fetch(
+        self, source: KVSource, into: KVImport, digest: bytes, is_done: Callable[[Fetched], object]
+    ) -> Callable[[], None]:
+        """Begins to fetch, and comes back at once.
+
+        Args:
+            source: where from.
+            into: the blocks; they are written to until `is_done` is called, and not afterwards.
+            digest: name of the prefix's last block, which the lender must have, too.
+            is_done: called once, in any thread.
+
+        Returns:
+            A call that gives it up; `is_done` is called all the same.
+        """
+        ...
+
+    def close(self) -> None:
+        """Nothing is fetched any more."""
+        ...
