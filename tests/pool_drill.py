@@ -123,7 +123,9 @@ async def _ask(
         for output in outputs:
             for completion in output.outputs:
                 token_ids += completion.token_ids
-                logprobs += [entry[t].logprob for entry, t in zip(completion.logprobs or [], completion.token_ids)]
+                logprobs += [
+                    entry[t].logprob for entry, t in zip(completion.logprobs or [], completion.token_ids, strict=True)
+                ]
                 said += completion.text
             if output.finished:
                 return token_ids, logprobs, said

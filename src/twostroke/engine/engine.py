@@ -92,6 +92,7 @@ class Engine:
         """Queues a sequence; its id must not be in use."""
         assert request.request_id not in self._live, f"request id {request.request_id!r} is in use"
         if self._fetching is not None and self._fetching.holds_back(request):
+            self._let_imports_in()
             return
         generation = Generation(request, self._block_size, self._hashes_blocks)
         arrival = generation.arrival
@@ -140,11 +141,14 @@ class Engine:
             False when it had ended before, or never was.
         """
         if self._live.pop(request_id, None) is None:
-            return self._fetching is not None and self._fetching.abort(request_id)
+            is_known = self._fetching is not None and self._fetching.abort(request_id)
+            self._let_imports_in()
+            return is_known
         self._scheduler.finish(request_id, reason)
         if self._lending is not None:
             self._lending.ended(request_id)
         self._journal.finished_by_caller(request_id, reason, num_output_tokens, self._clock())
+        self._let_imports_in()
         return True
 
     def reset_prefix_cache(self) -> bool:
@@ -159,6 +163,8 @@ class Engine:
         if self._in_flight:
             batch, generations, decided_s = self._in_flight.popleft()
             updates += self._account(batch, generations, decided_s, self._executor.collect())
+            if not self._live:  # there may be no other step
+                self._let_imports_in()
         return updates
 
     def close(self) -> None:

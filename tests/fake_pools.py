@@ -1,0 +1,380 @@
+"""Two pools without processes, sockets, threads or a model: everything that decides is real.
+
+The device holds digests of what K and V depend on and checks every read (FakeExecutor); the wire moves one piece at a
+time, when it is told to; a worker can die with all it knows, or be taken for dead and go on talking.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fakes import FakeExecutor, FakeGeneration
+from twostroke.batch import NewRequest, RequestResult, ScheduledBatch, StepResult
+from twostroke.config.cache import CacheConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.step_cost import ModelShape
+from twostroke.engine.dispatcher import Dispatcher, Member, Outcome, Placer, Role
+from twostroke.engine.engine import Engine
+from twostroke.engine.handover_port import LenderFacts
+from twostroke.engine.journal import Journal, engine_started
+from twostroke.engine.kv_fetching import KVFetching
+from twostroke.engine.kv_lending import KVLending
+from twostroke.engine.messages import Add, Command, DropKV, EndHold, FetchKV, Finish, KVFetched
+from twostroke.engine.output_processor import TokenUpdate
+from twostroke.events import EventRing
+from twostroke.kv_cache.holds import KVImport
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_cache.manager import KVCacheManager
+from twostroke.kv_check import KVCheck, KVDifference
+from twostroke.kv_transfer.address import Address
+from twostroke.kv_transfer.leases import Lease, LeaseBook
+from twostroke.kv_transfer.transport import Fetched, KVSource
+from twostroke.scheduler.scheduler import Scheduler
+
+GARBAGE = -2
+"""What a block holds that was written in two halves by different owners."""
+
+
+_SHAPE = ModelShape(
+    hidden_size=1,
+    intermediate_size=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=2,
+    vocab_size=5,
+    layer_windows=(None,),
+    bytes_per_weight=1.0,
+    bytes_per_kv_element=1.0,
+)
+
+
+class FakeDevice:
+    """FakeExecutor as an Executor, which tells of its layers while a step runs."""
+
+    max_in_flight = 1
+
+    def __init__(self, layout: KVLayout, rng: random.Random, between_layers: Callable[[], None]) -> None:
+        self.fake = FakeExecutor(layout, rng)
+        self.layer_written: Callable[[int], object] = lambda layer_id: None
+        self._num_layers = sum(len(group.layer_ids) for group in layout.groups)
+        self._between_layers = between_layers
+        self._results: deque[StepResult] = deque()
+
+    def add_request(self, request: NewRequest) -> None:
+        generation = FakeGeneration(list(request.prompt_token_ids + request.output_token_ids), 0)
+        self.fake.generations[request.request_id] = generation
+
+    def submit(self, batch: ScheduledBatch) -> None:
+        made = self.fake.execute(batch)
+        for layer_id in range(self._num_layers):
+            self.layer_written(layer_id)
+            self._between_layers()
+        results = tuple(RequestResult(name, tuple(made[name])) for name in (r.request_id for r in batch.requests))
+        self._results.append(StepResult(batch.step, results))
+
+    def collect(self) -> StepResult:
+        return self._results.popleft()
+
+    def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...] | None:
+        raise AssertionError(f"{check}: nothing is checked here ({token_ids})")
+
+    def close(self) -> None:
+        pass
+
+
+class FakeLender:
+    """LendingSide, with the book and a clock; readers come by `FakeTransfer`."""
+
+    def __init__(self, num_layers: int, clock: Callable[[], float]) -> None:
+        self.book = LeaseBook(num_layers)
+        self._clock = clock
+
+    def grant(self, lease_id: int, num_blocks: int) -> None:
+        self.book.grant(lease_id, num_blocks, self._clock())
+
+    def begin_part(self, lease_id: int, rows: Sequence[Sequence[int]], end: int, *, is_computed: bool) -> None:
+        self.book.begin_part(lease_id, rows, end, is_computed=is_computed)
+
+    def layer_ready(self, lease_ids: Sequence[int], num_layers: int) -> None:
+        for lease_id in lease_ids:
+            self.book.layer_ready(lease_id, num_layers)
+
+    def complete(self, lease_id: int, digest: bytes) -> None:
+        self.book.complete(lease_id, digest, self._clock())
+
+    def kill(self, lease_id: int, trouble: str) -> None:
+        self.book.kill(lease_id, trouble)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class FakeTransfer:
+    """A prefix on its way; `advance` does the next little thing."""
+
+    source: KVSource
+    into: KVImport
+    digest: bytes
+    is_done: Callable[[Fetched], object]
+    borrower: FakeWorker
+    find: Callable[[int], FakeWorker | None]
+    lease: Lease | None = None
+    part: int = 0
+    layer: int = 0
+    has_all: bool = False
+    is_over: bool = False
+    is_given_up: bool = False
+
+    def advance(self) -> None:  # noqa: C901 (a conversation, one answer after the other)
+        """One answer of the lender, one piece, or the end."""
+        if self.is_over:
+            return
+        lender = self.find(self.source.epoch)
+        if self.is_given_up or self.borrower.is_dead:
+            self._end("it was given up", lender)
+        elif lender is None:
+            self._end("the lender is gone", None)
+        elif self.lease is None:
+            self.lease = lender.lender.book.open(self.source.lease_id)
+            if self.lease is None and lender.lender.book.get(self.source.lease_id) is None and lender.has_heard_all:
+                self._end("the lease is over, or was never granted", lender)
+        elif self.lease.trouble:
+            self._end(self.lease.trouble, lender)
+        elif self.has_all:
+            self._end(lender.lender.book.settle(self.lease), lender)
+        elif self.part < len(self.lease.parts):
+            self._copy(lender, self.lease)
+        elif self.lease.is_complete:
+            self.has_all = self.lease.digest == self.digest
+            if not self.has_all:
+                self._end("another prefix", lender)
+
+    def _copy(self, lender: FakeWorker, lease: Lease) -> None:
+        """The next layer of a part, if it is there. A slot holds what all its layers agree on."""
+        is_last = self.part == len(lease.parts) - 1
+        if is_last and lease.num_layers_ready <= self.layer:
+            return
+        part = lease.parts[self.part]
+        layout = lender.layout
+        for group_id, group in enumerate(layout.groups):
+            if self.layer not in group.layer_ids:
+                continue
+            for entry in range(max(part.first, self.into.first_missing[group_id]), part.end):
+                theirs = part.rows[group_id][entry - part.first]
+                mine = self.into.rows[group_id][entry]
+                for offset in range(layout.block_size):
+                    found = lender.device.fake.memory.get((theirs, offset), (group_id, GARBAGE))
+                    memory = self.borrower.device.fake.memory
+                    if self.layer != group.layer_ids[0] and memory.get((mine, offset)) != found:
+                        found = (group_id, GARBAGE)
+                    memory[mine, offset] = found
+        lender.lender.book.progress(lease, lender.pools.now_s)
+        self.layer += 1
+        if self.layer == sum(len(group.layer_ids) for group in layout.groups):
+            self.part, self.layer = self.part + 1, 0
+
+    def _end(self, problem: str, lender: FakeWorker | None) -> None:
+        self.is_over = True
+        if self.lease is not None and lender is not None:
+            lender.lender.book.close(self.lease)
+        self.is_done(Fetched(problem))
+
+
+@dataclass(eq=False)
+class FakeWorker:
+    """A process."""
+
+    pools: FakePools
+    member: Member
+    epoch: int
+    is_dead: bool = False
+    commands: deque[Command] = field(default_factory=deque)
+    transfers: list[FakeTransfer] = field(default_factory=list)
+    said: deque[tuple[TokenUpdate, ...]] = field(default_factory=deque)
+    """On its way to the gateway."""
+
+    def __post_init__(self) -> None:
+        pools, self.layout = self.pools, self.pools.layout
+        self.device = FakeDevice(self.layout, pools.dice, pools.in_the_middle)
+        self.kv = KVCacheManager(self.layout, pools.num_blocks, pools.cache, pools.max_model_len)
+        self.scheduler = Scheduler(pools.scheduler, self.kv, max_model_len=pools.max_model_len)
+        num_layers = sum(len(group.layer_ids) for group in self.layout.groups)
+        self.lender = FakeLender(num_layers, lambda: pools.now_s)
+        lending = KVLending(self.scheduler, self.lender, self.layout.block_size)
+        self.device.layer_written = lending.layer_written
+        started = engine_started(
+            pools.scheduler,
+            pools.cache,
+            self.layout,
+            num_blocks=pools.num_blocks,
+            max_model_len=pools.max_model_len,
+            model="fake",
+            now_s=pools.now_s,
+        )
+        self.log = EventRing(1_000_000)
+        journal = Journal(started, _SHAPE, None, (self.log,))
+        fetching = KVFetching(
+            self.scheduler,
+            self,
+            journal,
+            block_size=self.layout.block_size,
+            clock=lambda: pools.now_s,
+            is_done=lambda import_id, fetched: self.commands.append(KVFetched(import_id, fetched)),
+        )
+        self.fetching = fetching
+        self.engine = Engine(
+            self.scheduler,
+            self.device,
+            block_size=self.layout.block_size,
+            hashes_blocks=True,
+            journal=journal,
+            lending=lending,
+            fetching=fetching,
+            clock=lambda: pools.now_s,
+        )
+
+    @property
+    def has_heard_all(self) -> bool:
+        """What was said to it so far."""
+        return not self.commands
+
+    def fetch(
+        self, source: KVSource, into: KVImport, digest: bytes, is_done: Callable[[Fetched], object]
+    ) -> Callable[[], None]:
+        """See FetchingSide."""
+        transfer = FakeTransfer(source, into, digest, is_done, self, self.pools.find)
+        self.transfers.append(transfer)
+
+        def give_up() -> None:
+            transfer.is_given_up = True
+
+        return give_up
+
+    def close(self) -> None:
+        """See FetchingSide."""
+
+    def obey(self) -> None:
+        """The next command."""
+        match self.commands.popleft():
+            case Add(request):
+                self.engine.add_request(request)
+            case Finish(request_id, reason, num_output_tokens):
+                self.engine.finish(request_id, reason, num_output_tokens)
+            case FetchKV(import_id, request_id, token_ids, salt, source):
+                self.engine.fetch_kv(import_id, request_id, token_ids, salt, source)
+            case DropKV(import_id):
+                self.engine.drop_kv(import_id)
+            case KVFetched(import_id, fetched):
+                self.engine.kv_fetched(import_id, fetched)
+            case EndHold(hold_id):
+                self.engine.end_hold(hold_id)
+            case other:
+                raise AssertionError(f"{other}")
+
+    def step(self) -> None:
+        """All commands, and a step."""
+        while self.commands:
+            self.obey()
+        if self.engine.has_work:
+            self.pools.now_s += 0.01
+            updates = tuple(self.engine.step())
+            if updates:
+                self.said.append(updates)
+
+    def reap(self) -> None:
+        """What the lender's reaper does."""
+        self.commands.extend(EndHold(lease_id) for lease_id in self.lender.book.reap(self.pools.now_s))
+
+
+class FakePools:
+    """A gateway and its workers."""
+
+    def __init__(
+        self,
+        dice: random.Random,
+        placer: Placer,
+        *,
+        layout: KVLayout,
+        num_blocks: int,
+        max_model_len: int,
+        scheduler: SchedulerConfig,
+        num_prefill: int = 1,
+        num_decode: int = 2,
+    ) -> None:
+        self.dice = dice
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.max_model_len = max_model_len
+        self.scheduler = scheduler
+        self.cache = CacheConfig(block_size=layout.block_size)
+        self.now_s = 0.0
+        self.dispatcher = Dispatcher(placer)
+        self.workers: list[FakeWorker] = []
+        self.zombies: list[FakeWorker] = []
+        """Taken for dead; they still talk."""
+        self.tokens: dict[str, list[int]] = {}
+        self.ended: set[str] = set()
+        self.lost: dict[str, str] = {}
+        self._epochs = itertools.count(1)
+        self._is_in_the_middle = False
+        for role, number in ((Role.PREFILL, num_prefill), (Role.DECODE, num_decode)):
+            for _ in range(number):
+                self.start(role)
+
+    def find(self, epoch: int) -> FakeWorker | None:
+        """The process that lends, if it lives; one that was only taken for dead does."""
+        return next((w for w in (*self.workers, *self.zombies) if w.epoch == epoch and not w.is_dead), None)
+
+    def start(self, role: Role) -> None:
+        """A new process."""
+        epoch = next(self._epochs)
+        facts = LenderFacts(Address(path=f"/{epoch}"), epoch) if role is Role.PREFILL else None
+        member = Member(f"{role}.{epoch}", role, facts, self.layout.block_size, self.scheduler.max_num_seqs)
+        self.workers.append(FakeWorker(self, member, epoch))
+        self.carry_out(self.dispatcher.worker_ready(member))
+
+    def kill(self, worker: FakeWorker, *, really: bool) -> None:
+        """It dies, or is only taken for dead; another takes its place."""
+        self.workers.remove(worker)
+        if really:
+            worker.is_dead = True
+            worker.said.clear()
+        else:
+            self.zombies.append(worker)
+        self.carry_out(self.dispatcher.worker_gone(worker.member.worker_id, "it died"))
+        self.start(worker.member.role)
+
+    def carry_out(self, outcome: Outcome) -> None:
+        """Orders, and what was delivered."""
+        by_id = {worker.member.worker_id: worker for worker in self.workers}
+        for order in outcome.orders:
+            if order.worker_id in by_id:
+                by_id[order.worker_id].commands.append(order.command)
+        for update in outcome.updates:
+            assert update.request_id not in self.ended, f"{update} behind its end"
+            assert update.start == len(self.tokens[update.request_id])
+            self.tokens[update.request_id] += update.token_ids
+            if update.finish_reason is not None:
+                self.ended.add(update.request_id)
+        for name, cause in outcome.lost:
+            self.lost[name] = cause
+
+    def hear(self, worker: FakeWorker) -> None:
+        """The next report of a worker, dead or alive."""
+        if worker.said:
+            self.carry_out(self.dispatcher.take_in(worker.member.worker_id, worker.said.popleft()))
+
+    def transfers(self) -> list[FakeTransfer]:
+        """That are not over."""
+        return [t for worker in (*self.workers, *self.zombies) for t in worker.transfers if not t.is_over]
+
+    def in_the_middle(self) -> None:
+        """Of a step, between two layers: the wire runs."""
+        open_ones = self.transfers()
+        if open_ones and self.dice.random() < 0.5:
+            self.dice.choice(open_ones).advance()
