@@ -69,6 +69,7 @@ class FakeDevice:
         self.fake.generations[request.request_id] = generation
 
     def submit(self, batch: ScheduledBatch) -> None:
+        self._between_layers()  # nothing of the step is there yet
         made = self.fake.execute(batch)
         for layer_id in range(self._num_layers):
             self.layer_written(layer_id)
@@ -375,6 +376,6 @@ class FakePools:
 
     def in_the_middle(self) -> None:
         """Of a step, between two layers: the wire runs."""
-        open_ones = self.transfers()
-        if open_ones and self.dice.random() < 0.5:
-            self.dice.choice(open_ones).advance()
+        for transfer in self.transfers():
+            for _ in range(self.dice.choice([0, 0, 1, 3])):
+                transfer.advance()

@@ -50,15 +50,18 @@ class HandoverMachine(RuleBasedStateMachine):
         )
         self.requests: dict[str, GenerationRequest] = {}
         self.cancelled: set[str] = set()
-        self.used = False
-        """Whether any KV came over."""
 
-    @rule(seed=SEEDS)
-    def ask(self, seed: int) -> None:
-        """A request; prompts often begin alike."""
+    @rule(seed=SEEDS, number=st.sampled_from([1, 1, 4]))
+    def ask(self, seed: int, number: int) -> None:
+        """Requests; prompts begin alike, or drive each other out of the cache."""
         dice = random.Random(seed)
+        for _ in range(number):
+            self._ask(dice)
+
+    def _ask(self, dice: random.Random) -> None:
         name = f"r{len(self.requests)}"
-        prompt = tuple(dice.choice([1, 1, 1, 2]) for _ in range(dice.choice([1, 7, 16, 25])))
+        words = dice.choice([[1, 1, 1, 2], range(9)])
+        prompt = tuple(dice.choice(words) for _ in range(dice.choice([1, 7, 16, 25])))
         params = SamplingParams(max_tokens=dice.choice([1, 2, 5, 14]))
         request = GenerationRequest(NewRequest(name, prompt, params, 0), self.pools.now_s, params.max_tokens or 1)
         self.requests[name] = request
@@ -89,9 +92,14 @@ class HandoverMachine(RuleBasedStateMachine):
         if transfers:
             transfers[seed % len(transfers)].advance()
 
-    @rule()
+    @rule(times=st.sampled_from([1, 3, 10]))
+    def quiet_time(self, times: int) -> None:
+        """Without trouble."""
+        for _ in range(times):
+            self.everything()
+
     def everything(self) -> None:
-        """A moment without trouble."""
+        """Everybody does a little."""
         for worker in [*self.pools.workers, *self.pools.zombies]:
             worker.step()
             for transfer in self.pools.transfers():
