@@ -86,10 +86,10 @@ class HandoverMachine(RuleBasedStateMachine):
     def hear(self, seed: int) -> None:
         self.pools.hear(self._worker(seed))
 
-    @rule(seed=SEEDS)
-    def move(self, seed: int) -> None:
+    @rule(seed=SEEDS, times=st.sampled_from([1, 1, 50]))
+    def move(self, seed: int, times: int) -> None:
         transfers = self.pools.transfers()
-        if transfers:
+        for _ in range(times if transfers else 0):
             transfers[seed % len(transfers)].advance()
 
     @rule(times=st.sampled_from([1, 3, 10]))
