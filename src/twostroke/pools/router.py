@@ -17,9 +17,9 @@ The rules:
 
 Work of a decision: num_candidates least loaded and as many holders of the prefix for each stroke, of which the
 num_candidates cheapest make pairs. It does not grow with the number of members; their orders cost a report a binary
-search. Pools of up to num_candidates members are searched whole. In larger ones the choice is exact as long as those
-that are left out differ by load alone, since the orders are by load; links that differ and speeds that differ much can
-hide a better pair.
+search. Pools of up to num_candidates members are searched whole. In larger ones the order by what a middling request
+would cost decides who is looked at: the choice is exact where those of a role differ in one figure of load, and near
+elsewhere; links that differ much can hide a better pair.
 """
 
 from __future__ import annotations
@@ -161,10 +161,13 @@ class Router:
         prefills = [self._prefill_side(i, request, keys) for i in ids if self._holds_prompt(i, request)]
         prefills.sort(key=self._prefill_key)
         nearest = sorted(decodes, key=self._decode_key)[: 2 * most]
+        least_s = min(side.decode_s for side in nearest) + self._config.hand_over_s
         best: Pair | None = None
         best_key = (math.inf, "", "")
         for prefill in prefills[: 2 * most]:
             giver = prefill.standing.member
+            if self._prefill_key(prefill)[0] + least_s > best_key[0]:
+                break  # nobody who comes now has a cheaper pair: a transfer and a tail cost no less than nothing
             for decode in nearest:
                 taker = decode.standing.member
                 if giver.member_id == taker.member_id or not _kv_fits(giver, taker):
