@@ -25,7 +25,7 @@ class RoutingConfig:
     """Members of each kind that a request is worked out for: the least loaded, and as many of those with its prefix.
     Pools up to this size are searched whole."""
     max_hashes: int = 4096
-    """Remembered for each member: what it is believed to have cached."""
+    """Remembered for each member, of what it is believed to have cached; never more than it has blocks for."""
     hash_stride: int = 4
     """Every so many-th block of a prompt is remembered: coarser, and so much smaller."""
     max_links: int = 100_000

@@ -14,12 +14,10 @@ class PrefixDirectory:
     found whole. So a list never grows with the pool.
 
     Args:
-        max_hashes: bound of each member's index.
         max_holders: of one hash, remembered.
     """
 
-    def __init__(self, max_hashes: int, max_holders: int) -> None:
-        self._max_hashes = max_hashes
+    def __init__(self, max_holders: int) -> None:
         self._max_holders = max_holders
         self._indexes: dict[str, PrefixIndex] = {}
         self._holders: dict[bytes, list[str]] = {}
@@ -40,7 +38,9 @@ class PrefixDirectory:
 
         Shorter parts count, because whoever has the longest may be the busiest. O(log n + most).
 
-        >>> directory = PrefixDirectory(max_hashes=8, max_holders=2)
+        >>> directory = PrefixDirectory(max_holders=2)
+        >>> directory.open("p0", max_hashes=8), directory.open("p1", max_hashes=8)
+        (None, None)
         >>> directory.add("p0", [b"a", b"b"])
         >>> directory.add("p1", [b"a"])
         >>> directory.holders([b"a", b"b", b"c"], most=4)
@@ -60,12 +60,22 @@ class PrefixDirectory:
             low //= 2
         return list(found)[:most]
 
+    def open(self, member_id: str, max_hashes: int) -> None:
+        """A member joins, with an empty cache; one that is there keeps what it is believed to have.
+
+        Args:
+            member_id: its name.
+            max_hashes: bound of its index. No more than its cache holds, or more is believed of it than can be there.
+        """
+        if member_id not in self._indexes:
+            self._indexes[member_id] = PrefixIndex(max_hashes)
+
     def add(self, member_id: str, hashes: Sequence[bytes]) -> None:
-        """A request with this chain was computed there, or is going to be."""
+        """A request with this chain was computed there, or is going to be; who never joined is passed over."""
         index = self._indexes.get(member_id)
         if index is None:
-            index = self._indexes[member_id] = PrefixIndex(self._max_hashes)
-        for block_hash in hashes[: self._max_hashes]:
+            return
+        for block_hash in hashes[: index.max_hashes]:
             holders = self._holders.get(block_hash)
             if holders is None:
                 self._holders[block_hash] = [member_id]
@@ -85,10 +95,16 @@ class PrefixDirectory:
             self._unlist(member_id, gone)
 
     def reset(self, member_id: str) -> None:
-        """Its cache is empty, or it has left."""
-        index = self._indexes.pop(member_id, None)
+        """Its cache is empty."""
+        index = self._indexes.get(member_id)
         if index is not None:
             self._unlist(member_id, index)
+            self._indexes[member_id] = PrefixIndex(index.max_hashes)
+
+    def close(self, member_id: str) -> None:
+        """It has left."""
+        self.reset(member_id)
+        self._indexes.pop(member_id, None)
 
     def _unlist(self, member_id: str, hashes: Iterable[bytes]) -> None:
         for block_hash in hashes:

@@ -12,7 +12,8 @@ Where the prompt is computed (p, or d itself):
 Where it decodes (d), with one stream more:
 
     step    = step_s + what a stream adds                 decode  = o x step
-    slot    = max(queue,  streams that must end x o x step / slots,  missing blocks x o x step / used blocks)
+    slot    = max(queue,  streams that must end for a slot x o x step / slots,
+                          streams that must end for the missing blocks x o x step / S)
               one of S streams ends every o / S steps, and gives back its part of the used blocks
 
     alone       TTFT = slot + prefill
@@ -32,6 +33,7 @@ A request that finds nothing cached and everybody idle is computed where it deco
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from twostroke.config.routing import RoutingConfig
@@ -126,8 +128,10 @@ class DecodeSide:
         num_missing = num_blocks_needed(request, member) - (member.num_blocks - standing.num_used_blocks)
         decode_s = request.num_output_tokens * standing.step_s
         slot_s = max(standing.queue_s, standing.num_departures * decode_s / member.max_num_seqs)
-        if num_missing > 0:
-            slot_s = max(slot_s, num_missing * decode_s / max(1, standing.num_used_blocks))
+        if num_missing > 0:  # whoever holds blocks there, be it one or none that is known of, has to end first
+            num_streams = max(1, standing.num_streams)
+            num_ends = math.ceil(num_missing * num_streams / max(1, standing.num_used_blocks))
+            slot_s = max(slot_s, num_ends * decode_s / num_streams)
         return cls(
             standing,
             num_cached_tokens,

@@ -29,11 +29,11 @@ class PrefixIndex:
     (2, 3)
     """
 
-    __slots__ = ("_hashes", "_max_hashes")
+    __slots__ = ("_hashes", "max_hashes")
 
     def __init__(self, max_hashes: int) -> None:
         whole_number("max_hashes", max_hashes, 1)
-        self._max_hashes = max_hashes
+        self.max_hashes = max_hashes
         self._hashes: OrderedDict[bytes, None] = OrderedDict()
         """The one to be forgotten next is first."""
 
@@ -61,10 +61,10 @@ class PrefixIndex:
     def add(self, hashes: Sequence[bytes]) -> list[bytes]:
         """A request with this chain was computed there, or is going to be; returns what the bound pushed out."""
         known = self._hashes
-        for block_hash in reversed(hashes[: self._max_hashes]):
+        for block_hash in reversed(hashes[: self.max_hashes]):
             known[block_hash] = None
             known.move_to_end(block_hash)
-        return [known.popitem(last=False)[0] for _ in range(len(known) - self._max_hashes)]
+        return [known.popitem(last=False)[0] for _ in range(len(known) - self.max_hashes)]
 
     def drop(self, hashes: Iterable[bytes]) -> None:
         """The member has evicted these; unknown ones are passed over."""
@@ -73,4 +73,4 @@ class PrefixIndex:
 
     def check_invariants(self) -> None:
         """The bound holds."""
-        assert len(self._hashes) <= self._max_hashes, f"{len(self._hashes)} hashes, at most {self._max_hashes}"
+        assert len(self._hashes) <= self.max_hashes, f"{len(self._hashes)} hashes, at most {self.max_hashes}"

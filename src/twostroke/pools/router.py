@@ -68,7 +68,7 @@ class Router:
         self._config = config
         self._roster = Roster(config)
         self._links = Links(config.max_links)
-        self._prefixes = PrefixDirectory(config.max_hashes, max_holders=2 * config.num_candidates)
+        self._prefixes = PrefixDirectory(max_holders=2 * config.num_candidates)
 
     def __len__(self) -> int:
         """Members, ready or not."""
@@ -79,11 +79,13 @@ class Router:
         if member.member_id in self._roster and self._roster[member.member_id].member.epoch != member.epoch:
             self.remove(member.member_id)
         self._roster.put(member)
+        most = min(self._config.max_hashes, member.num_blocks // self._config.hash_stride)
+        self._prefixes.open(member.member_id, max(1, most))
 
     def remove(self, member_id: str) -> None:
         """It has left; what was known of it is forgotten."""
         self._roster.remove(member_id)
-        self._prefixes.reset(member_id)
+        self._prefixes.close(member_id)
         self._links.forget(member_id)
 
     def placed(self, request: RouteRequest, route: Route) -> None:
@@ -105,8 +107,7 @@ class Router:
 
     def computed(self, member_id: str, block_hashes: Sequence[bytes]) -> None:
         """A member has these blocks of a chain, from its start on: what it says of its own cache."""
-        if member_id in self._roster:
-            self._prefixes.add(member_id, self._strided(block_hashes))
+        self._prefixes.add(member_id, self._strided(block_hashes))
 
     def evicted(self, member_id: str, block_hashes: Iterable[bytes]) -> None:
         """A member has these blocks no longer; hashes that are not remembered are passed over."""
