@@ -17,6 +17,7 @@ from twostroke.bench.report import compare as compare_results
 from twostroke.bench.report import load as load_result
 from twostroke.bench.report import print_comparison
 from twostroke.bench.reproduce.claim import ReproduceOptions
+from twostroke.bench.router import RouterOptions, print_router, run_router
 from twostroke.bench.serve.options import ServeOptions
 from twostroke.bench.spec.run import SpecOptions, run_spec
 from twostroke.bench.spec.show import print_spec
@@ -83,6 +84,15 @@ def start(
 ) -> None:
     """Seconds from the start of a process to its first token, and the memory of its own that it takes at most."""
     print_starts(run_start(options))
+
+
+@app.command
+def router(
+    *,
+    options: Annotated[RouterOptions, Parameter(name="*", group="Router")] = RouterOptions(),
+) -> None:
+    """Processor time of a routing decision between two pools of up to 10,000 members, and of their reports."""
+    print_router(run_router(options))
 
 
 @app.command

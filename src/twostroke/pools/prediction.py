@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from twostroke.config.routing import RoutingConfig
 from twostroke.pools.member import Member
@@ -87,9 +88,8 @@ class Standing:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillSide:
-    """A request at a member that may compute its prompt."""
+class PrefillSide(NamedTuple):
+    """A request at a member that may compute its prompt. A tuple, as DecodeSide: many are made for each decision."""
 
     standing: Standing
     num_cached_tokens: int
@@ -106,8 +106,7 @@ class PrefillSide:
         return cls(standing, num_cached_tokens, standing.queue_s, prefill_s, late_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeSide:
+class DecodeSide(NamedTuple):
     """A request at a member that may decode it."""
 
     standing: Standing

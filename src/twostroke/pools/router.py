@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from twostroke.config.routing import RoutingConfig
 from twostroke.pools.directory import PrefixDirectory
@@ -131,7 +130,7 @@ class Router:
         decodes = self._decode_sides(request, keys)
         if not decodes:
             return self._nowhere(request)
-        alone = [(self._prefill_side(side.standing.member.member_id, request, keys), side) for side in decodes]
+        alone = [(PrefillSide.of(side.standing, request, side.num_cached_tokens), side) for side in decodes]
         local = predicted_local(*min(alone, key=self._local_key), self._config)
         if not request.may_be_handed_over:
             return self._local_route(local, None, RouteReason.NOT_ALLOWED)
@@ -185,7 +184,7 @@ class Router:
         prefill, decode, transfer_s = pair
         if local.prefill_s <= self._config.hand_over_s:
             return RouteReason.SHORT_REMAINDER
-        idle = replace(prefill, queue_s=0.0)
+        idle = prefill._replace(queue_s=0.0)
         if hand_over_cost_s(idle, decode, transfer_s, self._config) < local.cost_s:
             return RouteReason.PREFILL_BUSY
         if hand_over_cost_s(prefill, decode, 0.0, self._config) < local.cost_s:
@@ -219,8 +218,9 @@ class Router:
 
     def _holders(self, keys: Sequence[bytes], order: LoadOrder) -> list[str]:
         """Who is believed to have the prefix and takes this stroke."""
-        found = self._prefixes.holders(keys, 2 * self._config.num_candidates) if keys else []
-        return [member_id for member_id in found if member_id in order]
+        most = self._config.num_candidates
+        found = self._prefixes.holders(keys, 2 * most) if keys else []
+        return [member_id for member_id in found if member_id in order][:most]
 
     def _fits(self, member_id: str, request: RouteRequest) -> bool:
         member = self._roster[member_id].member
