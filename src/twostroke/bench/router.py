@@ -15,10 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from twostroke.bench.command import command_line, settings
+from twostroke.bench.fleet import Tables, figures, fleets
 from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, median, percentiles, save
 from twostroke.config.checks import whole_number
 from twostroke.config.routing import RoutingConfig
@@ -74,7 +76,9 @@ class RouterRow:
     placed_us: float
     """Of telling it what was sent; median."""
     put_us: float
-    """Of a member's report; median."""
+    """Of taking a member's report in; median."""
+    decode_us: float
+    """Of reading it off its bytes before; median."""
     hand_overs: float
     """Share of the decisions."""
     whole_route_us: float | None
@@ -83,10 +87,12 @@ class RouterRow:
     """Predicted cost of what was chosen, over that of the best pair of all; mean."""
 
 
-def run_router(options: RouterOptions) -> list[RouterRow]:
-    """Measures every size, saves JSON."""
+def run_router(options: RouterOptions) -> tuple[list[RouterRow], Tables]:
+    """Measures every size, works out fleets of these sizes, saves JSON."""
     check_folder(options.results)
-    rows = [_row(size, options) for size in options.sizes]
+    rows, bytes_per_hash = [_row(size, options) for size in options.sizes], _bytes_per_hash()
+    route_us = {row.members: row.route_us["mean"] + row.placed_us for row in rows}
+    tables = fleets(route_us, {row.members: row.decode_us + row.put_us for row in rows}, bytes_per_hash)
     result = BenchResult.now(
         options.name,
         command_line("twostroke bench router", options),
@@ -98,21 +104,34 @@ def run_router(options: RouterOptions) -> list[RouterRow]:
             "popularity": "zipf",
             "block_size": BLOCK_SIZE,
         },
-        results={"sizes": {str(row.members): asdict(row) for row in rows}, "bytes_per_hash": _bytes_per_hash()},
+        results={
+            "sizes": {str(row.members): asdict(row) for row in rows},
+            "bytes_per_hash": bytes_per_hash,
+            "computed": figures(tables),
+        },
         repeats=options.decisions,
     )
     save(result, options.results)
-    return rows
+    return rows, tables
 
 
 def print_router(rows: Sequence[RouterRow], console: Console | None = None) -> None:
     """The table, for people."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("members", "route us p50", "p99", "placed us", "report us", "all pairs us", "cost / best"):
+    for name in (
+        "members",
+        "route us p50",
+        "p99",
+        "placed us",
+        "report us",
+        "decode us",
+        "all pairs us",
+        "cost / best",
+    ):
         table.add_column(name, justify="right")
     for row in rows:
         whole = ("", "") if row.whole_route_us is None else (f"{row.whole_route_us:,.0f}", f"{row.cost_over_whole:.4f}")
-        times = (row.route_us["p50"], row.route_us["p99"], row.placed_us, row.put_us)
+        times = (row.route_us["p50"], row.route_us["p99"], row.placed_us, row.put_us, row.decode_us)
         table.add_row(f"{row.members:,}", *(f"{us:.0f}" for us in times), *whole)
     (console or Console()).print(table)
 
@@ -125,7 +144,8 @@ def _row(size: int, options: RouterOptions) -> RouterRow:
     told = (router, whole) if compares else (router,)
     for number in range(size):
         _tell(told, _member(number, size, rng))
-    route_us, placed_us, put_us, whole_us, cost_ratios = (list[float]() for _ in range(5))
+    decoder = msgspec.msgpack.Decoder(Member)
+    route_us, placed_us, put_us, decode_us, whole_us, cost_ratios = (list[float]() for _ in range(6))
     num_hand_overs, num_warm = 0, options.decisions // 2
     for step in range(num_warm + options.decisions):
         request, counts = _request(prefixes, rng), step >= num_warm
@@ -139,11 +159,13 @@ def _row(size: int, options: RouterOptions) -> RouterRow:
             if route.chosen is not None and best.chosen is not None:
                 cost_ratios.append(route.chosen.cost_s / best.chosen.cost_s)
         taken_us, _ = _timed(lambda asked=request, chosen=route: router.placed(asked, chosen))
-        reporting = _member(rng.randrange(size), size, rng)
+        message = msgspec.msgpack.encode(_member(rng.randrange(size), size, rng))
+        decoded_us, reporting = _timed(lambda message=message: decoder.decode(message))
         reported_us, _ = _timed(lambda member=reporting: router.put(member))
         if counts:
             placed_us.append(taken_us)
             put_us.append(reported_us)
+            decode_us.append(decoded_us)
         if compares:
             whole.placed(request, route)
             whole.put(reporting)
@@ -152,6 +174,7 @@ def _row(size: int, options: RouterOptions) -> RouterRow:
         percentiles(route_us),
         median(placed_us),
         median(put_us),
+        median(decode_us),
         num_hand_overs / options.decisions,
         median(whole_us) if compares else None,
         sum(cost_ratios) / len(cost_ratios) if cost_ratios else None,

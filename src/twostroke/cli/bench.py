@@ -9,6 +9,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from twostroke.bench.compare.options import CompareOptions
+from twostroke.bench.fleet import print_fleets
 from twostroke.bench.from_log import run_of_log
 from twostroke.bench.offline import OfflineOptions, print_summary, run_offline
 from twostroke.bench.operators.run import KernelOptions, print_kernels, run_kernels
@@ -91,8 +92,13 @@ def router(
     *,
     options: Annotated[RouterOptions, Parameter(name="*", group="Router")] = RouterOptions(),
 ) -> None:
-    """Processor time of a routing decision between two pools of up to 10,000 members, and of their reports."""
-    print_router(run_router(options))
+    """Processor time of a routing decision between two pools of up to 10,000 members, and of their reports.
+
+    And what fleets of these sizes would take in front of them, worked out from it.
+    """
+    rows, tables = run_router(options)
+    print_router(rows)
+    print_fleets(tables)
 
 
 @app.command

@@ -12,11 +12,12 @@ from twostroke.errors import InvalidParameter
 
 
 def test_a_row_for_each_size(tmp_path: Path) -> None:
-    one, few = run_router(RouterOptions(members=(1, 12), decisions=20, results=tmp_path))
+    (one, few), tables = run_router(RouterOptions(members=(1, 12), decisions=20, results=tmp_path))
     assert one.hand_overs == 0.0  # nobody to hand over to
     assert few.hand_overs > 0.0
     assert few.cost_over_whole is not None
     assert few.cost_over_whole >= 1 - 1e-9  # nothing is cheaper than the best of all
+    assert [fleet.num_workers for fleet in tables["measured"]] == [12]
     saved = json.loads((tmp_path / "router.json").read_text())
     assert list(saved["results"]["sizes"]) == ["1", "12"]
     assert 50 < saved["results"]["bytes_per_hash"] < 2000
