@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from pool_cases import chain, decode_member, member, prefill_member, request, router_of
@@ -195,6 +196,13 @@ def test_a_figure_that_cannot_be_is_refused(field: str, value: float) -> None:
 def test_a_request_with_more_names_than_blocks_is_refused() -> None:
     with pytest.raises(InvalidParameter, match=r"block_hashes=3: must be at most 2 hashes"):
         RouteRequest(num_prompt_tokens=47, num_output_tokens=1, block_hashes=chain("a", 3))
+
+
+def test_a_route_can_be_written_and_read_again() -> None:
+    router = router_of(prefill_member(0), decode_member(0, **BUSY))
+    for asked in (request(800), request(4), request(10**6)):
+        route = router.route(asked)
+        assert msgspec.json.decode(msgspec.json.encode(route), type=Route) == route
 
 
 def test_words_of_a_hand_over() -> None:
