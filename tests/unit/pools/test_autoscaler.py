@@ -86,9 +86,11 @@ def test_one_busy_interval_ends_the_hold() -> None:
 
 
 def test_what_was_needed_while_it_was_held_stays() -> None:
-    state = ScalingState(num_intervals_low=5, most_wanted=38)
-    decision = scale_prefill(prefill_load(40, tokens_per_s=0.0), ScalingConfig(max_replicas=99), state)
-    assert decision.num_wanted == 38  # a tenth would be 36
+    state = ScalingState()
+    for tokens_per_s in (0.0, 0.0, 22_800.0, 0.0, 0.0, 0.0):  # 38 members are 60 % busy with it
+        decision = scale_prefill(prefill_load(40, tokens_per_s), ScalingConfig(max_replicas=99), state)
+        state = decision.state
+    assert (decision.num_wanted, decision.reason) == (38, ScalingReason.DOWN)  # a tenth less would be 36
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,17 @@ def test_a_prefix_draws_load_only_as_far_as_it_pays() -> None:
         assert router.route(request(800, hashes)).prefill_id == chosen
 
 
+def test_a_warm_member_is_found_among_many_that_have_less_to_do() -> None:
+    hashes = chain("system", 40)
+    pool = [prefill_member(i, num_queued_prompt_tokens=0 if i < 19 else 100) for i in range(20)]
+    pool += [decode_member(i, num_running=5 if i < 19 else 6) for i in range(20)]
+    router = router_of(*pool, num_candidates=2)
+    router.computed("p19", hashes)
+    assert router.route(request(800, hashes)).prefill_id == "p19"
+    router.computed("d19", hashes)
+    assert router.route(request(800, hashes, may_be_handed_over=False)).decode_id == "d19"
+
+
 def test_a_burst_spreads_before_anybody_reports() -> None:
     router = router_of(*(prefill_member(i) for i in range(4)), *(decode_member(i, **BUSY) for i in range(4)))
     pairs: list[tuple[str | None, str | None]] = []
