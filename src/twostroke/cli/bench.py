@@ -9,6 +9,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from twostroke.bench.compare.options import CompareOptions
+from twostroke.bench.fleet import print_fleets
 from twostroke.bench.from_log import run_of_log
 from twostroke.bench.offline import OfflineOptions, print_summary, run_offline
 from twostroke.bench.operators.run import KernelOptions, print_kernels, run_kernels
@@ -17,6 +18,7 @@ from twostroke.bench.report import compare as compare_results
 from twostroke.bench.report import load as load_result
 from twostroke.bench.report import print_comparison
 from twostroke.bench.reproduce.claim import ReproduceOptions
+from twostroke.bench.router import RouterOptions, print_router, run_router
 from twostroke.bench.serve.options import ServeOptions
 from twostroke.bench.spec.run import SpecOptions, run_spec
 from twostroke.bench.spec.show import print_spec
@@ -83,6 +85,20 @@ def start(
 ) -> None:
     """Seconds from the start of a process to its first token, and the memory of its own that it takes at most."""
     print_starts(run_start(options))
+
+
+@app.command
+def router(
+    *,
+    options: Annotated[RouterOptions, Parameter(name="*", group="Router")] = RouterOptions(),
+) -> None:
+    """Processor time of a routing decision between two pools of up to 10,000 members, and of their reports.
+
+    And what fleets of these sizes would take in front of them, worked out from it.
+    """
+    rows, tables = run_router(options)
+    print_router(rows)
+    print_fleets(tables)
 
 
 @app.command

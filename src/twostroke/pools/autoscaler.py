@@ -1,0 +1,235 @@
+"""How many members a pool should have, and who goes when they are too many. Each pool by itself.
+
+    need, in members that are busy all the time
+        prefill     max( arriving prompt tokens/s / r,     queued prompt tokens / (r x queue_share x TTFT target) )
+                         └ to keep up                       └ to end the queue in time
+        decode      max( streams / n,                      used KV blocks / blocks of a member )
+                    n = (TPOT target - step_s) / step_s_per_sequence, 1 to max_num_seqs: streams that keep the target
+
+                      up_utilization                     down_utilization
+    members       ceil(need / 0.8)                       ceil(need / 0.6)
+         ──────────────┼──────────────────────────────────────┼──────────────►
+           too few     │            nothing changes           │   too many
+           up at once, │                                      │   down after hold_intervals in a row, to the most that
+           max_step_up │                                      │   was needed in them, a tenth of the pool at a time
+
+No need depends on how many members there are, so a load that stays the same leads to a number that stays the same: the
+band between the two is wider than nothing, and what it ends in is its own answer. Members are never stopped: they
+drain, those with the fewest streams first.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twostroke.config.checks import number, whole_number
+from twostroke.config.scaling import ScalingConfig
+
+_MOST = float(1 << 53)
+_SHRINKS_BY = 10
+"""A tenth of the pool goes at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A member as the autoscaler sees it; those that drain are not shown."""
+
+    member_id: str
+    num_streams: int
+    """That decode, compute a prompt or wait there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillLoad:
+    """The prefill pool in the last interval.
+
+    Raises:
+        InvalidParameter: a count or a rate that is none.
+    """
+
+    replicas: Sequence[Replica]
+    """That do not drain; those that still start count, too, or more would be asked for until they are ready."""
+    num_queued_prompt_tokens: int
+    """Not cached, and nobody has begun with them."""
+    prompt_tokens_per_s: float
+    """That arrived and were not cached."""
+    prefill_tokens_per_s: float | None
+    """Of one member, measured while it had work; None: not measured."""
+
+    def __post_init__(self) -> None:
+        """Checks ranges."""
+        whole_number("num_queued_prompt_tokens", self.num_queued_prompt_tokens, 0)
+        number("prompt_tokens_per_s", self.prompt_tokens_per_s, 0, _MOST, "0 or more tokens a second")
+        if self.prefill_tokens_per_s is not None:
+            limit = "more than 0 tokens a second; None while it is not measured"
+            number("prefill_tokens_per_s", self.prefill_tokens_per_s, 0, _MOST, limit, low_open=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeLoad:
+    """The decode pool in the last interval.
+
+    Raises:
+        InvalidParameter: a count or a time that is none.
+    """
+
+    replicas: Sequence[Replica]
+    """As in PrefillLoad."""
+    num_sequences: int
+    """Running and waiting, in the whole pool."""
+    num_used_blocks: int
+    """That somebody holds, in the whole pool, and those that waiting ones will need."""
+    num_blocks: int
+    """Of one member."""
+    max_num_seqs: int
+    """Of one member."""
+    step_s: float | None
+    """A decode step without streams: where the line through measured steps begins; None: not measured."""
+    step_s_per_sequence: float = 0.0
+    """The slope of that line."""
+
+    def __post_init__(self) -> None:
+        """Checks ranges."""
+        for name in ("num_sequences", "num_used_blocks"):
+            whole_number(name, getattr(self, name), 0)
+        for name in ("num_blocks", "max_num_seqs"):
+            whole_number(name, getattr(self, name), 1)
+        for name in ("step_s", "step_s_per_sequence"):
+            if getattr(self, name) is not None:
+                number(name, getattr(self, name), 0, _MOST, "0 or more seconds")
+
+
+class ScalingReason(enum.StrEnum):
+    """Why a pool has the size that is wanted."""
+
+    STEADY = "steady"
+    UP = "up"
+    AT_MAX = "at_max"
+    """More would be needed than max_replicas."""
+    HOLDING = "holding"
+    """Fewer would do, but not for long enough yet."""
+    DOWN = "down"
+    BELOW_MIN = "below_min"
+    """Members are missing: one has died, or the minimum was raised."""
+    ABOVE_MAX = "above_max"
+    NOT_MEASURED = "not_measured"
+    """Nothing is known of its speed yet: it stays as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingState:
+    """What a pool remembers from one interval to the next; it begins as ScalingState()."""
+
+    num_intervals_low: int = 0
+    """In a row that spoke for fewer members."""
+    most_wanted: int = 0
+    """In these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingDecision:
+    """What to do with one pool."""
+
+    num_wanted: int
+    drain: tuple[str, ...]
+    """Members to drain now, the one with the fewest streams first."""
+    reason: ScalingReason
+    need: float | None
+    """Members that would be busy all the time; None where not measured."""
+    limited_by: str
+    """Which of its parts need is, in words."""
+    state: ScalingState
+    """To hand in with the next interval."""
+
+
+def streams_within_target(step_s: float, step_s_per_sequence: float, tpot_target_s: float, max_num_seqs: int) -> int:
+    """Streams at one member whose step still takes no longer than the target.
+
+    A target that not even one stream meets cannot be reached by more members: it does not count then.
+
+    >>> streams_within_target(step_s=0.030, step_s_per_sequence=0.001, tpot_target_s=0.050, max_num_seqs=64)
+    20
+    >>> streams_within_target(step_s=0.060, step_s_per_sequence=0.001, tpot_target_s=0.050, max_num_seqs=64)
+    64
+    """
+    if step_s + step_s_per_sequence > tpot_target_s or step_s_per_sequence <= 0:
+        return max_num_seqs
+    # 20 x 0.001 is a little more than 0.05 - 0.03: what rounding takes is given back
+    return max(1, min(max_num_seqs, math.floor((tpot_target_s - step_s) / step_s_per_sequence + 1e-9)))
+
+
+def scale_prefill(load: PrefillLoad, config: ScalingConfig, state: ScalingState) -> ScalingDecision:
+    """The prefill pool, once an interval.
+
+    3,000 tokens wait, a member does 1,000 a second, half a second may be waited: 6 are busy, 8 are wanted.
+
+    >>> load = PrefillLoad(replicas=[Replica("p0", 3)], num_queued_prompt_tokens=3000, prompt_tokens_per_s=500.0,
+    ...                    prefill_tokens_per_s=1000.0)
+    >>> decision = scale_prefill(load, ScalingConfig(max_replicas=16, max_step_up=16), ScalingState())
+    >>> decision.num_wanted, decision.need, decision.limited_by
+    (8, 6.0, 'queued prompt tokens')
+    """
+    rate = load.prefill_tokens_per_s
+    if rate is None:
+        return _resize(load.replicas, config, state, None, "")
+    arriving = load.prompt_tokens_per_s / rate
+    queued = load.num_queued_prompt_tokens / (rate * config.queue_share * config.ttft_target_s)
+    limited_by = "queued prompt tokens" if queued > arriving else "arriving prompt tokens"
+    return _resize(load.replicas, config, state, max(arriving, queued), limited_by)
+
+
+def scale_decode(load: DecodeLoad, config: ScalingConfig, state: ScalingState) -> ScalingDecision:
+    """The decode pool, once an interval."""
+    if load.step_s is None:
+        return _resize(load.replicas, config, state, None, "")
+    most = streams_within_target(load.step_s, load.step_s_per_sequence, config.tpot_target_s, load.max_num_seqs)
+    streams, blocks = load.num_sequences / most, load.num_used_blocks / load.num_blocks
+    limited_by = "KV blocks" if blocks > streams else "streams"
+    return _resize(load.replicas, config, state, max(streams, blocks), limited_by)
+
+
+def _resize(
+    replicas: Sequence[Replica], config: ScalingConfig, state: ScalingState, need: float | None, limited_by: str
+) -> ScalingDecision:
+    num_now = len(replicas)
+    num_wanted, reason, state = _wanted(num_now, config, state, need)
+    by_streams = sorted(replicas, key=lambda replica: (replica.num_streams, replica.member_id))
+    drain = tuple(replica.member_id for replica in by_streams[: max(0, num_now - num_wanted)])
+    return ScalingDecision(
+        num_wanted=num_wanted, drain=drain, reason=reason, need=need, limited_by=limited_by, state=state
+    )
+
+
+def _wanted(
+    num_now: int, config: ScalingConfig, state: ScalingState, need: float | None
+) -> tuple[int, ScalingReason, ScalingState]:
+    low, high = config.min_replicas, config.max_replicas
+    if num_now < low and (need is None or need <= low * config.up_utilization):
+        return low, ScalingReason.BELOW_MIN, ScalingState()
+    if num_now > high:
+        return high, ScalingReason.ABOVE_MAX, ScalingState()
+    if need is None:
+        return num_now, ScalingReason.NOT_MEASURED, ScalingState()
+    too_few, enough = _members(need / config.up_utilization), _members(need / config.down_utilization)
+    if num_now < too_few:
+        if num_now == high:
+            return high, ScalingReason.AT_MAX, ScalingState()
+        num_wanted = max(low, min(too_few, num_now + config.max_step_up, high))
+        return num_wanted, ScalingReason.UP, ScalingState()
+    enough = max(enough, low)
+    if num_now <= enough:
+        return num_now, ScalingReason.STEADY, ScalingState()
+    state = ScalingState(state.num_intervals_low + 1, max(state.most_wanted, enough))
+    if state.num_intervals_low < config.hold_intervals:
+        return num_now, ScalingReason.HOLDING, state
+    # what was needed at most in these is less than there are: an interval that needed more would have ended the hold
+    num_wanted = max(state.most_wanted, num_now - max(1, num_now // _SHRINKS_BY))
+    return num_wanted, ScalingReason.DOWN, ScalingState()
+
+
+def _members(exact: float) -> int:
+    """Whole members, at least one; what rounding adds to a whole number is no member."""
+    return max(1, math.ceil(exact - 1e-9))

@@ -1,0 +1,48 @@
+"""How fast KV travels between two members: measured, or assumed by the way it takes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from twostroke.config.checks import number
+from twostroke.pools.member import Member
+
+
+class Links:
+    """The latest measured rates, by (prefill member, decode member), and no more than a bound: ten thousand members are
+    up to twenty-five million pairs.
+
+    Args:
+        max_links: the bound.
+    """
+
+    def __init__(self, max_links: int) -> None:
+        self._max_links = max_links
+        self._bytes_per_s: OrderedDict[tuple[str, str], float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._bytes_per_s)
+
+    def measured(self, prefill_id: str, decode_id: str, bytes_per_s: float) -> None:
+        """A hand-over has ended.
+
+        Raises:
+            InvalidParameter: no rate above 0.
+        """
+        number("bytes_per_s", bytes_per_s, 0, 1e18, "more than 0 bytes a second", low_open=True)
+        self._bytes_per_s[prefill_id, decode_id] = float(bytes_per_s)
+        self._bytes_per_s.move_to_end((prefill_id, decode_id))
+        if len(self._bytes_per_s) > self._max_links:
+            self._bytes_per_s.popitem(last=False)
+
+    def bytes_per_s(self, prefill: Member, decode: Member) -> float:
+        """Measured; else what the slower one's transport is assumed to do (Transport.assumed_bytes_per_s)."""
+        known = self._bytes_per_s.get((prefill.member_id, decode.member_id))
+        if known is not None:
+            return known
+        return min(prefill.transport.assumed_bytes_per_s, decode.transport.assumed_bytes_per_s)
+
+    def forget(self, member_id: str) -> None:
+        """It has left: who comes under its name may be elsewhere."""
+        for pair in [pair for pair in self._bytes_per_s if member_id in pair]:
+            del self._bytes_per_s[pair]

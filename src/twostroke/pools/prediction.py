@@ -1,0 +1,219 @@
+"""What a request would cost here or there: a few formulas over what members report. Seconds from now.
+
+    N   prompt tokens            o   output tokens expected       B   tokens of a block
+    c   of N, believed cached    r   prefill tokens/s             K   KV bytes of a token      b   link bytes/s
+
+Where the prompt is computed (p, or d itself):
+
+    queue   = queued prompt tokens / r                    prefill = (N - c) / r
+    late    = prefill x streams that decode there / TPOT target
+              tokens of others that a prefill beside them delays, each by one target
+
+Where it decodes (d), with one stream more:
+
+    step    = step_s + what a stream adds                 decode  = o x step
+    slot    = max(queue,  streams that must end for a slot x o x step / slots,
+                          streams that must end for the missing blocks x o x step / S)
+              one of S streams ends every o / S steps, and gives back its part of the used blocks
+
+    alone       TTFT = slot + prefill
+                cost = TTFT + late x late_token_s + decode
+
+    handed over, layer by layer while p computes (so max, and no sum), d fetching once it has blocks:
+
+                transfer = (whole blocks of N, less c of d) x K / b
+                TTFT     = queue + prefill                                            p sends the first token itself
+                goes on  = max(TTFT, max(queue, slot) + transfer) + transfer / layers + (N mod B) / r of d
+                                                                   └ the last layer    └ the block that is not whole
+                exposed  = goes on - TTFT
+                cost     = goes on + hand_over_s + late x late_token_s + decode
+
+A request that finds nothing cached and everybody idle is computed where it decodes unless streams would be late by it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from twostroke.config.routing import RoutingConfig
+from twostroke.pools.member import Member
+from twostroke.pools.route import Predicted, RouteRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What was sent to a member since it last reported: a burst is seen before the member has heard of it."""
+
+    num_prompt_tokens: int = 0
+    num_sequences: int = 0
+    num_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the formulas need of a member, worked out once a report."""
+
+    member: Member
+    queue_s: float
+    prefill_s_per_token: float
+    num_streams: int
+    """That decode, or wait to."""
+    step_s: float
+    """With one stream more."""
+    num_departures: int
+    """Streams that have to end before there is a slot."""
+    num_used_blocks: int
+    late_tokens_per_s: float
+    """Of prefill."""
+
+    @classmethod
+    def of(cls, member: Member, placed: Placed, config: RoutingConfig) -> Standing:
+        """As it stands after what was placed there."""
+        rate = member.prefill_tokens_per_s or config.assumed_prefill_tokens_per_s
+        step_s, most = member.step_s, member.max_num_seqs
+        added_s = step_s / most if member.step_s_per_sequence is None else member.step_s_per_sequence
+        num_streams = member.num_running + member.num_waiting + placed.num_sequences
+        num_delayed = min(most, num_streams) if member.role.decodes else 0
+        return cls(
+            member=member,
+            queue_s=(member.num_queued_prompt_tokens + placed.num_prompt_tokens) / rate,
+            prefill_s_per_token=1 / rate,
+            num_streams=num_streams,
+            step_s=step_s + added_s * (placed.num_sequences + 1),
+            num_departures=max(0, num_streams + 1 - most),
+            num_used_blocks=min(member.num_blocks, member.num_blocks - member.num_free_blocks + placed.num_blocks),
+            late_tokens_per_s=num_delayed / config.tpot_target_s,
+        )
+
+
+class PrefillSide(NamedTuple):
+    """A request at a member that may compute its prompt. A tuple, as DecodeSide: many are made for each decision."""
+
+    standing: Standing
+    num_cached_tokens: int
+    queue_s: float
+    prefill_s: float
+    late_tokens: float
+
+    @classmethod
+    def of(cls, standing: Standing, request: RouteRequest, num_cached_tokens: int) -> PrefillSide:
+        """At least one token is computed, whatever is cached: the first output token needs its state."""
+        num_cached_tokens = min(num_cached_tokens, request.num_prompt_tokens - 1)
+        prefill_s = (request.num_prompt_tokens - num_cached_tokens) * standing.prefill_s_per_token
+        late_tokens = prefill_s * standing.late_tokens_per_s
+        return cls(standing, num_cached_tokens, standing.queue_s, prefill_s, late_tokens)
+
+
+class DecodeSide(NamedTuple):
+    """A request at a member that may decode it."""
+
+    standing: Standing
+    num_cached_tokens: int
+    slot_s: float
+    tail_s: float
+    """The last block, where it is not whole."""
+    transfer_bytes: int
+    decode_s: float
+
+    @classmethod
+    def of(cls, standing: Standing, request: RouteRequest, num_cached_tokens: int) -> DecodeSide:
+        """Whether it fits at all is another question (`num_blocks_needed`)."""
+        member = standing.member
+        num_tail = request.num_prompt_tokens % member.block_size
+        num_missing_tokens = max(0, request.num_prompt_tokens - num_tail - num_cached_tokens)
+        # cached blocks that nobody else holds are taken out of the free ones: nothing is saved by them here
+        num_missing = num_blocks_needed(request, member) - (member.num_blocks - standing.num_used_blocks)
+        decode_s = request.num_output_tokens * standing.step_s
+        slot_s = max(standing.queue_s, standing.num_departures * decode_s / member.max_num_seqs)
+        if num_missing > 0:  # whoever holds blocks there, be it one or none that is known of, has to end first
+            num_streams = max(1, standing.num_streams)
+            num_ends = math.ceil(num_missing * num_streams / max(1, standing.num_used_blocks))
+            slot_s = max(slot_s, num_ends * decode_s / num_streams)
+        return cls(
+            standing,
+            num_cached_tokens,
+            slot_s,
+            num_tail * standing.prefill_s_per_token,
+            num_missing_tokens * member.kv_bytes_per_token,
+            decode_s,
+        )
+
+
+def num_blocks_needed(request: RouteRequest, member: Member) -> int:
+    """KV blocks of the whole request, at a member.
+
+    >>> from twostroke.pools.member import Role
+    >>> member = Member(member_id="d0", role=Role.DECODE, max_num_seqs=1, num_free_blocks=9, num_blocks=9,
+    ...                 block_size=16, kv_bytes_per_token=1)
+    >>> num_blocks_needed(RouteRequest(num_prompt_tokens=30, num_output_tokens=3), member)
+    3
+    """
+    return -(-(request.num_prompt_tokens + request.num_output_tokens) // member.block_size)
+
+
+def local_cost_s(here: PrefillSide, decode: DecodeSide, config: RoutingConfig) -> float:
+    """Of both strokes at one member."""
+    return decode.slot_s + here.prefill_s + here.late_tokens * config.late_token_s + decode.decode_s
+
+
+def goes_on_s(prefill: PrefillSide, decode: DecodeSide, transfer_s: float) -> float:
+    """Until the second token of a request that is handed over can be computed.
+
+    A prompt of 1 s whose KV takes 1 s, in ten layers: not 2 s.
+
+    >>> from twostroke.pools.member import Role
+    >>> member = Member(member_id="m", role=Role.BOTH, max_num_seqs=1, num_free_blocks=9, num_blocks=9, block_size=10,
+    ...                 kv_bytes_per_token=1, num_layers=10, prefill_tokens_per_s=10)
+    >>> standing = Standing.of(member, Placed(), RoutingConfig())
+    >>> request = RouteRequest(num_prompt_tokens=10, num_output_tokens=1, block_size=10)
+    >>> goes_on_s(PrefillSide.of(standing, request, 0), DecodeSide.of(standing, request, 0), transfer_s=1.0)
+    1.1
+    """
+    fetched_s = max(prefill.queue_s, decode.slot_s) + transfer_s
+    last_layer_s = transfer_s / prefill.standing.member.num_layers
+    return max(prefill.queue_s + prefill.prefill_s, fetched_s) + last_layer_s + decode.tail_s
+
+
+def hand_over_cost_s(prefill: PrefillSide, decode: DecodeSide, transfer_s: float, config: RoutingConfig) -> float:
+    """Of the prompt at one member and the rest at another."""
+    late_s = prefill.late_tokens * config.late_token_s
+    return goes_on_s(prefill, decode, transfer_s) + config.hand_over_s + late_s + decode.decode_s
+
+
+def predicted_local(here: PrefillSide, decode: DecodeSide, config: RoutingConfig) -> Predicted:
+    """The figures of `local_cost_s`."""
+    return Predicted(
+        prefill_id=None,
+        decode_id=decode.standing.member.member_id,
+        num_cached_tokens=here.num_cached_tokens,
+        queue_s=decode.slot_s,
+        prefill_s=here.prefill_s,
+        transfer_s=0.0,
+        exposed_s=0.0,
+        ttft_s=decode.slot_s + here.prefill_s,
+        late_tokens=here.late_tokens,
+        decode_s=decode.decode_s,
+        cost_s=local_cost_s(here, decode, config),
+    )
+
+
+def predicted_hand_over(
+    prefill: PrefillSide, decode: DecodeSide, transfer_s: float, config: RoutingConfig
+) -> Predicted:
+    """The figures of `hand_over_cost_s`."""
+    ttft_s = prefill.queue_s + prefill.prefill_s
+    return Predicted(
+        prefill_id=prefill.standing.member.member_id,
+        decode_id=decode.standing.member.member_id,
+        num_cached_tokens=prefill.num_cached_tokens,
+        queue_s=prefill.queue_s,
+        prefill_s=prefill.prefill_s,
+        transfer_s=transfer_s,
+        exposed_s=goes_on_s(prefill, decode, transfer_s) - ttft_s,
+        ttft_s=ttft_s,
+        late_tokens=prefill.late_tokens,
+        decode_s=decode.decode_s,
+        cost_s=hand_over_cost_s(prefill, decode, transfer_s, config),
+    )

@@ -1,0 +1,143 @@
+"""The members, in the order of what a middling request would cost there: the least loaded are found without looking at
+all of them."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import replace
+
+from twostroke.config.routing import RoutingConfig
+from twostroke.pools.member import Member
+from twostroke.pools.prediction import DecodeSide, Placed, PrefillSide, Standing, local_cost_s
+from twostroke.pools.route import RouteRequest
+
+MIDDLING = RouteRequest(num_prompt_tokens=512, num_output_tokens=256)
+"""Stands for all requests in the order. Among members that are equally fast any request would do."""
+
+
+class LoadOrder:
+    """Ids by rising load, equals by id. A change is a binary search and a shift of pointers."""
+
+    def __init__(self) -> None:
+        self._loads: dict[str, float] = {}
+        self._sorted: list[tuple[float, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def __contains__(self, member_id: object) -> bool:
+        return member_id in self._loads
+
+    def __iter__(self) -> Iterator[str]:
+        return (member_id for _, member_id in self._sorted)
+
+    def first(self, most: int) -> list[str]:
+        """The least loaded."""
+        return [member_id for _, member_id in self._sorted[:most]]
+
+    def put(self, member_id: str, load: float) -> None:
+        """A member comes, or its load has changed."""
+        if self._loads.get(member_id) == load:
+            return
+        self.remove(member_id)
+        self._loads[member_id] = load
+        bisect.insort(self._sorted, (load, member_id))
+
+    def remove(self, member_id: str) -> None:
+        """It has left; who is not there is passed over."""
+        load = self._loads.pop(member_id, None)
+        if load is not None:
+            del self._sorted[bisect.bisect_left(self._sorted, (load, member_id))]
+
+    def check_invariants(self) -> None:
+        """Sorted, and everybody once."""
+        assert self._sorted == sorted((load, member_id) for member_id, load in self._loads.items())
+
+
+class Roster:
+    """Members with what was placed at each since its last report, in three orders."""
+
+    def __init__(self, config: RoutingConfig) -> None:
+        self._config = config
+        self._standings: dict[str, Standing] = {}
+        self._placed: dict[str, Placed] = {}
+        self.for_prefill = LoadOrder()
+        """Who computes prompts for others."""
+        self.for_decode = LoadOrder()
+        """Who decodes, by what decoding costs there."""
+        self.for_both = LoadOrder()
+        """The same members, by both strokes together."""
+
+    def __contains__(self, member_id: object) -> bool:
+        return member_id in self._standings
+
+    def __len__(self) -> int:
+        return len(self._standings)
+
+    def __getitem__(self, member_id: str) -> Standing:
+        """As it stands with what was placed there."""
+        return self._standings[member_id]
+
+    @property
+    def members(self) -> Iterator[Member]:
+        """As they last reported."""
+        return (standing.member for standing in self._standings.values())
+
+    def put(self, member: Member) -> None:
+        """It has joined, or reports. The report counts what was placed there before."""
+        self._placed.pop(member.member_id, None)
+        self._stand(member, Placed())
+
+    def place(self, member_id: str, more: Placed) -> None:
+        """Something was sent there; a member that has left is passed over."""
+        standing = self._standings.get(member_id)
+        if standing is None:
+            return
+        before = self._placed.get(member_id, Placed())
+        placed = replace(
+            before,
+            num_prompt_tokens=before.num_prompt_tokens + more.num_prompt_tokens,
+            num_sequences=before.num_sequences + more.num_sequences,
+            num_blocks=before.num_blocks + more.num_blocks,
+        )
+        self._placed[member_id] = placed
+        self._stand(standing.member, placed)
+
+    def remove(self, member_id: str) -> None:
+        """It has left."""
+        self._standings.pop(member_id, None)
+        self._placed.pop(member_id, None)
+        self._leave_orders(member_id)
+
+    def _stand(self, member: Member, placed: Placed) -> None:
+        member_id, role = member.member_id, member.role
+        standing = self._standings[member_id] = Standing.of(member, placed, self._config)
+        if not member.takes_requests:
+            self._leave_orders(member_id)
+            return
+        here = PrefillSide.of(standing, MIDDLING, 0)
+        if role.prefills_for_others:
+            late_s = here.late_tokens * self._config.late_token_s
+            self.for_prefill.put(member_id, here.queue_s + here.prefill_s + late_s)
+        else:
+            self.for_prefill.remove(member_id)
+        if role.decodes:
+            decode = DecodeSide.of(standing, MIDDLING, 0)
+            self.for_decode.put(member_id, decode.slot_s + decode.decode_s + decode.tail_s)
+            self.for_both.put(member_id, local_cost_s(here, decode, self._config))
+        else:
+            self.for_decode.remove(member_id)
+            self.for_both.remove(member_id)
+
+    def _leave_orders(self, member_id: str) -> None:
+        for order in (self.for_prefill, self.for_decode, self.for_both):
+            order.remove(member_id)
+
+    def check_invariants(self) -> None:
+        """Orders hold whoever takes requests, and nobody else."""
+        ready = {m.member_id: m.role for m in self.members if m.takes_requests}
+        assert set(self.for_prefill) == {i for i, role in ready.items() if role.prefills_for_others}
+        assert set(self.for_decode) == set(self.for_both) == {i for i, role in ready.items() if role.decodes}
+        for order in (self.for_prefill, self.for_decode, self.for_both):
+            order.check_invariants()

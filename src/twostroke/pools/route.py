@@ -1,0 +1,129 @@
+"""The question to the router and its answer, with the figures that it was decided by."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twostroke.config.checks import whole_number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteRequest:
+    """What the router knows of a request: counts and hashes, no token.
+
+    Raises:
+        InvalidParameter: no prompt tokens, no output token, more hashes than full blocks.
+    """
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    """Expected; the most it may become where nothing better is known."""
+    block_hashes: Sequence[bytes] = ()
+    """Chained, of the prompt's full blocks, from its start on."""
+    block_size: int = 16
+    """Tokens that a hash stands for. A member with blocks of another size has none of these names."""
+    may_be_handed_over: bool = True
+    """False for what only the member that decodes can answer, as prompt_logprobs."""
+
+    def __post_init__(self) -> None:
+        """Checks counts."""
+        for name in ("num_prompt_tokens", "num_output_tokens", "block_size"):
+            whole_number(name, getattr(self, name), 1)
+        most = self.num_prompt_tokens // self.block_size
+        limit = f"at most {most} hashes, one for each full block of {self.num_prompt_tokens} tokens"
+        whole_number("block_hashes", len(self.block_hashes), 0, most, limit=limit)
+
+
+class RouteReason(enum.StrEnum):
+    """Why a route is as it is."""
+
+    HAND_OVER_PAYS = "hand_over_pays"
+    NOT_ALLOWED = "not_allowed"
+    """The request asks for something that does not travel."""
+    NO_PREFILL_MEMBER = "no_prefill_member"
+    """Nobody who computes prompts for others is ready, or none whose KV fits the members that decode."""
+    SHORT_REMAINDER = "short_remainder"
+    """What is not cached where it decodes is computed sooner than a hand-over is arranged."""
+    PREFILL_BUSY = "prefill_busy"
+    """It would pay if the prefill member had no queue."""
+    SLOW_LINK = "slow_link"
+    """It would pay if KV travelled in no time."""
+    LOCAL_IS_CHEAPER = "local_is_cheaper"
+    """The decode member has time: few streams wait for its prefill."""
+    NO_DECODE_MEMBER = "no_decode_member"
+    """Nobody who decodes is ready: the request goes nowhere."""
+    TOO_LARGE = "too_large"
+    """No member that decodes has so many KV blocks: the request goes nowhere."""
+
+
+_WORDS = {
+    RouteReason.HAND_OVER_PAYS: "the hand-over is predicted to pay",
+    RouteReason.NOT_ALLOWED: "the request asks for something that does not travel with its KV",
+    RouteReason.NO_PREFILL_MEMBER: "no prefill member is ready whose KV the decode members can take",
+    RouteReason.SHORT_REMAINDER: "what is not cached is computed sooner than a hand-over is arranged",
+    RouteReason.PREFILL_BUSY: "the prefill pool's queue is too long",
+    RouteReason.SLOW_LINK: "the link is too slow for so much KV",
+    RouteReason.LOCAL_IS_CHEAPER: "the decode member has time for the prompt",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What one way is expected to bring; seconds from now. The formulas are in prediction.py."""
+
+    prefill_id: str | None
+    """None: the prompt is computed where the request decodes."""
+    decode_id: str
+    num_cached_tokens: int
+    """Believed to be cached where the prompt is computed."""
+    queue_s: float
+    """Until its prefill starts."""
+    prefill_s: float
+    transfer_s: float
+    """Of all KV that travels, by itself."""
+    exposed_s: float
+    """Of transfer and slot, what the prefill does not hide: the gap between the first token and the second."""
+    ttft_s: float
+    late_tokens: float
+    """Of other streams, that its prefill delays by the TPOT target."""
+    decode_s: float
+    """All of its output."""
+    cost_s: float
+    """What ways are compared by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Where a request goes."""
+
+    prefill_id: str | None
+    """Who computes the prompt and lends its KV; None: no hand-over."""
+    decode_id: str | None
+    """Who decodes, and prefills where nobody does it for it; None: nobody can take the request now."""
+    reason: RouteReason
+    hand_over: Predicted | None
+    """The cheapest that was found; None where none was possible."""
+    local: Predicted | None
+    """The same without a hand-over."""
+    detail: str = ""
+    """Of a request that goes nowhere: value, limit and remedy."""
+
+    @property
+    def chosen(self) -> Predicted | None:
+        """The figures of the way it goes."""
+        return None if self.decode_id is None else self.local if self.prefill_id is None else self.hand_over
+
+    @property
+    def words(self) -> str:
+        """For people.
+
+        >>> Route(prefill_id=None, decode_id="d0", reason=RouteReason.SLOW_LINK, hand_over=None, local=None).words
+        'd0 computes the prompt itself: the link is too slow for so much KV'
+        """
+        if self.decode_id is None:
+            return self.detail
+        if self.prefill_id is None:
+            return f"{self.decode_id} computes the prompt itself: {_WORDS[self.reason]}"
+        return f"{self.prefill_id} computes the prompt for {self.decode_id}: {_WORDS[self.reason]}"

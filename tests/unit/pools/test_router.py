@@ -1,0 +1,221 @@
+"""Each rule by an example."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from pool_cases import chain, decode_member, member, prefill_member, request, router_of
+from twostroke.errors import InvalidParameter
+from twostroke.pools.member import Role, Transport
+from twostroke.pools.route import Route, RouteReason, RouteRequest
+
+BUSY = {"num_running": 6}
+
+
+def test_a_long_prompt_beside_streams_is_handed_over() -> None:
+    route = router_of(prefill_member(0), decode_member(0, **BUSY)).route(request(800))
+    assert (route.prefill_id, route.decode_id, route.reason) == ("p0", "d0", RouteReason.HAND_OVER_PAYS)
+    assert route.chosen is route.hand_over
+    assert route.local is not None
+    assert route.local.late_tokens == pytest.approx(0.8 * 6 / 0.05)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "num_prompt_tokens", "reason"),
+    [
+        ({}, BUSY, 4, RouteReason.SHORT_REMAINDER),
+        ({"num_queued_prompt_tokens": 20_000}, BUSY, 800, RouteReason.PREFILL_BUSY),
+        ({"kv_bytes_per_token": 100_000_000}, BUSY | {"kv_bytes_per_token": 100_000_000}, 800, RouteReason.SLOW_LINK),
+        ({}, {}, 800, RouteReason.LOCAL_IS_CHEAPER),
+        ({"block_size": 32}, BUSY, 800, RouteReason.NO_PREFILL_MEMBER),
+        ({"is_draining": True}, BUSY, 800, RouteReason.NO_PREFILL_MEMBER),
+        ({"num_blocks": 40, "num_free_blocks": 40}, BUSY, 800, RouteReason.NO_PREFILL_MEMBER),
+    ],
+)
+def test_a_hand_over_has_to_pay(
+    prefill: dict[str, int], decode: dict[str, int], num_prompt_tokens: int, reason: RouteReason
+) -> None:
+    router = router_of(prefill_member(0, **prefill), decode_member(0, **decode))
+    route = router.route(request(num_prompt_tokens))
+    assert (route.prefill_id, route.decode_id, route.reason) == (None, "d0", reason)
+    assert route.words.startswith("d0 computes the prompt itself: ")
+
+
+def test_what_does_not_travel_stays() -> None:
+    router = router_of(prefill_member(0), decode_member(0, **BUSY))
+    assert router.route(request(800, may_be_handed_over=False)).reason is RouteReason.NOT_ALLOWED
+
+
+def test_a_remainder_is_short_when_the_rest_is_cached_where_it_decodes() -> None:
+    router = router_of(prefill_member(0), decode_member(0, **BUSY))
+    hashes = chain("turn", 50)
+    assert router.route(request(804, hashes)).prefill_id == "p0"
+    router.computed("d0", hashes)
+    assert router.route(request(804, hashes)).reason is RouteReason.SHORT_REMAINDER
+    router.evicted("d0", hashes)
+    assert router.route(request(804, hashes)).prefill_id == "p0"
+
+
+def test_a_measured_link_counts_instead_of_the_assumed_one() -> None:
+    router = router_of(prefill_member(0), prefill_member(1), decode_member(0, **BUSY))
+    assert router.route(request(800)).prefill_id == "p0"
+    router.link_measured("p0", "d0", 1e7)
+    assert router.route(request(800)).prefill_id == "p1"
+    router.link_measured("p1", "d0", 1e7)
+    assert router.route(request(800)).reason is RouteReason.SLOW_LINK
+    router.put(prefill_member(1, epoch=1))  # another process: nothing was measured with it
+    assert router.route(request(800)).prefill_id == "p1"
+    with pytest.raises(InvalidParameter, match="bytes_per_s=0"):
+        router.link_measured("p0", "d0", 0)
+
+
+@pytest.mark.parametrize("transport", list(Transport))
+def test_a_transfer_is_hidden_by_the_prefill_but_for_its_end(transport: Transport) -> None:
+    router = router_of(prefill_member(0, transport=transport), decode_member(0, **BUSY, transport=transport))
+    figures = router.route(request(800)).hand_over
+    assert figures is not None
+    transfer_s = 800 * 100_000 / transport.assumed_bytes_per_s
+    assert figures.transfer_s == pytest.approx(transfer_s)
+    assert transfer_s < figures.prefill_s == pytest.approx(0.8)
+    assert figures.exposed_s == pytest.approx(transfer_s / 28)  # the last of 28 layers; 800 tokens are whole blocks
+
+
+def test_a_prefix_draws_load_only_as_far_as_it_pays() -> None:
+    hashes = chain("system", 40)  # 640 tokens, 0.64 s of prefill
+    for num_queued, chosen in ((600, "p1"), (700, "p0")):
+        router = router_of(
+            prefill_member(0), prefill_member(1, num_queued_prompt_tokens=num_queued), decode_member(0, **BUSY)
+        )
+        router.computed("p1", hashes)
+        assert router.route(request(800, hashes)).prefill_id == chosen
+
+
+def test_a_warm_member_is_found_among_many_that_have_less_to_do() -> None:
+    hashes = chain("system", 40)
+    pool = [prefill_member(i, num_queued_prompt_tokens=0 if i < 19 else 100) for i in range(20)]
+    pool += [decode_member(i, num_running=5 if i < 19 else 6) for i in range(20)]
+    router = router_of(*pool, num_candidates=2)
+    router.computed("p19", hashes)
+    assert router.route(request(800, hashes)).prefill_id == "p19"
+    router.computed("d19", hashes)
+    assert router.route(request(800, hashes, may_be_handed_over=False)).decode_id == "d19"
+
+
+def test_a_burst_spreads_before_anybody_reports() -> None:
+    router = router_of(*(prefill_member(i) for i in range(4)), *(decode_member(i, **BUSY) for i in range(4)))
+    pairs: list[tuple[str | None, str | None]] = []
+    for i in range(4):
+        asked = request(800, chain(str(i), 50))
+        route = router.route(asked)
+        router.placed(asked, route)
+        router.check_invariants()
+        pairs.append((route.prefill_id, route.decode_id))
+    assert pairs == [(f"p{i}", f"d{i}") for i in range(4)]
+
+
+def test_what_was_placed_is_believed_to_be_cached_until_the_process_is_another() -> None:
+    router = router_of(prefill_member(0), prefill_member(1), decode_member(0, **BUSY))
+    asked = request(800, chain("a", 50))
+    router.placed(asked, router.route(asked))
+    for epoch, num_cached_tokens in ((0, 799), (1, 0)):
+        router.put(prefill_member(0, epoch=epoch))
+        router.put(decode_member(0, **BUSY, epoch=epoch))
+        figures = router.route(asked).hand_over
+        assert figures is not None
+        assert (figures.prefill_id, figures.num_cached_tokens) == ("p0", num_cached_tokens)
+
+
+def test_a_full_member_is_passed_over_for_one_with_a_slot() -> None:
+    full, free = decode_member(0, num_running=8), decode_member(1, num_running=7)
+    assert router_of(full, free).route(request(10)).decode_id == "d1"
+
+
+def test_a_member_without_blocks_is_passed_over_for_one_with_some() -> None:
+    full, free = decode_member(0, num_running=1, num_free_blocks=3), decode_member(1, num_running=7)
+    assert router_of(full, free).route(request(80)).decode_id == "d1"
+
+
+def test_both_strokes_at_one_member() -> None:
+    route = router_of(member("a", Role.BOTH)).route(request(800))
+    assert (route.prefill_id, route.decode_id) == (None, "a")
+    assert route.reason is RouteReason.NO_PREFILL_MEMBER
+
+
+def test_a_request_that_fits_only_into_the_least_attractive_finds_it() -> None:
+    small = [decode_member(i, num_blocks=10, num_free_blocks=10) for i in range(20)]
+    route = router_of(*small, decode_member(99, num_running=8)).route(request(800))
+    assert route.decode_id == "d99"
+
+
+def test_nobody_to_decode() -> None:
+    router = router_of(prefill_member(0), decode_member(0, is_ready=False), decode_member(1, is_draining=True))
+    route = router.route(request())
+    assert (route.decode_id, route.reason, route.chosen) == (None, RouteReason.NO_DECODE_MEMBER, None)
+    assert route.words == (
+        "none of 2 members that decode takes requests (1 drain, 1 are not ready). Ask again when one is ready, or add "
+        "one to the decode pool."
+    )
+    router.placed(request(), route)  # nothing was sent
+
+
+def test_a_request_too_large_for_everybody() -> None:
+    route = router_of(decode_member(0, num_blocks=10, num_free_blocks=10)).route(request(800))
+    assert route.reason is RouteReason.TOO_LARGE
+    assert "may need 900 tokens of KV; the largest member that decodes, d0, has 160." in route.words
+
+
+def test_hashes_of_blocks_of_another_size_name_nothing() -> None:
+    router = router_of(decode_member(0, **BUSY))
+    hashes = chain("a", 25)
+    router.computed("d0", hashes)
+    for block_size, num_cached_tokens in ((16, 400), (32, 0)):
+        local = router.route(request(801, hashes, block_size=block_size)).local
+        assert local is not None
+        assert local.num_cached_tokens == num_cached_tokens
+
+
+def test_every_so_many_th_hash_is_enough() -> None:
+    router = router_of(decode_member(0), hash_stride=4)
+    router.computed("d0", chain("a", 10))
+    local = router.route(request(801, chain("a", 10))).local
+    assert local is not None
+    assert local.num_cached_tokens == 8 * 16
+
+
+def test_a_member_that_has_left_is_no_choice_and_may_be_told_of() -> None:
+    router = router_of(decode_member(0), decode_member(1))
+    asked = request(10)
+    route = router.route(asked)
+    router.remove("d0")
+    router.placed(asked, route)
+    router.computed("d0", chain("a", 3))
+    assert router.route(asked).decode_id == "d1"
+    assert len(router) == 1
+    router.check_invariants()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("num_free_blocks", 5000), ("step_s", float("nan")), ("prefill_tokens_per_s", 0.0), ("num_running", -1)],
+)
+def test_a_figure_that_cannot_be_is_refused(field: str, value: float) -> None:
+    with pytest.raises(InvalidParameter, match=field):
+        member("a", **{field: value})
+
+
+def test_a_request_with_more_names_than_blocks_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match=r"block_hashes=3: must be at most 2 hashes"):
+        RouteRequest(num_prompt_tokens=47, num_output_tokens=1, block_hashes=chain("a", 3))
+
+
+def test_a_route_can_be_written_and_read_again() -> None:
+    router = router_of(prefill_member(0), decode_member(0, **BUSY))
+    for asked in (request(800), request(4), request(10**6)):
+        route = router.route(asked)
+        assert msgspec.json.decode(msgspec.json.encode(route), type=Route) == route
+
+
+def test_words_of_a_hand_over() -> None:
+    route = Route(prefill_id="p0", decode_id="d0", reason=RouteReason.HAND_OVER_PAYS, hand_over=None, local=None)
+    assert route.words == "p0 computes the prompt for d0: the hand-over is predicted to pay"
