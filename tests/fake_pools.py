@@ -17,7 +17,7 @@ from twostroke.batch import NewRequest, RequestResult, ScheduledBatch, StepResul
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_cost import ModelShape
-from twostroke.engine.dispatcher import Dispatcher, Member, Outcome, Placer, Role
+from twostroke.engine.dispatcher import Dispatcher, Member, Outcome, Placer
 from twostroke.engine.engine import Engine
 from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.journal import Journal, engine_started
@@ -33,6 +33,7 @@ from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.kv_transfer.address import Address
 from twostroke.kv_transfer.leases import Lease, LeaseBook
 from twostroke.kv_transfer.transport import Fetched, KVSource
+from twostroke.pools.member import Role
 from twostroke.scheduler.scheduler import Scheduler
 
 GARBAGE = -2

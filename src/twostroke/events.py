@@ -155,6 +155,21 @@ class KVBlockChecked:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestRouted:
+    """A gateway has decided which of its workers run a request. No engine writes this."""
+
+    time_s: float
+    process: str
+    request_id: str
+    """As the workers know it."""
+    decode: str
+    prefill: str | None
+    """Who computes its prompt and hands the KV over; None: who decodes does it all."""
+    reason: str
+    """In words."""
+
+
+@dataclass(frozen=True, slots=True)
 class KVImportBegan:
     """Blocks were taken for a prefix that is fetched from another process; an input, and what came of it."""
 
@@ -225,6 +240,7 @@ Event = (
     | StepCommitted
     | PrefixCacheReset
     | KVBlockChecked
+    | RequestRouted
     | KVImportBegan
     | KVImportEnded
     | KVHoldEnded

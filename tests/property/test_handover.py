@@ -16,9 +16,10 @@ from fake_pools import FakePools, FakeWorker
 from fakes import FakeGeneration
 from twostroke.batch import NewRequest
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.engine.dispatcher import LeastBusy, Role
+from twostroke.engine.dispatcher import LeastBusy
 from twostroke.engine.generation import GenerationRequest
 from twostroke.events import from_json, to_json
+from twostroke.pools.member import Role
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
 from twostroke.scheduler.replay import replay

@@ -20,6 +20,7 @@ from twostroke.events import (
     PrefixCacheReset,
     RequestArrived,
     RequestFinishedByCaller,
+    RequestRouted,
     StepCommitted,
     StepScheduled,
     event_log_with_a_gap,
@@ -65,7 +66,9 @@ class _Reader:
                 self._scheduled(event)
             case StepCommitted():
                 self._committed(event)
-            case PrefixCacheReset() | EngineLost() | KVImportBegan() | KVImportEnded() | KVHoldEnded():
+            case (
+                PrefixCacheReset() | EngineLost() | RequestRouted() | KVImportBegan() | KVImportEnded() | KVHoldEnded()
+            ):
                 pass
             case KVBlockChecked():
                 self._kv_checked(event)

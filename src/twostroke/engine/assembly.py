@@ -189,6 +189,8 @@ def build_engine(
         block_size=layout.block_size,
         uses_priority=config.scheduler.policy == "priority",
         is_fair=config.scheduler.policy == "fair",
+        kv_bytes_per_token=layout.bytes_per_token,
+        num_layers=loaded.config.num_layers,
         startup_lines=lines,
     )
     return BuiltEngine(engine, facts, loaded.tokenizer, loaded.grammars, lender)

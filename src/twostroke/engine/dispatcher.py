@@ -19,7 +19,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Protocol
 
 import msgspec
@@ -29,17 +28,11 @@ from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.messages import Add, Command, DropKV, FetchKV, Finish
 from twostroke.engine.output_processor import SequenceNews, TokenUpdate
 from twostroke.kv_transfer.transport import KVSource
+from twostroke.pools.member import Role
 from twostroke.request import FinishReason
 
 MAX_ATTEMPTS = 4
 """Of a sequence that makes no progress: then it is the request that ends workers, not the other way round."""
-
-
-class Role(StrEnum):
-    """What a worker is for."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +55,20 @@ class Place:
     prefill: str | None = None
     """None: the decode worker computes the prompt itself."""
     reason: str = ""
+    """In words."""
 
 
 class Placer(Protocol):
     """Chooses workers; pure as well."""
 
     def place(
-        self, request: GenerationRequest, num_tokens: int, members: Sequence[Member], num_live: dict[str, int]
+        self, request: GenerationRequest, token_ids: Sequence[int], members: Sequence[Member], num_live: dict[str, int]
     ) -> Place | None:
-        """Where it runs; None while nobody is there.
+        """Where it runs; None while nobody can take it.
 
         Args:
             request: as it came.
-            num_tokens: to compute before the next one can be drawn.
+            token_ids: all that are known, to be computed before the next one can be drawn.
             members: that take requests.
             num_live: sequences on each of them, by id.
         """
@@ -97,6 +91,8 @@ class Outcome:
     """To deliver, under the sequences' own names."""
     lost: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """Sequences that are given up, and why."""
+    placed: list[tuple[str, Place]] = field(default_factory=list[tuple[str, Place]])
+    """Attempts, by their names at workers, and where they run."""
 
 
 @dataclass(slots=True, eq=False)
@@ -247,11 +243,12 @@ class Dispatcher:
 
     def _begin(self, sequence: _Sequence, outcome: Outcome) -> None:
         """Another attempt, from what was delivered; it waits if nobody is there."""
-        num_tokens = len(sequence.request.new_request.prompt_token_ids) + len(sequence.token_ids)
+        token_ids = (*sequence.request.new_request.prompt_token_ids, *sequence.token_ids)
         num_live = {worker_id: self.live_on(worker_id) for worker_id in self._members}
-        place = self._placer.place(sequence.request, num_tokens, list(self._members.values()), num_live)
+        place = self._placer.place(sequence.request, token_ids, list(self._members.values()), num_live)
         if place is None:
             return
+        outcome.placed.append((attempt_name(sequence.name, sequence.attempt + 1), place))
         sequence.place = place
         sequence.attempt += 1
         sequence.is_decoding = place.prefill is None
@@ -259,6 +256,9 @@ class Dispatcher:
         request = self._request_of(sequence)
         if place.prefill is None:
             outcome.orders.append(Order(place.decode, Add(request)))
+            return
+        if sequence.request.max_tokens - len(sequence.token_ids) == 1:  # its first token is its last
+            outcome.orders.append(Order(place.prefill, Add(request)))
             return
         lender = self._members[place.prefill].lender
         assert lender is not None, f"{place.prefill} lends nothing"
@@ -360,7 +360,7 @@ class LeastBusy:
     """The simplest placer: workers with the fewest sequences, and a hand-over for every prompt of a block or more."""
 
     def place(
-        self, request: GenerationRequest, num_tokens: int, members: Sequence[Member], num_live: dict[str, int]
+        self, request: GenerationRequest, token_ids: Sequence[int], members: Sequence[Member], num_live: dict[str, int]
     ) -> Place | None:
         """See Placer."""
         order = sorted(members, key=lambda member: (num_live[member.worker_id], member.worker_id))
@@ -371,7 +371,7 @@ class LeastBusy:
         new = request.new_request
         if prefill is None:
             return Place(decode.worker_id, reason="no prefill worker is ready")
-        if num_tokens < decode.block_size:
+        if len(token_ids) < decode.block_size:
             return Place(decode.worker_id, reason="not one full block")
         if new.params.prompt_logprobs is not None or new.wants_hidden_state:
             return Place(decode.worker_id, reason="the whole prompt is what it is about")

@@ -9,7 +9,7 @@ from typing import Protocol
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.client import EngineState
 from twostroke.engine.clock import monotonic_clock
-from twostroke.engine.dispatcher import Member, Role
+from twostroke.engine.dispatcher import Member
 from twostroke.engine.engine_process import COMMAND, EngineProcess
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.handover_port import HandoverPort
@@ -17,6 +17,7 @@ from twostroke.engine.load import LoadMeter
 from twostroke.engine.messages import Alive, Command, Failed, Progress, Ready, Refused, Report
 from twostroke.errors import SetupError
 from twostroke.log import get_logger
+from twostroke.pools.member import Role
 
 log = get_logger(__name__)
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
+from twostroke.config.routing import RoutingConfig
 from twostroke.engine.client import EngineHealth, EngineState, OutputStream
 from twostroke.engine.clock import monotonic_clock
-from twostroke.engine.dispatcher import Dispatcher, LeastBusy, Outcome, Placer, Role
+from twostroke.engine.dispatcher import Dispatcher, Outcome, Placer
 from twostroke.engine.engine_process import COMMAND
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
@@ -27,11 +28,13 @@ from twostroke.engine.output_processor import OutputKind, TokenUpdate
 from twostroke.engine.pool_worker import PoolWorker
 from twostroke.engine.reception import Reception
 from twostroke.engine.remote_engine import SHUTTING_DOWN
+from twostroke.engine.routed_placer import RoutedPlacer
 from twostroke.errors import EngineError, EngineUnavailable
-from twostroke.events import EngineLost, Event
+from twostroke.events import EngineLost, Event, RequestRouted
 from twostroke.kv_transfer.address import Address
 from twostroke.log import get_logger
 from twostroke.packed_events import PackedEvent, PackedEventLog, pack, unpack
+from twostroke.pools.member import Role
 from twostroke.request import FinishReason
 from twostroke.tokenizer.tokenizer import Tokenizer
 
@@ -74,7 +77,8 @@ class PooledEngine:
         self._on_trouble = on_trouble
         self._command = command
         self._reception = Reception(chat_template)
-        self._dispatcher = Dispatcher(placer or LeastBusy())
+        self._router = RoutedPlacer(RoutingConfig())
+        self._dispatcher = Dispatcher(placer or self._router)
         self._workers: list[PoolWorker] = []
         self._by_id: dict[str, PoolWorker] = {}
         self._has_met = asyncio.Lock()
@@ -265,6 +269,7 @@ class PooledEngine:
             if worker.role is Role.DECODE and worker.num_restarts == 0 and not self._by_decoders():
                 await self._reception.meet(facts, self)
         self._by_id[worker.worker_id] = worker
+        self._router.joined(worker.worker_id, worker.role, facts, self._pools.kv_transport)
         self._carry_out(self._dispatcher.worker_ready(worker.member))
 
     def _by_decoders(self) -> list[PoolWorker]:
@@ -278,6 +283,8 @@ class PooledEngine:
                 events = [unpack(event) for event in packed]
                 for event in events:
                     worker.meter.append(event)
+                    self._router.heard(worker.worker_id, event)
+                self._router.reported(worker.worker_id, worker.meter.load(""), self.now_s())
                 if updates:
                     self._carry_out(self._dispatcher.take_in(worker.worker_id, updates))
                 if events:
@@ -290,6 +297,7 @@ class PooledEngine:
     def worker_gone(self, worker: PoolWorker, cause: str) -> None:
         """See Pool."""
         self._by_id.pop(worker.worker_id, None)
+        self._router.left(worker.worker_id)
         lost = EngineLost(self.now_s(), worker.worker_id, cause)
         asyncio.get_running_loop().call_soon(self._tell_listeners, [lost], [pack(lost)])
         self._reset_by(worker.worker_id, had_blocks=True)
@@ -300,6 +308,15 @@ class PooledEngine:
             self._reception.lose(self.health().cause)
 
     def _carry_out(self, outcome: Outcome) -> None:
+        now_s = self.now_s()
+        routed = [
+            RequestRouted(now_s, "gateway", name, place.decode, place.prefill, place.reason)
+            for name, place in outcome.placed
+        ]
+        for event in routed:
+            self._router.routed(event)
+        if routed:
+            self._tell_listeners(routed, [pack(event) for event in routed])
         for order in outcome.orders:
             worker = self._by_id.get(order.worker_id)
             if worker is not None:

@@ -23,6 +23,7 @@ from twostroke.events import (
     PrefixCacheReset,
     RequestArrived,
     RequestFinishedByCaller,
+    RequestRouted,
     StepCommitted,
     StepScheduled,
     event_log_with_a_gap,
@@ -99,7 +100,7 @@ def _feed(
             return _decide(scheduler, event)
         case PrefixCacheReset() | KVBlockChecked() | KVImportBegan() | KVImportEnded() | KVHoldEnded():
             _change_cache(scheduler, event, hashes)
-        case MeasurementBegan() | EngineLost():
+        case MeasurementBegan() | EngineLost() | RequestRouted():
             pass
         case EventsDropped():
             raise event_log_with_a_gap(event)

@@ -39,6 +39,8 @@ FACTS = EngineFacts(
     block_size=16,
     uses_priority=False,
     is_fair=False,
+    kv_bytes_per_token=1,
+    num_layers=1,
     startup_lines=(),
 )
 
