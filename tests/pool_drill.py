@@ -14,6 +14,8 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.engine.pooled_engine import PooledEngine
 from twostroke.errors import EngineUnavailable
+from twostroke.events import Event, KVImportEnded
+from twostroke.packed_events import PackedEvent
 from twostroke.sampling_params import SamplingParams
 
 
@@ -28,8 +30,8 @@ class Drill:
     num_frozen: int = 0
     num_resumed: int = 0
     num_fenced: int = 0
-    gaps_s: list[float] = field(default_factory=list[float])
-    """From the end of a worker to the next token of each stream that it ran."""
+    num_handed_over: int = 0
+    """Hand-overs that came through."""
 
 
 def prompts(number: int) -> list[tuple[str, SamplingParams]]:
@@ -70,7 +72,8 @@ async def run(
 ) -> Drill:
     """All requests at once, again and again while faults are left; every request's answers must agree."""
     drill = Drill()
-    engine = PooledEngine(config, pools, on_trouble=lambda cause: None)
+    seen = _Seen()
+    engine = PooledEngine(config, pools, on_trouble=lambda cause: None, listeners=(seen,))
     await engine.start()
     stop = asyncio.Event()
     faults = asyncio.create_task(_disturb(engine, drill, num_faults, every_s, random.Random(seed), stop))
@@ -97,8 +100,19 @@ async def run(
         faults.cancel()
         await asyncio.gather(faults, return_exceptions=True)
         await engine.close()
+    drill.num_handed_over = seen.num_handed_over
     drill.num_resumed, drill.num_fenced = engine.dispatcher.num_resumed, engine.dispatcher.num_fenced
     return drill
+
+
+class _Seen:
+    """Counts events."""
+
+    num_handed_over = 0
+
+    def append(self, event: Event, packed: PackedEvent) -> None:
+        del packed
+        self.num_handed_over += isinstance(event, KVImportEnded) and not event.problem
 
 
 async def _ask(
@@ -147,7 +161,10 @@ async def _disturb(
             continue
         victim = dice.choice(victims)
         is_freeze = dice.random() < 0.4
-        os.kill(pids[victim], signal.SIGSTOP if is_freeze else signal.SIGKILL)
+        try:
+            os.kill(pids[victim], signal.SIGSTOP if is_freeze else signal.SIGKILL)
+        except ProcessLookupError:  # it was frozen before, and has just been ended for that
+            continue
         drill.num_frozen += is_freeze
         drill.num_killed += not is_freeze
         done += 1

@@ -119,11 +119,8 @@ class PoolWorker:
         """Ends its process."""
         self.state, self.cause = EngineState.CLOSED, "it was closed"
         if self._task is not None:
-            self._task.cancel()
+            self._task.cancel()  # it ends its process
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._process is not None:
-            process, self._process = self._process, None
-            await process.stop()
 
     async def _live(self) -> None:
         """One process after the other."""
@@ -159,9 +156,10 @@ class PoolWorker:
                 self.has_started.set_result(None)
             return await self._hear(process)
         finally:
-            if self.state is not EngineState.CLOSED:
-                self._process = None
-                await process.stop()
+            if self._process is None:  # it was not loaded, and hears nothing before it is
+                process.kill()
+            self._process = None
+            await process.stop()
 
     async def _not_loaded(self, process: EngineProcess, report: Report | None) -> str:
         if isinstance(report, Refused):

@@ -29,7 +29,7 @@ from twostroke.engine.pool_worker import PoolWorker
 from twostroke.engine.reception import Reception
 from twostroke.engine.remote_engine import SHUTTING_DOWN
 from twostroke.engine.routed_placer import RoutedPlacer
-from twostroke.errors import EngineError, EngineUnavailable
+from twostroke.errors import EngineError, EngineUnavailable, InvalidParameter
 from twostroke.events import EngineLost, Event, RequestRouted
 from twostroke.kv_transfer.address import Address
 from twostroke.log import get_logger
@@ -56,6 +56,9 @@ class PooledEngine:
         on_trouble: called with the cause when a process has died, in a thread.
         placer: chooses workers.
         command: starts a process; tests put another around it.
+
+    Raises:
+        InvalidParameter: the engine's settings do not go with pools.
     """
 
     def __init__(  # noqa: PLR0913 (as of RemoteEngine, and two more)
@@ -70,6 +73,7 @@ class PooledEngine:
         placer: Placer | None = None,
         command: Sequence[str] = COMMAND,
     ) -> None:
+        _check(config, pools)
         self._config = config
         self._pools = pools
         self._listeners = tuple(listeners)
@@ -376,3 +380,20 @@ class PooledEngine:
                 with contextlib.suppress(Exception):
                     await asyncio.to_thread(self._on_trouble, f"the engine stalls: {health.cause}")
             was_stalled = is_stalled
+
+
+def _check(config: EngineConfig, pools: PoolConfig) -> None:
+    """What a hand-over needs of each engine."""
+    if not pools.prefill:
+        return
+    if not config.cache.enable_prefix_caching:
+        remedy = "Leave the prefix cache on, or leave --prefill out."
+        raise InvalidParameter("enable_prefix_caching", False, "KV is handed over through the prefix cache", remedy)
+    if config.cache.kv_check_rate:
+        remedy = "Leave --kv-check-rate or --prefill out."
+        raise InvalidParameter(
+            "kv_check_rate", config.cache.kv_check_rate, "does not go with prefill processes", remedy
+        )
+    if config.load.device != "cpu":
+        remedy = "Use --device cpu, or leave --prefill out."
+        raise InvalidParameter("device", config.load.device, "KV is handed over between processes on CPUs", remedy)

@@ -1,0 +1,96 @@
+"""Two pools of real processes: the same answers as one process, whatever happens to them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pool_drill import Drill, prompts, run
+from twostroke.config.engine import EngineConfig
+from twostroke.config.pools import PoolConfig
+from twostroke.engine.pooled_engine import PooledEngine
+from twostroke.errors import InvalidParameter, SetupError
+
+CONFIG = EngineConfig.from_keywords(model="embedded", threads=1, num_kv_blocks=2000)
+REQUESTS = prompts(12)
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> Drill:
+    """One process does everything."""
+    return asyncio.run(run(CONFIG, PoolConfig(decode=1), REQUESTS))
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_two_pools_answer_like_one_process(undisturbed: Drill, transport: Any) -> None:
+    found = asyncio.run(run(CONFIG, PoolConfig(prefill=1, decode=1, kv_transport=transport), REQUESTS))
+    assert found.token_ids == undisturbed.token_ids
+    assert found.logprobs == undisturbed.logprobs
+    assert found.texts == undisturbed.texts
+    assert found.num_handed_over > 0
+
+
+def test_speculation_goes_on_behind_a_hand_over(undisturbed: Drill) -> None:
+    config = EngineConfig.from_keywords(
+        model="embedded",
+        threads=1,
+        num_kv_blocks=2000,
+        speculative_config={"method": "ngram", "num_speculative_tokens": 3},
+    )
+    found = asyncio.run(run(config, PoolConfig(prefill=1, decode=1), REQUESTS))
+    assert (found.token_ids, found.logprobs) == (undisturbed.token_ids, undisturbed.logprobs)
+
+
+def test_workers_that_die_and_freeze_cost_a_pause_and_nothing_else(undisturbed: Drill) -> None:
+    """A tenth of the drill; all of it is benchmarks' (twostroke bench drill)."""
+    pools = PoolConfig(prefill=1, decode=2, heartbeat_timeout_s=1.0)
+    found = asyncio.run(run(CONFIG, pools, REQUESTS, num_faults=5, seed=3))
+    assert found.token_ids == undisturbed.token_ids
+    assert found.logprobs == undisturbed.logprobs
+    assert found.num_killed + found.num_frozen == 5
+    assert found.num_resumed > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"enable_prefix_caching": False}, "enable_prefix_caching"),
+        ({"kv_check_rate": 0.5}, "kv_check_rate"),
+        ({"device": "cuda"}, "device"),
+    ],
+)
+def test_settings_that_do_not_go_with_pools_are_refused(given: dict[str, Any], what: str) -> None:
+    async def make() -> None:
+        PooledEngine(EngineConfig.from_keywords(model="embedded", **given), PoolConfig(prefill=1, decode=1))
+
+    with pytest.raises(InvalidParameter, match=what):
+        asyncio.run(make())
+
+
+def test_a_model_that_is_not_there_is_told_once() -> None:
+    async def start() -> None:
+        engine = PooledEngine(
+            EngineConfig.from_keywords(model="no-such-folder/at-all"), PoolConfig(prefill=1, decode=1)
+        )
+        await engine.start()
+
+    with pytest.raises(SetupError, match="no-such-folder"):
+        asyncio.run(start())
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"prefill": 1}, "prefill"),
+        ({"prefill": -1}, "prefill"),
+        ({"decode": 65}, "decode"),
+        ({"decode": 1, "prefill": 1, "kv_transport": "pigeon"}, "kv_transport"),
+        ({"kv_transport": "tcp"}, "kv_transport"),
+        ({"heartbeat_timeout_s": 0.0, "decode": 1}, "heartbeat_timeout_s"),
+    ],
+)
+def test_pools_that_cannot_be_are_refused(given: dict[str, Any], what: str) -> None:
+    with pytest.raises(InvalidParameter, match=what):
+        PoolConfig(**given)
