@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -10,11 +11,11 @@ from twostroke.config.engine import EngineConfig
 from twostroke.engine.client import EngineState
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.dispatcher import Member
-from twostroke.engine.engine_process import COMMAND, EngineProcess
+from twostroke.engine.engine_process import COMMAND, STOP_PATIENCE_S, EngineProcess
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.load import LoadMeter
-from twostroke.engine.messages import Alive, Command, Failed, Progress, Ready, Refused, Report
+from twostroke.engine.messages import Alive, Command, Failed, Progress, Ready, Refused, Report, Stop
 from twostroke.errors import SetupError
 from twostroke.log import get_logger
 from twostroke.pools.member import Role
@@ -71,7 +72,11 @@ class PoolWorker:
         self._command = tuple(command)
         self._num_starts = 0
         self._num_fast_deaths = 0
+        self._spawned: EngineProcess | None = None
+        """The child, from its first moment to its last."""
         self._process: EngineProcess | None = None
+        """The same while its model is loaded."""
+        self._is_closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._heard_s = 0.0
         self.state = EngineState.STARTING
@@ -116,18 +121,29 @@ class PoolWorker:
             self._process.kill()
 
     async def close(self) -> None:
-        """Ends its process."""
+        """Ends its process, kindly if it is loaded."""
         self.state, self.cause = EngineState.CLOSED, "it was closed"
-        if self._task is not None:
-            self._task.cancel()  # it ends its process
-            await asyncio.gather(self._task, return_exceptions=True)
+        self._is_closing.set()
+        if self._task is None:
+            return
+        if self._process is not None:
+            self._process.send(Stop())
+            await asyncio.wait([self._task], timeout=STOP_PATIENCE_S)
+        if self._spawned is not None:
+            self._spawned.kill()
+        await self._task
 
     async def _live(self) -> None:
         """One process after the other."""
         while self._num_fast_deaths < MAX_FAST_DEATHS:
-            await asyncio.sleep(RESTART_DELAYS_S[self._num_fast_deaths])
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_closing.wait(), RESTART_DELAYS_S[self._num_fast_deaths])
+            if self._is_closing.is_set():
+                return
             self._num_starts += 1
             cause = await self._run()
+            if self._is_closing.is_set():
+                return
             self._num_fast_deaths += 1
             self.state = EngineState.STARTING
             self.cause = f"{self.worker_id} {cause}; it is being started again"
@@ -139,7 +155,9 @@ class PoolWorker:
 
     async def _run(self) -> str:
         """One process from its start to its end, which is returned in words."""
-        process = await EngineProcess.spawn(self._config, self._command, self._port())
+        process = self._spawned = await EngineProcess.spawn(self._config, self._command, self._port())
+        if self._is_closing.is_set():
+            process.kill()
         try:
             report = await process.receive()
             if not isinstance(report, Ready):
@@ -150,7 +168,8 @@ class PoolWorker:
             self.member = Member(
                 self.worker_id, self.role, report.lender, report.facts.block_size, report.facts.max_num_seqs
             )
-            self.state, self.cause = EngineState.RUNNING, ""
+            if not self._is_closing.is_set():
+                self.state, self.cause = EngineState.RUNNING, ""
             await self._pool.worker_ready(self, report.facts)
             if not self.has_started.done():
                 self.has_started.set_result(None)
@@ -158,7 +177,7 @@ class PoolWorker:
         finally:
             if self._process is None:  # it was not loaded, and hears nothing before it is
                 process.kill()
-            self._process = None
+            self._process = self._spawned = None
             await process.stop()
 
     async def _not_loaded(self, process: EngineProcess, report: Report | None) -> str:
@@ -183,5 +202,6 @@ class PoolWorker:
                     self._num_fast_deaths = 0
                 self._pool.worker_reports(self, report)
                 await asyncio.sleep(0)  # where reports come faster than they are taken in, the others run all the same
-        self.state = EngineState.STARTING
+        if not self._is_closing.is_set():
+            self.state = EngineState.STARTING
         return f"{await process.ending()}{reason}" + (f": {self.cause}" if self.cause else "")
