@@ -1,0 +1,116 @@
+"""A prompt computed in one engine and continued in another: the bits of one engine, whatever the settings."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from two_pools import Answer, TwoPools, alone, sequence
+from twostroke.config.engine import EngineConfig
+from twostroke.engine.generation import GenerationRequest
+from twostroke.events import KVImportEnded, from_json, to_json
+from twostroke.sampling_params import SamplingParams
+from twostroke.scheduler.replay import replay
+
+KNOBS: dict[str, dict[str, Any]] = {
+    "as it comes": {},
+    "block size 1": {"block_size": 1, "num_kv_blocks": 3000},
+    "block size 8, budget 30": {"block_size": 8, "max_num_batched_tokens": 30},
+    "int8 KV": {"kv_cache_dtype": "int8"},
+    "int4 KV": {"kv_cache_dtype": "int4"},
+    "int8 weights": {"quantization": "int8"},
+    "reference kernels": {"kernels": "reference"},
+}
+
+
+def requests() -> list[GenerationRequest]:
+    """Greedy and seeded; a prompt with no full block, one of whole blocks, and two that begin alike."""
+    dice = random.Random(5)
+    begin = [dice.randrange(200) for _ in range(40)]
+    prompts = [[dice.randrange(200) for _ in range(n)] for n in (3, 32, 77)]
+    prompts += [begin + [7] * 9, begin + [8] * 30]
+    made: list[GenerationRequest] = []
+    for i, prompt in enumerate(prompts):
+        params = SamplingParams(
+            max_tokens=1 if i == 1 else 9,
+            temperature=0.8 * (i % 2),
+            logprobs=2,
+            presence_penalty=0.5 * (i == 4),
+            ignore_eos=True,
+        )
+        made.append(sequence(f"r{i}", prompt, params, seed=i, cache_salt="s" if i == 2 else None))
+    return made
+
+
+def same(got: dict[str, Answer], want: dict[str, Answer]) -> bool:
+    return all(
+        (got[name].token_ids, got[name].logprobs) == (answer.token_ids, answer.logprobs)
+        for name, answer in want.items()
+    )
+
+
+@pytest.mark.parametrize("knobs", KNOBS, ids=str)
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
+def test_tokens_and_logprobs_are_those_of_one_engine(
+    random_models: dict[str, Path], tmp_path: Path, family: str, knobs: str
+) -> None:
+    given = {"model": str(random_models[family]), "threads": 1, "num_kv_blocks": 900, "max_model_len": 256}
+    given |= KNOBS[knobs]
+    want = alone(EngineConfig.from_keywords(**given), requests())
+    pools = TwoPools(tmp_path, **given)
+    try:
+        for _ in range(2):  # the second time both have cached prefixes
+            assert same(pools.run(requests()), want)
+        for worker in (pools.prefill, pools.decode):
+            assert replay([from_json(to_json(event)) for event in worker.events]) is None
+        ends = [event for event in pools.decode.events if isinstance(event, KVImportEnded)]
+        handed_over = {event.request_id for event in ends if not event.problem}
+        assert {"r2", "r3", "r4"} <= handed_over, ends
+    finally:
+        pools.close()
+
+
+def test_the_bytes_that_travel_are_those_of_the_formula(random_models: dict[str, Path], tmp_path: Path) -> None:
+    """K and V of every full block, in every layer; of those with a window what the next token sees."""
+    given = {"model": str(random_models["mistral"]), "num_kv_blocks": 400, "max_model_len": 256}
+    pools = TwoPools(tmp_path, **given)
+    try:
+        pools.run([sequence("r", list(range(100)), SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True))])
+        (end,) = [event for event in pools.decode.events if isinstance(event, KVImportEnded)]
+        head_dim, num_layers, num_kv_heads = 16, 3, 1
+        blocks_seen = 6 - (6 * 16 - 24 + 1) // 16  # of 6 full blocks, those that a window of 24 tokens touches
+        assert end.num_bytes == blocks_seen * 16 * num_layers * 2 * num_kv_heads * head_dim * 4
+    finally:
+        pools.close()
+
+
+@pytest.mark.parametrize(
+    ("there", "what"),
+    [
+        ({"block_size": 8}, "block layouts differ"),
+        ({"kv_cache_dtype": "int8"}, "block layouts differ"),
+        ({"kernels": "reference"}, "differ"),
+        ({"quantization": "int8"}, "models differ"),
+        ({"model": "other"}, "models differ"),
+    ],
+)
+def test_pools_that_do_not_agree_hand_nothing_over_and_answer_all_the_same(
+    random_models: dict[str, Path], tmp_path: Path, there: dict[str, Any], what: str
+) -> None:
+    if "model" in there:
+        there = {"model": str(random_models["llama"])}
+    given = {"model": str(random_models["qwen3"]), "num_kv_blocks": 400, "max_model_len": 256}
+    asked = requests()[2:3]
+    pools = TwoPools(tmp_path, decode=there, **given)
+    try:
+        answers = pools.run(asked)
+        assert len(answers["r2"].token_ids) == 9
+        (end,) = [event for event in pools.decode.events if isinstance(event, KVImportEnded)]
+        assert what in end.problem
+        assert " here and " in end.problem, "both sides are named"
+        assert end.num_bytes == 0
+    finally:
+        pools.close()
