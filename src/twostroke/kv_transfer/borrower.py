@@ -30,7 +30,7 @@ from twostroke.kv_transfer.frames import (
     framed,
     receive,
     receive_exactly,
-    receive_into,
+    receive_pieces,
 )
 from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.kv_transfer.memory import KVMemory, SharedMapping
@@ -266,8 +266,7 @@ class _Fetching:
         places = self._memory.pieces([row[ready.first : ready.end] for row in into.rows], layers, starts)
         self._num_bytes += sum(map(len, places))
         if theirs is None:
-            for place in places:
-                receive_into(connection, place)
+            receive_pieces(connection, places)
             return
         _copy(theirs.pieces(ready.rows, layers, starts), places)
 

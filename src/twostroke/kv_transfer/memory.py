@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from twostroke.kv_cache.layout import KVLayout
@@ -13,7 +14,7 @@ class KVMemory:
     """The blocks of a pool, wherever they lie.
 
     ```
-    block 0: | layer 0: K V | layer 1: K V | …   block 1: | …        a piece is the K and V of one layer of a block
+    block 0: | layer 0: K V | layer 1: K V | …   block 1: | …     a piece is the K and V of some layers of one block
     ```
 
     Args:
@@ -24,12 +25,7 @@ class KVMemory:
     def __init__(self, layout: KVLayout, data: memoryview) -> None:
         self.layout = layout
         self._data = data.cast("B")
-        self._piece_bytes = layout.block_size * layout.bytes_per_token_and_layer
-        self._places = {
-            layer_id: (group_id, index)
-            for group_id, group in enumerate(layout.groups)
-            for index, layer_id in enumerate(group.layer_ids)
-        }
+        self._layer_bytes = layout.block_size * layout.bytes_per_token_and_layer
 
     @property
     def num_bytes(self) -> int:
@@ -37,25 +33,35 @@ class KVMemory:
         return len(self._data)
 
     @property
+    def num_blocks(self) -> int:
+        """That are there."""
+        return len(self._data) // self.layout.bytes_per_block
+
+    @property
     def num_layers(self) -> int:
         """Of the model."""
-        return len(self._places)
+        return sum(len(group.layer_ids) for group in self.layout.groups)
 
     def pieces(self, rows: Sequence[Sequence[int]], layers: range, starts: Sequence[int]) -> list[memoryview]:
-        """The bytes of some layers, layer after layer, of blocks.
+        """The bytes of some layers of blocks: group after group, block after block, in it layer after layer.
+
+        Layers that are neighbours in a block are one piece: what a piece costs is paid once for them.
 
         Args:
-            rows: per KV group, block ids.
+            rows: per KV group, ids of blocks that are there.
             layers: ids in a row.
             starts: per KV group, which of its blocks is the first that is wanted.
         """
         found: list[memoryview] = []
-        block_bytes, piece_bytes = self.layout.bytes_per_block, self._piece_bytes
-        for layer_id in layers:
-            group_id, index = self._places[layer_id]
-            for block_id in rows[group_id][starts[group_id] :]:
-                begin = block_id * block_bytes + index * piece_bytes
-                found.append(self._data[begin : begin + piece_bytes])
+        block_bytes, layer_bytes = self.layout.bytes_per_block, self._layer_bytes
+        for group, row, start in zip(self.layout.groups, rows, starts, strict=True):
+            # ids in a group ascend, so those among `layers` are neighbours
+            first, end = (bisect_left(group.layer_ids, layer_id) for layer_id in (layers.start, layers.stop))
+            if first == end:
+                continue
+            for block_id in row[start:]:
+                begin = block_id * block_bytes
+                found.append(self._data[begin + first * layer_bytes : begin + end * layer_bytes])
         return found
 
     def release(self) -> None:
