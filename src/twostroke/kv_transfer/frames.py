@@ -117,14 +117,14 @@ def framed(frame: LenderSays | BorrowerSays) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def receive(connection: socket.socket, decoder: msgspec.msgpack.Decoder[_Said]) -> _Said:
-    """The next frame.
+def receive(connection: socket.socket, decoder: msgspec.msgpack.Decoder[_Said], head: bytes = b"") -> _Said:
+    """The next frame, of which `head` has come already.
 
     Raises:
         TransferBroken: there is none, or none that is understood.
         OSError: the connection has broken, or nothing came in time.
     """
-    (length,) = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size))
+    (length,) = _LENGTH.unpack(head + receive_exactly(connection, _LENGTH.size - len(head)))
     if length > _MAX_FRAME_BYTES:
         raise TransferBroken(f"a frame of {length:,} bytes, at most {_MAX_FRAME_BYTES:,}: no peer of ours.")
     try:
@@ -136,24 +136,17 @@ def receive(connection: socket.socket, decoder: msgspec.msgpack.Decoder[_Said]) 
 def receive_exactly(connection: socket.socket, num_bytes: int) -> bytearray:
     """So many bytes, in memory of their own."""
     data = bytearray(num_bytes)
-    receive_into(connection, memoryview(data))
+    if num_bytes:
+        receive_pieces(connection, [memoryview(data)])
     return data
-
-
-def receive_into(connection: socket.socket, place: memoryview) -> None:
-    """Fills `place`."""
-    while len(place):
-        num_bytes = connection.recv_into(place)
-        if not num_bytes:
-            raise TransferBroken("the other side has closed the connection.")
-        place = place[num_bytes:]
 
 
 def send_pieces(connection: socket.socket, pieces: Sequence[memoryview]) -> None:
     """All of them in their order, without gathering them first."""
     for batch in _batches(pieces):
-        while batch:
-            batch = _behind(batch, connection.sendmsg(batch))
+        left = batch
+        while left:
+            left = _behind(left, connection.sendmsg(left))
 
 
 def receive_pieces(connection: socket.socket, places: Sequence[memoryview]) -> None:
@@ -164,11 +157,12 @@ def receive_pieces(connection: socket.socket, places: Sequence[memoryview]) -> N
         OSError: it has broken, or nothing came in time.
     """
     for batch in _batches(places):
-        while batch:
-            num_bytes = connection.recvmsg_into(batch)[0]
+        left = batch
+        while left:
+            num_bytes = connection.recvmsg_into(left)[0]
             if not num_bytes:
                 raise TransferBroken("the other side has closed the connection.")
-            batch = _behind(batch, num_bytes)
+            left = _behind(left, num_bytes)
 
 
 _BATCH_PIECES = 64

@@ -117,6 +117,12 @@ class LeaseBook:
         if lease is not None and not lease.trouble:
             lease.trouble = trouble
 
+    def kill_incomplete(self, trouble: str) -> None:
+        """All that are still being computed."""
+        for lease_id, lease in self._leases.items():
+            if not lease.is_complete:
+                self.kill(lease_id, trouble)
+
     def open(self, lease_id: int) -> Lease | None:
         """Somebody reads; None: it is over, or was never granted."""
         lease = self._leases.get(lease_id)

@@ -7,7 +7,10 @@ import os
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from twostroke.kv_cache.layout import KVLayout
+import numpy as np
+from numpy.typing import NDArray
+
+from twostroke.kv_cache.layout import KVGroup, KVLayout
 
 
 class KVMemory:
@@ -26,6 +29,8 @@ class KVMemory:
         self.layout = layout
         self._data = data.cast("B")
         self._layer_bytes = layout.block_size * layout.bytes_per_token_and_layer
+        whole = np.frombuffer(self._data, np.uint8)
+        self._blocks: NDArray[np.uint8] = whole.reshape(-1, layout.layers_per_block, self._layer_bytes)
 
     @property
     def num_bytes(self) -> int:
@@ -35,7 +40,7 @@ class KVMemory:
     @property
     def num_blocks(self) -> int:
         """That are there."""
-        return len(self._data) // self.layout.bytes_per_block
+        return len(self._blocks)
 
     @property
     def num_layers(self) -> int:
@@ -55,25 +60,53 @@ class KVMemory:
         found: list[memoryview] = []
         block_bytes, layer_bytes = self.layout.bytes_per_block, self._layer_bytes
         for group, row, start in zip(self.layout.groups, rows, starts, strict=True):
-            # ids in a group ascend, so those among `layers` are neighbours
-            first, end = (bisect_left(group.layer_ids, layer_id) for layer_id in (layers.start, layers.stop))
-            if first == end:
-                continue
-            for block_id in row[start:]:
-                begin = block_id * block_bytes
-                found.append(self._data[begin + first * layer_bytes : begin + end * layer_bytes])
+            first, end = _of_group(group, layers)
+            if first < end:
+                begin, size = first * layer_bytes, (end - first) * layer_bytes
+                found += [
+                    self._data[at : at + size] for at in (block_id * block_bytes + begin for block_id in row[start:])
+                ]
         return found
 
-    def release(self) -> None:
-        """Lets go of the memory."""
-        self._data.release()
+    def copy_from(
+        self,
+        theirs: KVMemory,
+        their_rows: Sequence[Sequence[int]],
+        rows: Sequence[Sequence[int]],
+        layers: range,
+        starts: Sequence[int],
+    ) -> int:
+        """The same pieces of another pool's blocks into those of this one; other threads run meanwhile.
+
+        Returns:
+            Bytes that were copied.
+        """
+        num_pieces_bytes = 0
+        ours, others = self._blocks, theirs._blocks
+        for group, their_row, row, start in zip(self.layout.groups, their_rows, rows, starts, strict=True):
+            first, end = _of_group(group, layers)
+            if first < end:
+                for block_id, their_id in zip(row[start:], their_row[start:], strict=True):
+                    ours[block_id, first:end] = others[their_id, first:end]
+                num_pieces_bytes += max(0, len(row) - start) * (end - first) * self._layer_bytes
+        return num_pieces_bytes
+
+
+def _of_group(group: KVGroup, layers: range) -> tuple[int, int]:
+    """Where in a block of the group these layers begin and end: its ids ascend, so they are neighbours."""
+    return bisect_left(group.layer_ids, layers.start), bisect_left(group.layer_ids, layers.stop)
 
 
 class SharedMapping:
     """Another process's KV memory, to be read."""
 
     def __init__(self, descriptor: int, num_bytes: int) -> None:
-        """Maps it; the descriptor is closed."""
+        """Maps it for as long as somebody holds its memory; the descriptor is closed.
+
+        Raises:
+            OSError: it cannot be mapped.
+            ValueError: there is less of it.
+        """
         try:
             self._map = mmap.mmap(descriptor, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
         finally:
@@ -82,10 +115,6 @@ class SharedMapping:
     def memory(self, layout: KVLayout) -> KVMemory:
         """As blocks."""
         return KVMemory(layout, memoryview(self._map))
-
-    def close(self) -> None:
-        """Unmaps it; nobody may look at its blocks any more."""
-        self._map.close()
 
 
 def shared_descriptor(num_bytes: int) -> int:

@@ -78,4 +78,6 @@ def _run(*command: str) -> None:
         subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
-        raise SetupError(f"{' '.join(command)}: {said}. A link between namespaces needs root and veth and tbf.") from None
+        raise SetupError(
+            f"{' '.join(command)}: {said}. A link between namespaces needs root and veth and tbf."
+        ) from None

@@ -129,9 +129,7 @@ class _End:
 
 
 @contextlib.contextmanager
-def pair(
-    address: Address, num_bytes: int, prefixes: tuple[Sequence[str], Sequence[str]] = ((), ())
-) -> Generator[Pair]:
+def pair(address: Address, num_bytes: int, prefixes: tuple[Sequence[str], Sequence[str]] = ((), ())) -> Generator[Pair]:
     """Starts both, and ends them.
 
     Args:
