@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 
 LEASE_S = 10.0
 """A lease ends so long after the last progress of whoever reads it, or after it was complete and nobody came."""
+_OVER_REMEMBERED = 1024
+"""Leases that are over, whose late borrowers are told so at once: others are waited for, they may be granted yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class LeaseBook:
         self._num_layers = num_layers
         self._lease_s = lease_s
         self._leases: dict[int, Lease] = {}
+        self._over: dict[int, None] = {}
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -131,6 +134,11 @@ class LeaseBook:
         lease.num_readers += 1
         return lease
 
+    def is_over(self, lease_id: int) -> bool:
+        """It was granted and will not be again; of those that are long over this is not known any more."""
+        lease = self._leases.get(lease_id)
+        return lease_id in self._over if lease is None else lease.is_returned
+
     def close(self, lease: Lease) -> None:
         """A reader is gone, whatever it has read."""
         lease.num_readers -= 1
@@ -155,4 +163,7 @@ class LeaseBook:
             if (lease.is_returned or lease.trouble) and not lease.num_readers:
                 del self._leases[lease_id]
                 over.append(lease_id)
+        self._over.update(dict.fromkeys(over))
+        while len(self._over) > _OVER_REMEMBERED:
+            del self._over[next(iter(self._over))]
         return over

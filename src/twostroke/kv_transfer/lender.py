@@ -144,7 +144,9 @@ class KVLender:
         while not self._is_closed:
             with self._changed:
                 over = self._book.reap(self._clock())
-                if not over:
+                if over:
+                    self._changed.notify_all()
+                else:
                     self._changed.wait(REAPS_EVERY_S)
             for lease_id in over:
                 self._is_over(lease_id)
@@ -219,8 +221,9 @@ class KVLender:
         """The lease, with a reader more; one that the engine has not heard of yet is waited for."""
         deadline = self._clock() + self._patience_s
         with self._changed:
-            while (lease := self._book.open(fetch.lease_id)) is None and not self._is_closed:
-                if not self._changed.wait(deadline - self._clock()):
+            while (lease := self._book.open(fetch.lease_id)) is None:
+                never = self._is_closed or self._book.is_over(fetch.lease_id)
+                if never or not self._changed.wait(deadline - self._clock()):
                     break
         try:
             yield lease

@@ -124,6 +124,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def open_unknown(self) -> None:
         """Nor what was never granted."""
         assert self.book.open(len(self.naive)) is None
+        assert not self.book.is_over(len(self.naive))
 
     @precondition(lambda self: self.read)
     @rule(data=st.data())
@@ -185,6 +186,7 @@ class LeaseMachine(RuleBasedStateMachine):
         for lease_id, naive in self.naive.items():
             lease = self.book.get(lease_id)
             assert (lease is None) == naive.is_reaped
+            assert self.book.is_over(lease_id) == (naive.is_reaped or naive.is_returned)
             for reader in naive.readers:
                 assert reader is lease
             if lease is not None:
