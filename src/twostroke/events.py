@@ -201,6 +201,10 @@ class KVImportEnded:
     """When it was asked for."""
     first_byte_s: float = 0.0
     """When the first of it came; 0: none has."""
+    busy_s: float = 0.0
+    """While bytes came: without the time in which they were still to be computed."""
+    drift: str = ""
+    """How the numerics of who computed it differ, where that was allowed."""
 
 
 @dataclass(frozen=True, slots=True)

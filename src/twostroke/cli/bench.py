@@ -11,6 +11,8 @@ from cyclopts import App, Parameter
 from twostroke.bench.compare.options import CompareOptions
 from twostroke.bench.fleet import print_fleets
 from twostroke.bench.from_log import run_of_log
+from twostroke.bench.handover.run import HandoverOptions, run_handover
+from twostroke.bench.handover.show import print_handover
 from twostroke.bench.offline import OfflineOptions, print_summary, run_offline
 from twostroke.bench.operators.run import KernelOptions, print_kernels, run_kernels
 from twostroke.bench.quality.run import QualityOptions, print_rows, run_quality
@@ -156,6 +158,21 @@ def spec(
     And how many drafts stand, beside how many would if they were accepted with probability min(1, p/q).
     """
     print_spec(run_spec(options, load).results)
+
+
+@app.command
+def handover(
+    *,
+    options: Annotated[HandoverOptions, Parameter(name="*", group="Hand-over")] = HandoverOptions(),
+) -> None:
+    """The KV of a prompt from one process to another, by each transport: whole, and layer by layer beside its prefill.
+
+    The exit code is 1 when the bytes that went over are not those of the formula.
+    """
+    found = run_handover(options).results
+    print_handover(found)
+    if not all(row["is_exact"] for row in found["handovers"]):
+        sys.exit(1)
 
 
 @app.command

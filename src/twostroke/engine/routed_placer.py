@@ -126,12 +126,8 @@ class RoutedPlacer:
         )
 
     def _measured(self, worker_id: str, event: KVImportEnded) -> None:
-        """The rate of a hand-over that came through.
-
-        From its first byte on; while the prompt was computed it may have waited for that, so this is the least that
-        the link can do.
-        """
+        """The rate of a hand-over that came through, while its bytes came."""
         prefill, decode = self._on_the_way.pop(event.request_id, ("", ""))
-        seconds = event.time_s - event.first_byte_s
-        if decode == worker_id and prefill in self._workers and not event.problem and event.num_bytes and seconds > 0:
-            self._router.link_measured(prefill, decode, event.num_bytes / seconds)
+        is_theirs = decode == worker_id and prefill in self._workers
+        if is_theirs and not event.problem and event.num_bytes and event.busy_s > 0:
+            self._router.link_measured(prefill, decode, event.num_bytes / event.busy_s)

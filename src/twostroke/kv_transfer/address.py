@@ -25,10 +25,6 @@ class Address(msgspec.Struct, frozen=True, array_like=True):
         return self.path or f"{self.host}:{self.port}"
 
 
-BUFFER_BYTES = 4 << 20
-"""What a connection may have on its way: more than rate x delay of ten gigabits and some milliseconds."""
-
-
 def listen(address: Address) -> tuple[socket.socket, Address]:
     """A listener, and its address with the port that was found.
 
@@ -60,5 +56,6 @@ def connect(address: Address, timeout_s: float) -> socket.socket:
             raise
         return connection
     connection = socket.create_connection((address.host, address.port), timeout_s)
+    # buffers are left to the system: it lets them grow with rate x delay, further than most of them allow us to ask for
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection

@@ -6,10 +6,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
-
-import msgspec
-import numpy as np
+from collections.abc import Callable
 
 from twostroke.errors import EngineError
 from twostroke.kv_cache.holds import KVImport
@@ -20,6 +17,7 @@ from twostroke.kv_transfer.frames import (
     All,
     Copied,
     Fetch,
+    LenderSays,
     Ready,
     Refusal,
     Terms,
@@ -28,8 +26,7 @@ from twostroke.kv_transfer.frames import (
     Waiting,
     framed,
     receive,
-    receive_exactly,
-    receive_into,
+    receive_pieces,
 )
 from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.kv_transfer.memory import KVMemory, SharedMapping
@@ -37,7 +34,6 @@ from twostroke.kv_transfer.transport import Fetched, KVSource
 
 PATIENCE_S = 10.0
 """How long the lender may say nothing at all; while it computes it says that it waits, once a second."""
-_HEAD_BYTES = 4
 
 
 class KVBorrower:
@@ -48,22 +44,32 @@ class KVBorrower:
         geometry: of this side.
         clock: in seconds.
         allows_drift: take KV that was computed by other numerics.
+        patience_s: how long a lender may say nothing at all.
     """
 
     def __init__(
-        self, memory: KVMemory, geometry: KVGeometry, *, clock: Callable[[], float], allows_drift: bool = False
+        self,
+        memory: KVMemory,
+        geometry: KVGeometry,
+        *,
+        clock: Callable[[], float],
+        allows_drift: bool = False,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._memory = memory
         self._geometry = geometry
         self._clock = clock
         self._allows_drift = allows_drift
+        self._patience_s = patience_s
         self._mappings = _Mappings()
 
     def fetch(
         self, source: KVSource, into: KVImport, digest: bytes, is_done: Callable[[Fetched], object]
     ) -> Callable[[], None]:
         """See FetchingSide; `is_done` is called in the thread that fetches."""
-        task = _Fetching(self._memory, self._geometry, self._mappings, self._clock, self._allows_drift)
+        task = _Fetching(
+            self._memory, self._geometry, self._mappings, self._clock, self._allows_drift, self._patience_s
+        )
 
         def run() -> None:
             is_done(task.run(source, into, digest))
@@ -115,17 +121,20 @@ class _Fetching:
         mappings: _Mappings,
         clock: Callable[[], float],
         allows_drift: bool,
+        patience_s: float,
     ) -> None:
         self._memory = memory
         self._geometry = geometry
         self._mappings = mappings
         self._clock = clock
         self._allows_drift = allows_drift
+        self._patience_s = patience_s
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self._is_given_up = False
         self._num_bytes = 0
         self._first_byte_s = 0.0
+        self._busy_s = 0.0
 
     def give_up(self) -> None:
         """From any thread."""
@@ -139,8 +148,8 @@ class _Fetching:
         """Until the end, whatever that is."""
         drift = ""
         try:
-            with connect(source.address, PATIENCE_S) as connection:
-                connection.settimeout(PATIENCE_S)
+            with connect(source.address, self._patience_s) as connection:
+                connection.settimeout(self._patience_s)
                 with self._lock:
                     self._connection = connection
                     if self._is_given_up:
@@ -148,13 +157,13 @@ class _Fetching:
                 drift = self._fetch(connection, source, into, digest)
             problem = ""
         except TimeoutError:
-            problem = f"{source.address} has said nothing for {PATIENCE_S:g} s"
+            problem = f"{source.address} has said nothing for {self._patience_s:g} s"
         except (OSError, EngineError) as error:
             problem = "it was given up" if self._is_given_up else f"{source.address}: {error}"
         finally:
             with self._lock:
                 self._connection = None
-        return Fetched(problem, self._num_bytes, self._first_byte_s, drift)
+        return Fetched(problem, self._num_bytes, self._first_byte_s, drift, self._busy_s)
 
     def _fetch(self, connection: socket.socket, source: KVSource, into: KVImport, digest: bytes) -> str:
         """All of it; returns how the lender's numerics differ."""
@@ -171,14 +180,16 @@ class _Fetching:
         )
         connection.sendall(framed(question))
         terms, theirs = self._receive_terms(connection, source)
-        known = 0
+        due = _Due(num_blocks, self._memory.num_layers)
         while True:
             match receive(connection, FROM_LENDER):
                 case Ready() as ready:
                     if not self._first_byte_s:
                         self._first_byte_s = self._clock()
+                    due.pass_by(ready)
+                    begin_s = self._clock()
                     self._take(connection, ready, into, theirs)
-                    known += (ready.end - ready.first) * (ready.end_layer - ready.first_layer)
+                    self._busy_s += self._clock() - begin_s
                 case Waiting():
                     pass
                 case All(theirs_digest):
@@ -187,10 +198,10 @@ class _Fetching:
                     raise TransferBroken(reason)
                 case other:
                     raise TransferBroken(f"unexpected: {type(other).__name__}")
-        if known != num_blocks * self._memory.num_layers or theirs_digest != digest:
+        if due.entry != num_blocks or theirs_digest != digest:
             raise TransferBroken(
-                f"it has sent {known} of {num_blocks * self._memory.num_layers} pieces, of the prefix "
-                f"{theirs_digest.hex()}; {digest.hex()} was asked for."
+                f"it has sent {due.entry} of {num_blocks} entries, of the prefix {theirs_digest.hex()}; "
+                f"{digest.hex()} was asked for."
             )
         connection.sendall(framed(Copied()))
         match receive(connection, FROM_LENDER):
@@ -208,12 +219,21 @@ class _Fetching:
             head, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
             if not head:
                 raise TransferBroken("the other side has closed the connection.")
-        head += receive_exactly(connection, _HEAD_BYTES - len(head))
-        body = receive_exactly(connection, int.from_bytes(head, "little"))
-        try:
-            terms = FROM_LENDER.decode(body)
-        except msgspec.MsgspecError as error:
-            raise TransferBroken(f"a frame that is not understood ({error}): a peer of another version?") from error
+        with contextlib.ExitStack() as unused:
+            for descriptor in descriptors:
+                unused.callback(os.close, descriptor)
+            terms = self._agreed(receive(connection, FROM_LENDER, head))
+            if not descriptors:
+                return terms, None
+            unused.pop_all()  # from here on the mapping's
+            try:
+                mapping = self._mappings.get(source.epoch, descriptors[0], terms.num_bytes_shared)
+                return terms, mapping.memory(self._memory.layout)
+            except ValueError as error:
+                raise TransferBroken(f"its memory of {terms.num_bytes_shared:,} bytes is none: {error}") from None
+
+    def _agreed(self, terms: LenderSays) -> Terms:
+        """If they are terms, and this side can live with them."""
         if isinstance(terms, Refusal):
             raise TransferBroken(terms.reason)
         if not isinstance(terms, Terms):
@@ -221,27 +241,55 @@ class _Fetching:
         refusal = self._geometry.refusal(terms.geometry, allows_drift=self._allows_drift)
         if refusal:
             raise TransferBroken(refusal)
-        if not descriptors:
-            return terms, None
-        mapping = self._mappings.get(source.epoch, descriptors[0], terms.num_bytes_shared)
-        return terms, mapping.memory(self._memory.layout)
+        return terms
 
     def _take(self, connection: socket.socket, ready: Ready, into: KVImport, theirs: KVMemory | None) -> None:
         """Some layers of some entries, to where they belong."""
-        if not 0 <= ready.first < ready.end <= len(into.rows[0]):
-            raise TransferBroken(f"entries {ready.first} to {ready.end} of a prefix of {len(into.rows[0])}.")
         layers = range(ready.first_layer, ready.end_layer)
         starts = [max(0, first - ready.first) for first in into.first_missing]
-        places = self._memory.pieces([row[ready.first : ready.end] for row in into.rows], layers, starts)
-        self._num_bytes += sum(map(len, places))
+        rows = [row[ready.first : ready.end] for row in into.rows]
         if theirs is None:
-            for place in places:
-                receive_into(connection, place)
+            places = self._memory.pieces(rows, layers, starts)
+            receive_pieces(connection, places)
+            self._num_bytes += sum(map(len, places))
             return
-        _copy(theirs.pieces(ready.rows, layers, starts), places)
+        num_entries = ready.end - ready.first
+        if [len(row) for row in ready.rows] != [num_entries] * len(rows):
+            raise TransferBroken(f"{num_entries} entries, but not as many of its blocks in each KV group.")
+        if any(not 0 <= block_id < theirs.num_blocks for row in ready.rows for block_id in row):
+            raise TransferBroken(f"blocks that it does not have: it has {theirs.num_blocks}.")
+        self._num_bytes += self._memory.copy_from(theirs, ready.rows, rows, layers, starts)
 
 
-def _copy(pieces: Sequence[memoryview], places: Sequence[memoryview]) -> None:
-    """Through numpy, which lets the engine's thread run meanwhile."""
-    for piece, place in zip(pieces, places, strict=True):
-        np.copyto(np.frombuffer(place, np.uint8), np.frombuffer(piece, np.uint8))
+class _Due:
+    """What comes next: the entries part by part, and in each part all layers in their order. So nothing is missing in
+    the end, and nothing was counted twice.
+    """
+
+    def __init__(self, num_entries: int, num_layers: int) -> None:
+        self._num_entries = num_entries
+        self._num_layers = num_layers
+        self._part_end = 0
+        self._layer = 0
+        self.entry = 0
+        """Those before it have come in all layers."""
+
+    def pass_by(self, ready: Ready) -> None:
+        """These are the next.
+
+        Raises:
+            TransferBroken: they are not.
+        """
+        is_next = ready.first == self.entry and ready.first_layer == self._layer
+        is_same_part = not self._layer or ready.end == self._part_end
+        is_some = (
+            ready.first < ready.end <= self._num_entries and ready.first_layer < ready.end_layer <= self._num_layers
+        )
+        if not (is_next and is_same_part and is_some):
+            raise TransferBroken(
+                f"entries {ready.first} to {ready.end} in layers {ready.first_layer} to {ready.end_layer}, but of "
+                f"{self._num_entries} in {self._num_layers} entry {self.entry} is due, in layer {self._layer}."
+            )
+        self._layer, self._part_end = ready.end_layer, ready.end
+        if self._layer == self._num_layers:
+            self.entry, self._layer = ready.end, 0

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -116,14 +117,14 @@ def framed(frame: LenderSays | BorrowerSays) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def receive(connection: socket.socket, decoder: msgspec.msgpack.Decoder[_Said]) -> _Said:
-    """The next frame.
+def receive(connection: socket.socket, decoder: msgspec.msgpack.Decoder[_Said], head: bytes = b"") -> _Said:
+    """The next frame, of which `head` has come already.
 
     Raises:
         TransferBroken: there is none, or none that is understood.
         OSError: the connection has broken, or nothing came in time.
     """
-    (length,) = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size))
+    (length,) = _LENGTH.unpack(head + receive_exactly(connection, _LENGTH.size - len(head)))
     if length > _MAX_FRAME_BYTES:
         raise TransferBroken(f"a frame of {length:,} bytes, at most {_MAX_FRAME_BYTES:,}: no peer of ours.")
     try:
@@ -135,30 +136,59 @@ def receive(connection: socket.socket, decoder: msgspec.msgpack.Decoder[_Said]) 
 def receive_exactly(connection: socket.socket, num_bytes: int) -> bytearray:
     """So many bytes, in memory of their own."""
     data = bytearray(num_bytes)
-    receive_into(connection, memoryview(data))
+    if num_bytes:
+        receive_pieces(connection, [memoryview(data)])
     return data
 
 
-def receive_into(connection: socket.socket, place: memoryview) -> None:
-    """Fills `place`."""
-    while len(place):
-        num_bytes = connection.recv_into(place)
-        if not num_bytes:
-            raise TransferBroken("the other side has closed the connection.")
-        place = place[num_bytes:]
-
-
-def send_pieces(connection: socket.socket, pieces: list[memoryview]) -> None:
+def send_pieces(connection: socket.socket, pieces: Sequence[memoryview]) -> None:
     """All of them in their order, without gathering them first."""
-    first = 0
-    while first < len(pieces):
-        sent = connection.sendmsg(pieces[first : first + _MOST_PIECES])
-        while first < len(pieces) and sent >= len(pieces[first]):
-            sent -= len(pieces[first])
-            first += 1
-        if sent:
-            pieces[first] = pieces[first][sent:]
+    for batch in _batches(pieces):
+        left = batch
+        while left:
+            left = _behind(left, connection.sendmsg(left))
 
 
-_MOST_PIECES = 1024
-"""What one call to the system takes (IOV_MAX)."""
+def receive_pieces(connection: socket.socket, places: Sequence[memoryview]) -> None:
+    """Fills all of them in their order, which were not empty.
+
+    Raises:
+        TransferBroken: the other side has closed the connection.
+        OSError: it has broken, or nothing came in time.
+    """
+    for batch in _batches(places):
+        left = batch
+        while left:
+            num_bytes = connection.recvmsg_into(left)[0]
+            if not num_bytes:
+                raise TransferBroken("the other side has closed the connection.")
+            left = _behind(left, num_bytes)
+
+
+_BATCH_PIECES = 64
+_BATCH_BYTES = 4 << 20
+"""What one call to the system is given. It takes what the connection's buffers hold, which is less: with more, most of
+what was prepared for a call would be prepared again for the next."""
+
+
+def _batches(pieces: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """Pieces in their order, some at once."""
+    batch: list[memoryview] = []
+    num_bytes = 0
+    for piece in pieces:
+        if batch and (len(batch) == _BATCH_PIECES or num_bytes + len(piece) > _BATCH_BYTES):
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(piece)
+        num_bytes += len(piece)
+    if batch:
+        yield batch
+
+
+def _behind(batch: list[memoryview], num_bytes: int) -> list[memoryview]:
+    """What is left of it when so many bytes are done."""
+    for index, piece in enumerate(batch):
+        if num_bytes < len(piece):
+            return [piece[num_bytes:], *batch[index + 1 :]]
+        num_bytes -= len(piece)
+    return []

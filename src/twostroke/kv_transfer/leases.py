@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 
 LEASE_S = 10.0
 """A lease ends so long after the last progress of whoever reads it, or after it was complete and nobody came."""
+_OVER_REMEMBERED = 1024
+"""Leases that are over, whose late borrowers are told so at once: others are waited for, they may be granted yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class LeaseBook:
         self._num_layers = num_layers
         self._lease_s = lease_s
         self._leases: dict[int, Lease] = {}
+        self._over: dict[int, None] = {}
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -117,6 +120,12 @@ class LeaseBook:
         if lease is not None and not lease.trouble:
             lease.trouble = trouble
 
+    def kill_incomplete(self, trouble: str) -> None:
+        """All that are still being computed."""
+        for lease_id, lease in self._leases.items():
+            if not lease.is_complete:
+                self.kill(lease_id, trouble)
+
     def open(self, lease_id: int) -> Lease | None:
         """Somebody reads; None: it is over, or was never granted."""
         lease = self._leases.get(lease_id)
@@ -124,6 +133,11 @@ class LeaseBook:
             return None
         lease.num_readers += 1
         return lease
+
+    def is_over(self, lease_id: int) -> bool:
+        """It was granted and will not be again; of those that are long over this is not known any more."""
+        lease = self._leases.get(lease_id)
+        return lease_id in self._over if lease is None else lease.is_returned
 
     def close(self, lease: Lease) -> None:
         """A reader is gone, whatever it has read."""
@@ -149,4 +163,7 @@ class LeaseBook:
             if (lease.is_returned or lease.trouble) and not lease.num_readers:
                 del self._leases[lease_id]
                 over.append(lease_id)
+        self._over.update(dict.fromkeys(over))
+        while len(self._over) > _OVER_REMEMBERED:
+            del self._over[next(iter(self._over))]
         return over

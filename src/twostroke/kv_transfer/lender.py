@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 
 from twostroke.errors import EngineError
@@ -51,6 +52,7 @@ class KVLender:
         epoch: of this process.
         clock: in seconds.
         is_over: told of each lease that nobody will read any more, in a thread of the lender's.
+        patience_s: how long a borrower may say nothing, or take nothing.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class KVLender:
         epoch: int,
         clock: Callable[[], float],
         is_over: Callable[[int], object],
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._memory = memory
         self._descriptor = shared_descriptor
@@ -69,6 +72,7 @@ class KVLender:
         self._epoch = epoch
         self._clock = clock
         self._is_over = is_over
+        self._patience_s = patience_s
         self._book = LeaseBook(memory.num_layers)
         self._changed = threading.Condition()
         self._listeners: list[socket.socket] = []
@@ -122,9 +126,12 @@ class KVLender:
             return len(self._book)
 
     def close(self) -> None:
-        """Takes nobody any more; readers find the connection closed when the process ends."""
+        """Takes nobody any more. What is complete can be read to its end as long as the process lives; what is not will
+        never be, and whoever reads it is told.
+        """
         with self._changed:
             self._is_closed = True
+            self._book.kill_incomplete("the process that computed it has stopped")
             self._changed.notify_all()
         for listener in self._listeners:
             with contextlib.suppress(OSError):
@@ -137,7 +144,9 @@ class KVLender:
         while not self._is_closed:
             with self._changed:
                 over = self._book.reap(self._clock())
-                if not over:
+                if over:
+                    self._changed.notify_all()
+                else:
                     self._changed.wait(REAPS_EVERY_S)
             for lease_id in over:
                 self._is_over(lease_id)
@@ -146,8 +155,13 @@ class KVLender:
         while not self._is_closed:
             try:
                 connection, _ = listener.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if self._is_closed:
+                    return
+                # of this connection, or no descriptor is free now: those that come later may be luckier
+                log.warning("no borrower could be taken: %s", error)
+                time.sleep(REAPS_EVERY_S)
+                continue
             self.serve(connection)
 
     def serve(self, connection: socket.socket) -> None:
@@ -155,7 +169,7 @@ class KVLender:
         threading.Thread(target=self._serve, args=(connection,), daemon=True, name="twostroke-loan").start()
 
     def _serve(self, connection: socket.socket) -> None:
-        connection.settimeout(PATIENCE_S)
+        connection.settimeout(self._patience_s)
         with connection:
             try:
                 self._lend(connection)
@@ -174,6 +188,10 @@ class KVLender:
             if lease is None:
                 _send(connection, Refusal(f"lease {fetch.lease_id} is over, or was never granted here."))
                 return
+            reason = self._misfit(fetch, lease)
+            if reason:
+                _send(connection, Refusal(reason))
+                return
             self._send_terms(connection, fetch)
             trouble = self._send_parts(connection, fetch, lease) or self._settle(connection, lease)
             _send(connection, Refusal(trouble) if trouble else Valid())
@@ -185,13 +203,27 @@ class KVLender:
             return "the process that granted this lease is gone."
         return self._geometry.refusal(fetch.geometry, allows_drift=fetch.allows_drift)
 
+    def _misfit(self, fetch: Fetch, lease: Lease) -> str:
+        """Why this is no lease of what it asks for."""
+        num_groups, num_entries = len(self._memory.layout.groups), lease.num_blocks
+        if fetch.num_blocks != num_entries:
+            return f"lease {fetch.lease_id} is of {num_entries} blocks; {fetch.num_blocks} were asked for."
+        if len(fetch.first_entries) != num_groups or not all(
+            0 <= first <= num_entries for first in fetch.first_entries
+        ):
+            return (
+                f"first entries {fetch.first_entries}: one from 0 to {num_entries} for each of {num_groups} KV groups."
+            )
+        return ""
+
     @contextlib.contextmanager
     def _opened(self, fetch: Fetch) -> Generator[Lease | None]:
         """The lease, with a reader more; one that the engine has not heard of yet is waited for."""
-        deadline = self._clock() + PATIENCE_S
+        deadline = self._clock() + self._patience_s
         with self._changed:
-            while (lease := self._book.open(fetch.lease_id)) is None and not self._is_closed:
-                if not self._changed.wait(deadline - self._clock()):
+            while (lease := self._book.open(fetch.lease_id)) is None:
+                never = self._is_closed or self._book.is_over(fetch.lease_id)
+                if never or not self._changed.wait(deadline - self._clock()):
                     break
         try:
             yield lease

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import mmap
 import os
+from bisect import bisect_left
 from collections.abc import Sequence
 
-from twostroke.kv_cache.layout import KVLayout
+import numpy as np
+from numpy.typing import NDArray
+
+from twostroke.kv_cache.layout import KVGroup, KVLayout
 
 
 class KVMemory:
     """The blocks of a pool, wherever they lie.
 
     ```
-    block 0: | layer 0: K V | layer 1: K V | …   block 1: | …        a piece is the K and V of one layer of a block
+    block 0: | layer 0: K V | layer 1: K V | …   block 1: | …     a piece is the K and V of some layers of one block
     ```
 
     Args:
@@ -24,12 +28,9 @@ class KVMemory:
     def __init__(self, layout: KVLayout, data: memoryview) -> None:
         self.layout = layout
         self._data = data.cast("B")
-        self._piece_bytes = layout.block_size * layout.bytes_per_token_and_layer
-        self._places = {
-            layer_id: (group_id, index)
-            for group_id, group in enumerate(layout.groups)
-            for index, layer_id in enumerate(group.layer_ids)
-        }
+        self._layer_bytes = layout.block_size * layout.bytes_per_token_and_layer
+        whole = np.frombuffer(self._data, np.uint8)
+        self._blocks: NDArray[np.uint8] = whole.reshape(-1, layout.layers_per_block, self._layer_bytes)
 
     @property
     def num_bytes(self) -> int:
@@ -37,37 +38,75 @@ class KVMemory:
         return len(self._data)
 
     @property
+    def num_blocks(self) -> int:
+        """That are there."""
+        return len(self._blocks)
+
+    @property
     def num_layers(self) -> int:
         """Of the model."""
-        return len(self._places)
+        return sum(len(group.layer_ids) for group in self.layout.groups)
 
     def pieces(self, rows: Sequence[Sequence[int]], layers: range, starts: Sequence[int]) -> list[memoryview]:
-        """The bytes of some layers, layer after layer, of blocks.
+        """The bytes of some layers of blocks: group after group, block after block, in it layer after layer.
+
+        Layers that are neighbours in a block are one piece: what a piece costs is paid once for them.
 
         Args:
-            rows: per KV group, block ids.
+            rows: per KV group, ids of blocks that are there.
             layers: ids in a row.
             starts: per KV group, which of its blocks is the first that is wanted.
         """
         found: list[memoryview] = []
-        block_bytes, piece_bytes = self.layout.bytes_per_block, self._piece_bytes
-        for layer_id in layers:
-            group_id, index = self._places[layer_id]
-            for block_id in rows[group_id][starts[group_id] :]:
-                begin = block_id * block_bytes + index * piece_bytes
-                found.append(self._data[begin : begin + piece_bytes])
+        block_bytes, layer_bytes = self.layout.bytes_per_block, self._layer_bytes
+        for group, row, start in zip(self.layout.groups, rows, starts, strict=True):
+            first, end = _of_group(group, layers)
+            if first < end:
+                begin, size = first * layer_bytes, (end - first) * layer_bytes
+                found += [
+                    self._data[at : at + size] for at in (block_id * block_bytes + begin for block_id in row[start:])
+                ]
         return found
 
-    def release(self) -> None:
-        """Lets go of the memory."""
-        self._data.release()
+    def copy_from(
+        self,
+        theirs: KVMemory,
+        their_rows: Sequence[Sequence[int]],
+        rows: Sequence[Sequence[int]],
+        layers: range,
+        starts: Sequence[int],
+    ) -> int:
+        """The same pieces of another pool's blocks into those of this one; other threads run meanwhile.
+
+        Returns:
+            Bytes that were copied.
+        """
+        num_pieces_bytes = 0
+        ours, others = self._blocks, theirs._blocks
+        for group, their_row, row, start in zip(self.layout.groups, their_rows, rows, starts, strict=True):
+            first, end = _of_group(group, layers)
+            if first < end:
+                for block_id, their_id in zip(row[start:], their_row[start:], strict=True):
+                    ours[block_id, first:end] = others[their_id, first:end]
+                num_pieces_bytes += max(0, len(row) - start) * (end - first) * self._layer_bytes
+        return num_pieces_bytes
+
+
+def _of_group(group: KVGroup, layers: range) -> tuple[int, int]:
+    """Where in a block of the group these layers begin and end: its ids ascend, so they are neighbours."""
+    return bisect_left(group.layer_ids, layers.start), bisect_left(group.layer_ids, layers.stop)
 
 
 class SharedMapping:
     """Another process's KV memory, to be read."""
 
     def __init__(self, descriptor: int, num_bytes: int) -> None:
-        """Maps it; the descriptor is closed."""
+        """Maps it for as long as somebody holds its memory; the descriptor is closed.
+
+        Raises:
+            OSError: it cannot be mapped.
+            ValueError: there is less of it.
+        """
         try:
             self._map = mmap.mmap(descriptor, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
         finally:
@@ -76,10 +115,6 @@ class SharedMapping:
     def memory(self, layout: KVLayout) -> KVMemory:
         """As blocks."""
         return KVMemory(layout, memoryview(self._map))
-
-    def close(self) -> None:
-        """Unmaps it; nobody may look at its blocks any more."""
-        self._map.close()
 
 
 def shared_descriptor(num_bytes: int) -> int:

@@ -35,6 +35,8 @@ class Fetched:
     """When the first of it was there; 0: nothing came."""
     drift: str = ""
     """How the lender's numerics differ."""
+    busy_s: float = 0.0
+    """While bytes came: without the time in which the lender had still to compute them."""
 
 
 class LendingSide(Protocol):

@@ -1,0 +1,83 @@
+"""Two network namespaces with a cable between them that carries so much and no more. Needs root, and Linux's ip and tc.
+
+```
+ twostroke-PID-a                      twostroke-PID-b
+   10.213.77.1  ── veth, tbf RATE ──  10.213.77.2            no other address can be reached from either
+```
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from twostroke.errors import SetupError
+
+HOSTS = ("10.213.77.1", "10.213.77.2")
+"""In the namespaces alone: they mean nothing outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One end of the cable."""
+
+    namespace: str
+    address: str
+
+    @property
+    def prefix(self) -> list[str]:
+        """In front of a command that is to run there."""
+        return ["ip", "netns", "exec", self.namespace]
+
+
+def why_no_link() -> str:
+    """What is missing on this machine; empty: nothing."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
+    return f"not installed: {', '.join(missing)} (Debian: iproute2)" if missing else ""
+
+
+@contextlib.contextmanager
+def link(gbit_per_s: float) -> Generator[tuple[Host, Host]]:
+    """Makes it, and takes it down whatever happens.
+
+    Args:
+        gbit_per_s: that go through it in either direction, headers included.
+
+    Raises:
+        SetupError: it cannot be made here.
+    """
+    missing = why_no_link()
+    if missing:
+        raise SetupError(f"no link between two network namespaces: {missing}.")
+    ends = tuple(Host(f"twostroke-{os.getpid()}-{name}", host) for name, host in zip("ab", HOSTS, strict=True))
+    with contextlib.ExitStack() as made:
+        for end in ends:
+            _run("ip", "netns", "add", end.namespace)
+            # takes the cable along
+            made.callback(subprocess.run, ["ip", "netns", "del", end.namespace], capture_output=True, check=False)
+        devices = [f"ts{os.getpid()}{name}" for name in "ab"]
+        pairs = list(zip(ends, devices, strict=True))
+        peer = ("peer", "name", devices[1], "netns", ends[1].namespace)
+        _run("ip", "link", "add", devices[0], "netns", ends[0].namespace, "type", "veth", *peer)
+        for end, device in pairs:
+            _run("ip", "-n", end.namespace, "addr", "add", f"{end.address}/30", "dev", device)
+            _run("ip", "-n", end.namespace, "link", "set", device, "up")
+            rate = ("rate", f"{gbit_per_s * 1000:.0f}mbit", "burst", "512k", "latency", "30ms")
+            _run(*end.prefix, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *rate)
+        yield ends[0], ends[1]
+
+
+def _run(*command: str) -> None:
+    try:
+        subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
+        raise SetupError(
+            f"{' '.join(command)}: {said}. A link between namespaces needs root and veth and tbf."
+        ) from None

@@ -1,0 +1,31 @@
+"""The table of `twostroke bench handover`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def print_handover(found: Mapping[str, Any], console: Console | None = None) -> None:
+    """What was measured."""
+    table = Table("transport", box=None, pad_edge=False, header_style="bold")
+    for name in ("bytes", "as predicted", "first ms", "ms", "GB/s", "of link", "layer-wise"):
+        table.add_column(name, justify="right")
+    for row in found["handovers"]:
+        share, layerwise = row.get("share_of_link"), row["layerwise"]
+        table.add_row(
+            row["transport"],
+            f"{row['bytes']:,}",
+            "yes" if row["is_exact"] else f"no: {row['formula_bytes']:,}",
+            f"{row['first_ms']:.1f}",
+            f"{row['ms']:.1f}",
+            f"{row['gb_per_s']:.3g}",
+            "" if share is None else f"{share:.1%}",
+            f"{layerwise['ratio']:.2f}",
+        )
+    console = console or Console()
+    console.print(table)
+    console.print("layer-wise: from the prefill's begin, over the longer of prefill and transfer", highlight=False)

@@ -1,0 +1,139 @@
+"""Two pools of KV blocks in one process, without any model: one lends, the other fetches."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import queue
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from twostroke.kv_cache.holds import KVImport
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_transfer.address import Address
+from twostroke.kv_transfer.borrower import KVBorrower
+from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
+from twostroke.kv_transfer.lender import KVLender
+from twostroke.kv_transfer.memory import KVMemory, shared_descriptor
+from twostroke.kv_transfer.transport import Fetched, KVSource
+
+PLAIN = KVLayout.of([None] * 4, block_size=4, num_kv_heads=2, head_dim=8, kv_format="bf16")
+WINDOWED = KVLayout.of([None, 8, None, None, 8, None], block_size=4, num_kv_heads=2, head_dim=8, kv_format="bf16")
+"""Three groups of two layers each, which are no neighbours in the model."""
+DIGEST = b"the last block"
+EPOCH = 77
+NUM_BLOCKS = 40
+NUM_ENTRIES = 6
+UNTOUCHED = 0xA5
+_NAMES = itertools.count()
+
+
+class Clock:
+    """That the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class Pools:
+    """Both, and who serves them."""
+
+    layout: KVLayout
+    lender: KVLender
+    address: Address
+    blocks: np.ndarray[Any, np.dtype[np.uint8]]
+    """The lender's."""
+    geometry: KVGeometry
+    over: queue.SimpleQueue[int]
+    """Leases that are."""
+    rows: tuple[tuple[int, ...], ...]
+    """The lender's, of every prompt."""
+
+    def source(self, lease_id: int, **other: Any) -> KVSource:
+        return KVSource(**{"address": self.address, "epoch": EPOCH, "lease_id": lease_id, **other})
+
+    def lend(self, lease_id: int) -> None:
+        """A prompt that is there."""
+        self.lender.grant(lease_id, NUM_ENTRIES)
+        self.lender.begin_part(lease_id, self.rows, NUM_ENTRIES, is_computed=True)
+        self.lender.complete(lease_id, DIGEST)
+
+    def connect(self) -> socket.socket:
+        """A borrower that the test plays itself."""
+        family = socket.AF_UNIX if self.address.is_local else socket.AF_INET
+        connection = socket.socket(family)
+        connection.settimeout(30)
+        connection.connect(self.address.path or (self.address.host, self.address.port))
+        return connection
+
+
+def pools(
+    layout: KVLayout, folder: Path, transport: str, *, patience_s: float = 30, clock: Callable[[], float]
+) -> Pools:
+    """With random bytes in the lender's blocks."""
+    size = NUM_BLOCKS * layout.bytes_per_block
+    descriptor = shared_descriptor(size)
+    data = memoryview(mmap.mmap(descriptor, size))
+    blocks = np.frombuffer(data, np.uint8).reshape(NUM_BLOCKS, -1)
+    rng = np.random.default_rng(5)
+    blocks[:] = rng.integers(0, 256, blocks.shape, np.uint8)
+    geometry = KVGeometry({"model": "m"}, {"kernels": "k"}, layout_facts(layout, "any"))
+    over: queue.SimpleQueue[int] = queue.SimpleQueue()
+    lender = KVLender(
+        KVMemory(layout, data), descriptor, geometry, epoch=EPOCH, clock=clock, is_over=over.put, patience_s=patience_s
+    )
+    path = str(folder / f"kv-{next(_NAMES)}")
+    address = lender.listen(Address(path=path) if transport == "shm" else Address(host="127.0.0.1"))
+    rows = rng.permutation(NUM_BLOCKS)[: NUM_ENTRIES * len(layout.groups)].reshape(len(layout.groups), NUM_ENTRIES)
+    return Pools(layout, lender, address, blocks, geometry, over, tuple(tuple(map(int, row)) for row in rows))
+
+
+class Borrowing:
+    """The other pool."""
+
+    def __init__(self, layout: KVLayout, geometry: KVGeometry, *, seed: int = 0, **options: Any) -> None:
+        self.layout = layout
+        data = bytearray(NUM_BLOCKS * layout.bytes_per_block)
+        self.blocks = np.frombuffer(data, np.uint8).reshape(NUM_BLOCKS, -1)
+        self.blocks[:] = UNTOUCHED
+        given = {"clock": lambda: 1.0, "patience_s": 30, **options}
+        self.borrower = KVBorrower(KVMemory(layout, memoryview(data)), geometry, **given)
+        found = np.random.default_rng(seed).permutation(NUM_BLOCKS)[: NUM_ENTRIES * len(layout.groups)]
+        rows = tuple(tuple(map(int, row)) for row in found.reshape(len(layout.groups), NUM_ENTRIES))
+        num_tokens = NUM_ENTRIES * layout.block_size
+        self.into = KVImport(num_tokens, 0, rows, (0,) * len(layout.groups))
+        self.ended: queue.SimpleQueue[Fetched] = queue.SimpleQueue()
+
+    def missing_from(self, *first_missing: int) -> None:
+        self.into = replace(self.into, first_missing=first_missing)
+
+    def begin(self, source: KVSource, digest: bytes = DIGEST) -> Callable[[], None]:
+        return self.borrower.fetch(source, self.into, digest, self.ended.put)
+
+    def end(self) -> Fetched:
+        return self.ended.get(timeout=60)
+
+    def fetch(self, source: KVSource, digest: bytes = DIGEST) -> Fetched:
+        self.begin(source, digest)
+        return self.end()
+
+    @property
+    def num_bytes_missing(self) -> int:
+        """By the formula."""
+        return self.into.num_blocks * self.layout.bytes_per_block
+
+    def check(self, blocks: np.ndarray[Any, np.dtype[np.uint8]], rows: Sequence[Sequence[int]]) -> None:
+        """What was missing is the lender's, byte for byte, and nothing else was touched."""
+        expected = np.full_like(self.blocks, UNTOUCHED)
+        for mine, theirs, first in zip(self.into.rows, rows, self.into.first_missing, strict=True):
+            expected[list(mine[first:])] = blocks[list(theirs[first:])]
+        np.testing.assert_array_equal(self.blocks, expected)

@@ -1,0 +1,258 @@
+"""One side played frame by frame: what a peer must not say, and when a lease's death is still in time."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lent_kv import DIGEST, EPOCH, NUM_ENTRIES, PLAIN, Borrowing, Pools
+from twostroke.kv_transfer.address import Address, connect, listen
+from twostroke.kv_transfer.frames import (
+    FROM_BORROWER,
+    FROM_LENDER,
+    PROTOCOL,
+    All,
+    Copied,
+    Fetch,
+    LenderSays,
+    Ready,
+    Refusal,
+    Terms,
+    TransferBroken,
+    Valid,
+    Waiting,
+    framed,
+    receive,
+    receive_exactly,
+)
+from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
+from twostroke.kv_transfer.transport import Fetched, KVSource
+
+MakePools = Callable[..., Pools]
+GEOMETRY = KVGeometry({"model": "m"}, {"kernels": "k"}, layout_facts(PLAIN, "any"))
+NUM_BYTES = NUM_ENTRIES * PLAIN.bytes_per_block
+
+
+def fetch_of(lent: Pools, **changed: object) -> Fetch:
+    """What a borrower of ours asks who wants the bytes sent."""
+    asked = {
+        "protocol": PROTOCOL,
+        "epoch": EPOCH,
+        "lease_id": 1,
+        "first_entries": (0,),
+        "num_blocks": NUM_ENTRIES,
+        "shares_memory": False,
+        "geometry": lent.geometry,
+        "allows_drift": False,
+    }
+    return Fetch(**{**asked, **changed})  # pyright: ignore
+
+
+def asked(lent: Pools, question: Fetch) -> tuple[socket.socket, LenderSays]:
+    """A connection, and the first answer on it."""
+    connection = lent.connect()
+    connection.sendall(framed(question))
+    return connection, receive(connection, FROM_LENDER)
+
+
+def test_a_lease_that_dies_after_its_last_byte_is_still_refused(make_pools: MakePools) -> None:
+    lent = make_pools()
+    lent.lend(1)
+    connection, terms = asked(lent, fetch_of(lent))
+    with connection:
+        assert isinstance(terms, Terms)
+        assert receive(connection, FROM_LENDER) == Ready(0, NUM_ENTRIES, 0, 4, ())
+        assert bytes(receive_exactly(connection, NUM_BYTES)) == lent.blocks[list(lent.rows[0])].tobytes()
+        assert receive(connection, FROM_LENDER) == All(DIGEST)
+        assert lent.over.empty()  # somebody reads
+        lent.lender.kill(1, "its blocks were taken")
+        connection.sendall(framed(Copied()))
+        assert receive(connection, FROM_LENDER) == Refusal("its blocks were taken")
+    assert lent.over.get(timeout=60) == 1
+
+
+def test_a_reader_is_told_at_once_that_a_lease_dies(make_pools: MakePools) -> None:
+    lent = make_pools()
+    lent.lender.grant(1, NUM_ENTRIES)
+    connection, _ = asked(lent, fetch_of(lent))
+    with connection:
+        lent.lender.begin_part(1, lent.rows, 2, is_computed=True)
+        assert receive(connection, FROM_LENDER) == Ready(0, 2, 0, 4, ())
+        receive_exactly(connection, 2 * PLAIN.bytes_per_block)
+        lent.lender.kill(1, "its request had to give way to others")
+        assert receive(connection, FROM_LENDER) == Refusal("its request had to give way to others")
+
+
+def test_a_reader_of_what_will_never_be_complete_is_told(make_pools: MakePools) -> None:
+    lent = make_pools()
+    lent.lender.grant(1, NUM_ENTRIES)
+    connection, _ = asked(lent, fetch_of(lent))
+    with connection:
+        lent.lender.close()
+        assert receive(connection, FROM_LENDER) == Refusal("the process that computed it has stopped")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"protocol": PROTOCOL + 1}, f"protocol {PROTOCOL + 1} there, {PROTOCOL} here. Run the same version"),
+        ({"epoch": 0}, "is gone"),
+        ({"first_entries": ()}, r"first entries \(\): one from 0 to 6 for each of 1 KV groups"),
+        ({"first_entries": (0, 0)}, "for each of 1 KV groups"),
+        ({"first_entries": (-1,)}, "one from 0 to 6"),
+        ({"first_entries": (7,)}, "one from 0 to 6"),
+        ({"num_blocks": 7}, "is of 6 blocks; 7 were asked for"),
+    ],
+)
+def test_a_question_that_does_not_fit_is_refused(changed: dict[str, object], said: str, make_pools: MakePools) -> None:
+    lent = make_pools()
+    lent.lend(1)
+    connection, answer = asked(lent, fetch_of(lent, **changed))
+    with connection:
+        assert isinstance(answer, Refusal)
+        with pytest.raises(AssertionError, match=said):
+            raise AssertionError(answer.reason)
+    assert lent.lender.num_leases == 1
+
+
+@pytest.mark.parametrize(
+    "sent", [framed(Copied()), b"\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n", b"\x03\x00\x00\x00abc"]
+)
+def test_who_speaks_otherwise_is_hung_up_on(sent: bytes, make_pools: MakePools) -> None:
+    lent = make_pools()
+    lent.lend(1)
+    with lent.connect() as connection:
+        connection.sendall(sent)
+        with pytest.raises((TransferBroken, ConnectionResetError)):
+            receive(connection, FROM_LENDER)
+    assert Borrowing(PLAIN, lent.geometry).fetch(lent.source(1)).problem == ""  # the others are served
+
+
+def test_a_borrower_that_says_nothing_is_hung_up_on(make_pools: MakePools) -> None:
+    lent = make_pools(patience_s=0.01)
+    lent.lend(1)
+    with lent.connect() as connection, pytest.raises(TransferBroken, match="closed the connection"):
+        receive(connection, FROM_LENDER)
+    connection, _ = asked(lent, fetch_of(lent))
+    with connection:  # nor does one that has everything and does not say so keep the lease
+        receive(connection, FROM_LENDER)
+        receive_exactly(connection, NUM_BYTES)
+        assert receive(connection, FROM_LENDER) == All(DIGEST)
+        with pytest.raises(TransferBroken, match="closed the connection"):
+            receive(connection, FROM_LENDER)
+    assert lent.lender.num_leases == 1
+
+
+def played(says: list[LenderSays | bytes], *, patience_s: float = 30) -> tuple[Fetched, Borrowing]:
+    """A borrower of ours, of a lender that says just this over TCP and then waits."""
+    listener, address = listen(Address(host="127.0.0.1"))
+    is_over = threading.Event()
+
+    def lend() -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):  # the borrower may hang up in the middle
+            receive(connection, FROM_BORROWER)
+            for said in says:
+                connection.sendall(said if isinstance(said, bytes) else framed(said))
+            is_over.wait(60)
+
+    lender = threading.Thread(target=lend)
+    lender.start()
+    borrowing = Borrowing(PLAIN, GEOMETRY, patience_s=patience_s)
+    with listener:
+        fetched = borrowing.fetch(KVSource(address, EPOCH, 1))
+        is_over.set()
+        lender.join()
+    return fetched, borrowing
+
+
+TERMS = Terms(GEOMETRY, 0)
+HALF = bytes(NUM_BYTES // 2)
+
+
+@pytest.mark.parametrize(
+    ("says", "problem"),
+    [
+        ([Refusal("it is raining")], "it is raining"),
+        ([Waiting()], "expected its terms, not Waiting"),
+        ([Terms(KVGeometry({"model": "n"}, {}, {}), 0)], "models differ"),
+        ([TERMS, Valid()], "unexpected: Valid"),
+        ([TERMS, All(DIGEST)], "sent 0 of 6 entries"),
+        ([TERMS, Ready(0, 3, 0, 4, ()), HALF, All(DIGEST)], "sent 3 of 6 entries"),
+        ([TERMS, Ready(0, 3, 0, 4, ()), HALF, Ready(0, 3, 0, 4, ())], "entry 3 is due, in layer 0"),
+        ([TERMS, Ready(0, 6, 0, 2, ()), HALF, Ready(0, 6, 1, 3, ())], "entry 0 is due, in layer 2"),
+        ([TERMS, Ready(0, 6, 0, 2, ()), HALF, Ready(0, 3, 2, 4, ())], "entry 0 is due, in layer 2"),
+        ([TERMS, Ready(0, 7, 0, 4, ())], "entries 0 to 7"),
+        ([TERMS, Ready(0, 6, 0, 5, ())], "layers 0 to 5"),
+        ([TERMS, Ready(0, 0, 0, 4, ())], "entries 0 to 0"),
+        ([TERMS, Ready(-1, 6, 0, 4, ())], "entries -1 to 6"),
+        ([TERMS, Ready(0, 6, 0, 4, ()), HALF, HALF, All(DIGEST), All(DIGEST)], "unexpected: All"),
+        ([TERMS, Ready(0, 6, 0, 4, ()), HALF, HALF, All(DIGEST), Refusal("too late")], "too late"),
+        ([b"\x01\x00\x00\x00\xc1"], "not understood"),
+    ],
+)
+def test_a_lender_that_says_what_is_not_due_is_not_believed(says: list[LenderSays | bytes], problem: str) -> None:
+    fetched, _ = played(says)
+    assert problem in fetched.problem
+
+
+def test_a_lender_that_says_all_that_is_due_is_believed() -> None:
+    fetched, borrowing = played([TERMS, Waiting(), Ready(0, 6, 0, 4, ()), HALF, HALF, Waiting(), All(DIGEST), Valid()])
+    assert (fetched.problem, fetched.num_bytes) == ("", NUM_BYTES)
+    assert (borrowing.blocks == 0).sum() == NUM_BYTES
+
+
+@pytest.mark.parametrize("says", [[], [TERMS], [TERMS, Ready(0, 6, 0, 4, ()), HALF], [TERMS, b"\x01"]])
+def test_a_lender_that_falls_silent_is_given_up(says: list[LenderSays | bytes]) -> None:
+    fetched, _ = played(says, patience_s=0.05)
+    assert "has said nothing for 0.05 s" in fetched.problem
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "rows", "problem"),
+    [
+        (2 * PLAIN.bytes_per_block, ((0, 1, 0, 1, 0, 2),), "blocks that it does not have: it has 2"),
+        (2 * PLAIN.bytes_per_block, ((0, 1, 0, 1, 0, -1),), "blocks that it does not have"),
+        (2 * PLAIN.bytes_per_block, ((0, 1),), "not as many of its blocks"),
+        (2 * PLAIN.bytes_per_block, (), "not as many of its blocks"),
+        (2 * PLAIN.bytes_per_block + 1, ((0, 1, 0, 1, 0, 1),), "is none"),
+        (3 * PLAIN.bytes_per_block, ((0, 1, 0, 1, 0, 1),), "is none"),
+    ],
+)
+def test_memory_that_is_not_there_is_not_read(
+    num_bytes: int, rows: tuple[tuple[int, ...], ...], problem: str, tmp_path: Path
+) -> None:
+    """The lender shares two blocks."""
+    listener, address = listen(Address(path=str(tmp_path / "kv")))
+    shared = (tmp_path / "shared").open("w+b")
+    shared.truncate(2 * PLAIN.bytes_per_block + 1)
+    is_over = threading.Event()
+
+    def lend() -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            receive(connection, FROM_BORROWER)
+            terms = framed(Terms(GEOMETRY, num_bytes))
+            socket.send_fds(connection, [terms], [shared.fileno()])
+            connection.sendall(framed(Ready(0, NUM_ENTRIES, 0, 4, rows)))
+            is_over.wait(60)
+
+    lender = threading.Thread(target=lend)
+    lender.start()
+    with listener, shared:
+        fetched = Borrowing(PLAIN, GEOMETRY).fetch(KVSource(address, EPOCH, 1))
+        is_over.set()
+        lender.join()
+    assert problem in fetched.problem
+
+
+def test_nobody_is_there(tmp_path: Path) -> None:
+    for address in (Address(path=str(tmp_path / "nobody")), Address(host="127.0.0.1", port=1)):
+        assert str(address) in Borrowing(PLAIN, GEOMETRY).fetch(KVSource(address, EPOCH, 1)).problem
+        with pytest.raises(OSError, match=r"No such file|refused"):
+            connect(address, 1)
