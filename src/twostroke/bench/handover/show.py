@@ -12,7 +12,7 @@ from rich.table import Table
 def print_handover(found: Mapping[str, Any], console: Console | None = None) -> None:
     """What was measured."""
     table = Table("transport", box=None, pad_edge=False, header_style="bold")
-    for name in ("bytes", "as predicted", "first ms", "ms", "GB/s", "of link", "layer-wise"):
+    for name in ("bytes", "as predicted", "first ms", "ms", "GB/s", "one copy GB/s", "of link", "layer-wise"):
         table.add_column(name, justify="right")
     for row in found["handovers"]:
         share, layerwise = row.get("share_of_link"), row["layerwise"]
@@ -23,6 +23,7 @@ def print_handover(found: Mapping[str, Any], console: Console | None = None) -> 
             f"{row['first_ms']:.1f}",
             f"{row['ms']:.1f}",
             f"{row['gb_per_s']:.3g}",
+            f"{row['one_copy_gb_per_s']:.3g}",
             "" if share is None else f"{share:.1%}",
             f"{layerwise['ratio']:.2f}",
         )
