@@ -26,7 +26,8 @@ from twostroke.errors import InvalidParameter
 from twostroke.kv_transfer.address import Address
 
 TRANSPORTS = ("shm", "tcp")
-LINK = "tcp over the link"
+LINK = "link"
+"""TCP over it."""
 MEGABYTE = 1_000_000
 _MOST_MEGABYTES = 1 << 14
 
@@ -135,6 +136,9 @@ def _measure(both: Pair, num_blocks: int, repeats: int) -> dict[str, Any]:
         "ms_from": min(whole.transfer_s for whole in wholes) * 1000,
         "ms_to": max(whole.transfer_s for whole in wholes) * 1000,
         "gb_per_s": formula_bytes(num_blocks) / transfer_s / 1e9,
+        "share_of_one_copy": median(
+            [copy_s / whole.transfer_s for copy_s, whole in zip(copies_s, wholes, strict=True)]
+        ),
         "one_copy_gb_per_s": formula_bytes(num_blocks) / median(copies_s) / 1e9,
         "layerwise": {
             "prefill_ms": median([handover.prefill_s for handover in layered]) * 1000,
