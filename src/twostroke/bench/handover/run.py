@@ -16,6 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from twostroke.bench.command import command_line, settings
+from twostroke.bench.handover.bound import Copying
 from twostroke.bench.handover.link import link
 from twostroke.bench.handover.orders import LAYOUT
 from twostroke.bench.handover.pair import Handover, Pair, formula_bytes, num_blocks_for, pair
@@ -25,7 +26,8 @@ from twostroke.errors import InvalidParameter
 from twostroke.kv_transfer.address import Address
 
 TRANSPORTS = ("shm", "tcp")
-LINK = "tcp over the link"
+LINK = "link"
+"""TCP over it."""
 MEGABYTE = 1_000_000
 _MOST_MEGABYTES = 1 << 14
 
@@ -116,8 +118,10 @@ def _pair(transport: str, num_bytes: int, gbit_per_s: float) -> Generator[Pair]:
 def _measure(both: Pair, num_blocks: int, repeats: int) -> dict[str, Any]:
     """Whole and layer by layer in turn, so that an hour's noise meets both."""
     first = both.hand_over()
-    wholes, layered, ratios = list[Handover](), list[Handover](), list[float]()
+    wholes, layered, ratios, copies_s = list[Handover](), list[Handover](), list[float](), list[float]()
+    copying = Copying(num_blocks)
     for _ in range(repeats):
+        copies_s.append(copying.seconds())
         wholes.append(both.hand_over())
         layered.append(both.hand_over(wholes[-1].transfer_s))
         ratios.append(layered[-1].total_s / max(layered[-1].prefill_s, wholes[-1].transfer_s))
@@ -132,6 +136,10 @@ def _measure(both: Pair, num_blocks: int, repeats: int) -> dict[str, Any]:
         "ms_from": min(whole.transfer_s for whole in wholes) * 1000,
         "ms_to": max(whole.transfer_s for whole in wholes) * 1000,
         "gb_per_s": formula_bytes(num_blocks) / transfer_s / 1e9,
+        "share_of_one_copy": median(
+            [copy_s / whole.transfer_s for copy_s, whole in zip(copies_s, wholes, strict=True)]
+        ),
+        "one_copy_gb_per_s": formula_bytes(num_blocks) / median(copies_s) / 1e9,
         "layerwise": {
             "prefill_ms": median([handover.prefill_s for handover in layered]) * 1000,
             "total_ms": median([handover.total_s for handover in layered]) * 1000,

@@ -12,7 +12,7 @@ from rich.table import Table
 def print_handover(found: Mapping[str, Any], console: Console | None = None) -> None:
     """What was measured."""
     table = Table("transport", box=None, pad_edge=False, header_style="bold")
-    for name in ("bytes", "as predicted", "first ms", "ms", "GB/s", "of link", "layer-wise"):
+    for name in ("bytes", "exact", "first ms", "ms", "GB/s", "of one copy", "of link", "layer-wise"):
         table.add_column(name, justify="right")
     for row in found["handovers"]:
         share, layerwise = row.get("share_of_link"), row["layerwise"]
@@ -23,9 +23,11 @@ def print_handover(found: Mapping[str, Any], console: Console | None = None) -> 
             f"{row['first_ms']:.1f}",
             f"{row['ms']:.1f}",
             f"{row['gb_per_s']:.3g}",
+            f"{row['share_of_one_copy']:.0%}",
             "" if share is None else f"{share:.1%}",
             f"{layerwise['ratio']:.2f}",
         )
     console = console or Console()
     console.print(table)
+    console.print("of one copy: of the rate at which one thread copies as much inside a process", highlight=False)
     console.print("layer-wise: from the prefill's begin, over the longer of prefill and transfer", highlight=False)
