@@ -243,7 +243,8 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
         proposer=None if loaded.drafter is None else loaded.drafter.build(target),
     )
     executor: Executor = InProcessExecutor(runner)
-    journal = _journal(config, loaded, layout, sizing, machine, event_log, listeners)
+    process = "" if handover is None else handover.port.name
+    journal = _journal(config, loaded, layout, sizing, machine, event_log, listeners, process)
     lending = fetching = where = None
     if handover is not None:
         order = model.attention.kv_order(layout.kv_format)
@@ -395,6 +396,7 @@ def _journal(
     machine: MachineLimits,
     event_log: JsonlEventLog | None,
     listeners: Sequence[EventLog],
+    process: str,
 ) -> Journal:
     """The event log, begun with everything that a replay has to be built from."""
     model = loaded.config
@@ -418,6 +420,7 @@ def _journal(
         model=f"{loaded.path.name} ({model.architecture}, {num_parameters(model)} parameters, {loaded.dtype})",
         now_s=monotonic_clock(),
         speculation=config.speculative_config,
+        process=process,
     )
     started = replace(started, machine=machine, max_drafts=loaded.drafter_facts.max_drafts)
     return Journal(started, shape, event_log, listeners)
