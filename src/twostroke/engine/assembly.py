@@ -388,7 +388,7 @@ def _usable_processors() -> int:
     return os.cpu_count() or 1
 
 
-def _journal(
+def _journal(  # noqa: PLR0913 (everything that was found out before)
     config: EngineConfig,
     loaded: _Loaded,
     layout: KVLayout,

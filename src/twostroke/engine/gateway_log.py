@@ -1,4 +1,4 @@
-"""What the gateway of pools has to say in the event log: that a worker is dead, that a sequence has ended wherever it was."""
+"""What the gateway of pools has to say in the event log: who is dead, and which sequence has ended wherever it was."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class GatewayLog:
         self._say(RequestFinishedByCaller(monotonic_clock(), GATEWAY, sequence_id, reason, num_output_tokens))
 
     def delivered(self, updates: Sequence[TokenUpdate]) -> None:
-        """Tokens of a prefill worker were. It ends each sequence with one of them; most go on elsewhere, and some not."""
+        """Tokens of a prefill worker were. It ends each sequence with one of them; most go on elsewhere."""
         for update in updates:
             if update.finish_reason is FinishReason.LENGTH:
                 self.ended(update.request_id, FinishReason.LENGTH)

@@ -16,7 +16,7 @@ from twostroke.events import (
     StepCommitted,
     StepScheduled,
 )
-from twostroke.explain.timeline import request_of
+from twostroke.explain.names import request_of
 from twostroke.metrics import families
 from twostroke.metrics.instruments import Instruments
 from twostroke.metrics.kv_checks import KVCheckCounts

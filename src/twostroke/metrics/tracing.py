@@ -26,8 +26,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from twostroke.events import Event, RequestArrived
+from twostroke.explain.lane_reader import LaneReader
+from twostroke.explain.names import name_of, request_of
 from twostroke.explain.segments import Label, Lane, Segment
-from twostroke.explain.timeline import LaneReader, name_of, request_of
 from twostroke.request import FinishReason
 
 SCOPE = "twostroke"

@@ -18,7 +18,8 @@ from factories import make_layout
 from fakes import FakeEngine
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.events import EngineStarted, Event, EventRing
-from twostroke.explain.timeline import name_of, timeline_of
+from twostroke.explain.names import name_of
+from twostroke.explain.timeline import timeline_of
 from twostroke.metrics.tracing import RequestTracer
 
 TRACE_ID, PARENT_ID = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
