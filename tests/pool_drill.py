@@ -35,15 +35,7 @@ class Drill:
 def prompts(number: int) -> list[tuple[str, SamplingParams]]:
     """So many requests, no two alike: greedy and sampled, short and long."""
     dice = random.Random(7)
-    words = [
-        "def f(x):\n",
-        "    return x\n",
-        "for i in range(9):\n",
-        "class A:\n",
-        "    pass\n",
-        "import os\n",
-        "x = 1\n",
-    ]
+    words = ["def f(x):\n", "    return x\n", "for i in range(9):\n", "class A:\n", "    pass\n", "import os\n", "x = 1\n"]
     made: list[tuple[str, SamplingParams]] = []
     for i in range(number):
         text = "".join(dice.choice(words) for _ in range(dice.choice([1, 8, 30, 60]))) + f"# {i}\n"

@@ -75,9 +75,7 @@ class Worker:
 class TwoPools:
     """One of each."""
 
-    def __init__(
-        self, folder: Path, *, by_tcp: bool = False, decode: dict[str, Any] | None = None, **given: Any
-    ) -> None:
+    def __init__(self, folder: Path, *, by_tcp: bool = False, decode: dict[str, Any] | None = None, **given: Any) -> None:
         address = Address(host="127.0.0.1") if by_tcp else Address(path=str(folder / f"kv-{next(EPOCHS)}"))
         given = {"threads": 1, "num_kv_blocks": 400, **given}
         self.prefill = Worker(EngineConfig.from_keywords(**given), HandoverPort(lends_at=address))
@@ -109,10 +107,8 @@ class TwoPools:
                 elif update.finish_reason is not None:
                     self.decode.engine.drop_kv(numbers[update.request_id])
             self.prefill.hear()
-        while any(
-            answer.finish_reason in (None, FinishReason.LENGTH) and self._lacks(answer, wanted[name])
-            for name, answer in answers.items()
-        ):
+        while any(answer.finish_reason in (None, FinishReason.LENGTH) and self._lacks(answer, wanted[name])
+                  for name, answer in answers.items()):
             self.decode.hear(wait=not self.decode.engine.has_work)
             if self.decode.engine.has_work:
                 for update in self.decode.engine.step():

@@ -37,8 +37,8 @@ class LaneBuilder:
         arrival   handed over   taken in   decision   decision = admission     result        result
            | prepare  |  wait: step  | wait: … |   wait: …     |   prefill 1 of 2  | prefill 2 of 2 | decode …
 
-    A sequence may leave a process and go on in another: it is between them from its last cut in the one until its arrival
-    in the other, and everything is counted on.
+    A sequence may leave a process and go on in another: it is between them from its last cut in the one until its
+    arrival in the other, and everything is counted on.
 
         last result        arrival at the other
         … prefill | transfer  |  wait: step  | decode …
@@ -178,10 +178,8 @@ class LaneBuilder:
         """It was aborted, or a stop string was found in its text."""
         num_tokens = len(self._token_times_s)
         self._finish_reason = event.reason
-        is_by_its_tokens = event.reason is FinishReason.STOP or (
-            self.is_between and event.reason is FinishReason.LENGTH
-        )
-        if is_by_its_tokens and num_tokens:
+        is_enough = self.is_between and event.reason is FinishReason.LENGTH
+        if (is_enough or event.reason is FinishReason.STOP) and num_tokens:
             num_counted = num_tokens if event.num_output_tokens is None else event.num_output_tokens
             num_counted = max(1, min(num_tokens, num_counted))
             if num_counted < num_tokens:

@@ -83,30 +83,23 @@ class LaneReader:
         match event:
             case EngineStarted() | EngineLost():
                 return self._lost(engine, event)
-            case EventsDropped():
-                for each in self._engines.values():
-                    each.began_at_start = False
             case RequestArrived():
                 self._arrived(engine, event)
+                return []
             case StepScheduled():
                 self._scheduled(engine, event)
+                return []
             case StepCommitted():
                 self._committed(engine, event, step)
-                return self._moved(engine, event.time_s)
             case RequestFinishedByCaller():
                 self._finished_by_caller(engine, event)
-                return self._moved(engine, event.time_s)
             case KVBlockChecked():
                 for lane in engine.live.values():
                     lane.kv_checked(event, engine.view)
-                return self._moved(engine, event.time_s)
-            case KVImportBegan():
-                _remember(self._fetching_at, event.import_id, place_of(event.process))
-            case KVImportEnded():
-                _remember(self._fetched, event.import_id, event)
             case _:
-                pass
-        return []
+                self._note(event)
+                return []
+        return self._moved(engine, event.time_s)
 
     def living(self) -> list[Lane]:
         """Those that have not ended, up to the last event."""
@@ -118,29 +111,44 @@ class LaneReader:
     def _lost(self, engine: _Engine, event: EngineStarted | EngineLost) -> list[Lane]:
         """Whoever is still there was run by a process that died."""
         engine.began_at_start = engine.began_at_start or isinstance(event, EngineStarted)
-        if not is_of_pool(event.process):
-            for lane in engine.live.values():
-                lane.lost(event.time_s, "the engine died")
-            return self._moved(engine, event.time_s)
+        if is_of_pool(event.process):
+            return self._lost_of_pool(engine, event)
+        for lane in engine.live.values():
+            lane.lost(event.time_s, "the engine died")
+        return self._moved(engine, event.time_s)
+
+    def _lost_of_pool(self, engine: _Engine, event: EngineStarted | EngineLost) -> list[Lane]:
+        """They go on elsewhere, and so do those that were to come here."""
         if isinstance(event, EngineLost):
             self._loss = event.cause
-        cause = of_resuming(self._loss)
-        for lane in engine.live.values():
-            lane.left(event.time_s, cause)
-        lanes = self._moved(engine, event.time_s)
-        here = place_of(event.process)
-        fetched_here = {import_id for import_id, place in self._fetching_at.items() if place == here}
-        for import_id in fetched_here:
+        here, lanes = place_of(event.process), list[Lane]()
+        to_come = {import_id for import_id, place in self._fetching_at.items() if place == here}
+        for import_id in to_come:
             del self._fetching_at[import_id]
+        cause = of_resuming(self._loss)
         for other in self._engines.values():
             for lane in other.live.values():
-                if lane.lend_as in fetched_here:
+                if other is engine or lane.lend_as in to_come:
                     lane.left(event.time_s, cause)
-            lanes += self._moved(other, event.time_s)
         for lane in self._between.values():
-            if lane.lend_as in fetched_here:
+            if lane.lend_as in to_come:
                 lane.left(event.time_s, cause)
+        for other in self._engines.values():
+            lanes += self._moved(other, event.time_s)
         return lanes
+
+    def _note(self, event: Event) -> None:
+        """What is of use later."""
+        match event:
+            case EventsDropped():
+                for engine in self._engines.values():
+                    engine.began_at_start = False
+            case KVImportBegan():
+                _remember(self._fetching_at, event.import_id, place_of(event.process))
+            case KVImportEnded():
+                _remember(self._fetched, event.import_id, event)
+            case _:
+                pass
 
     def _scheduled(self, engine: _Engine, event: StepScheduled) -> None:
         if not engine.began_at_start:
