@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from twostroke.events import (
     EngineLost,
@@ -29,14 +28,9 @@ from twostroke.explain.engine_view import DecidedStep, EngineView
 from twostroke.explain.handover import of_resuming
 from twostroke.explain.lane import LaneBuilder
 from twostroke.explain.names import GATEWAY, is_of_pool, place_of, sequence_of
+from twostroke.explain.remembered import Remembered
 from twostroke.explain.segments import Lane
 from twostroke.request import FinishReason
-
-MAX_REMEMBERED = 4096
-"""Of what is known before, or after, the events that it belongs to; far more than can be on its way at once."""
-
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
 
 
 @dataclass(slots=True, eq=False)
@@ -62,12 +56,12 @@ class LaneReader:
         self._engines: dict[str, _Engine] = {}
         self._between: dict[str, LaneBuilder] = {}
         """By sequence."""
-        self._fetched: dict[int, KVImportEnded] = {}
-        self._fetching_at: dict[int, str] = {}
+        self._fetched = Remembered[int, KVImportEnded]()
+        self._fetching_at = Remembered[int, str]()
         """Where a prefix is fetched to, by its import."""
-        self._told: dict[str, RequestFinishedByCaller] = {}
+        self._told = Remembered[str, RequestFinishedByCaller]()
         """Ends of sequences that nobody has seen yet."""
-        self._over: dict[str, bool] = {}
+        self._over = Remembered[str, bool]()
         """Sequences that ended between two processes: the second may not know when it takes one in."""
         self._loss = "the process that ran it is gone"
         self._time_s = float("-inf")
@@ -75,7 +69,7 @@ class LaneReader:
     def take(self, event: Event) -> list[Lane]:
         """One event, in order; the lanes that end with it."""
         self._time_s = max(self._time_s, event.time_s)
-        if event.process == GATEWAY:
+        if event.process == GATEWAY and not isinstance(event, EventsDropped):
             return self._gateway(event)
         engine = self._engines.setdefault(place_of(event.process), _Engine())
         step = engine.view.in_flight[0] if engine.view.in_flight else None
@@ -144,9 +138,9 @@ class LaneReader:
                 for engine in self._engines.values():
                     engine.began_at_start = False
             case KVImportBegan():
-                _remember(self._fetching_at, event.import_id, place_of(event.process))
+                self._fetching_at.put(event.import_id, place_of(event.process))
             case KVImportEnded():
-                _remember(self._fetched, event.import_id, event)
+                self._fetched.put(event.import_id, event)
             case _:
                 pass
 
@@ -220,14 +214,14 @@ class LaneReader:
         lane = self._between.pop(sequence_id, None)
         if lane is not None:
             lane.finished_by_caller(event)
-            _remember(self._over, sequence_id, True)
+            self._over.put(sequence_id, True)
             return [lane.lane(event.time_s)]
         for engine in self._engines.values():
             for lane in engine.live.values():
                 if lane.sequence_id == sequence_id:
                     lane.told = event
                     return []
-        _remember(self._told, sequence_id, event)
+        self._told.put(sequence_id, event)
         return []
 
     def _begin_in_the_middle(self, engine: _Engine, name: str, event: Event) -> None:
@@ -251,10 +245,3 @@ class LaneReader:
                 continue
             del engine.live[name]
         return ended
-
-
-def _remember(among: dict[_Key, _Value], key: _Key, value: _Value) -> None:
-    """Keeps it, and forgets the oldest when there are too many."""
-    among[key] = value
-    while len(among) > MAX_REMEMBERED:
-        del among[next(iter(among))]
