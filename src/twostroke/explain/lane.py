@@ -126,7 +126,9 @@ class LaneBuilder:
 
     def left(self, time_s: float, cause: Cause, *, is_withdrawn: bool = False) -> None:
         """It is no longer where it was, and is to go on elsewhere."""
-        if self._status is RequestStatus.RUNNING and not self._in_flight:  # nothing was heard of it since the last cut
+        is_in_prefill = self._in_flight and self._in_flight[0].shares[self._name_there].stroke is Stroke.PREFILL
+        if self._status is RequestStatus.RUNNING and not is_in_prefill:  # nothing was heard of it since the last cut
+            self._in_flight.clear()
             self._status, self._cause, self.is_between = RequestStatus.WAITING, cause, True
         self._close(time_s, "broken off")
         self.is_between, self._withdrawn = True, is_withdrawn

@@ -59,7 +59,7 @@ class EngineCollector(Collector):
             parts = [
                 exposed(engine.instruments[family], f"{prefix}:{name}", engine.labels | labels)
                 for engine in self._engines
-                if family in engine.instruments
+                if not family.is_gateways
             ]
             if parts:
                 yield _joined(parts)

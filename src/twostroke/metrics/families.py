@@ -34,6 +34,8 @@ class Family:
     """Whether vLLM has it by this name."""
     sglang: str | None = None
     """What SGLang (0.5.23) calls it."""
+    is_gateways: bool = False
+    """Counted by the gateway of pools; no engine has it."""
 
 
 def _one_two_five(most: int) -> tuple[float, ...]:
@@ -344,12 +346,14 @@ SEQUENCES_RESUMED = Family(
     help="Times that a sequence went on elsewhere because a process had died; only where the engine is pools, and its "
     "`engine` is 'gateway'.",
     is_vllms=False,
+    is_gateways=True,
 )
 UPDATES_FENCED = Family(
     name="updates_fenced",
     kind=Kind.COUNTER,
     help="Tokens of a step for a sequence that goes on elsewhere: they came too late and were dropped. As above.",
     is_vllms=False,
+    is_gateways=True,
 )
 
 # ---------------------------------------------------------------------- SGLang's alone

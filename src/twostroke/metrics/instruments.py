@@ -103,9 +103,6 @@ class Instruments:
     def __getitem__(self, family: Family) -> Instrument:
         return self._by_name[family.name]
 
-    def __contains__(self, family: Family) -> bool:
-        return family.name in self._by_name
-
     def number(self, family: Family) -> Number:
         """Makes a counter or a gauge."""
         return self._keep(Number(family))

@@ -26,6 +26,7 @@ class TransferCounts:
         self._bytes = instruments.number(families.KV_FETCHED_BYTES)
         self._handovers = instruments.number(families.KV_HANDOVERS)
         self._seconds = instruments.distribution(families.KV_FETCH_SECONDS)
+        self._handovers.set(0, COMPLETE, "")
 
     def counted(self, event: KVImportEnded) -> None:
         """A prefix has come, or will not."""
