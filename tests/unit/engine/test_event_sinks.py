@@ -42,8 +42,8 @@ def test_files_of_several_processes_are_merged_by_time_and_keep_their_own_order(
         with JsonlEventLog(tmp_path / name) as log:
             for each in events:
                 log.append(each)
-    merged = [e.request_id for e in merged_events([tmp_path / "one", tmp_path / "two"])]
-    assert "".join(merged) == "adebcf"
+    merged = list(merged_events([tmp_path / "one", tmp_path / "two"]))
+    assert merged == [one[0], two[0], two[1], one[1], one[2], two[2]]
     assert list(merged_events([tmp_path / "one"])) == one
 
 
