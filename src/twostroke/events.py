@@ -82,7 +82,8 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class RequestFinishedByCaller:
-    """A request was ended from outside: aborted, or its text holds a stop string."""
+    """A request was ended from outside: aborted, or its text holds a stop string. Of pools, the gateway says it, too:
+    nobody else may know."""
 
     time_s: float
     process: str

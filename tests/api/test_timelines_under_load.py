@@ -26,7 +26,7 @@ from explain_loads import times_of
 from server_process import PATIENCE_S, ServerProcess
 from twostroke.engine.event_sinks import read_events
 from twostroke.events import Event, RequestFinishedByCaller
-from twostroke.explain.timeline import name_of
+from twostroke.explain.names import name_of
 from twostroke.request import FinishReason
 
 NUM_LOADS = max(1, settings().max_examples // 60)

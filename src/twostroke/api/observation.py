@@ -15,10 +15,12 @@ from prometheus_client.registry import Collector
 from twostroke.config.server import ServerConfig
 from twostroke.errors import InvalidParameter
 from twostroke.events import Event
+from twostroke.explain.names import ENGINE
 from twostroke.explain.recorder import FlightRecorder
 from twostroke.log import get_logger
-from twostroke.metrics.engine_metrics import EngineMetrics
 from twostroke.metrics.exposition import PREFIX, Compat, EngineCollector, exposition
+from twostroke.metrics.fleet import FleetMetrics
+from twostroke.metrics.gateway import GatewayMetrics
 from twostroke.metrics.otlp import request_tracer
 from twostroke.packed_events import PackedEvent
 
@@ -32,19 +34,24 @@ class Observation:
         config: of the server.
         model_name: what clients call the model.
         now_s: the engine's clock.
+        has_pools: the engine is several processes, which appear as they start.
 
     Raises:
         InvalidParameter: traces are wanted and OpenTelemetry is not installed, or dumps cannot be written.
     """
 
-    def __init__(self, config: ServerConfig, model_name: str, now_s: float) -> None:
-        self.metrics = EngineMetrics(model_name)
+    def __init__(self, config: ServerConfig, model_name: str, now_s: float, *, has_pools: bool = False) -> None:
         self.recorder = FlightRecorder(minutes=config.flight_recorder_minutes)
         self.answers = AnswerCounts(model_name)
         self._folder = config.flight_recorder_dir or Path(tempfile.gettempdir())
         _check_folder(self._folder)
         compat = frozenset(Compat(name) for name in config.metrics_compat)
-        self._collectors = EngineCollector(self.metrics, compat=compat), self.answers
+        engines = EngineCollector(compat=compat)
+        self.metrics = FleetMetrics(model_name, engines.add)
+        if not has_pools:
+            self.metrics.of(ENGINE)  # there from the start, and nothing has happened yet
+        self.gateway = GatewayMetrics(model_name)
+        self._collectors = engines, self.gateway, self.answers
         self.tracer = None
         if config.otlp_traces_endpoint is not None:
             offset_ns = time.time_ns() - round(now_s * 1e9)

@@ -44,7 +44,8 @@ async def serve(
     _check_certificate(config)
     listener = _listen(config)
     model = (config.served_model_name or (engine_config.load.model,))[0]
-    observation = Observation(config, model, monotonic_clock())
+    has_pools = pools is not None and pools.num_workers > 0
+    observation = Observation(config, model, monotonic_clock(), has_pools=has_pools)
     engine = _engine(engine_config, config, pools, observation)
     try:
         await engine.start()
@@ -95,7 +96,7 @@ def _engine(
             chat_template=template,
             on_trouble=observation.dump,
         )
-    return PooledEngine(
+    engine = PooledEngine(
         engine_config,
         pools,
         listeners=(observation,),
@@ -103,6 +104,8 @@ def _engine(
         chat_template=template,
         on_trouble=observation.dump,
     )
+    observation.gateway.follow(engine.dispatcher)
+    return engine
 
 
 def _check_certificate(config: ServerConfig) -> None:

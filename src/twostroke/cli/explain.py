@@ -7,14 +7,19 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import quote
 
+from cyclopts import Parameter
+
 from twostroke.cli.flags import JsonFlag
-from twostroke.engine.event_sinks import read_events
+from twostroke.engine.event_sinks import merged_events
 from twostroke.errors import InvalidParameter
 from twostroke.explain.text import timeline_text
 from twostroke.explain.timeline import timeline_of
 from twostroke.explain.trace import trace_of
+
+LogsFlag = Annotated[tuple[Path, ...], Parameter(consume_multiple=True)]
 
 SERVER_PATIENCE_S = 60.0
 
@@ -22,7 +27,7 @@ SERVER_PATIENCE_S = 60.0
 def explain(
     request_id: str,
     *,
-    event_log: Path | None = None,
+    event_log: LogsFlag = (),
     url: str | None = None,
     api_key: str | None = None,
     json_output: JsonFlag = False,
@@ -35,7 +40,8 @@ def explain(
     request_id
         Its name; of several requests with this name the last, or `name#number` for a certain one.
     event_log
-        A file that --event-log wrote, or the dump of a server's flight recorder.
+        A file that --event-log wrote, or the dump of a server's flight recorder; of a server with --prefill and
+        --decode the files of its processes.
     url
         A server that runs, such as http://127.0.0.1:8000, instead of a file; it knows its last minutes. Its requests
         are called as its answers are: cmpl-...
@@ -46,13 +52,12 @@ def explain(
     trace
         A file to write the whole log to as a Chrome trace, for Perfetto.
     """
-    if (event_log is None) == (url is None):
+    if bool(event_log) == (url is not None):
         raise InvalidParameter("event_log", event_log, "give either a file (--event-log) or a server (--url)")
     if url is not None:
         _ask(Server(url, api_key), request_id, json_output=json_output, trace=trace)
         return
-    assert event_log is not None, "one of the two"
-    events = list(read_events(event_log))
+    events = list(merged_events(event_log))
     timeline = timeline_of(events, request_id)
     if trace is not None:
         _write_trace(trace, json.dumps(trace_of(events)))

@@ -246,7 +246,8 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
         proposer=None if loaded.drafter is None else loaded.drafter.build(target),
     )
     executor: Executor = InProcessExecutor(runner)
-    journal = _journal(config, loaded, layout, sizing, machine, event_log, listeners)
+    process = "" if handover is None else handover.port.name
+    journal = _journal(config, loaded, layout, sizing, machine, event_log, listeners, process)
     lending = fetching = where = None
     if handover is not None:
         order = model.attention.kv_order(layout.kv_format)
@@ -390,7 +391,7 @@ def _usable_processors() -> int:
     return os.cpu_count() or 1
 
 
-def _journal(
+def _journal(  # noqa: PLR0913 (everything that was found out before)
     config: EngineConfig,
     loaded: _Loaded,
     layout: KVLayout,
@@ -398,6 +399,7 @@ def _journal(
     machine: MachineLimits,
     event_log: JsonlEventLog | None,
     listeners: Sequence[EventLog],
+    process: str,
 ) -> Journal:
     """The event log, begun with everything that a replay has to be built from."""
     model = loaded.config
@@ -421,6 +423,7 @@ def _journal(
         model=f"{loaded.path.name} ({model.architecture}, {num_parameters(model)} parameters, {loaded.dtype})",
         now_s=monotonic_clock(),
         speculation=config.speculative_config,
+        process=process,
     )
     started = replace(started, machine=machine, max_drafts=loaded.drafter_facts.max_drafts)
     return Journal(started, shape, event_log, listeners)

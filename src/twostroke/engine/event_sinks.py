@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -66,6 +67,16 @@ def read_events(path: Path) -> Iterator[Event]:
         raise InvalidParameter(
             "event_log", str(path), f"cannot be read ({_reason(error)})", "Give a file that --event-log wrote."
         ) from error
+
+
+def merged_events(paths: Sequence[Path]) -> Iterator[Event]:
+    """The events of several files, each of one process of a machine, by their times; those of one file in its order.
+
+    Raises:
+        InvalidParameter: see read_events.
+        UnreadableEvent: see read_events.
+    """
+    return heapq.merge(*map(read_events, paths), key=lambda event: event.time_s)
 
 
 def _reason(error: Exception) -> str:

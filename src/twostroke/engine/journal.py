@@ -173,11 +173,12 @@ def engine_started(  # noqa: PLR0913 (what a replay is built from, each by its n
     model: str,
     now_s: float,
     speculation: SpeculativeConfig | None = None,
+    process: str = "",
 ) -> EngineStarted:
     """The event that says what a replay has to be built from; it knows no machine yet."""
     return EngineStarted(
         time_s=now_s,
-        process=f"engine-{os.getpid()}",
+        process=process or f"engine-{os.getpid()}",
         scheduler=plain(scheduler),
         cache=plain(cache),
         layout=plain(layout),

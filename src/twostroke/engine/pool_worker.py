@@ -49,7 +49,7 @@ class PoolWorker:
     Args:
         role: what it is for.
         place: which of its pool.
-        config: of its engine.
+        config: makes the settings of its engine, for each process by its name.
         port: makes, for each process anew, where it lends and whether it fetches.
         pool: hears of it.
         command: starts a process.
@@ -59,8 +59,8 @@ class PoolWorker:
         self,
         role: Role,
         place: int,
-        config: EngineConfig,
-        port: Callable[[], HandoverPort],
+        config: Callable[[str], EngineConfig],
+        port: Callable[[str], HandoverPort],
         pool: Pool,
         command: Sequence[str] = COMMAND,
     ) -> None:
@@ -87,7 +87,7 @@ class PoolWorker:
 
     @property
     def worker_id(self) -> str:
-        """Of the process that runs now; none has the same."""
+        """Of the process that runs now, and its name in events; none has the same."""
         return f"{self.role}-{self._place}.{self._num_starts}"
 
     @property
@@ -155,7 +155,8 @@ class PoolWorker:
 
     async def _run(self) -> str:
         """One process from its start to its end, which is returned in words."""
-        process = self._spawned = await EngineProcess.spawn(self._config, self._command, self._port())
+        config, port = self._config(self.worker_id), self._port(self.worker_id)
+        process = self._spawned = await EngineProcess.spawn(config, self._command, port)
         if self._is_closing.is_set():
             process.kill()
         try:

@@ -19,6 +19,7 @@ from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.dispatcher import Dispatcher, Outcome, Placer
 from twostroke.engine.engine_process import COMMAND
 from twostroke.engine.facts import EngineFacts
+from twostroke.engine.gateway_log import GatewayLog, log_of
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.input_processor import InputProcessor, PromptInput
@@ -30,7 +31,8 @@ from twostroke.engine.reception import Reception
 from twostroke.engine.remote_engine import SHUTTING_DOWN
 from twostroke.engine.routed_placer import RoutedPlacer
 from twostroke.errors import EngineError, EngineUnavailable, InvalidParameter
-from twostroke.events import EngineLost, Event, RequestRouted
+from twostroke.events import Event, RequestRouted
+from twostroke.explain.names import GATEWAY
 from twostroke.kv_transfer.address import Address
 from twostroke.log import get_logger
 from twostroke.packed_events import PackedEvent, PackedEventLog, pack, unpack
@@ -91,6 +93,7 @@ class PooledEngine:
         self._numbers = itertools.count()
         self._watch: asyncio.Task[None] | None = None
         self._progress_s = monotonic_clock()
+        self._log = GatewayLog(self._tell_soon)
         self._is_draining = self._is_closed = False
 
     # ------------------------------------------------------------------ what EngineClient promises
@@ -191,7 +194,11 @@ class PooledEngine:
 
     def finish(self, request_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> None:
         """Ends a sequence."""
-        self._carry_out(self._dispatcher.finish(request_id, reason, num_output_tokens))
+        num_live = self._dispatcher.num_live
+        outcome = self._dispatcher.finish(request_id, reason, num_output_tokens)
+        if self._dispatcher.num_live < num_live:
+            self._log.ended(request_id, reason, num_output_tokens)
+        self._carry_out(outcome)
 
     # ------------------------------------------------------------------ its own life
 
@@ -211,6 +218,7 @@ class PooledEngine:
         Raises:
             SetupError: one of them cannot load the model as the config says.
         """
+        self._log.open(self._config.load.event_log)
         self._folder = Path(tempfile.mkdtemp(prefix="twostroke-kv-"))  # for this user only
         for role, number in ((Role.DECODE, self._pools.decode), (Role.PREFILL, self._pools.prefill)):
             for place in range(number):
@@ -249,21 +257,26 @@ class PooledEngine:
         for worker in self._workers:
             if worker.has_started.done():
                 worker.has_started.exception()  # it was told once
+        self._log.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _worker(self, role: Role, place: int) -> PoolWorker:
         config = self._config if role is Role.DECODE else replace(self._config, speculative_config=None)
-        return PoolWorker(role, place, config, lambda: self._port(role), self, self._command)
 
-    def _port(self, role: Role) -> HandoverPort:
+        def config_of(name: str) -> EngineConfig:
+            return replace(config, load=replace(config.load, event_log=log_of(config.load.event_log, name)))
+
+        return PoolWorker(role, place, config_of, lambda name: self._port(role, name), self, self._command)
+
+    def _port(self, role: Role, name: str) -> HandoverPort:
         """Each process has its own address, so nobody who comes back is taken for who was there before."""
         share, drift = 1 / self._pools.num_workers, self._pools.allow_numeric_drift
         if role is Role.DECODE:
-            return HandoverPort(fetches=True, allows_drift=drift, memory_share=share)
+            return HandoverPort(fetches=True, allows_drift=drift, memory_share=share, name=name)
         if self._pools.kv_transport == "tcp":
-            return HandoverPort(Address(host="127.0.0.1"), allows_drift=drift, memory_share=share)
+            return HandoverPort(Address(host="127.0.0.1"), allows_drift=drift, memory_share=share, name=name)
         path = self._folder / f"kv-{next(self._numbers)}"
-        return HandoverPort(Address(path=str(path)), allows_drift=drift, memory_share=share)
+        return HandoverPort(Address(path=str(path)), allows_drift=drift, memory_share=share, name=name)
 
     # ------------------------------------------------------------------ what workers tell
 
@@ -289,10 +302,12 @@ class PooledEngine:
                     worker.meter.append(event)
                     self._router.heard(worker.worker_id, event)
                 self._router.reported(worker.worker_id, worker.meter.load(""), self.now_s())
-                if updates:
-                    self._carry_out(self._dispatcher.take_in(worker.worker_id, updates))
+                outcome = self._dispatcher.take_in(worker.worker_id, updates)
+                self._carry_out(outcome)
                 if events:
                     asyncio.get_running_loop().call_soon(self._tell_listeners, events, packed)
+                if worker.role is Role.PREFILL:
+                    self._log.delivered(outcome.updates)
             case CacheWasReset(had_blocks):
                 self._reset_by(worker.worker_id, had_blocks=had_blocks)
             case _:
@@ -302,8 +317,7 @@ class PooledEngine:
         """See Pool."""
         self._by_id.pop(worker.worker_id, None)
         self._router.left(worker.worker_id)
-        lost = EngineLost(self.now_s(), worker.worker_id, cause)
-        asyncio.get_running_loop().call_soon(self._tell_listeners, [lost], [pack(lost)])
+        self._log.lost(worker.worker_id, cause)
         self._reset_by(worker.worker_id, had_blocks=True)
         self._carry_out(self._dispatcher.worker_gone(worker.worker_id, cause))
         asyncio.get_running_loop().run_in_executor(None, self._on_trouble, cause)
@@ -314,13 +328,12 @@ class PooledEngine:
     def _carry_out(self, outcome: Outcome) -> None:
         now_s = self.now_s()
         routed = [
-            RequestRouted(now_s, "gateway", name, place.decode, place.prefill, place.reason)
+            RequestRouted(now_s, GATEWAY, name, place.decode, place.prefill, place.reason)
             for name, place in outcome.placed
         ]
         for event in routed:
             self._router.routed(event)
-        if routed:
-            self._tell_listeners(routed, [pack(event) for event in routed])
+            self._log.routed(event)
         for order in outcome.orders:
             worker = self._by_id.get(order.worker_id)
             if worker is not None:
@@ -329,6 +342,7 @@ class PooledEngine:
         if outcome.updates:
             self._deliver(outcome.updates)
         for sequence_id, cause in outcome.lost:
+            self._log.ended(sequence_id, FinishReason.ERROR)
             self._reception.lose_sequence(sequence_id, cause)
 
     @staticmethod
@@ -351,6 +365,9 @@ class PooledEngine:
         return not self._dispatcher.has_delivered(sequence_id) and all(
             worker.meter.is_waiting(sequence_id) or not worker.meter.knows(sequence_id) for worker in self._workers
         )
+
+    def _tell_soon(self, event: Event) -> None:
+        asyncio.get_running_loop().call_soon(self._tell_listeners, [event], [pack(event)])
 
     def _tell_listeners(self, events: Sequence[Event], packed: Sequence[PackedEvent]) -> None:
         for event, same in zip(events, packed, strict=True):

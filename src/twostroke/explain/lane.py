@@ -7,12 +7,21 @@ from dataclasses import replace
 
 from twostroke.batch import AdmittedRequest, Commit, DraftReason, Stroke
 from twostroke.draft_outcomes import DraftTally
-from twostroke.events import KVBlockChecked, RequestArrived, RequestFinishedByCaller, StepCommitted, StepScheduled
+from twostroke.events import (
+    KVBlockChecked,
+    KVImportEnded,
+    RequestArrived,
+    RequestFinishedByCaller,
+    StepCommitted,
+    StepScheduled,
+)
 from twostroke.explain import causes
 from twostroke.explain.causes import Cause
 from twostroke.explain.drafts import drafts_of
 from twostroke.explain.engine_view import DecidedStep, EngineView
+from twostroke.explain.handover import of_leaving, of_resuming, of_transfer
 from twostroke.explain.merging import NO_WORK, Span, Work, merged
+from twostroke.explain.names import sequence_of
 from twostroke.explain.segments import Label, Lane
 from twostroke.explain.words import counted
 from twostroke.request import FinishReason, RequestStatus
@@ -27,10 +36,33 @@ class LaneBuilder:
 
         arrival   handed over   taken in   decision   decision = admission     result        result
            | prepare  |  wait: step  | wait: … |   wait: …     |   prefill 1 of 2  | prefill 2 of 2 | decode …
+
+    A sequence may leave a process and go on in another: it is between them from its last cut in the one until its
+    arrival in the other, and everything is counted on.
+
+        last result        arrival at the other
+        … prefill | transfer  |  wait: step  | decode …
+
+    Args:
+        name: of the sequence, as the process has it where it is now.
+        begin_s: its arrival, or where the history begins to know it.
+        process: where it is.
+        has_arrival: whether the history knows its beginning.
     """
 
-    def __init__(self, sequence_id: str, begin_s: float, *, has_arrival: bool) -> None:
-        self.sequence_id = sequence_id
+    def __init__(self, name: str, begin_s: float, process: str, *, has_arrival: bool) -> None:
+        self.sequence_id = sequence_of(name)
+        self.process = process
+        """Where it is, or was last."""
+        self.lend_as: int | None = None
+        """Its blocks go to another process under this number, when its prompt is computed."""
+        self.is_between = False
+        """Between two processes."""
+        self.told: RequestFinishedByCaller | None = None
+        """It was ended from outside, and the process that runs it has not said so yet."""
+        self._withdrawn = False
+        """The last process was told to end it, and nobody has taken it in since."""
+        self._name_there = name
         self._begin_s = self._cursor_s = begin_s
         self._has_arrival = has_arrival
         self._status = RequestStatus.WAITING if has_arrival else RequestStatus.RUNNING
@@ -61,29 +93,65 @@ class LaneBuilder:
 
     def arrived(self, event: RequestArrived, view: EngineView) -> None:
         """It is in the queue."""
+        self.lend_as = event.arrival.lend_as
         handed_over_s = event.submitted_time_s
         self._num_prompt_tokens = event.arrival.num_prompt_tokens
         self._spend(causes.of_preparing(knows_handover=handed_over_s is not None), handed_over_s or event.time_s)
-        self._cause = causes.of_joining(self.sequence_id, self._cursor_s, view)
+        self._cause = causes.of_joining(self._name_there, self._cursor_s, view)
         self._spend(self._cause, event.time_s)
+
+    def goes_on(self, event: RequestArrived, view: EngineView, fetched: KVImportEnded | None, loss: str) -> None:
+        """It is in the queue of another process.
+
+        Args:
+            event: says so.
+            view: of that process.
+            fetched: how its KV came there.
+            loss: the last one of a process, in case that nothing else says why.
+        """
+        is_next_attempt = event.request_id != self._name_there
+        if is_next_attempt and (not self.is_between or self._cause.label is Label.TRANSFER):
+            self.left(self._cursor_s, of_resuming(loss))
+        source, self.process = self.process, event.process
+        cause = self._cause
+        if cause.label is Label.TRANSFER:
+            cause = of_transfer(source, self._cursor_s, fetched)
+        self._spend(cause, event.time_s, process=event.process if cause.label is Label.TRANSFER else "")
+        self._count_what_was_delivered(event.arrival.num_prompt_tokens)
+        self.lend_as = event.arrival.lend_as
+        self.is_between = self._withdrawn = False
+        self._name_there = event.request_id
+        self._admitted_in_step = -1
+        self._cause = causes.of_joining(self._name_there, event.time_s, view)
+
+    def left(self, time_s: float, cause: Cause, *, is_withdrawn: bool = False) -> None:
+        """It is no longer where it was, and is to go on elsewhere."""
+        is_in_prefill = self._in_flight and self._in_flight[0].shares[self._name_there].stroke is Stroke.PREFILL
+        if self._status is RequestStatus.RUNNING and not is_in_prefill:  # nothing was heard of it since the last cut
+            self._in_flight.clear()
+            self._status, self._cause, self.is_between = RequestStatus.WAITING, cause, True
+        self._close(time_s, "broken off")
+        self.is_between, self._withdrawn = True, is_withdrawn
+        self._status, self._cause = RequestStatus.WAITING, cause
+        self._in_flight.clear()
 
     def scheduled(self, event: StepScheduled, view: EngineView) -> None:
         """A step was decided, with or without it."""
         batch = event.batch
         for preemption in batch.preemptions:
-            if preemption.request_id == self.sequence_id:
+            if preemption.request_id == self._name_there:
                 self._status = RequestStatus.PREEMPTED
                 self._num_preemptions += 1
                 self._cause = causes.of_preemption(preemption)
         step = view.in_flight[-1] if view.in_flight and not batch.is_empty else None
-        takes_part = step is not None and self.sequence_id in step.shares
+        takes_part = step is not None and self._name_there in step.shares
         if self._status is not RequestStatus.RUNNING:
             if not self._in_flight:  # otherwise its time until that step's result belongs to the step
                 self._spend(self._cause, event.time_s)
             if takes_part:
                 self._admit(event)
             elif self._status is RequestStatus.WAITING:
-                self._cause = causes.of_queueing(self.sequence_id, batch, view)
+                self._cause = causes.of_queueing(self._name_there, batch, view)
         if takes_part and step is not None:
             self._in_flight.append(step)
 
@@ -97,21 +165,25 @@ class LaneBuilder:
             self._work(step, event.time_s, commit)
         elif self._status is RequestStatus.RUNNING:
             if step.batch.step < self._admitted_in_step:
-                self._spend(causes.of_waiting_for(step, self.sequence_id), event.time_s)
+                self._spend(causes.of_waiting_for(step, self._name_there), event.time_s)
             else:
                 has_output = bool(self._token_times_s)
-                self._spend(causes.of_sitting_out(self.sequence_id, has_output, step), event.time_s)
+                self._spend(causes.of_sitting_out(self._name_there, has_output, step), event.time_s)
         if commit is not None:
             self._token_times_s.extend([event.time_s] * commit.num_tokens)
             if commit.num_tokens:
                 self._passes.append((commit.num_tokens, commit.num_draft_tokens))
-            self._finish_reason = commit.finish_reason
+            if commit.finish_reason is FinishReason.LENGTH and self.lend_as is not None:
+                self.left(event.time_s, of_leaving(self.process))
+            else:
+                self._finish_reason = commit.finish_reason
 
     def finished_by_caller(self, event: RequestFinishedByCaller) -> None:
         """It was aborted, or a stop string was found in its text."""
         num_tokens = len(self._token_times_s)
         self._finish_reason = event.reason
-        if event.reason is FinishReason.STOP and num_tokens:
+        is_enough = self.is_between and event.reason is FinishReason.LENGTH
+        if (is_enough or event.reason is FinishReason.STOP) and num_tokens:
             num_counted = num_tokens if event.num_output_tokens is None else event.num_output_tokens
             num_counted = max(1, min(num_tokens, num_counted))
             if num_counted < num_tokens:
@@ -130,13 +202,13 @@ class LaneBuilder:
         is_alone = len(view.in_flight) == 1
         if self._status is RequestStatus.RUNNING and is_alone:
             if not self._spans or self._spans[-1].cause.label is not Label.KV_CHECK:  # else the moment between two
-                self._spend(causes.of_waiting_for(None, self.sequence_id), event.begin_s)
+                self._spend(causes.of_waiting_for(None, self._name_there), event.begin_s)
             self._spend(causes.of_kv_check(event), event.time_s)
-        if self.sequence_id in event.suspects.ended:
+        if self._name_there in event.suspects.ended:
             self._finish_reason = FinishReason.ERROR
             self._notes.append("it had read a KV block that was found corrupt: what it answered may be wrong")
             self._close(event.time_s, "it had read a block that had gone bad")
-        elif self.sequence_id in event.suspects.started_over:
+        elif self._name_there in event.suspects.started_over:
             self._status = RequestStatus.WAITING
             self._in_flight.clear()
             self._cause = causes.of_starting_over(event)
@@ -151,7 +223,8 @@ class LaneBuilder:
         """What is known; of a sequence that lives, up to now."""
         spans = list(self._spans)
         end_s = self._cursor_s
-        if not self.is_finished and upto_s > end_s:
+        finish_reason = FinishReason.ABORT if self._withdrawn and not self.is_finished else self._finish_reason
+        if finish_reason is None and upto_s > end_s:
             spans.append(self._open_span(upto_s, "goes on"))
             end_s = upto_s
         return Lane(
@@ -159,7 +232,7 @@ class LaneBuilder:
             begin_s=self._begin_s,
             end_s=end_s,
             segments=merged(spans),
-            finish_reason=self._finish_reason,
+            finish_reason=finish_reason,
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=self._num_cached_tokens,
             num_output_tokens=len(self._token_times_s),
@@ -173,17 +246,19 @@ class LaneBuilder:
 
     # ------------------------------------------------------------------ spans
 
-    def _spend(self, cause: Cause, until_s: float, work: Work = NO_WORK) -> None:
+    def _spend(self, cause: Cause, until_s: float, work: Work = NO_WORK, process: str | None = None) -> None:
         """The time since the last cut went into this."""
         until_s = max(until_s, self._cursor_s)
         if until_s > self._cursor_s or work.num_steps:
-            self._spans.append(Span(cause, self._cursor_s, until_s, work))
+            where = self.process if process is None else process
+            self._spans.append(Span(cause, self._cursor_s, until_s, work, where))
             self._cursor_s = until_s
 
     def _admit(self, event: StepScheduled) -> None:
-        mine = [a for a in event.batch.admitted if a.request_id == self.sequence_id]
+        mine = [a for a in event.batch.admitted if a.request_id == self._name_there]
         self._admitted = mine[0] if mine else None
-        if self._admitted is not None and self._status is RequestStatus.WAITING:
+        is_first = self._status is RequestStatus.WAITING and not self._token_times_s
+        if self._admitted is not None and is_first:  # who goes on elsewhere finds there what was brought there
             self._num_cached_tokens = self._admitted.num_cached_tokens
         self._admitted_in_step = event.batch.step
         self._num_admissions += 1
@@ -204,18 +279,18 @@ class LaneBuilder:
         return dict(Counter(decision.reason for decision in decisions if decision is not None))
 
     def _work(self, step: DecidedStep, until_s: float, commit: Commit | None) -> None:
-        share = step.shares[self.sequence_id]
+        share = step.shares[self._name_there]
         is_again = share.num_computed_tokens < self._num_computed_most
         self._num_computed_most = max(self._num_computed_most, share.token_range.stop - share.num_draft_tokens)
         if share.stroke is Stroke.DECODE:
             num_tokens = 0 if commit is None else commit.num_tokens
-            work = Work(1, num_tokens, drafts=drafts_of(self.sequence_id, step, commit))
-            self._spend(causes.of_decoding(self.sequence_id, step), until_s, work)
+            work = Work(1, num_tokens, drafts=drafts_of(self._name_there, step, commit))
+            self._spend(causes.of_decoding(self._name_there, step), until_s, work)
             return
         told = "" if self._admitted is None else causes.cached_in_words(self._admitted)
         self._admitted = None  # said once, with the first chunk
         self._spend(
-            Cause(Label.RECOMPUTE if is_again else Label.PREFILL, told, step.prefills_of_others(self.sequence_id)),
+            Cause(Label.RECOMPUTE if is_again else Label.PREFILL, told, step.prefills_of_others(self._name_there)),
             until_s,
             Work(1, share.num_scheduled_tokens, self._num_admissions, share.samples_token),
         )
@@ -224,12 +299,26 @@ class LaneBuilder:
         """What it is at between the last cut and now, or when it was broken off."""
         if self._in_flight:
             step = self._in_flight[0]
-            is_decode = step.shares[self.sequence_id].stroke is Stroke.DECODE
-            cause = causes.of_decoding(self.sequence_id, step) if is_decode else Cause(Label.PREFILL, "")
-            return Span(Cause(cause.label, f"in a step; {how}", cause.because_of), self._cursor_s, until_s)
-        if self._status is RequestStatus.RUNNING:
-            return Span(Cause(Label.END, f"between two steps; {how}"), self._cursor_s, until_s)
-        return Span(self._cause, self._cursor_s, until_s)
+            is_decode = step.shares[self._name_there].stroke is Stroke.DECODE
+            cause = causes.of_decoding(self._name_there, step) if is_decode else Cause(Label.PREFILL, "")
+            cause = Cause(cause.label, f"in a step; {how}", cause.because_of)
+        elif self._status is RequestStatus.RUNNING:
+            cause = Cause(Label.END, f"between two steps; {how}")
+        else:
+            cause = self._cause
+        return Span(cause, self._cursor_s, until_s, process="" if self.is_between else self.process)
+
+    def _count_what_was_delivered(self, num_tokens: int) -> None:
+        """Of so many tokens it goes on elsewhere: what was computed beyond them came too late, and is made again."""
+        if self._num_prompt_tokens is None or not self._has_arrival:
+            return
+        num_delivered = max(0, num_tokens - self._num_prompt_tokens)
+        num_late = len(self._token_times_s) - num_delivered
+        if num_late > 0:
+            del self._token_times_s[num_delivered:]
+            self._notes.append(f"{counted(num_late, 'token')} came too late and not counted")
+            while sum(tokens for tokens, _ in self._passes) > num_delivered:
+                self._passes.pop()
 
     def _close(self, time_s: float, how: str) -> None:
         if time_s > self._cursor_s:

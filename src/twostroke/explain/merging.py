@@ -45,6 +45,7 @@ class Span:
     start_s: float
     end_s: float
     work: Work = NO_WORK
+    process: str = ""
 
 
 def merged(spans: Sequence[Span]) -> tuple[Segment, ...]:
@@ -70,6 +71,7 @@ def merged(spans: Sequence[Span]) -> tuple[Segment, ...]:
                 num_tokens=sum(span.work.num_tokens for span in group),
                 because_of=because_of,
                 num_culprits=num_culprits,
+                process=first.process,
             )
         )
     return tuple(segments)
@@ -88,7 +90,7 @@ def _groups(spans: Sequence[Span]) -> Iterator[list[Span]]:
 
 def _belong_together(before: Span, after: Span) -> bool:
     label = before.cause.label
-    if label is not after.cause.label or label in _CHUNKS:
+    if label is not after.cause.label or before.process != after.process or label in _CHUNKS:
         return False
     if label is Label.KV_CHECK:
         return _finding(before) == _finding(after)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twostroke.events import EngineStarted, Event, EventsDropped, to_json
+from twostroke.explain.names import place_of
 from twostroke.packed_events import PackedEvent, join, pack, split, unpack
 
 CHUNK_EVENTS = 32
@@ -23,8 +24,8 @@ class _Chunk:
     compressed: bytes
     num_events: int
     last_time_s: float
-    started: EngineStarted | None
-    """Of the engine that ran when the chunk began."""
+    started: tuple[EngineStarted, ...]
+    """Of the processes that ran when the chunk began."""
 
 
 class FlightRecorder:
@@ -49,8 +50,9 @@ class FlightRecorder:
         self._open: list[PackedEvent] = []
         """Not compressed yet."""
         self._last_time_s = 0.0
-        self._started: EngineStarted | None = None
-        self._started_before_open: EngineStarted | None = None
+        self._started: dict[str, EngineStarted] = {}
+        """The last at each place."""
+        self._started_before_open: tuple[EngineStarted, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -67,7 +69,7 @@ class FlightRecorder:
         self._open.append(pack(event) if packed is None else packed)
         self._last_time_s = event.time_s
         if isinstance(event, EngineStarted):
-            self._started = event
+            self._started[place_of(event.process)] = event
         if len(self._open) >= CHUNK_EVENTS:
             self._compress()
             self._drop(event.time_s)
@@ -94,7 +96,7 @@ class FlightRecorder:
         self._chunks.append(_Chunk(compressed, len(self._open), self._last_time_s, self._started_before_open))
         self._num_bytes += len(compressed)
         self._open = []
-        self._started_before_open = self._started
+        self._started_before_open = tuple(self._started.values())
 
     def _drop(self, now_s: float) -> None:
         while self._chunks and (
@@ -109,8 +111,7 @@ class FlightRecorder:
         first = next(kept, last[0] if last else None)
         if num_dropped and first is not None:
             started = chunks[0].started if chunks else self._started_before_open
-            if started is not None:
-                yield started
+            yield from started
             yield EventsDropped(first.time_s, first.process, num_dropped)
         if chunks and first is not None:
             yield first

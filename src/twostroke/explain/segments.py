@@ -22,11 +22,13 @@ class Label(StrEnum):
     WAIT_KV = "waited for kv"  # no blocks for its prompt
     WAIT_PRIORITY = "waited for priority"  # requests that came later went first
     PREFILL = "prefill"  # a chunk of its prompt
-    RECOMPUTE = "recompute"  # tokens that had been computed before a preemption
+    RECOMPUTE = "recompute"  # tokens that had been computed before, here or elsewhere
     DECODE = "decode"  # steps that gave it tokens
     STALLED = "stalled"  # such steps, or steps it sat out, made long by the prefill of others
     KV_CHECK = "kv check"  # a cached block was computed again, before the step that would read it
     PREEMPTED = "preempted"  # its blocks were given to somebody more urgent
+    TRANSFER = "transfer"  # from the end of its prefill in one process until another has taken it in
+    RESUME = "resumed elsewhere"  # from the loss of the process that ran it until another has taken it in
     END = "end"  # between its last step and its end
 
 
@@ -55,6 +57,8 @@ class Segment:
     because_of: tuple[Culprit, ...] = ()
     """Others, the heaviest first; the first few of `num_culprits`."""
     num_culprits: int = 0
+    process: str = ""
+    """Where it ran; empty: nowhere, or nobody knows."""
 
     @property
     def duration_s(self) -> float:
@@ -95,6 +99,11 @@ class Lane:
     def is_complete(self) -> bool:
         """Whether the history knows its beginning and its end."""
         return self.has_arrival and self.finish_reason is not None
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        """Where it ran, in order."""
+        return tuple(dict.fromkeys(segment.process for segment in self.segments if segment.process))
 
     @property
     def duration_s(self) -> float:
@@ -172,6 +181,7 @@ def _lane_fields(lane: Lane, origin_s: float) -> dict[str, Any]:
                     for culprit in segment.because_of
                 ],
                 "num_culprits": segment.num_culprits,
+                "process": segment.process,
             }
             for segment in lane.segments
         ],

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Set
 
 from twostroke.events import Event, RequestArrived
+from twostroke.explain.names import sequence_of
 from twostroke.explain.segments import Culprit, Segment, Timeline
 from twostroke.explain.timeline import timeline_of
 
@@ -25,7 +26,8 @@ def timeline_for_tenant(events: Iterable[Event], request_id: str, tenant: str) -
     """
     kept = list(events)
     arrivals = [event for event in kept if isinstance(event, RequestArrived)]
-    own = {event.request_id for event in arrivals if event.arrival.tenant == tenant}
+    mine = [event.request_id for event in arrivals if event.arrival.tenant == tenant]
+    own = {*mine, *map(sequence_of, mine)}
     others = {event.request_id for event in arrivals} - own
     timeline = timeline_of(kept, request_id, own)
     lanes = tuple(

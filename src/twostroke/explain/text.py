@@ -35,7 +35,7 @@ def _heading(timeline: Timeline, lane: Lane) -> str:
 
 
 def _table(lane: Lane, origin_s: float) -> list[str]:
-    rows = [("start ms", "ms", "share", "what", "why")]
+    rows: list[tuple[str, ...]] = [("start ms", "ms", "share", "what", "why")]
     for segment in lane.segments:
         share = segment.duration_s / lane.duration_s if lane.duration_s else 0.0
         rows.append(
@@ -47,6 +47,10 @@ def _table(lane: Lane, origin_s: float) -> list[str]:
                 segment.reason + _culprits(segment),
             )
         )
+    if len(lane.processes) > 1:
+        where = ["where", *(segment.process for segment in lane.segments)]
+        width = max(map(len, where))
+        rows = [(*row[:-1], f"{place:<{width}}  {row[-1]}") for row, place in zip(rows, where, strict=True)]
     return _aligned(rows)
 
 

@@ -1,6 +1,6 @@
 """The engine's steps as a Chrome trace, which Perfetto and chrome://tracing open.
 
-    process "steps"      one slice per step; counters: tokens, queue, KV blocks
+    process "steps"      one slice per step; counters: tokens, queue, KV blocks; of pools, a process for each place
     process "requests"   one track per sequence: its timeline's segments, and what it asked for
 
 The format is that of Google's "Trace Event Format" (2016): "X" are complete slices, "C" counters, "M" names;
@@ -9,12 +9,13 @@ times are microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from twostroke.events import EngineStarted, Event, StepCommitted, StepScheduled
+from twostroke.explain.lane_reader import LaneReader
+from twostroke.explain.names import ENGINE, GATEWAY, place_of
 from twostroke.explain.segments import Lane
-from twostroke.explain.timeline import LaneReader
 from twostroke.explain.words import counted
 
 _STEPS, _REQUESTS = 1, 2
@@ -25,16 +26,21 @@ def trace_of(events: Iterable[Event]) -> dict[str, Any]:
     """Everything that the events say, as one JSON object.
 
     Args:
-        events: of one engine, in order; they may begin in the middle of things.
+        events: of an engine, of all of its processes, in order; they may begin in the middle of things.
     """
-    steps, reader = _Steps(), LaneReader(lambda _: True)
+    by_place, reader = {ENGINE: _Steps(_STEPS)}, LaneReader(lambda _: True)
     lanes: list[Lane] = []
     for event in events:
-        steps.take(event)
+        place = place_of(event.process)
+        if place != GATEWAY:
+            if place not in by_place:
+                by_place[place] = _Steps(_REQUESTS + len(by_place))
+            by_place[place].take(event)
         lanes.extend(reader.take(event))
     lanes.extend(reader.living())
-    begin_s = min([lane.begin_s for lane in lanes] + [r["ts"] for r in steps.records], default=0.0)
-    records = [*_names(), *steps.records]
+    steps = [record for place in by_place.values() for record in place.records]
+    begin_s = min([lane.begin_s for lane in lanes] + [r["ts"] for r in steps], default=0.0)
+    records = [*_names(by_place), *steps]
     for thread, lane in enumerate(sorted(lanes, key=lambda lane: (lane.begin_s, lane.sequence_id)), start=1):
         records += _lane_records(lane, thread)
     return {"displayTimeUnit": "ms", "traceEvents": [_in_microseconds(record, begin_s) for record in records]}
@@ -43,7 +49,8 @@ def trace_of(events: Iterable[Event]) -> dict[str, Any]:
 class _Steps:
     """Slices and counters of the steps; times still in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, process: int) -> None:
+        self.process = process
         self.records: list[dict[str, Any]] = []
         self._decided: dict[int, StepScheduled] = {}
         self._num_blocks: int | None = None
@@ -93,14 +100,20 @@ class _Steps:
             args["drafting"] = str(batch.drafts.reason)
         if decided.cost is not None:
             args["bound by"] = decided.cost.bound
-        self.records.append(_slice(_STEPS, 1, f"step {batch.step}", start_s, event.time_s, args))
+        self.records.append(_slice(self.process, 1, f"step {batch.step}", start_s, event.time_s, args))
 
     def _count(self, name: str, time_s: float, values: dict[str, int]) -> None:
-        self.records.append({"ph": "C", "pid": _STEPS, "name": name, "ts": time_s, "args": values})
+        self.records.append({"ph": "C", "pid": self.process, "name": name, "ts": time_s, "args": values})
 
 
-def _names() -> list[dict[str, Any]]:
-    return [_name("process_name", _STEPS, 0, "steps"), _name("process_name", _REQUESTS, 0, "requests")]
+def _names(by_place: Mapping[str, _Steps]) -> list[dict[str, Any]]:
+    of_pools = [
+        _name("process_name", steps.process, 0, f"steps of {place}")
+        for place, steps in sorted(by_place.items())
+        if place != ENGINE
+    ]
+    first = [_name("process_name", _STEPS, 0, "steps")] if by_place[ENGINE].records or not of_pools else []
+    return [*first, _name("process_name", _REQUESTS, 0, "requests"), *of_pools]
 
 
 def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
@@ -111,6 +124,8 @@ def _lane_records(lane: Lane, thread: int) -> list[dict[str, Any]]:
     records = [_name("thread_name", _REQUESTS, thread, lane.sequence_id)]
     for segment in lane.segments:
         args: dict[str, Any] = {"why": segment.reason}
+        if segment.process:
+            args["process"] = segment.process
         args |= {culprit.request_id: counted(culprit.num_tokens, "token") for culprit in segment.because_of}
         records.append(_slice(_REQUESTS, thread, str(segment.label), segment.start_s, segment.end_s, args))
     return records

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 from twostroke.batch import AdmittedRequest, CacheEnd
 from twostroke.events import (
@@ -11,41 +10,22 @@ from twostroke.events import (
     EngineStarted,
     Event,
     KVBlockChecked,
+    KVImportEnded,
     RequestArrived,
     RequestFinishedByCaller,
     StepCommitted,
     StepScheduled,
 )
-from twostroke.explain.timeline import request_of
+from twostroke.explain.names import is_of_pool
 from twostroke.metrics import families
 from twostroke.metrics.instruments import Instruments
+from twostroke.metrics.journeys import Journey, Journeys
 from twostroke.metrics.kv_checks import KVCheckCounts
 from twostroke.metrics.latencies import Latencies, Sizes
 from twostroke.metrics.load import LoadGauges
 from twostroke.metrics.speculation import DraftCounts
+from twostroke.metrics.transfers import TransferCounts
 from twostroke.request import FinishReason
-from twostroke.request_times import RequestTimes
-
-
-@dataclass(slots=True, eq=False)
-class _Sequence:
-    """A sequence that has not ended."""
-
-    request: str
-    num_prompt_tokens: int
-    max_tokens: int
-    times: RequestTimes
-    num_cached_tokens: int = 0
-    is_running: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """The sequences of one request."""
-
-    num_sequences: int = 0
-    num_live: int = 0
-    most_output_tokens: int = 0
 
 
 class EngineMetrics:
@@ -56,16 +36,19 @@ class EngineMetrics:
     Args:
         model_name: what clients call the model; a label of every sample.
         engine: which engine of several; the other label.
+        journeys: of the sequences of all engines, between which they go on; None: there is no other.
     """
 
-    def __init__(self, model_name: str, engine: str = "0") -> None:
+    def __init__(self, model_name: str, engine: str = "0", journeys: Journeys | None = None) -> None:
         self.labels = {"model_name": model_name, "engine": engine}
         self.instruments = Instruments()
-        self._sequences: dict[str, _Sequence] = {}
-        self._requests: dict[str, _Request] = {}
+        self._journeys = Journeys() if journeys is None else journeys
+        self._sequences: dict[str, Journey] = {}
+        """Those that are here, by their names here."""
         self._num_running = 0
         self._load = LoadGauges(self.instruments)
         self._kv_checks = KVCheckCounts(self.instruments)
+        self._transfers = TransferCounts(self.instruments)
         self._drafts = DraftCounts(self.instruments)
         self._latencies = Latencies(self.instruments)
         self._sizes = Sizes(self.instruments)
@@ -96,11 +79,13 @@ class EngineMetrics:
                 self._finished_by_caller(event)
             case KVBlockChecked():
                 self._kv_checked(event)
+            case KVImportEnded():
+                self._transfers.counted(event)
             case EngineStarted():
-                self._lost(event.time_s)
+                self._lost(event)
                 self._started(event)
             case EngineLost():
-                self._lost(event.time_s)
+                self._lost(event)
             case _:
                 return
         self._load.count(self._num_running, len(self._sequences) - self._num_running)
@@ -110,23 +95,22 @@ class EngineMetrics:
 
     # ------------------------------------------------------------------ events
 
-    def _lost(self, time_s: float) -> None:
-        """Whoever is still there was run by an engine that died."""
-        for sequence_id in list(self._sequences):
-            self._end(sequence_id, FinishReason.ERROR, time_s)
+    def _lost(self, event: EngineStarted | EngineLost) -> None:
+        """Whoever is still there was run by a process that died; of pools it goes on elsewhere."""
+        for name in list(self._sequences):
+            if is_of_pool(event.process):
+                self._leave(name)
+            else:
+                self._end(name, FinishReason.ERROR, event.time_s)
 
     def _started(self, event: EngineStarted) -> None:
         self._starts.add(1)
         self._load.started(event)
 
     def _arrived(self, event: RequestArrived) -> None:
-        arrival, name = event.arrival, request_of(event.request_id)
-        self._sequences[event.request_id] = _Sequence(
-            name, arrival.num_prompt_tokens, arrival.max_tokens, RequestTimes(arrival.arrival_time_s)
-        )
-        request = self._requests.setdefault(name, _Request())
-        request.num_sequences += 1
-        request.num_live += 1
+        journey = self._journeys.taken_in(event, self)
+        if journey is not None:
+            self._sequences[event.request_id] = journey
 
     def _scheduled(self, event: StepScheduled) -> None:
         batch = event.batch
@@ -179,10 +163,13 @@ class EngineMetrics:
         self._drafts.committed(event.commits)
         self._generation_tokens.add(num_tokens)
         self._load.generated(num_tokens, now_s)
-        for sequence_id, reason in ended:
-            self._end(sequence_id, reason, None)
+        for name, reason in ended:
+            if reason is FinishReason.LENGTH and sequences[name].arrival.lend_as is not None:
+                self._leave(name)
+            else:
+                self._end(name, reason, None)
 
-    def _first_token(self, sequence: _Sequence, now_s: float) -> None:
+    def _first_token(self, sequence: Journey, now_s: float) -> None:
         self._latencies.ttft.observe(now_s - sequence.times.arrival_s)
         self._prompt_tokens.add(sequence.num_prompt_tokens)
         self._cached_tokens.add(sequence.num_cached_tokens)
@@ -191,10 +178,12 @@ class EngineMetrics:
         sequence = self._sequences.get(event.request_id)
         if sequence is None:
             return
-        if event.num_output_tokens is not None:
-            del sequence.times.token_times_s[event.num_output_tokens :]
-        ends_with_its_last_token = event.reason is FinishReason.STOP and sequence.times.token_times_s
-        self._end(event.request_id, event.reason, None if ends_with_its_last_token else event.time_s)
+        is_told = sequence.told is not None or event.reason is not FinishReason.ABORT
+        if is_told or not is_of_pool(event.process):
+            self.forget(event.request_id)
+            sequence.end_as(event)
+        else:  # the gateway would have said so before, if nobody were to go on with it
+            self._leave(event.request_id)
 
     def _kv_checked(self, event: KVBlockChecked) -> None:
         self._kv_checks.counted(event)
@@ -209,26 +198,39 @@ class EngineMetrics:
 
     # ------------------------------------------------------------------ sequences
 
-    def _set_running(self, sequence_id: str, is_running: bool) -> _Sequence | None:
-        sequence = self._sequences.get(sequence_id)
+    def _set_running(self, name: str, is_running: bool) -> Journey | None:
+        sequence = self._sequences.get(name)
         if sequence is not None and sequence.is_running != is_running:
             sequence.is_running = is_running
             self._num_running += 1 if is_running else -1
         return sequence
 
-    def _end(self, sequence_id: str, reason: FinishReason, finish_s: float | None) -> None:
-        """Ends a sequence, with its last token unless `finish_s` says otherwise."""
-        self._set_running(sequence_id, False)
-        sequence = self._sequences.pop(sequence_id)
-        sequence.times.finish_s = finish_s
-        num_output_tokens = len(sequence.times.token_times_s)
+    def _end(self, name: str, reason: FinishReason, finish_s: float | None) -> None:
+        """A sequence that is here has ended."""
+        sequence = self._sequences[name]
+        self.forget(name)
+        self.count_end(sequence, finish_s, reason)
+
+    def _leave(self, name: str) -> None:
+        """A sequence that is here goes on elsewhere."""
+        sequence = self._sequences[name]
+        self.forget(name)
+        sequence.leave()
+
+    def forget(self, name: str) -> None:
+        """See Counter."""
+        self._set_running(name, False)
+        del self._sequences[name]
+        self._load.count(self._num_running, len(self._sequences) - self._num_running)
+
+    def count_end(self, journey: Journey, finish_s: float | None, reason: FinishReason) -> None:
+        """See Counter."""
+        journey.times.finish_s = finish_s
+        num_output_tokens = len(journey.times.token_times_s)
         self._ended.add(1, reason)
-        self._sizes.sequence_ended(sequence.num_prompt_tokens, num_output_tokens)
+        self._sizes.sequence_ended(journey.num_prompt_tokens, num_output_tokens)
         if num_output_tokens:
-            self._latencies.ended(sequence.times)
-        request = self._requests[sequence.request]
-        request.num_live -= 1
-        request.most_output_tokens = max(request.most_output_tokens, num_output_tokens)
-        if not request.num_live:
-            del self._requests[sequence.request]
-            self._sizes.request_ended(request.num_sequences, sequence.max_tokens, request.most_output_tokens)
+            self._latencies.ended(journey.times)
+        size = self._journeys.ended(journey)
+        if size is not None:
+            self._sizes.request_ended(size.num_sequences, journey.max_tokens, size.most_output_tokens)

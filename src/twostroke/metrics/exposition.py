@@ -36,8 +36,12 @@ class EngineCollector(Collector):
     """
 
     def __init__(self, *engines: EngineMetrics, compat: Collection[Compat] = ()) -> None:
-        self._engines = engines
+        self._engines = list(engines)
         self._compat = frozenset(compat)
+
+    def add(self, engine: EngineMetrics) -> None:
+        """One more; its labels are its own."""
+        self._engines.append(engine)
 
     def collect(self) -> Iterator[Metric]:
         """One family after another, every engine's samples in it."""
@@ -55,8 +59,10 @@ class EngineCollector(Collector):
             parts = [
                 exposed(engine.instruments[family], f"{prefix}:{name}", engine.labels | labels)
                 for engine in self._engines
+                if not family.is_gateways
             ]
-            yield _joined(parts)
+            if parts:
+                yield _joined(parts)
         if prefix == Compat.SGLANG:
             yield from self._sglangs_own(labels)
 

@@ -34,6 +34,8 @@ class Family:
     """Whether vLLM has it by this name."""
     sglang: str | None = None
     """What SGLang (0.5.23) calls it."""
+    is_gateways: bool = False
+    """Counted by the gateway of pools; no engine has it."""
 
 
 def _one_two_five(most: int) -> tuple[float, ...]:
@@ -312,6 +314,46 @@ ITERATION_TOKENS = Family(
     kind=Kind.HISTOGRAM,
     bounds=_STEP_TOKENS,
     help="Query tokens of each step: chunks of prompts, decodes, drafts.",
+)
+
+# ---------------------------------------------------------------------- between processes
+
+KV_FETCHED_BYTES = Family(
+    name="kv_fetched_bytes",
+    kind=Kind.COUNTER,
+    help="Bytes of KV that came from other processes, those of hand-overs that failed included.",
+    is_vllms=False,
+)
+KV_HANDOVERS = Family(
+    name="kv_handovers",
+    kind=Kind.COUNTER,
+    labels=("outcome", "reason"),
+    help="Prefixes that were to be fetched from a process that computes prompts: 'complete', or 'failed', and then the "
+    "prompt is computed again; the reason is 'no room', 'not wanted' (the request has ended), 'silent' (the other side "
+    "said nothing for too long), 'lease' (its request was ended, or made way), 'refused' (other numerics) or 'broken'.",
+    is_vllms=False,
+)
+KV_FETCH_SECONDS = Family(
+    name="kv_fetch_seconds",
+    kind=Kind.HISTOGRAM,
+    bounds=_TTFT,
+    help="From the first byte of a prefix until all of it was there; much of it passes while the rest is computed.",
+    is_vllms=False,
+)
+SEQUENCES_RESUMED = Family(
+    name="sequences_resumed",
+    kind=Kind.COUNTER,
+    help="Times that a sequence went on elsewhere because a process had died; only where the engine is pools, and its "
+    "`engine` is 'gateway'.",
+    is_vllms=False,
+    is_gateways=True,
+)
+UPDATES_FENCED = Family(
+    name="updates_fenced",
+    kind=Kind.COUNTER,
+    help="Tokens of a step for a sequence that goes on elsewhere: they came too late and were dropped. As above.",
+    is_vllms=False,
+    is_gateways=True,
 )
 
 # ---------------------------------------------------------------------- SGLang's alone

@@ -26,8 +26,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from twostroke.events import Event, RequestArrived
+from twostroke.explain.lane_reader import LaneReader
+from twostroke.explain.names import name_of, request_of, sequence_of
 from twostroke.explain.segments import Label, Lane, Segment
-from twostroke.explain.timeline import LaneReader, name_of, request_of
 from twostroke.request import FinishReason
 
 SCOPE = "twostroke"
@@ -51,8 +52,10 @@ class _Open:
     """A request of which not all sequences have ended."""
 
     caller: _Caller
-    num_live: int = 0
+    sequence_ids: set[str] = field(default_factory=set[str])
+    """That have arrived somewhere; one that goes on elsewhere arrives again."""
     lanes: list[Lane] = field(default_factory=list[Lane])
+    """Of those that have ended."""
 
 
 class RequestTracer:
@@ -103,12 +106,12 @@ class RequestTracer:
         if isinstance(event, RequestArrived):
             caller = self._callers.get(name_of(event.request_id))
             if caller is not None:
-                self._open.setdefault(request_of(event.request_id), _Open(caller)).num_live += 1
+                request = self._open.setdefault(request_of(event.request_id), _Open(caller))
+                request.sequence_ids.add(sequence_of(event.request_id))
         for lane in self._reader.take(event):
             request = self._open[request_of(lane.sequence_id)]
             request.lanes.append(lane)
-            request.num_live -= 1
-            if not request.num_live:
+            if len(request.lanes) == len(request.sequence_ids):
                 self._end(lane.sequence_id)
 
     def close(self) -> None:
@@ -164,6 +167,8 @@ class RequestTracer:
             "twostroke.num_tokens": segment.num_tokens,
             "twostroke.because_of": [culprit.request_id for culprit in segment.because_of],
         }
+        if segment.process:
+            attributes["twostroke.process"] = segment.process
         span = self._tracer.start_span(
             str(segment.label),
             context=set_span_in_context(parent),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.engine.event_sinks import JsonlEventLog, read_events
+from twostroke.engine.event_sinks import JsonlEventLog, merged_events, read_events
 from twostroke.errors import InvalidParameter, UnreadableEvent
 from twostroke.events import RequestFinishedByCaller
 from twostroke.request import FinishReason
@@ -30,6 +30,21 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write('{"v":1,"ev')
     assert list(read_events(path)) == EVENTS[:1]
+
+
+def test_files_of_several_processes_are_merged_by_time_and_keep_their_own_order(tmp_path: Path) -> None:
+    def event(at_s: float, name: str) -> RequestFinishedByCaller:
+        return RequestFinishedByCaller(at_s, "p", name, FinishReason.ABORT)
+
+    one = [event(1.0, "a"), event(4.0, "b"), event(3.0, "c")]  # a result is written when it is taken in
+    two = [event(2.0, "d"), event(3.5, "e"), event(5.0, "f")]
+    for name, events in (("one", one), ("two", two)):
+        with JsonlEventLog(tmp_path / name) as log:
+            for each in events:
+                log.append(each)
+    merged = list(merged_events([tmp_path / "one", tmp_path / "two"]))
+    assert merged == [one[0], two[0], two[1], one[1], one[2], two[2]]
+    assert list(merged_events([tmp_path / "one"])) == one
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,11 @@ from opentelemetry.trace import SpanKind, StatusCode
 from explain_loads import random_load, times_of
 from factories import make_layout
 from fakes import FakeEngine
+from pool_log import PoolLog, died_and_resumed
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.events import EngineStarted, Event, EventRing
-from twostroke.explain.timeline import name_of, timeline_of
+from twostroke.explain.names import name_of
+from twostroke.explain.timeline import timeline_of
 from twostroke.metrics.tracing import RequestTracer
 
 TRACE_ID, PARENT_ID = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
@@ -159,6 +161,22 @@ def test_an_engine_that_dies_is_an_error_of_the_span(traced: Traced) -> None:
     (span,) = traced.requests()
     assert span.status.status_code is StatusCode.ERROR
     assert dict(span.attributes or {})["error.type"] == "engine_error"
+
+
+def test_one_span_tree_for_all_attempts_in_all_processes(traced: Traced) -> None:
+    traced.tracer.begin("mine", "chat", {}, {})
+    log = PoolLog()
+    died_and_resumed(log, "mine#0.0")
+    traced.hear(log.events)
+    (span,) = traced.requests()
+    children = traced.children_of(span)
+    names = ["prefill", "transfer", "recompute", "resumed elsewhere", "recompute", "decode"]
+    assert [child.name for child in children] == names
+    assert all(a.end_time == b.start_time for a, b in itertools.pairwise(children))
+    assert dict(children[1].attributes or {})["twostroke.process"] == "decode-0.1"
+    attributes = dict(span.attributes or {})
+    assert (attributes["gen_ai.usage.input_tokens"], attributes["gen_ai.usage.output_tokens"]) == (10, 4)
+    assert span.status.status_code is not StatusCode.ERROR
 
 
 @pytest.mark.parametrize("seed", range(5))

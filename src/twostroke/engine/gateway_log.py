@@ -1,0 +1,74 @@
+"""What the gateway of pools has to say in the event log: who is dead, and which sequence has ended wherever it was."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.event_sinks import JsonlEventLog
+from twostroke.engine.output_processor import TokenUpdate
+from twostroke.events import EngineLost, Event, RequestFinishedByCaller, RequestRouted
+from twostroke.explain.names import GATEWAY
+from twostroke.request import FinishReason
+
+
+def log_of(path: Path | None, process: str) -> Path | None:
+    """The file of one process: what two write to, nobody can read.
+
+    >>> log_of(Path("run.jsonl"), "prefill-0.1")
+    PosixPath('run.prefill-0.1.jsonl')
+    """
+    return None if path is None else path.with_name(f"{path.stem}.{process}{path.suffix}")
+
+
+class GatewayLog:
+    """Writes events in the gateway's name.
+
+    Args:
+        tell: hears each of them.
+    """
+
+    def __init__(self, tell: Callable[[Event], object]) -> None:
+        self._tell = tell
+        self._file: JsonlEventLog | None = None
+
+    def open(self, path: Path | None) -> None:
+        """Writes to the gateway's file, too.
+
+        Raises:
+            InvalidParameter: it cannot be written.
+        """
+        path = log_of(path, GATEWAY)
+        self._file = None if path is None else JsonlEventLog(path)
+
+    def close(self) -> None:
+        """The file is complete."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def lost(self, process: str, cause: str) -> None:
+        """A worker is dead."""
+        self._say(EngineLost(monotonic_clock(), process, cause))
+
+    def routed(self, event: RequestRouted) -> None:
+        """A sequence has its workers."""
+        self._say(event)
+
+    def ended(self, sequence_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> None:
+        """A sequence has, and not by itself; the worker that ran it may never say so, or there is none."""
+        self._say(RequestFinishedByCaller(monotonic_clock(), GATEWAY, sequence_id, reason, num_output_tokens))
+
+    def delivered(self, updates: Sequence[TokenUpdate]) -> None:
+        """Tokens of a prefill worker were. It ends each sequence with one of them; most go on elsewhere."""
+        for update in updates:
+            if update.finish_reason is FinishReason.LENGTH:
+                self.ended(update.request_id, FinishReason.LENGTH)
+
+    def _say(self, event: Event) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # serving goes on without its log
+                self._file.append(event)
+        self._tell(event)
