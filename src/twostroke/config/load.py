@@ -24,6 +24,7 @@ DEFAULT_GROUP_SIZE = 32
 """Weights to a scale, in 4 bits."""
 
 MAX_THREADS = 4096
+MAX_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,11 @@ class LoadConfig:
     """Who computes: 'auto' takes the native kernels at the best level of this processor, or torch's operators where
     there are none; 'reference' torch's operators; or a level of the native kernels by its name."""
     threads: int | None = None
-    """Threads of the model's operators; default: the processors this process may use."""
+    """Threads of the model's operators, in each rank; default: the processors this process may use, dealt out to the
+    ranks."""
+    tensor_parallel_size: int = 1
+    """Processes that compute the model together, each with its share of every matrix's rows and of the KV heads; the
+    output stays the same bit for bit."""
     max_model_len: int | None = None
     """Longest prompt plus output; default: the model's context, shortened to what the KV memory holds."""
     max_logprobs: int = 20
@@ -75,6 +80,7 @@ class LoadConfig:
         one_of("kernels", self.kernels, get_args(Kernels))
         if self.threads is not None:
             whole_number("threads", self.threads, 1, MAX_THREADS)
+        whole_number("tensor_parallel_size", self.tensor_parallel_size, 1, MAX_RANKS)
         if self.max_model_len is not None:
             whole_number("max_model_len", self.max_model_len, 2, limit="a whole number of at least 2 (one in, one out)")
         whole_number("max_logprobs", self.max_logprobs, 0)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from twostroke.communicator.interface import Communicator
 from twostroke.config.engine import EngineConfig
 from twostroke.config.kv_format import KVFormat, resolve_kv_format, slot_bytes
 from twostroke.config.load import DEFAULT_GROUP_SIZE
@@ -25,8 +26,10 @@ from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.engine.facts import EngineFacts, input_processor
 from twostroke.engine.journal import Journal, engine_started
 from twostroke.engine.output_processor import OutputProcessor
+from twostroke.engine.ranks import Ranks, RankStart
+from twostroke.engine.split_checks import check_can_split
 from twostroke.engine.text_engine import TextEngine
-from twostroke.errors import DoesNotFit, SetupError
+from twostroke.errors import DoesNotFit, RankLost, SetupError
 from twostroke.events import EventLog
 from twostroke.grammar.backend import GrammarBackend
 from twostroke.grammar.guidance import Guidance
@@ -37,6 +40,7 @@ from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_cache.sizing import FreeMemory, KVSizing, size_kv_cache
 from twostroke.kv_check import tolerance
+from twostroke.layers.row_split import RowSplit
 from twostroke.log import get_logger
 from twostroke.model.loader import check_weights, load_model, weight_bytes
 from twostroke.model.model_files import find_model
@@ -47,6 +51,7 @@ from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.machine_limits import measure_machine_limits
 from twostroke.runner.memory import context_bytes, free_host_bytes, step_bytes
 from twostroke.runner.model_runner import ModelRunner
+from twostroke.runner.tensor_parallel import TensorParallelExecutor, follow
 from twostroke.sampling.sampler import Sampler
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.tokenizer.tokenizer import Tokenizer
@@ -72,6 +77,7 @@ class _Loaded:
     grammars: GrammarBackend
     layout: KVLayout
     drafter: Drafter | None
+    num_ranks: int
 
     @property
     def drafter_facts(self) -> DrafterFacts:
@@ -178,16 +184,7 @@ def _build_engine(
     """Reads the weights and builds what runs them."""
     # measured before the weights are there: it takes memory for a moment
     machine = measure_machine_limits(loaded.dtype, loaded.device, loaded.num_threads)
-    model = load_model(
-        loaded.weights,
-        loaded.config,
-        dtype=loaded.dtype,
-        device=loaded.device,
-        max_model_len=sizing.max_model_len,
-        operators=loaded.operators,
-        quantization=config.load.quantization,
-        group_size=config.load.group_size or DEFAULT_GROUP_SIZE,
-    )
+    executor = _executor(config, loaded, sizing)
     drafts = loaded.drafter_facts
     manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
     scheduler = Scheduler(
@@ -197,21 +194,6 @@ def _build_engine(
         speculation=config.speculative_config,
         max_drafts=drafts.max_drafts,
     )
-    kv = KVStorage(layout, sizing.num_blocks, loaded.device, sizing.num_scratch_blocks, drafts.num_branch_blocks)
-    sampler = Sampler(loaded.config.vocab_size, loaded.eos_token_ids, loaded.device, loaded.operators.gumbel_argmax)
-    target = Target(
-        model, kv, sampler, sizing.max_model_len, _step_tokens(config, loaded), config.scheduler.max_num_seqs
-    )
-    runner = ModelRunner(
-        model,
-        kv,
-        sampler,
-        max_model_len=sizing.max_model_len,
-        device=loaded.device,
-        grammars=loaded.grammars,
-        proposer=None if loaded.drafter is None else loaded.drafter.build(target),
-    )
-    executor: Executor = InProcessExecutor(runner)
     engine = Engine(
         scheduler,
         executor if around_executor is None else around_executor(executor),
@@ -222,6 +204,71 @@ def _build_engine(
         clock=monotonic_clock,
     )
     return engine
+
+
+def _executor(config: EngineConfig, loaded: _Loaded, sizing: KVSizing) -> Executor:
+    """Loads the model, here or here and in other processes, and opens the one door to it."""
+    if config.load.tensor_parallel_size == 1:
+        return InProcessExecutor(_runner(config, loaded, sizing, RowSplit()))
+    ranks = Ranks.start(RankStart(config, sizing.num_blocks, sizing.max_model_len))
+    try:
+        runner = _runner(config, loaded, sizing, RowSplit(ranks.communicator))
+        ranks.communicator.barrier()
+    except RankLost as error:
+        ranks.end()
+        raise SetupError(f"tensor_parallel_size={config.load.tensor_parallel_size}: {error}") from error
+    except BaseException:
+        ranks.end()
+        raise
+    return TensorParallelExecutor(runner, ranks.communicator, ranks.end)
+
+
+def run_rank(start: RankStart, communicator: Communicator) -> None:
+    """One of the ranks above 0, from loading its share to its end.
+
+    Args:
+        start: what rank 0 was asked for and has decided.
+        communicator: to the others.
+
+    Raises:
+        SetupError: its share cannot be loaded.
+        RankLost: another rank is gone.
+    """
+    loaded = _prepare(start.config)
+    sizing = KVSizing(start.num_blocks, start.max_model_len, start.num_blocks * loaded.layout.bytes_per_block, 0)
+    runner = _runner(start.config, loaded, sizing, RowSplit(communicator))
+    communicator.barrier()
+    follow(runner, communicator)
+
+
+def _runner(config: EngineConfig, loaded: _Loaded, sizing: KVSizing, split: RowSplit) -> ModelRunner:
+    """Reads the weights of a rank and builds what runs them."""
+    model = load_model(
+        loaded.weights,
+        loaded.config,
+        dtype=loaded.dtype,
+        device=loaded.device,
+        max_model_len=sizing.max_model_len,
+        operators=loaded.operators,
+        quantization=config.load.quantization,
+        group_size=config.load.group_size or DEFAULT_GROUP_SIZE,
+        split=split,
+    )
+    drafts = loaded.drafter_facts
+    kv = KVStorage(loaded.layout, sizing.num_blocks, loaded.device, sizing.num_scratch_blocks, drafts.num_branch_blocks)
+    sampler = Sampler(loaded.config.vocab_size, loaded.eos_token_ids, loaded.device, loaded.operators.gumbel_argmax)
+    target = Target(
+        model, kv, sampler, sizing.max_model_len, _step_tokens(config, loaded), config.scheduler.max_num_seqs
+    )
+    return ModelRunner(
+        model,
+        kv,
+        sampler,
+        max_model_len=sizing.max_model_len,
+        device=loaded.device,
+        grammars=loaded.grammars,
+        proposer=None if loaded.drafter is None else loaded.drafter.build(target),
+    )
 
 
 def _prepare(config: EngineConfig) -> _Loaded:
@@ -236,7 +283,8 @@ def _prepare(config: EngineConfig) -> _Loaded:
     dtype = getattr(torch, dtype_name)
     kv_format = resolve_kv_format(config.cache.kv_cache_dtype, dtype_name)
     operators = operators_for(device, dtype, load.kernels, load.activation_quantization)
-    num_threads = load.threads or _usable_processors()
+    check_can_split(config, model_config, operators)
+    num_threads = load.threads or max(1, _usable_processors() // load.tensor_parallel_size)
     operators.set_num_threads(num_threads)
     of_tokenizer = files if load.tokenizer is None else find_model(load.tokenizer, with_weights=False)
     tokenizer = of_tokenizer.tokenizer()
@@ -255,7 +303,7 @@ def _prepare(config: EngineConfig) -> _Loaded:
     layout = KVLayout.of(
         model_config.layer_windows,
         block_size=config.cache.block_size,
-        num_kv_heads=model_config.num_kv_heads,
+        num_kv_heads=model_config.num_kv_heads // load.tensor_parallel_size,
         head_dim=model_config.head_dim,
         kv_format=kv_format,
     )
@@ -278,6 +326,7 @@ def _prepare(config: EngineConfig) -> _Loaded:
         Guidance(tokenizer, model_config.vocab_size, eos_token_ids),
         layout,
         drafter,
+        load.tensor_parallel_size,
     )
 
 
@@ -350,7 +399,9 @@ def _free_memory(config: EngineConfig, loaded: _Loaded, layout: KVLayout, num_we
         max_num_seqs=config.scheduler.max_num_seqs,
         bytes_per_element=loaded.dtype.itemsize,
     )
-    free = _free_bytes(loaded.device)
+    num_ranks = config.load.tensor_parallel_size
+    free = _free_bytes(loaded.device) // num_ranks  # they share this machine's
+    num_weight_bytes = -(-num_weight_bytes // num_ranks)  # norms, which every rank has, are too few to count
     num_weight_bytes += loaded.drafter_facts.num_weight_bytes
     if num_weight_bytes > free:
         raise DoesNotFit(
@@ -408,7 +459,9 @@ def _startup_lines(
 ) -> tuple[str, ...]:
     config = loaded.config
     threads = f", {loaded.num_threads} threads" if loaded.device.type == "cpu" else ""
-    where = f"{loaded.device.type}{threads}, {loaded.operators.name} kernels"
+    num_ranks = loaded.num_ranks
+    of_ranks = "" if num_ranks == 1 else f", {num_ranks} ranks (threads and kv cache are each rank's)"
+    where = f"{loaded.device.type}{threads}{of_ranks}, {loaded.operators.name} kernels"
     dtype = str(loaded.dtype).removeprefix("torch.")
     model = f"{config.architecture}, {num_parameters(config) / 1e6:,.1f} M parameters, {dtype}, {where}"
     weights = f"{num_weight_bytes:,} bytes of weights, loaded in {load_s:.2f} s"

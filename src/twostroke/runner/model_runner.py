@@ -91,7 +91,7 @@ class ModelRunner:
         self._grammars = grammars
         self._table = RequestTable(kv.layout, max_model_len)
         self._announced: dict[str, NewRequest] = {}
-        self._attention_layout = kv.attention_layout(model.config.num_heads)
+        self._attention_layout = kv.attention_layout(model.num_heads)
         self._recomputer = KVRecomputer(model, kv, device) if kv.scratch_ids else None
         self._branches = BranchBlocks(kv) if kv.branch_ids else None
 
