@@ -244,9 +244,7 @@ class _Piece:
     is_whole: bool
 
 
-def _pieces(
-    source: WeightSource, parts: Sequence[str], parameter: Parameter, split: RowSplit
-) -> tuple[_Piece, ...]:
+def _pieces(source: WeightSource, parts: Sequence[str], parameter: Parameter, split: RowSplit) -> tuple[_Piece, ...]:
     """What of the stored parts a rank has: its rows of q, those of k, and those of v, say, wherever they are stored."""
     found: list[_Piece] = []
     num_stored = [source.weights[part].shape[0] for part in parts]
