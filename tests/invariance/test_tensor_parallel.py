@@ -14,6 +14,7 @@ from twostroke import LLM, SamplingParams
 from twostroke.errors import InvalidParameter
 
 MHA: dict[str, Any] = {"num_key_value_heads": 2}
+TIED: dict[str, Any] = {"vocab_size": 333, "tie_word_embeddings": True}
 GGUF_FILES = sorted((FIXTURES.parent / "gguf").glob("*.gguf"))
 
 
@@ -71,8 +72,8 @@ def test_quantized_on_load(quantization: str, activations: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_quantized_folders(name: str) -> None:
-    same(FIXTURES / name)
+def test_quantized_folders(name: str, random_models: dict[str, Path]) -> None:
+    same(FIXTURES / name, dtype="float32", tokenizer=str(random_models["llama"]))
 
 
 @pytest.mark.parametrize("path", GGUF_FILES, ids=lambda path: path.stem)

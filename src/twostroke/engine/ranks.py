@@ -85,7 +85,7 @@ def join(rank: int, descriptors: list[int]) -> tuple[Communicator, RankStart]:
 
 def main() -> int:
     """A rank's process."""
-    from twostroke.engine.assembly import run_rank  # noqa: PLC0415  it imports this module
+    from twostroke.engine.assembly import run_rank
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; rank 0 decides
     rank = int(sys.argv[1])
