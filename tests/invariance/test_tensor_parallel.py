@@ -1,4 +1,4 @@
-"""Two ranks give the bits of one: tokens, log-probabilities and hidden states, whatever the model, its weights and KV."""
+"""Two ranks give the bits of one: tokens and log-probabilities, whatever the model, its weights and KV."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 
 from model_folders import write_random_model
-from quantized_folders import FIXTURES, NAMES
 from twostroke import LLM, SamplingParams
 from twostroke.errors import InvalidParameter
 
 MHA: dict[str, Any] = {"num_key_value_heads": 2}
 TIED: dict[str, Any] = {"vocab_size": 333, "tie_word_embeddings": True}
-GGUF_FILES = sorted((FIXTURES.parent / "gguf").glob("*.gguf"))
 
 
 def outputs(model: Path | str, **config: Any) -> list[Any]:
@@ -69,16 +67,6 @@ def test_architectures(family: str, fields: dict[str, Any], dtype: str, tmp_path
 def test_quantized_on_load(quantization: str, activations: str, tmp_path: Path) -> None:
     model = write_random_model(tmp_path, "qwen2", tie_word_embeddings=True)
     same(model, quantization=quantization, activation_quantization=activations)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_quantized_folders(name: str, random_models: dict[str, Path]) -> None:
-    same(FIXTURES / name, dtype="float32", tokenizer=str(random_models["llama"]))
-
-
-@pytest.mark.parametrize("path", GGUF_FILES, ids=lambda path: path.stem)
-def test_gguf_files(path: Path) -> None:
-    same(path)
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "int8", "int4"])
