@@ -118,4 +118,4 @@ class _GatheredLinear:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """A contiguous CPU tensor's memory."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
