@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pool_drill import Drill, prompts, run
+from twostroke.bench.drill.streams import Drill, prompts, run
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.engine.pooled_engine import PooledEngine
@@ -44,7 +44,7 @@ def test_speculation_goes_on_behind_a_hand_over(undisturbed: Drill) -> None:
 
 
 def test_workers_that_die_and_freeze_cost_a_pause_and_nothing_else(undisturbed: Drill) -> None:
-    """A tenth of the drill; all of it is benchmarks' (twostroke bench drill)."""
+    """A tenth of the drill; all of it is `twostroke bench drill`."""
     pools = PoolConfig(prefill=1, decode=2, heartbeat_timeout_s=1.0)
     found = asyncio.run(run(CONFIG, pools, REQUESTS, num_faults=5, seed=3))
     assert found.token_ids == undisturbed.token_ids

@@ -9,6 +9,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from twostroke.bench.compare.options import CompareOptions
+from twostroke.bench.drill.run import DrillOptions, print_drill, run_drill
 from twostroke.bench.fleet import print_fleets
 from twostroke.bench.from_log import run_of_log
 from twostroke.bench.handover.run import HandoverOptions, run_handover
@@ -101,6 +102,12 @@ def router(
     rows, tables = run_router(options)
     print_router(rows)
     print_fleets(tables)
+
+
+@app.command
+def drill(*, options: Annotated[DrillOptions, Parameter(name="*", group="Drill")] = DrillOptions()) -> None:
+    """Streams through two pools whose processes are killed and frozen: none may differ from the undisturbed."""
+    print_drill(run_drill(options))
 
 
 @app.command

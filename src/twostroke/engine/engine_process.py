@@ -29,8 +29,9 @@ class EngineProcess:
     The sockets are new for each process, so nothing of one that died is ever taken for its successor's.
     """
 
-    def __init__(self, child: asyncio.subprocess.Process, folder: Path) -> None:
+    def __init__(self, child: asyncio.subprocess.Process, folder: Path, last_words_s: float) -> None:
         self._child = child
+        self._last_words_s = last_words_s
         self._folder = folder
         to_engine, from_engine = addresses(folder)
         self._context = zmq.Context()
@@ -51,9 +52,20 @@ class EngineProcess:
 
     @classmethod
     async def spawn(
-        cls, config: EngineConfig, command: Sequence[str] = COMMAND, handover: HandoverPort | None = None
+        cls,
+        config: EngineConfig,
+        command: Sequence[str] = COMMAND,
+        handover: HandoverPort | None = None,
+        last_words_s: float = LAST_WORDS_S,
     ) -> EngineProcess:
-        """Starts a child that loads what the config says; its reports tell how that goes."""
+        """Starts a child that loads what the config says; its reports tell how that goes.
+
+        Args:
+            config: of the engine.
+            command: starts it.
+            handover: where its KV goes and comes from, in a pool.
+            last_words_s: so long after its exit is listened; nothing is lost without where others make what it made.
+        """
         folder = Path(tempfile.mkdtemp(prefix="twostroke-"))  # for this user only
         child = await asyncio.create_subprocess_exec(
             *command,
@@ -62,7 +74,7 @@ class EngineProcess:
             stdout=sys.stderr,
             start_new_session=True,  # a Ctrl-C is for the HTTP process, which lets running requests end
         )
-        process = cls(child, folder)
+        process = cls(child, folder, last_words_s)
         process.send(Start(config, handover))
         return process
 
@@ -86,7 +98,7 @@ class EngineProcess:
                     return None
             had_exited = self._exit.done()
             if had_exited:
-                await asyncio.sleep(LAST_WORDS_S)
+                await asyncio.sleep(self._last_words_s)
             else:
                 self._something = asyncio.get_running_loop().create_future()
                 await self._something

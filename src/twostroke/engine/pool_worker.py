@@ -108,11 +108,16 @@ class PoolWorker:
     def start(self) -> None:
         """Begins its life."""
         self._task = asyncio.create_task(self._live(), name=f"twostroke-{self.role}-{self._place}")
+        self._task.add_done_callback(self._life_ended)
 
     def send(self, command: Command) -> None:
         """Queues a command; one for a process that is gone is lost, as what it was about is done elsewhere."""
         if self._process is not None:
             self._process.send(command)
+
+    def heard(self) -> None:
+        """Nobody could have listened meanwhile: silence begins to count now."""
+        self._heard_s = monotonic_clock()
 
     def end_if_silent(self, timeout_s: float) -> None:
         """Kills a process that says nothing; one that was stopped or hangs never would again."""
@@ -153,10 +158,20 @@ class PoolWorker:
         self.cause = f"{self.cause.partition(';')[0]}, {MAX_FAST_DEATHS} times in a row; it was given up"
         self._pool.worker_gone(self, self.cause)
 
+    def _life_ended(self, life: asyncio.Task[None]) -> None:
+        """A mistake of ours must not look like a worker that runs: nobody would read its reports any more."""
+        error = None if life.cancelled() else life.exception()
+        if error is not None:
+            log.error("%s: its reports are not read any more", self.worker_id, exc_info=error)
+            self.state, self.cause = EngineState.FAILED, f"its reports could not be read any more ({error!r})"
+            if not self.has_started.done():
+                self.has_started.set_exception(SetupError(self.cause))
+            self._pool.worker_gone(self, f"{self.worker_id}: {self.cause}")
+
     async def _run(self) -> str:
         """One process from its start to its end, which is returned in words."""
         config, port = self._config(self.worker_id), self._port(self.worker_id)
-        process = self._spawned = await EngineProcess.spawn(config, self._command, port)
+        process = self._spawned = await EngineProcess.spawn(config, self._command, port, last_words_s=0.0)
         if self._is_closing.is_set():
             process.kill()
         try:

@@ -25,7 +25,7 @@ from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.input_processor import InputProcessor, PromptInput
 from twostroke.engine.load import Load, combined
 from twostroke.engine.messages import Add, CacheWasReset, Finish, Progress, Report, ResetPrefixCache
-from twostroke.engine.output_processor import OutputKind, TokenUpdate
+from twostroke.engine.output_processor import OutputKind
 from twostroke.engine.pool_worker import PoolWorker
 from twostroke.engine.reception import Reception
 from twostroke.engine.remote_engine import SHUTTING_DOWN
@@ -340,7 +340,7 @@ class PooledEngine:
                 self._count(worker, order.command)
                 worker.send(order.command)
         if outcome.updates:
-            self._deliver(outcome.updates)
+            self._reception.deliver(outcome.updates)
         for sequence_id, cause in outcome.lost:
             self._log.ended(sequence_id, FinishReason.ERROR)
             self._reception.lose_sequence(sequence_id, cause)
@@ -356,9 +356,6 @@ class PooledEngine:
                 worker.meter.ended(request_id)
             case _:
                 pass
-
-    def _deliver(self, updates: Sequence[TokenUpdate]) -> None:
-        self._reception.deliver(updates)
 
     def _is_waiting(self, sequence_id: str) -> bool:
         """Whether it has not begun anywhere."""
@@ -387,10 +384,15 @@ class PooledEngine:
     async def _look_after(self) -> None:
         """Ends workers that have gone silent, and reports each stall once."""
         was_stalled = False
+        looked_s = self.now_s()
         while True:
             await asyncio.sleep(LOOKS_EVERY_S)
+            before_s, looked_s = looked_s, self.now_s()
             for worker in self._workers:
-                worker.end_if_silent(self._pools.heartbeat_timeout_s)
+                if looked_s - before_s < self._pools.heartbeat_timeout_s / 2:  # else it is we who have slept
+                    worker.end_if_silent(self._pools.heartbeat_timeout_s)
+                else:
+                    worker.heard()
             health = self.health()
             is_stalled = health.state is EngineState.STALLED
             if is_stalled and not was_stalled:

@@ -14,7 +14,8 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.engine.pooled_engine import PooledEngine
 from twostroke.errors import EngineUnavailable
-from twostroke.events import Event, KVImportEnded
+from twostroke.events import Event, KVImportEnded, RequestRouted
+from twostroke.explain.names import name_of, sequence_of
 from twostroke.packed_events import PackedEvent
 from twostroke.sampling_params import SamplingParams
 
@@ -32,6 +33,10 @@ class Drill:
     num_fenced: int = 0
     num_handed_over: int = 0
     """Hand-overs that came through."""
+    num_rounds: int = 0
+    """How often all requests ran."""
+    gaps_s: list[float] = field(default_factory=list[float])
+    """Of each stream that was resumed: from when its worker was found dead to its next token."""
 
 
 def prompts(number: int) -> list[tuple[str, SamplingParams]]:
@@ -81,7 +86,7 @@ async def run(
         rounds = 0
         while True:
             answers = await asyncio.gather(
-                *(_ask(engine, f"{rounds}-{i}", *request) for i, request in enumerate(requests))
+                *(_ask(engine, f"{rounds}-{i}", *request, seen) for i, request in enumerate(requests))
             )
             for i, (token_ids, logprobs, text) in enumerate(answers):
                 name = str(i)
@@ -90,6 +95,7 @@ async def run(
                 assert drill.logprobs.setdefault(name, logprobs) == logprobs
                 assert drill.texts.setdefault(name, text) == text
             rounds += 1
+            drill.num_rounds = rounds
             if faults.done():
                 break
         stop.set()
@@ -100,23 +106,36 @@ async def run(
         faults.cancel()
         await asyncio.gather(faults, return_exceptions=True)
         await engine.close()
-    drill.num_handed_over = seen.num_handed_over
+    drill.num_handed_over, drill.gaps_s = seen.num_handed_over, seen.gaps_s
     drill.num_resumed, drill.num_fenced = engine.dispatcher.num_resumed, engine.dispatcher.num_fenced
     return drill
 
 
 class _Seen:
-    """Counts events."""
+    """Counts events, and waits for tokens of streams that were resumed."""
 
-    num_handed_over = 0
+    def __init__(self) -> None:
+        self.num_handed_over = 0
+        self.gaps_s: list[float] = []
+        self._resumed_s: dict[str, float] = {}
 
     def append(self, event: Event, packed: PackedEvent) -> None:
+        """One event, in order."""
         del packed
-        self.num_handed_over += isinstance(event, KVImportEnded) and not event.problem
+        if isinstance(event, KVImportEnded) and not event.problem:
+            self.num_handed_over += 1
+        elif isinstance(event, RequestRouted) and sequence_of(event.request_id) != event.request_id:
+            self._resumed_s.setdefault(name_of(event.request_id), event.time_s)
+
+    def delivered(self, name: str, now_s: float) -> None:
+        """Tokens of a request have come."""
+        resumed_s = self._resumed_s.pop(name, None)
+        if resumed_s is not None:
+            self.gaps_s.append(now_s - resumed_s)
 
 
 async def _ask(
-    engine: PooledEngine, name: str, text: str, params: SamplingParams
+    engine: PooledEngine, name: str, text: str, params: SamplingParams, seen: _Seen
 ) -> tuple[list[int], list[float], str]:
     while True:
         try:
@@ -134,6 +153,8 @@ async def _ask(
     while True:
         wake.clear()
         outputs = stream.take()
+        if outputs:
+            seen.delivered(name, engine.now_s())
         for output in outputs:
             for completion in output.outputs:
                 token_ids += completion.token_ids

@@ -1,0 +1,84 @@
+"""`twostroke bench drill`: streams through two pools whose processes are killed and frozen, and the same undisturbed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from twostroke.bench.command import command_line, settings
+from twostroke.bench.drill.streams import prompts, run
+from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, percentiles, save
+from twostroke.config.checks import whole_number
+from twostroke.config.engine import EngineConfig
+from twostroke.config.pools import PoolConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillOptions:
+    """How much happens."""
+
+    num_streams: int = 24
+    """Requests at once, again and again while faults are left."""
+    num_faults: int = 50
+    """Processes that are killed (SIGKILL) or frozen (SIGSTOP), one after the other."""
+    prefill: int = 1
+    """Prefill processes."""
+    decode: int = 2
+    """Decode processes; the last that lives is left alone."""
+    heartbeat_timeout_s: float = 1.0
+    """As of the server."""
+    seed: int = 0
+    """Of who dies when."""
+    results: Path = DEFAULT_FOLDER
+    """Folder for drill.json."""
+
+    def __post_init__(self) -> None:
+        """Checks ranges."""
+        whole_number("num_streams", self.num_streams, 1, 1000)
+        whole_number("num_faults", self.num_faults, 1, 100_000)
+        whole_number("decode", self.decode, 2, 64)
+
+
+def run_drill(options: DrillOptions) -> dict[str, Any]:
+    """Runs it; every stream must be the undisturbed one, token by token and bit by bit of its log-probabilities.
+
+    Raises:
+        AssertionError: one is not.
+    """
+    check_folder(options.results)
+    config = EngineConfig.from_keywords(model="embedded", threads=1, num_kv_blocks=2000)
+    requests = prompts(options.num_streams)
+    quiet = asyncio.run(run(config, PoolConfig(decode=1), requests))
+    pools = PoolConfig(prefill=options.prefill, decode=options.decode, heartbeat_timeout_s=options.heartbeat_timeout_s)
+    found = asyncio.run(run(config, pools, requests, num_faults=options.num_faults, seed=options.seed))
+    assert found.token_ids == quiet.token_ids, "tokens differ from those of one process"
+    assert found.logprobs == quiet.logprobs, "log-probabilities differ from those of one process"
+    results = {
+        "streams": options.num_streams * found.num_rounds,
+        "killed": found.num_killed,
+        "frozen": found.num_frozen,
+        "handed_over": found.num_handed_over,
+        "resumed": found.num_resumed,
+        "fenced": found.num_fenced,
+        "different_streams": 0,
+        "gap_ms": percentiles([1000 * gap_s for gap_s in found.gaps_s]),
+    }
+    command = command_line("twostroke bench drill", options)
+    save(
+        BenchResult.now(
+            "drill", command, config={"model": "embedded", "threads": 1}, workload=settings(options), results=results
+        ),
+        options.results,
+    )
+    return results
+
+
+def print_drill(results: dict[str, Any]) -> None:
+    """For people."""
+    for name, value in results.items():
+        told = ", ".join(f"{key} {figure:.4g}" for key, figure in value.items()) if isinstance(value, dict) else value
+        Console().print(f"{name.replace('_', ' '):18} {told}", highlight=False)
