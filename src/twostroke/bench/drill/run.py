@@ -1,4 +1,4 @@
-"""`twostroke bench drill`: streams through two pools whose processes are killed and frozen, and the same undisturbed."""
+"""`twostroke bench drill`: streams through two pools whose processes are killed and frozen, and undisturbed."""
 
 from __future__ import annotations
 
