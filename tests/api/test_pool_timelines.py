@@ -12,6 +12,7 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.engine.client import OutputStream
+from twostroke.engine.dispatcher import LeastBusy
 from twostroke.engine.event_sinks import merged_events, read_events
 from twostroke.engine.pooled_engine import PooledEngine
 from twostroke.explain.recorder import FlightRecorder
@@ -34,7 +35,7 @@ async def _until_it_ends(stream: OutputStream) -> None:
 
 async def _run(log: Path, recorder: FlightRecorder) -> None:
     config = EngineConfig(load=LoadConfig(threads=1, event_log=log), cache=CacheConfig(num_kv_blocks=1000))
-    engine = PooledEngine(config, PoolConfig(prefill=1, decode=1), listeners=(recorder,))
+    engine = PooledEngine(config, PoolConfig(prefill=1, decode=1), listeners=(recorder,), placer=LeastBusy())
     await engine.start()
     try:
         for name, max_tokens in MAX_TOKENS.items():

@@ -32,14 +32,14 @@ def test_two_pools_answer_like_one_process(undisturbed: Drill, transport: Any) -
     assert found.num_handed_over > 0
 
 
-def test_speculation_goes_on_behind_a_hand_over(undisturbed: Drill) -> None:
+def test_speculation_and_routing_change_no_token(undisturbed: Drill) -> None:
     config = EngineConfig.from_keywords(
         model="embedded",
         threads=1,
         num_kv_blocks=2000,
         speculative_config={"method": "ngram", "num_speculative_tokens": 3},
     )
-    found = asyncio.run(run(config, PoolConfig(prefill=1, decode=1), REQUESTS))
+    found = asyncio.run(run(config, PoolConfig(prefill=1, decode=1), REQUESTS, hands_over=False))
     assert (found.token_ids, found.logprobs) == (undisturbed.token_ids, undisturbed.logprobs)
 
 

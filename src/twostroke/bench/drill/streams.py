@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
+from twostroke.engine.dispatcher import LeastBusy
 from twostroke.engine.pooled_engine import PooledEngine
 from twostroke.errors import EngineUnavailable
 from twostroke.events import Event, KVImportEnded, RequestRouted
@@ -74,11 +75,23 @@ async def run(
     num_faults: int = 0,
     every_s: float = 0.3,
     seed: int = 0,
+    hands_over: bool = True,
 ) -> Drill:
-    """All requests at once, again and again while faults are left; every request's answers must agree."""
+    """All requests at once, again and again while faults are left; every request's answers must agree.
+
+    Args:
+        config: of each engine.
+        pools: how many there are.
+        requests: prompts, and what is wanted of each.
+        num_faults: so many processes are killed or frozen.
+        every_s: seconds between two of them, on average.
+        seed: of who it is.
+        hands_over: every prompt of a block or more is handed over; False: the router decides.
+    """
     drill = Drill()
     seen = _Seen()
-    engine = PooledEngine(config, pools, on_trouble=lambda cause: None, listeners=(seen,))
+    placer = LeastBusy() if hands_over else None
+    engine = PooledEngine(config, pools, on_trouble=lambda cause: None, listeners=(seen,), placer=placer)
     await engine.start()
     stop = asyncio.Event()
     faults = asyncio.create_task(_disturb(engine, drill, num_faults, every_s, random.Random(seed), stop))
