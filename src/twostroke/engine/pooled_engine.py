@@ -17,12 +17,12 @@ from twostroke.config.routing import RoutingConfig
 from twostroke.engine.client import EngineHealth, EngineState, OutputStream
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.dispatcher import Dispatcher, Outcome, Placer
-from twostroke.engine.engine_process import COMMAND
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.gateway_log import GatewayLog, log_of
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.input_processor import InputProcessor, PromptInput
+from twostroke.engine.launcher import Launcher, launcher_for
 from twostroke.engine.load import Load, combined
 from twostroke.engine.messages import Add, CacheWasReset, Finish, Progress, Report, ResetPrefixCache
 from twostroke.engine.output_processor import OutputKind
@@ -57,10 +57,11 @@ class PooledEngine:
         chat_template: Jinja source instead of the model's own.
         on_trouble: called with the cause when a process has died, in a thread.
         placer: chooses workers.
-        command: starts a process; tests put another around it.
+        launcher: starts processes; default: whom the pools' config asks for.
 
     Raises:
         InvalidParameter: the engine's settings do not go with pools.
+        SetupError: what the launcher needs is not installed.
     """
 
     def __init__(  # noqa: PLR0913 (as of RemoteEngine, and two more)
@@ -73,7 +74,7 @@ class PooledEngine:
         chat_template: str | None = None,
         on_trouble: Callable[[str], object] = log.error,
         placer: Placer | None = None,
-        command: Sequence[str] = COMMAND,
+        launcher: Launcher | None = None,
     ) -> None:
         _check(config, pools)
         self._config = config
@@ -81,7 +82,7 @@ class PooledEngine:
         self._listeners = tuple(listeners)
         self._stall_after_s = stall_after_s
         self._on_trouble = on_trouble
-        self._command = command
+        self._launcher = launcher or launcher_for(config, pools)
         self._reception = Reception(chat_template)
         self._router = RoutedPlacer(RoutingConfig())
         self._dispatcher = Dispatcher(placer or self._router)
@@ -218,6 +219,7 @@ class PooledEngine:
         Raises:
             SetupError: one of them cannot load the model as the config says.
         """
+        await self._launcher.open()
         self._log.open(self._config.load.event_log)
         self._folder = Path(tempfile.mkdtemp(prefix="twostroke-kv-"))  # for this user only
         for role, number in ((Role.DECODE, self._pools.decode), (Role.PREFILL, self._pools.prefill)):
@@ -257,6 +259,7 @@ class PooledEngine:
         for worker in self._workers:
             if worker.has_started.done():
                 worker.has_started.exception()  # it was told once
+        await self._launcher.close()
         self._log.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -266,14 +269,14 @@ class PooledEngine:
         def config_of(name: str) -> EngineConfig:
             return replace(config, load=replace(config.load, event_log=log_of(config.load.event_log, name)))
 
-        return PoolWorker(role, place, config_of, lambda name: self._port(role, name), self, self._command)
+        return PoolWorker(role, place, config_of, lambda name: self._port(role, name), self, self._launcher)
 
     def _port(self, role: Role, name: str) -> HandoverPort:
         """Each process has its own address, so nobody who comes back is taken for who was there before."""
         share, drift = 1 / self._pools.num_workers, self._pools.allow_numeric_drift
         if role is Role.DECODE:
             return HandoverPort(fetches=True, allows_drift=drift, memory_share=share, name=name)
-        if self._pools.kv_transport == "tcp":
+        if self._pools.transport == "tcp":
             return HandoverPort(Address(host="127.0.0.1"), allows_drift=drift, memory_share=share, name=name)
         path = self._folder / f"kv-{next(self._numbers)}"
         return HandoverPort(Address(path=str(path)), allows_drift=drift, memory_share=share, name=name)
@@ -286,7 +289,7 @@ class PooledEngine:
             if worker.role is Role.DECODE and worker.num_restarts == 0 and not self._by_decoders():
                 await self._reception.meet(facts, self)
         self._by_id[worker.worker_id] = worker
-        self._router.joined(worker.worker_id, worker.role, facts, self._pools.kv_transport)
+        self._router.joined(worker.worker_id, worker.role, facts, self._pools.transport)
         self._carry_out(self._dispatcher.worker_ready(worker.member))
 
     def _by_decoders(self) -> list[PoolWorker]:

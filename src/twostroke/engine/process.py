@@ -42,9 +42,8 @@ from twostroke.engine.messages import (
     Report,
     ResetPrefixCache,
     Start,
-    addresses,
-    unbounded,
 )
+from twostroke.engine.wires import engine_ends, unbounded
 from twostroke.errors import TwostrokeError
 from twostroke.events import Event
 from twostroke.log import get_logger
@@ -54,6 +53,7 @@ from twostroke.runner.executor import Executor
 log = get_logger(__name__)
 
 HEARTBEAT_S = 0.1
+_OWN = "inproc://own-commands"
 COMMANDS_A_STEP = 64
 """Most that are obeyed between two steps: a request of a thousand prompts does not hold up those that run."""
 
@@ -78,37 +78,29 @@ class _Channel:
     """This process's ends of the two sockets."""
 
     def __init__(self, folder: Path) -> None:
-        to_engine, from_engine = addresses(folder)
-        context = zmq.Context()
-        self._commands = unbounded(context.socket(zmq.PULL))
-        self._commands.bind(to_engine)
-        self._reports = unbounded(context.socket(zmq.PUSH))
+        self._context = zmq.Context()
+        self._commands, self._reports = engine_ends(self._context, folder)
+        self._commands.bind(_OWN)
         self._reports.setsockopt(zmq.LINGER, 1000)  # the last report says why there are no more
-        self._reports.connect(from_engine)
-        self._context = context
-        self._folder = folder
-        self._lock = threading.Lock()
+        self._sends = threading.Lock()
+        self._posts = threading.Lock()
         self._own: Any = None
         self._is_closed = False
 
     def post(self, command: Command) -> None:
         """From any thread of this process: a command that its loop obeys like one from outside."""
-        with self._lock:
+        with self._posts:
             if self._is_closed:
                 return
             if self._own is None:
                 self._own = unbounded(self._context.socket(zmq.PUSH))
-                self._own.connect(addresses(self._folder)[0])
+                self._own.connect(_OWN)
             self._own.send(COMMANDS.encode(command))
 
     def tell_alive(self, is_over: threading.Event) -> None:
         """Says every now and then that this process runs, in a thread that does nothing else."""
-        reports = unbounded(self._context.socket(zmq.PUSH))
-        reports.connect(addresses(self._folder)[1])
-        alive = REPORTS.encode(Alive())
         while not is_over.wait(HEARTBEAT_S):
-            reports.send(alive)
-        reports.close()
+            self.send(Alive())
 
     def receive(self, *, wait: bool) -> Command | None:
         """The next command; None when there is none and nobody waits."""
@@ -118,12 +110,14 @@ class _Channel:
             return None
 
     def send(self, report: Report) -> None:
-        """Queues a report."""
-        self._reports.send(REPORTS.encode(report))
+        """Queues a report, from any thread."""
+        frame = REPORTS.encode(report)
+        with self._sends:
+            self._reports.send(frame)
 
     def close(self) -> None:
         """Sends what is queued, for a second at most."""
-        with self._lock:
+        with self._posts:
             self._is_closed = True
             if self._own is not None:
                 self._own.close()
