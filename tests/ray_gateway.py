@@ -1,0 +1,119 @@
+"""A gateway of pools in a Ray cluster: streams in rounds, each disturbed in its middle as the command line says.
+
+    python ray_gateway.py '{"cluster": "HOST:PORT", "pools": {...}, "strikes": ["kill", "actor", "node:NAMESPACE"]}'
+
+Prints, as its last line, what became of them in JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ray_cluster import kill_all
+from twostroke.bench.drill.streams import _ask, _Seen, prompts
+from twostroke.config.engine import EngineConfig
+from twostroke.config.pools import PoolConfig
+from twostroke.engine.dispatcher import LeastBusy
+from twostroke.engine.pooled_engine import PooledEngine
+
+CONFIG = EngineConfig.from_keywords(model="embedded", threads=1, num_kv_blocks=2000)
+NUM_REQUESTS = 12
+PATIENCE_S = 60.0
+
+
+class _Watched(_Seen):
+    """Knows whose first tokens have come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: set[str] = set()
+
+    def delivered(self, name: str, now_s: float) -> None:
+        self.begun.add(name)
+        super().delivered(name, now_s)
+
+
+async def main(cluster: str, pools: dict[str, Any], strikes: list[str]) -> dict[str, Any]:
+    seen = _Watched()
+    causes: list[str] = []
+    config = PoolConfig(**pools, cluster=cluster)
+    engine = PooledEngine(CONFIG, config, listeners=(seen,), placer=LeastBusy(), on_trouble=causes.append)
+    await engine.start()
+    rounds: list[Any] = []
+    nodes = [_nodes(engine)]
+    try:
+        for number, strike in enumerate(strikes or [""]):
+            asked = [
+                asyncio.create_task(_ask(engine, f"{number}-{i}", *request, seen))
+                for i, request in enumerate(prompts(NUM_REQUESTS))
+            ]
+            if strike:
+                seen.begun.clear()
+                await _until(lambda: len(seen.begun) >= NUM_REQUESTS / 2)
+                _strike(strike, engine.pids[_busiest(engine)])
+            answers = await asyncio.gather(*asked)
+            rounds.append([[answer[0] for answer in answers], [answer[1] for answer in answers]])
+            if strike:
+                await _until(lambda: len(engine.pids) == config.num_workers)
+                nodes.append(_nodes(engine))
+    finally:
+        await engine.close()
+    return {
+        "rounds": rounds,
+        "nodes": nodes,
+        "causes": causes,
+        "num_handed_over": seen.num_handed_over,
+        "num_resumed": engine.dispatcher.num_resumed,
+    }
+
+
+def _busiest(engine: PooledEngine) -> str:
+    """The decode worker with the most streams; of those on other nodes than this one, if there are any."""
+    here = _namespace(os.getpid())
+    workers = {worker: pid for worker, pid in engine.pids.items() if worker.startswith("decode")}
+    away = [worker for worker, pid in workers.items() if _namespace(pid) != here]
+    return max(away or workers, key=engine.dispatcher.live_on)
+
+
+def _nodes(engine: PooledEngine) -> dict[str, bool]:
+    """Of each worker, whether it is on this node."""
+    here = _namespace(os.getpid())
+    return {worker: _namespace(pid) == here for worker, pid in engine.pids.items()}
+
+
+def _strike(strike: str, pid: int) -> None:
+    match strike.partition(":"):
+        case "kill", _, _:
+            os.kill(pid, signal.SIGKILL)
+        case "freeze", _, _:
+            os.kill(pid, signal.SIGSTOP)
+        case "actor", _, _:
+            os.kill(_parent(pid), signal.SIGKILL)
+        case _, _, namespace:
+            kill_all(namespace)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _namespace(pid: int) -> str:
+    return os.readlink(f"/proc/{pid}/ns/net")
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
+if __name__ == "__main__":
+    told = json.loads(sys.argv[1])
+    sys.stdout.write(json.dumps(asyncio.run(main(**told))) + "\n")
