@@ -23,8 +23,10 @@ from twostroke.pools.member import Role
 log = get_logger(__name__)
 
 MAX_FAST_DEATHS = 3
-"""Deaths in a row without a token between them: then it is no accident, and nobody counts on it until it is back."""
-RESTART_DELAYS_S = (0.0, 0.5, 2.0, 10.0, 30.0)
+"""Deaths in a row that come soon: then it is no accident, and nobody counts on it until it is back."""
+SOON_S = 5.0
+"""A process that is dead so short a time after it was ready, and has made no token, died soon."""
+RESTART_DELAYS_S = (0.0, 0.5, 2.0, 5.0, 10.0)
 """Before a start, by the fast deaths before it; the last one from then on."""
 
 
@@ -85,6 +87,8 @@ class PoolWorker:
         self._is_closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._heard_s = 0.0
+        self._ready_s = float("inf")
+        """When the model of the last process was loaded."""
         self.state = EngineState.STARTING
         self.cause = "the model is being loaded"
         self.meter = LoadMeter(1, is_fair=False)
@@ -161,9 +165,12 @@ class PoolWorker:
         """One process after the other."""
         while not await self._is_over_after(RESTART_DELAYS_S[min(self._num_fast_deaths, len(RESTART_DELAYS_S) - 1)]):
             self._num_starts += 1
+            self._ready_s = float("inf")
             cause = await self._run()
             if self._is_closing.is_set():
                 return
+            if monotonic_clock() - self._ready_s > SOON_S:
+                self._num_fast_deaths = 0
             self._num_fast_deaths += 1
             log.error("%s %s", self.worker_id, cause)
             if self._is_retired or not self._was_ready:
@@ -174,8 +181,8 @@ class PoolWorker:
             else:
                 self.state = EngineState.FAILED
                 self.cause = (
-                    f"{self.worker_id} {cause}, the {self._num_fast_deaths}th time in a row without a token between;"
-                    " it is started again from time to time"
+                    f"{self.worker_id} {cause}, {self._num_fast_deaths} times in a row before it made a token; it is started again from"
+                    " time to time"
                 )
             self._pool.worker_gone(self, f"{self.worker_id} {cause}")
             if self._is_retired or not self._was_ready:
@@ -209,7 +216,7 @@ class PoolWorker:
             self.facts = report.facts
             self.meter = LoadMeter(report.facts.max_num_seqs, is_fair=report.facts.is_fair)
             self._process = process
-            self._heard_s = monotonic_clock()
+            self._heard_s = self._ready_s = monotonic_clock()
             self.member = Member(
                 self.worker_id, self.role, report.lender, report.facts.block_size, report.facts.max_num_seqs
             )

@@ -251,7 +251,7 @@ async def _resize(engine: PooledEngine, pools: PoolConfig, drill: Drill, faults:
     dice = random.Random(faults.seed)
     while faults.resizes:
         for more in (1, 0):
-            await asyncio.sleep(dice.uniform(1.0, 4.0))
+            await asyncio.sleep(dice.uniform(5.0, 15.0))
             role = dice.choice([Role.PREFILL, Role.DECODE])
             number = (pools.prefill if role is Role.PREFILL else pools.decode) + more
             engine.scale({role: number})
