@@ -34,6 +34,8 @@ class Cluster:
     """Namespaces, the head's first; none: it is on this machine's own network."""
     address: str
     env: dict[str, str]
+    folder: Path
+    """Of its own, where commands run."""
     _nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict[str, "subprocess.Popen[bytes]"])
 
     @property
@@ -44,20 +46,26 @@ class Cluster:
     def run(self, *command: str, timeout_s: float = 150) -> subprocess.CompletedProcess[str]:
         """A command on the head's node."""
         return subprocess.run(
-            [*self.prefix, *command], env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False
+            [*self.prefix, *command],
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
         )
 
-    def start_node(self, host: Host | None, *, is_head: bool, folder: Path) -> None:
+    def start_node(self, host: Host | None, *, is_head: bool) -> None:
         """A node; it is there when it can be used."""
         own = self.address.rpartition(":")[0] if host is None or is_head else host.address
         if is_head:
-            where = ["--head", f"--port={self.address.rpartition(':')[2]}", f"--temp-dir={folder}"]
+            where = ["--head", f"--port={self.address.rpartition(':')[2]}", f"--temp-dir={self.folder}"]
             where += ["--include-dashboard=false", '--resources={"decode": 9}']
         else:
             where = [f"--address={self.address}", '--resources={"prefill": 9}']
         ray = str(Path(sys.executable).with_name("ray"))
         command = [ray, "start", *where, f"--node-ip-address={own}", f"--num-cpus={CPUS}", "--block"]
-        log = folder / f"node-{len(self._nodes)}.log"
+        log = self.folder / f"node-{len(self._nodes)}.log"
         with log.open("wb") as out:
             self._nodes[own] = subprocess.Popen(
                 [*(host.prefix if host else []), *command],
@@ -103,7 +111,7 @@ def cluster(*, has_namespaces: bool) -> Generator[Cluster]:
     folder = Path(tempfile.mkdtemp(prefix="ts-ray-"))  # short: sockets are in it
     env = {
         **os.environ,  # noqa: TID251 (of the processes that it starts)
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path if path),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(16),
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -121,11 +129,11 @@ def cluster(*, has_namespaces: bool) -> Generator[Cluster]:
             address = f"{hosts[0].address}:{PORT}"
         else:
             address = _own_address()
-        running = Cluster(hosts, address, env)
+        running = Cluster(hosts, address, env, folder)
         made.callback(running.end)
-        running.start_node(hosts[0] if hosts else None, is_head=True, folder=folder)
+        running.start_node(hosts[0] if hosts else None, is_head=True)
         if hosts:
-            running.start_node(hosts[1], is_head=False, folder=folder)
+            running.start_node(hosts[1], is_head=False)
         yield running
 
 
