@@ -1,6 +1,6 @@
 """A gateway of pools in a Ray cluster: streams in rounds, each disturbed in its middle as the command line says.
 
-    python ray_gateway.py '{"cluster": "HOST:PORT", "pools": {...}, "strikes": ["kill", "actor", "node:NAMESPACE"]}'
+    python ray_gateway.py '{"cluster": "HOST:PORT", "pools": {...}, "strikes": ["kill", "scale:decode:3"]}'
 
 Prints, as its last line, what became of them in JSON.
 """
@@ -17,32 +17,38 @@ from pathlib import Path
 from typing import Any
 
 from ray_cluster import kill_all
-from twostroke.bench.drill.streams import _ask, _Seen, prompts
+from twostroke.bench.drill.streams import ask, prompts
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.engine.dispatcher import LeastBusy
 from twostroke.engine.pooled_engine import PooledEngine
+from twostroke.events import Event, KVImportEnded
+from twostroke.packed_events import PackedEvent
+from twostroke.pools.member import Role
 
 CONFIG = EngineConfig.from_keywords(model="embedded", threads=1, num_kv_blocks=2000)
 NUM_REQUESTS = 12
 PATIENCE_S = 60.0
 
 
-class _Watched(_Seen):
-    """Knows whose first tokens have come."""
+class _Seen:
+    """Counts hand-overs that came through, and knows whose first tokens have come."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.num_handed_over = 0
         self.begun: set[str] = set()
+
+    def append(self, event: Event, packed: PackedEvent) -> None:
+        self.num_handed_over += isinstance(event, KVImportEnded) and not event.problem
 
     def delivered(self, name: str, now_s: float) -> None:
         self.begun.add(name)
-        super().delivered(name, now_s)
 
 
 async def main(cluster: str, pools: dict[str, Any], strikes: list[str]) -> dict[str, Any]:
-    seen = _Watched()
+    seen = _Seen()
     causes: list[str] = []
+    sizes = {Role.PREFILL: pools.get("prefill", 0), Role.DECODE: pools["decode"]}
     config = PoolConfig(**pools, cluster=cluster)
     engine = PooledEngine(CONFIG, config, listeners=(seen,), placer=LeastBusy(), on_trouble=causes.append)
     await engine.start()
@@ -50,18 +56,23 @@ async def main(cluster: str, pools: dict[str, Any], strikes: list[str]) -> dict[
     nodes = [_nodes(engine)]
     try:
         for number, strike in enumerate(strikes or [""]):
+            seen.begun.clear()
             asked = [
-                asyncio.create_task(_ask(engine, f"{number}-{i}", *request, seen))
+                asyncio.create_task(ask(engine, f"{number}-{i}", *request, seen.delivered))
                 for i, request in enumerate(prompts(NUM_REQUESTS))
             ]
             if strike:
-                seen.begun.clear()
                 await _until(lambda: len(seen.begun) >= NUM_REQUESTS / 2)
-                _strike(strike, engine.pids[_busiest(engine)])
+                if strike.startswith("scale:"):
+                    _, role, size = strike.split(":")
+                    sizes[Role(role)] = int(size)
+                    engine.scale({Role(role): int(size)})
+                else:
+                    _strike(strike, engine.pids[_busiest(engine)])
             answers = await asyncio.gather(*asked)
             rounds.append([[answer[0] for answer in answers], [answer[1] for answer in answers]])
             if strike:
-                await _until(lambda: len(engine.pids) == config.num_workers)
+                await _until(lambda: len(engine.pids) == sum(sizes.values()))
                 nodes.append(_nodes(engine))
     finally:
         await engine.close()

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ray_cluster import CPUS, Cluster, cluster
+from server_process import ServerProcess
 from twostroke.bench.drill.streams import Drill, prompts, run
 from twostroke.bench.handover.link import why_no_link
 from twostroke.config.engine import EngineConfig
@@ -74,6 +75,15 @@ def test_workers_that_die_cost_a_pause_and_nothing_else(ray_cluster: Cluster, un
     assert "said nothing for 1 s" in found["causes"][2]
 
 
+def test_each_pool_is_scaled_alone(ray_cluster: Cluster, undisturbed: Drill) -> None:
+    """While streams run, which notice nothing."""
+    found = streams(ray_cluster, "scale:decode:2", "scale:prefill:2", "scale:decode:1", prefill=1, decode=1)
+    check_streams(found, undisturbed)
+    sizes = [[sum(w.startswith(role) for w in nodes) for role in ("prefill", "decode")] for nodes in found["nodes"]]
+    assert sizes == [[1, 1], [1, 2], [2, 2], [2, 1]]
+    assert found["causes"] == []
+
+
 def test_kv_goes_from_node_to_node(two_nodes: Cluster, undisturbed: Drill) -> None:
     """Custom resources put the pools on a node each."""
     found = streams(two_nodes, prefill=1, decode=1, cluster_roles=True)
@@ -92,7 +102,7 @@ def test_kv_goes_from_node_to_node(two_nodes: Cluster, undisturbed: Drill) -> No
             ("--decode", "60", "--threads", "2"),
             "--decode 60 asks for 60 x 2 CPUs; the cluster at {address} has room for",
         ),
-        (("--prefill", "1", "--decode", "40"), "--prefill 1 and --decode 40 asks for 41 x 1 CPU"),
+        (("--prefill", "5", "--decode", "6"), "--prefill 5 and --decode 6 asks for 11 x 1 CPU"),
         (("--decode", "10", "--cluster-roles"), "--decode 10 asks for 10 x 1 CPU and one 'decode'"),
     ],
 )
@@ -102,6 +112,26 @@ def test_more_than_the_cluster_has_is_refused(ray_cluster: Cluster, arguments: t
     assert ended.returncode != 0
     assert what.format(address=ray_cluster.address) in " ".join(ended.stderr.split())
     assert f"{CPUS} CPU" in ended.stderr
+
+
+def test_the_server_answers_from_the_cluster_that_ray_address_names(ray_cluster: Cluster) -> None:
+    """All of it: flags, processes elsewhere, HTTP."""
+    env = [f"{name}={value}" for name, value in ray_cluster.env.items()]
+    start = (*ray_cluster.prefix, "env", *env, f"RAY_ADDRESS={ray_cluster.address}", sys.executable)
+    command = (*start, "-m", "twostroke", "serve")
+    server = ServerProcess("--prefill", "1", "--decode", "1", "--cluster", "auto", command=command)
+    try:
+        ask = (
+            "import sys, urllib.request as r; "
+            "q = r.Request(sys.argv[1], sys.argv[2].encode(), {'Content-Type': 'application/json'}); "
+            "print(r.urlopen(q).read().decode())"
+        )
+        body = {"model": "embedded", "prompt": "def f(x):\n" * 20, "max_tokens": 8}
+        answer = ray_cluster.run(sys.executable, "-c", ask, f"{server.url}/v1/completions", json.dumps(body))
+        assert json.loads(answer.stdout)["usage"]["completion_tokens"] == 8
+    finally:
+        server.process.terminate()
+        server.process.wait(60)
 
 
 def test_where_no_cluster_is_is_said_at_once(ray_cluster: Cluster) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.metadata
+import logging
 import re
 import socket
 import tempfile
@@ -300,6 +301,7 @@ def _reach(address: str) -> None:
 def _connect(address: str) -> None:
     import ray
 
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of being started in a thread, where it takes no signals
     try:
         ray.init(address=address, configure_logging=False, log_to_driver=False)
     except Exception as error:
