@@ -130,10 +130,10 @@ async def _measure(options: ReproduceOptions, threads: int, for_s: float, links:
                 placer=LeastBusy() if set_up.hands_over else None,
                 prefix=prefix,
             ) as engine:
-                await answer_all(engine, _load(vocab_size, 4.0, 0.25 * capacity, seed=7))
-                for share in SHARES:
-                    rate = share * capacity
-                    answers = await answer_all(engine, _load(vocab_size, for_s, rate, seed=options.seed))
+                await answer_all(engine, _load(vocab_size, 4.0, 0.25 * capacity, seed=options.seed + 7))
+                for i, share in enumerate(SHARES):  # new prompts for each: nothing of them is cached
+                    load = _load(vocab_size, for_s, share * capacity, seed=options.seed + 1000 * i)
+                    answers = await answer_all(engine, load)
                     last_s = max(times.arrival_s + times.e2e_s for times in answers)
                     for slo, tpot_times in TPOT_TIMES.items():
                         good = [t for t in answers if t.ttft_s <= ttft_s and (t.tpot_s or 0.0) <= tpot_times * token_s]
