@@ -130,8 +130,7 @@ def test_the_server_answers_from_the_cluster_that_ray_address_names(ray_cluster:
         answer = ray_cluster.run(sys.executable, "-c", ask, f"{server.url}/v1/completions", json.dumps(body))
         assert json.loads(answer.stdout)["usage"]["completion_tokens"] == 8
     finally:
-        server.process.terminate()
-        server.process.wait(60)
+        server.stop()
 
 
 def test_where_no_cluster_is_is_said_at_once(ray_cluster: Cluster) -> None:

@@ -182,8 +182,8 @@ class PoolWorker:
             else:
                 self.state = EngineState.FAILED
                 self.cause = (
-                    f"{self.worker_id} {cause}, {self._num_fast_deaths} times in a row before it made a token;"
-                    " it is started again from time to time"
+                    f"{self.worker_id} {cause}, {self._num_fast_deaths} times in a row; it is started again from"
+                    " time to time"
                 )
             self._pool.worker_gone(self, f"{self.worker_id} {cause}")
             if self._is_retired or not self._was_ready:
