@@ -24,6 +24,9 @@ from twostroke.bench.handover.link import Host, link
 PATIENCE_S = 60.0
 PORT = 6379
 CPUS = 5
+CLOCK_AHEAD_S = 1_000_000
+"""Of the second node: as machines that were started on different days."""
+_AHEAD = ["unshare", "--time", "--monotonic", str(CLOCK_AHEAD_S), "--fork"]
 
 
 @dataclass
@@ -68,7 +71,7 @@ class Cluster:
         log = self.folder / f"node-{len(self._nodes)}.log"
         with log.open("wb") as out:
             self._nodes[own] = subprocess.Popen(
-                [*(host.prefix if host else []), *command],
+                [*(host.prefix if host else []), *([] if is_head else _AHEAD), *command],
                 env=self.env,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -117,6 +120,11 @@ def cluster(*, has_namespaces: bool) -> Generator[Cluster]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "OMP_WAIT_POLICY": "passive",
+        # a node that says nothing is dead for Ray after some seconds, not after half a minute
+        "RAY_health_check_initial_delay_ms": "1000",
+        "RAY_health_check_period_ms": "1000",
+        "RAY_health_check_timeout_ms": "5000",
+        "RAY_health_check_failure_threshold": "3",
     }
     env.pop("RAY_ADDRESS", None)
     with contextlib.ExitStack() as made:

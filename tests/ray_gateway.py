@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,10 @@ class _Seen:
     def __init__(self) -> None:
         self.num_handed_over = 0
         self.begun: set[str] = set()
+        self.clock_gap_s = 0.0
 
     def append(self, event: Event, packed: PackedEvent) -> None:
+        self.clock_gap_s = max(self.clock_gap_s, abs(event.time_s - time.monotonic()))
         self.num_handed_over += isinstance(event, KVImportEnded) and not event.problem
 
     def delivered(self, name: str, now_s: float) -> None:
@@ -80,6 +83,7 @@ async def main(cluster: str, pools: dict[str, Any], strikes: list[str]) -> dict[
         "rounds": rounds,
         "nodes": nodes,
         "causes": causes,
+        "clock_gap_s": seen.clock_gap_s,
         "num_handed_over": seen.num_handed_over,
         "num_resumed": engine.dispatcher.num_resumed,
     }

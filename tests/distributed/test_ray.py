@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ray_cluster import CPUS, Cluster, cluster
+from ray_cluster import CLOCK_AHEAD_S, CPUS, Cluster, cluster
 from server_process import ServerProcess
 from twostroke.bench.drill.streams import Drill, prompts, run
 from twostroke.bench.handover.link import why_no_link
@@ -85,7 +85,7 @@ def test_each_pool_is_scaled_alone(ray_cluster: Cluster, undisturbed: Drill) -> 
 
 
 def test_kv_goes_from_node_to_node(two_nodes: Cluster, undisturbed: Drill) -> None:
-    """Custom resources put the pools on a node each."""
+    """Custom resources put the pools on a node each; what the other tells of times is told by this one's clock."""
     found = streams(two_nodes, prefill=1, decode=1, cluster_roles=True)
     check_streams(found, undisturbed)
     assert {worker.partition("-")[0]: is_here for worker, is_here in found["nodes"][0].items()} == {
@@ -93,6 +93,7 @@ def test_kv_goes_from_node_to_node(two_nodes: Cluster, undisturbed: Drill) -> No
         "prefill": False,
     }
     assert found["num_handed_over"] > 0
+    assert found["clock_gap_s"] < CLOCK_AHEAD_S / 2
 
 
 @pytest.mark.parametrize(

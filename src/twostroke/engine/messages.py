@@ -41,6 +41,8 @@ class Start(_Message):
     config: EngineConfig
     handover: HandoverPort | None = None
     """Where it hands KV over, and takes it; None: to nobody, from nobody."""
+    clock_ahead_s: float = 0.0
+    """How far the clock of its machine is ahead of the gateway's: what it tells meets what the gateway knows."""
 
 
 class Add(_Message):

@@ -114,7 +114,7 @@ class PooledEngine:
         return self._reception.inputs
 
     def now_s(self) -> float:
-        """The monotonic clock, which all processes of a machine share."""
+        """The monotonic clock of this machine, by which all processes tell times."""
         return monotonic_clock()
 
     def health(self) -> EngineHealth:

@@ -20,6 +20,7 @@ from typing import Any
 import zmq
 
 from twostroke.engine.assembly import HandoverEnds, build_engine
+from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.engine import Engine
 from twostroke.engine.garbage import keep_what_is_there
 from twostroke.engine.handover_port import HandoverPort
@@ -143,6 +144,7 @@ def serve(folder: Path, around_executor: Callable[[Executor], Executor] | None =
 
 
 def _run(channel: _Channel, start: Start, around_executor: Callable[[Executor], Executor] | None) -> int:
+    monotonic_clock.ahead_s = start.clock_ahead_s
     outbox = _Outbox()
     ends = None if start.handover is None else _handover_ends(start.handover, channel)
     try:
