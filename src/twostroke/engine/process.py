@@ -53,7 +53,6 @@ from twostroke.runner.executor import Executor
 
 log = get_logger(__name__)
 
-HEARTBEAT_S = 0.1
 _OWN = "inproc://own-commands"
 COMMANDS_A_STEP = 64
 """Most that are obeyed between two steps: a request of a thousand prompts does not hold up those that run."""
@@ -87,6 +86,8 @@ class _Channel:
         self._posts = threading.Lock()
         self._own: Any = None
         self._is_closed = False
+        self._has_reported = False
+        """Since somebody last looked whether it has."""
 
     def post(self, command: Command) -> None:
         """From any thread of this process: a command that its loop obeys like one from outside."""
@@ -98,10 +99,15 @@ class _Channel:
                 self._own.connect(_OWN)
             self._own.send(COMMANDS.encode(command))
 
-    def tell_alive(self, is_over: threading.Event) -> None:
-        """Says every now and then that this process runs, in a thread that does nothing else."""
-        while not is_over.wait(HEARTBEAT_S):
-            self.send(Alive())
+    def tell_alive(self, is_over: threading.Event, every_s: float) -> None:
+        """Says that this process runs where it has said nothing else for a while, in a thread that does nothing else.
+
+        Who reports needs no heartbeat, and each wakes the gateway up.
+        """
+        while not is_over.wait(every_s):
+            if not self._has_reported:
+                self.send(Alive())
+            self._has_reported = False
 
     def receive(self, *, wait: bool) -> Command | None:
         """The next command; None when there is none and nobody waits."""
@@ -114,6 +120,7 @@ class _Channel:
         """Queues a report, from any thread."""
         frame = REPORTS.encode(report)
         with self._sends:
+            self._has_reported = True
             self._reports.send(frame)
 
     def close(self) -> None:
@@ -157,8 +164,12 @@ def _run(channel: _Channel, start: Start, around_executor: Callable[[Executor], 
     channel.send(Ready(built.facts, built.lender))
     channel.send(Progress((), outbox.take()))
     is_over = threading.Event()
-    heart = threading.Thread(target=channel.tell_alive, args=(is_over,), daemon=True, name="twostroke-heart")
-    if ends is not None:
+    heart = None
+    if start.handover is not None:
+        every_s = start.handover.heartbeat_s
+        heart = threading.Thread(
+            target=channel.tell_alive, args=(is_over, every_s), daemon=True, name="twostroke-heart"
+        )
         heart.start()
     try:
         _loop(channel, built.engine, outbox)
@@ -170,7 +181,7 @@ def _run(channel: _Channel, start: Start, around_executor: Callable[[Executor], 
     finally:
         built.engine.close()
         is_over.set()
-        if ends is not None:
+        if heart is not None:
             heart.join()
     return 0
 
