@@ -118,9 +118,9 @@ class _Channel:
 
     def send(self, report: Report) -> None:
         """Queues a report, from any thread."""
+        self._has_reported = True
         frame = REPORTS.encode(report)
         with self._sends:
-            self._has_reported = True
             self._reports.send(frame)
 
     def close(self) -> None:
