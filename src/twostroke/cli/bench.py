@@ -29,9 +29,8 @@ from twostroke.bench.start import StartOptions, print_starts, run_start
 from twostroke.bench.summary import summarize as summary_of
 from twostroke.bench.sweep.run import SweepOptions, run_sweep
 from twostroke.bench.sweep.show import print_sweep
-from twostroke.cli.flags import CacheFlags, LoadFlags, SchedulerFlags
+from twostroke.cli.flags import CacheFlags, LoadByFlags, LoadFlags, SchedulerFlags
 from twostroke.config.cache import CacheConfig
-from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.event_sinks import read_events
 
@@ -42,7 +41,7 @@ app = App(name="bench", help="Measure: results are JSON with commit, hardware an
 def offline(
     *,
     options: Annotated[OfflineOptions, Parameter(name="*", group="Workload")] = OfflineOptions(),
-    load: LoadFlags = LoadConfig(),
+    load: LoadFlags = LoadByFlags(),
     scheduler: SchedulerFlags = SchedulerConfig(),
     cache: CacheFlags = CacheConfig(),
 ) -> None:
@@ -158,7 +157,7 @@ def kernels(*, options: Annotated[KernelOptions, Parameter(name="*", group="Kern
 def spec(
     *,
     options: Annotated[SpecOptions, Parameter(name="*", group="Speculation")] = SpecOptions(),
-    load: LoadFlags = LoadConfig(),
+    load: LoadFlags = LoadByFlags(),
 ) -> None:
     """Drafts against none, in turn: the speed-up beside the predicted one, and whether the gate ever loses.
 
@@ -186,7 +185,7 @@ def handover(
 def sweep(
     *,
     options: Annotated[SweepOptions, Parameter(name="*", group="Sweep")] = SweepOptions(),
-    load: LoadFlags = LoadConfig(),
+    load: LoadFlags = LoadByFlags(),
     cache: CacheFlags = CacheConfig(),
 ) -> None:
     """TTFT over prompts with its fit, TPOT over context, throughput over batch size; how near to the floor they are."""

@@ -402,9 +402,17 @@ class PooledEngine:
 
 
 def _check(config: EngineConfig, pools: PoolConfig) -> None:
-    """What a hand-over needs of each engine."""
+    """What a hand-over needs of each engine, and what several of them cannot share."""
+    address = config.load.tensor_parallel_address
+    if address is not None and pools.num_workers > 1:
+        limit = f"{pools.num_workers} processes of the pools cannot listen there all"
+        raise InvalidParameter("tensor_parallel_address", address, limit, "Leave it out: each starts its own ranks.")
     if not pools.prefill:
         return
+    if config.load.tensor_parallel_size > 1:
+        limit = "does not go with prefill processes: KV is handed over from one rank to one rank so far"
+        remedy = "Leave --prefill out (--decode N has N engines of so many ranks), or leave --tensor-parallel-size out."
+        raise InvalidParameter("tensor_parallel_size", config.load.tensor_parallel_size, limit, remedy)
     if not config.cache.enable_prefix_caching:
         remedy = "Leave the prefix cache on, or leave --prefill out."
         raise InvalidParameter("enable_prefix_caching", False, "KV is handed over through the prefix cache", remedy)
