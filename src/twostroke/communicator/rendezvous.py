@@ -11,7 +11,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TypeVar
 
@@ -132,6 +132,7 @@ def join(address: str, rank: int, size: int, timeout_s: float) -> dict[int, sock
         SetupError: nobody is there, or this rank is refused.
     """
     deadline_s = time.monotonic() + timeout_s
+    found: dict[int, socket.socket] = {}
     try:
         with _connect_patiently(address, deadline_s) as to_first:
             own = f"{address}.{rank}.{os.getpid()}" if is_path(address) else f"{to_first.getsockname()[0]}:0"
@@ -143,7 +144,7 @@ def join(address: str, rank: int, size: int, timeout_s: float) -> dict[int, sock
                 answer = _receive(to_first, _Answer)
                 if answer.refusal:
                     raise SetupError(f"rank {rank} of {size} was refused at {address}: {answer.refusal}")
-                found = {0: to_first.dup()}
+                found[0] = to_first.dup()
                 for other in range(1, rank):
                     found[other] = _connect(answer.addresses[other - 1])
                     found[other].sendall(_LENGTH.pack(rank))
@@ -153,12 +154,14 @@ def join(address: str, rank: int, size: int, timeout_s: float) -> dict[int, sock
                     connection.settimeout(_ANSWER_S)
                     found[_LENGTH.unpack(_exactly(connection, _LENGTH.size))[0]] = connection
     except (OSError, EOFError, ValueError, msgspec.MsgspecError) as error:
+        for connection in found.values():
+            connection.close()
         raise SetupError(f"rank {rank} of {size} found no rank 0 at {address} ({error}).") from None
     return found
 
 
 @contextlib.contextmanager
-def _removed(address: str) -> Iterator[None]:
+def _removed(address: str) -> Generator[None]:
     """The file of a listener that is needed no more."""
     try:
         yield

@@ -30,12 +30,12 @@ class SharedMemoryCommunicator:
 
     def __init__(self, rank: int, peers: Mapping[int, socket.socket], memory: mmap.mmap) -> None:
         """Takes over Unix sockets to all other ranks, and memory of `num_shared_bytes`, zero at first."""
-        from twostroke.kernels.native._native import SharedGather
+        from twostroke.kernels.native.extension import native
 
         self._sockets = SocketCommunicator(rank, peers)
         self._memory = memory
         address = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
-        self._gather = SharedGather(address, rank, self.size, _SLOT_BYTES)
+        self._gather = native.SharedGather(address, rank, self.size, _SLOT_BYTES)
 
     @property
     def rank(self) -> int:
@@ -79,9 +79,9 @@ def num_shared_bytes(size: int) -> int:
     Raises:
         ImportError: the native module was not built.
     """
-    from twostroke.kernels.native._native import SharedGather
+    from twostroke.kernels.native.extension import native
 
-    return SharedGather.memory_bytes(size, _SLOT_BYTES)
+    return native.SharedGather.memory_bytes(size, _SLOT_BYTES)
 
 
 def share_memory(rank: int, peers: Mapping[int, socket.socket]) -> mmap.mmap | None:

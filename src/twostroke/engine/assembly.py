@@ -251,15 +251,16 @@ def _executor(
     if config.load.tensor_parallel_size == 1:
         runner = _runner(config, loaded, sizing, RowSplit(), descriptor)
         return InProcessExecutor(runner), runner
-    ranks = Ranks.start(RankStart(config, sizing.num_blocks, sizing.max_model_len))
+    ranks: Ranks | None = None
     try:
+        ranks = Ranks.start(RankStart(config, sizing.num_blocks, sizing.max_model_len))
         runner = _runner(config, loaded, sizing, RowSplit(ranks.communicator))
         ranks.communicator.barrier()
-    except RankLost as error:
-        ranks.end()
-        raise SetupError(f"tensor_parallel_size={config.load.tensor_parallel_size}: {error}") from error
-    except BaseException:
-        ranks.end()
+    except BaseException as error:
+        if ranks is not None:
+            ranks.end()
+        if isinstance(error, RankLost):
+            raise SetupError(f"tensor_parallel_size={config.load.tensor_parallel_size}: {error}") from error
         raise
     return TensorParallelExecutor(runner, ranks.communicator, ranks.end), runner
 

@@ -145,7 +145,7 @@ def serve_rank(rank: int, size: int, address: str, *, ends_with_first: bool = Fa
 
 
 def connect(rank: int, sockets: Mapping[int, socket.socket], *, shares_memory: bool) -> Communicator:
-    """The best communicator that there is between ranks that have met.
+    """The best communicator that there is between ranks that have met; returns when all of them have it.
 
     Raises:
         RankLost: one is gone already.
@@ -154,7 +154,15 @@ def connect(rank: int, sockets: Mapping[int, socket.socket], *, shares_memory: b
         memory = share_memory(rank, sockets) if shares_memory else None
     except OSError as error:
         raise RankLost(0 if rank else 1, f"it went while ranks shared memory ({error})") from error
-    return SocketCommunicator(rank, sockets) if memory is None else SharedMemoryCommunicator(rank, sockets, memory)
+    communicator = (
+        SocketCommunicator(rank, sockets) if memory is None else SharedMemoryCommunicator(rank, sockets, memory)
+    )
+    try:
+        communicator.barrier()
+    except BaseException:
+        communicator.close()
+        raise
+    return communicator
 
 
 def _trouble(processes: Sequence[RankProcess]) -> str | None:
