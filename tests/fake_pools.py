@@ -319,6 +319,8 @@ class FakePools:
         self.workers: list[FakeWorker] = []
         self.zombies: list[FakeWorker] = []
         """Taken for dead; they still talk."""
+        self.leaving: list[FakeWorker] = []
+        """Workers that take no more sequences."""
         self.tokens: dict[str, list[int]] = {}
         self.ended: set[str] = set()
         self.lost: dict[str, str] = {}
@@ -349,7 +351,27 @@ class FakePools:
         else:
             self.zombies.append(worker)
         self.carry_out(self.dispatcher.worker_gone(worker.member.worker_id, "it died"))
-        self.start(worker.member.role)
+        if worker in self.leaving:
+            self.leaving.remove(worker)
+        else:
+            self.start(worker.member.role)
+
+    def retire(self, worker: FakeWorker) -> None:
+        """It is to leave."""
+        self.leaving.append(worker)
+        self.dispatcher.retire(worker.member.worker_id)
+
+    def let_go(self, worker: FakeWorker, *, in_time: bool) -> None:
+        """It has ended what it had, or has no more time to."""
+        worker_id = worker.member.worker_id
+        if not in_time:
+            self.carry_out(self.dispatcher.migrate(worker_id))
+        elif self.dispatcher.live_on(worker_id):
+            return
+        worker.is_dead = True
+        self.workers.remove(worker)
+        self.leaving.remove(worker)
+        self.carry_out(self.dispatcher.worker_gone(worker_id, "it left"))
 
     def carry_out(self, outcome: Outcome) -> None:
         """Orders, and what was delivered."""

@@ -171,6 +171,20 @@ class RequestRouted:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolScaled:
+    """A gateway has given one of its pools another size. No engine writes this."""
+
+    time_s: float
+    process: str
+    pool: str
+    num_workers: int
+    """That stayed so far."""
+    num_wanted: int
+    reason: str
+    """In words."""
+
+
+@dataclass(frozen=True, slots=True)
 class KVImportBegan:
     """Blocks were taken for a prefix that is fetched from another process; an input, and what came of it."""
 
@@ -246,6 +260,7 @@ Event = (
     | PrefixCacheReset
     | KVBlockChecked
     | RequestRouted
+    | PoolScaled
     | KVImportBegan
     | KVImportEnded
     | KVHoldEnded

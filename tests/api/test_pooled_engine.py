@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from twostroke.bench.drill.streams import Drill, prompts, run
+from twostroke.bench.drill.streams import Drill, Faults, ask, prompts, run
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
+from twostroke.engine.client import EngineState
+from twostroke.engine.dispatcher import LeastBusy
 from twostroke.engine.pooled_engine import PooledEngine
 from twostroke.errors import InvalidParameter, SetupError
+from twostroke.pools.member import Role
 
 CONFIG = EngineConfig.from_keywords(model="embedded", threads=1, num_kv_blocks=2000)
 REQUESTS = prompts(12)
@@ -46,11 +49,50 @@ def test_speculation_and_routing_change_no_token(undisturbed: Drill) -> None:
 def test_workers_that_die_and_freeze_cost_a_pause_and_nothing_else(undisturbed: Drill) -> None:
     """A tenth of the drill; all of it is `twostroke bench drill`."""
     pools = PoolConfig(prefill=1, decode=2, heartbeat_timeout_s=1.0)
-    found = asyncio.run(run(CONFIG, pools, REQUESTS, num_faults=5, seed=3))
+    found = asyncio.run(run(CONFIG, pools, REQUESTS, faults=Faults(5, seed=3)))
     assert found.token_ids == undisturbed.token_ids
     assert found.logprobs == undisturbed.logprobs
     assert found.num_killed + found.num_frozen == 5
     assert found.num_resumed > 0
+
+
+def test_workers_come_and_leave_while_streams_run(undisturbed: Drill) -> None:
+    """Without time to end what they have, and with it; a pool that was not there is added."""
+    begun = asyncio.Event()
+
+    async def ask_all(engine: PooledEngine) -> dict[str, list[int]]:
+        begun.clear()
+        asked = (ask(engine, str(i), *request, delivered=lambda *_: begun.set()) for i, request in enumerate(REQUESTS))
+        return {str(i): token_ids for i, (token_ids, _, _) in enumerate(await asyncio.gather(*asked))}
+
+    async def scenario() -> list[set[str]]:
+        seen = []
+        engine = PooledEngine(CONFIG, PoolConfig(decode=2), drain_timeout_s=0.0, placer=LeastBusy())
+        await engine.start()
+        try:
+            for sizes in ({Role.DECODE: 1}, {Role.PREFILL: 1}, {Role.PREFILL: 0, Role.DECODE: 2}):
+                asking = asyncio.create_task(ask_all(engine))
+                await begun.wait()
+                engine.scale(sizes)
+                assert await asking == undisturbed.token_ids
+                wanted = {role: number for role, number in sizes.items() if number}
+                while not all(len(running(engine, role)) == number for role, number in wanted.items()):
+                    await asyncio.sleep(0.05)
+                seen.append({member.worker_id for member in engine.members()})
+            with pytest.raises(InvalidParameter, match="decode=0: must be a whole number, 1 to 64"):
+                engine.scale({Role.PREFILL: 3, Role.DECODE: 0})
+            assert not running(engine, Role.PREFILL), "nothing is changed where a part of it cannot be"
+            return seen
+        finally:
+            await engine.close()
+
+    def running(engine: PooledEngine, role: Role) -> list[str]:
+        return [m.worker_id for m in engine.members() if m.role is role and m.state is EngineState.RUNNING]
+
+    first, second, third = asyncio.run(scenario())
+    assert len(first) == 1
+    assert second == first | {"prefill-0.1"}
+    assert third == first | {"decode-2.1"}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from two_pools import Answer, TwoPools, alone, sequence
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.generation import GenerationRequest
-from twostroke.events import KVImportEnded, from_json, to_json
+from twostroke.events import KVImportEnded, StepCommitted, from_json, to_json
 from twostroke.sampling_params import SamplingParams
 from twostroke.scheduler.replay import replay
 
@@ -69,6 +69,34 @@ def test_tokens_and_logprobs_are_those_of_one_engine(
         ends = [event for event in pools.decode.events if isinstance(event, KVImportEnded)]
         handed_over = {event.request_id for event in ends if not event.problem}
         assert {"r2", "r3", "r4"} <= handed_over, ends
+    finally:
+        pools.close()
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle", "medusa", "early_exit"])
+def test_drafts_behind_a_handed_over_prompt(tmp_path: Path, method: str) -> None:
+    """Who decodes drafts, and its drafter has not read the prompt that came."""
+    given = {"model": "embedded", "threads": 1, "num_kv_blocks": 900, "max_model_len": 256}
+    asked = [
+        sequence(f"{text}{i}", [ord(c) % 200 for c in text * 12], params, seed=i)
+        for text in ("return x", "a, b = ")
+        for i, params in enumerate(
+            SamplingParams(max_tokens=24, temperature=t, logprobs=2, ignore_eos=True) for t in (0.0, 0.8)
+        )
+    ]
+    want = alone(EngineConfig.from_keywords(**given), asked)
+    speculation = {"method": method, "num_speculative_tokens": 3}
+    pools = TwoPools(tmp_path, decode={"speculative_config": speculation}, **given)
+    try:
+        assert same(pools.run(asked), want)
+        assert any(isinstance(event, KVImportEnded) and not event.problem for event in pools.decode.events)
+        accepted = [
+            commit.num_tokens - 1
+            for event in pools.decode.events
+            if isinstance(event, StepCommitted)
+            for commit in event.commits
+        ]
+        assert sum(accepted) > 0, "no draft stood"
     finally:
         pools.close()
 

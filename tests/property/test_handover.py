@@ -112,6 +112,24 @@ class HandoverMachine(RuleBasedStateMachine):
         worker = self.pools.workers[seed % len(self.pools.workers)]
         self.pools.kill(worker, really=seed % 3 > 0)
 
+    @rule(role=st.sampled_from(Role))
+    def one_more(self, role: Role) -> None:
+        if role is not Role.BOTH and len(self.pools.workers) < 6:
+            self.pools.start(role)
+
+    @rule(seed=SEEDS)
+    def one_less(self, seed: int) -> None:
+        staying = [worker for worker in self.pools.workers if worker not in self.pools.leaving]
+        worker = staying[seed % len(staying)]
+        if sum(other.member.role is Role.DECODE for other in staying) > (worker.member.role is Role.DECODE):
+            self.pools.retire(worker)
+
+    @rule(seed=SEEDS, in_time=st.booleans())
+    def leave(self, seed: int, in_time: bool) -> None:
+        leaving = self.pools.leaving
+        if leaving:
+            self.pools.let_go(leaving[seed % len(leaving)], in_time=in_time)
+
     @rule(seed=SEEDS)
     def cancel(self, seed: int) -> None:
         living = [n for n in self.requests if n not in self.pools.ended | self.cancelled and n not in self.pools.lost]

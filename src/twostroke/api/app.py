@@ -23,9 +23,10 @@ from twostroke.api.routes.models import models_router
 from twostroke.api.routes.observe import observe_router
 from twostroke.api.routes.operations import operations_router
 from twostroke.api.routes.page import page_router
+from twostroke.api.routes.pools import pools_router
 from twostroke.api.routes.responses import responses_router
 from twostroke.config.server import ServerConfig
-from twostroke.engine.client import EngineClient
+from twostroke.engine.client import EngineClient, ScalablePools
 from twostroke.errors import TwostrokeError
 from twostroke.version import __version__
 
@@ -38,10 +39,17 @@ ROUTERS = (
     capabilities_router,
     observe_router,
     operations_router,
+    pools_router,
 )
 
 
-def build_app(engine: EngineClient, config: ServerConfig, model: str, observation: Observation) -> App:
+def build_app(
+    engine: EngineClient,
+    config: ServerConfig,
+    model: str,
+    observation: Observation,
+    pools: ScalablePools | None = None,
+) -> App:
     """The application: routes, behind the gate, which is behind what browsers ask (CORS).
 
     Args:
@@ -49,8 +57,9 @@ def build_app(engine: EngineClient, config: ServerConfig, model: str, observatio
         config: of the server.
         model: the model as the user named it, which clients may call it by unless served_model_name says else.
         observation: hears the engine's events.
+        pools: the same engine, where it has several processes.
     """
-    context = ServerContext.of(engine, config, model, observation)
+    context = ServerContext.of(engine, config, model, observation, pools)
     # the interactive pages would load their parts from elsewhere
     app = FastAPI(title="Twostroke", version=__version__, docs_url=None, redoc_url=None)
     for make_router in ROUTERS:

@@ -18,7 +18,7 @@ from twostroke.api.protocol.fields import MAX_UNKNOWN, WireObject
 from twostroke.api.protocol.message_fields import MESSAGES
 from twostroke.api.protocol.sampling import SamplingFields
 from twostroke.config.server import ServerConfig
-from twostroke.engine.client import EngineClient
+from twostroke.engine.client import EngineClient, ScalablePools
 from twostroke.log import get_logger
 
 log = get_logger(__name__)
@@ -37,10 +37,17 @@ class ServerContext:
     """When, in whole seconds since 1970."""
     admission: Admission
     observation: Observation
+    pools: ScalablePools | None
+    """None: one process does everything."""
 
     @classmethod
     def of(
-        cls, engine: EngineClient, config: ServerConfig, model: str, observation: Observation | None = None
+        cls,
+        engine: EngineClient,
+        config: ServerConfig,
+        model: str,
+        observation: Observation | None = None,
+        pools: ScalablePools | None = None,
     ) -> ServerContext:
         """Of an engine that was started with `model`, which may be called so unless served_model_name says else.
 
@@ -54,6 +61,7 @@ class ServerContext:
             started_s=int(time.time()),
             admission=Admission(engine, config),
             observation=observation or Observation(config, model, engine.now_s()),
+            pools=pools,
         )
 
     def caller(self, request: Request, operation: str, body: WireObject | None = None) -> Caller:

@@ -31,7 +31,7 @@ OPEN_PATHS = frozenset({"/health", "/ping"})
 """Liveness; all others need a key where keys are set."""
 PAGE_PATH = "/"
 """Opened in a browser, which asks its user for the key if it is challenged for a password, and sends it ever after."""
-ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/server_info", "/flight_recorder", "/v1/trace"})
+ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/pools", "/server_info", "/flight_recorder", "/v1/trace"})
 """What touches everybody, or shows everybody's requests."""
 TIMELINE_PREFIX = "/v1/requests/"
 """A tenant sees its own here; the admin key sees everybody's."""

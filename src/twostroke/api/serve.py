@@ -7,6 +7,7 @@ import socket
 import ssl
 import sys
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -56,9 +57,11 @@ async def serve(
         scheme = "http" if config.ssl_certfile is None else "https"
         host, port = listener.getsockname()[:2]
         logging.getLogger("uvicorn.error").addFilter(Sparingly())  # whoever sends nonsense must not fill the disk
+        pools_client = engine if isinstance(engine, PooledEngine) else None
+        app: Any = build_app(engine, config, engine_config.load.model, observation, pools_client)
         server = DrainingServer(
             uvicorn.Config(
-                build_app(engine, config, engine_config.load.model, observation),  # pyright: ignore[reportArgumentType]
+                app,
                 http=guarded_protocol(config.max_connections, config.head_timeout_s, config.answer_timeout_s),
                 ws="none",
                 lifespan="off",
@@ -103,6 +106,7 @@ def _engine(
         stall_after_s=config.stall_timeout_s,
         chat_template=template,
         on_trouble=observation.dump,
+        drain_timeout_s=config.drain_timeout_s,
     )
     observation.gateway.follow(engine.dispatcher)
     return engine

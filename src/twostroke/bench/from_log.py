@@ -17,6 +17,7 @@ from twostroke.events import (
     KVImportBegan,
     KVImportEnded,
     MeasurementBegan,
+    PoolScaled,
     PrefixCacheReset,
     RequestArrived,
     RequestFinishedByCaller,
@@ -67,7 +68,13 @@ class _Reader:
             case StepCommitted():
                 self._committed(event)
             case (
-                PrefixCacheReset() | EngineLost() | RequestRouted() | KVImportBegan() | KVImportEnded() | KVHoldEnded()
+                PrefixCacheReset()
+                | EngineLost()
+                | RequestRouted()
+                | PoolScaled()
+                | KVImportBegan()
+                | KVImportEnded()
+                | KVHoldEnded()
             ):
                 pass
             case KVBlockChecked():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -26,6 +27,16 @@ class PoolConfig:
     """Hand KV over between processes whose kernels, versions or devices differ; tokens may differ then, too."""
     heartbeat_timeout_s: float = 2.0
     """A process that says nothing for so long is ended, and what it did goes on elsewhere."""
+    max_prefill: int = 0
+    """Under load there may be so many prefill processes; 0: as many as --prefill says, whatever the load."""
+    max_decode: int = 0
+    """Under load there may be so many decode processes; 0: as many as --decode says, whatever the load."""
+    ttft_target_s: float = 1.0
+    """Seconds to a first token, for which prefill processes are added."""
+    tpot_target_s: float = 0.05
+    """Seconds for an output token, for which decode processes are added, and prompts kept away from them."""
+    scaling_interval_s: float = 5.0
+    """How often the sizes of the pools are decided on."""
 
     def __post_init__(self) -> None:
         """Checks ranges, and that somebody decodes."""
@@ -36,12 +47,33 @@ class PoolConfig:
         number("heartbeat_timeout_s", self.heartbeat_timeout_s, 0.2, 600, "0.2 to 600 (seconds)")
         if self.prefill and not self.decode:
             raise InvalidParameter("prefill", self.prefill, "needs somebody who decodes", "Add --decode 1.")
-        unused = PoolConfig.__dataclass_fields__
+        for name in ("ttft_target_s", "tpot_target_s", "scaling_interval_s"):
+            number(name, getattr(self, name), 0, 1e6, "more than 0 and at most 1000000 seconds", low_open=True)
+        self._check_sizes_under_load()
         if not self.decode:
-            for name in ("kv_transport", "allow_numeric_drift", "heartbeat_timeout_s"):
-                if getattr(self, name) != unused[name].default:
-                    remedy = "Add --prefill 1 --decode 1, or leave it out."
-                    raise InvalidParameter(name, getattr(self, name), "needs more than one process", remedy)
+            names = self.__dataclass_fields__.keys() - {"prefill", "decode"}
+            self._refuse(names, "needs more than one process", "Add --prefill 1 --decode 1, or leave it out.")
+        if not self.max_prefill:
+            self._refuse({"ttft_target_s"}, "is what prefill processes are added for", "Add --max-prefill.")
+        if not (self.max_prefill or self.max_decode):
+            self._refuse({"scaling_interval_s"}, "needs pools that change", "Add --max-prefill or --max-decode.")
+
+    def _check_sizes_under_load(self) -> None:
+        for name, fewest in (("max_prefill", self.prefill), ("max_decode", self.decode)):
+            most = getattr(self, name)
+            whole_number(name, most, 0, MAX_WORKERS)
+            if most and not fewest:
+                remedy = f"Add --{name.removeprefix('max_')} 1, or leave it out."
+                raise InvalidParameter(name, most, "is for a pool that has a process to begin with", remedy)
+            if most and most < fewest:
+                limit = f"must be at least {name.removeprefix('max_')}, {fewest}"
+                raise InvalidParameter(name, most, limit)
+
+    def _refuse(self, names: Set[str], limit: str, remedy: str) -> None:
+        """Settings that would change nothing."""
+        for name, field in self.__dataclass_fields__.items():
+            if name in names and getattr(self, name) != field.default:
+                raise InvalidParameter(name, getattr(self, name), limit, remedy)
 
     @property
     def num_workers(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -12,6 +12,7 @@ from twostroke.engine.input_processor import InputProcessor, PromptInput
 from twostroke.engine.load import Load
 from twostroke.engine.output_processor import OutputKind
 from twostroke.outputs import RequestOutput
+from twostroke.pools.member import Role
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 
@@ -46,6 +47,22 @@ class EngineHealth:
     def is_ready(self) -> bool:
         """Whether requests are taken now."""
         return self.state is EngineState.RUNNING
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMember:
+    """A place in a pool, and who fills it now."""
+
+    worker_id: str
+    role: Role
+    state: EngineState
+    cause: str
+    """Of a state other than running, in words."""
+    pid: int | None
+    """Of its process; None while none runs."""
+    num_restarts: int
+    num_live: int
+    """Sequences that need it."""
 
 
 Taker = Callable[[RequestOutput], bool]
@@ -130,4 +147,22 @@ class EngineClient(Protocol):
 
     async def reset_prefix_cache(self) -> bool:
         """Forgets cached prefixes; those that running requests use stay. False when nothing was cached."""
+        ...
+
+
+class ScalablePools(Protocol):
+    """Pools whose sizes can be changed while they serve."""
+
+    def members(self) -> list[PoolMember]:
+        """All, those that start and those that leave included."""
+        ...
+
+    def scale(self, sizes: Mapping[Role, int]) -> None:
+        """Gives each named pool so many members that stay. Nothing that runs is lost: who leaves takes no more
+        requests, ends those it has, and what it has not ended in time goes on elsewhere.
+
+        Raises:
+            InvalidParameter: a pool cannot have so many; no pool was changed.
+            EngineUnavailable: the server shuts down.
+        """
         ...

@@ -106,7 +106,7 @@ class _Sequence:
     place: Place | None = None
     """Of the attempt; None while it waits for a worker."""
     import_id: int | None = None
-    """Under which its KV is on the way to the decode worker."""
+    """Under which its KV is on the way to the decode worker; None from that worker's first token on."""
     is_decoding: bool = False
     """The decode worker has been told to run it."""
     num_fruitless: int = 0
@@ -133,10 +133,12 @@ class _Sequence:
 
     @property
     def worker_ids(self) -> tuple[str, ...]:
-        """All that have heard of the attempt."""
+        """All that the attempt still needs: who computes its prompt, or lends its KV, and who decodes."""
         if self.place is None:
             return ()
-        return tuple(w for w in (self.place.prefill, self.place.decode) if w is not None)
+        if self.place.prefill is None or (self.is_decoding and self.import_id is None):
+            return (self.place.decode,)
+        return self.place.prefill, self.place.decode
 
 
 def attempt_name(sequence_id: str, attempt: int) -> str:
@@ -173,7 +175,7 @@ class Dispatcher:
         return sequence is not None and sequence.news is not None
 
     def live_on(self, worker_id: str) -> int:
-        """Sequences that a worker has to do with."""
+        """Sequences that need a worker."""
         return sum(worker_id in sequence.worker_ids for sequence in self._sequences.values())
 
     def add(self, request: GenerationRequest) -> Outcome:
@@ -206,9 +208,7 @@ class Dispatcher:
         """A worker is dead, or given up: what it had to do is done elsewhere."""
         self._members.pop(worker_id, None)
         outcome = Outcome()
-        for sequence in [s for s in self._sequences.values() if worker_id in s.worker_ids]:
-            if sequence.worker_id != worker_id and sequence.is_decoding:
-                continue  # it has left that worker already, and with it what it had to do there
+        for sequence in self._held_up_without(worker_id):
             self._withdraw(sequence, outcome, FinishReason.ABORT, None, but=worker_id)
             sequence.num_fruitless += 1
             if sequence.num_fruitless >= MAX_ATTEMPTS:
@@ -217,6 +217,19 @@ class Dispatcher:
             else:
                 self.num_resumed += 1
                 self._begin(sequence, outcome)
+        return outcome
+
+    def retire(self, worker_id: str) -> None:
+        """A worker takes no more sequences; those it has go on."""
+        self._members.pop(worker_id, None)
+
+    def migrate(self, worker_id: str) -> Outcome:
+        """What a retired worker still has to do goes on elsewhere, and it is told so."""
+        outcome = Outcome()
+        for sequence in self._held_up_without(worker_id):
+            self._withdraw(sequence, outcome, FinishReason.ABORT, None)
+            self.num_resumed += 1
+            self._begin(sequence, outcome)
         return outcome
 
     def give_up(self, cause: str) -> Outcome:
@@ -238,6 +251,14 @@ class Dispatcher:
                 continue
             self._deliver(sequence, update, outcome)
         return outcome
+
+    def _held_up_without(self, worker_id: str) -> list[_Sequence]:
+        """Those that decode elsewhere are not: KV that does not come is computed there."""
+        return [
+            sequence
+            for sequence in self._sequences.values()
+            if sequence.worker_id == worker_id or (not sequence.is_decoding and worker_id in sequence.worker_ids)
+        ]
 
     # ------------------------------------------------------------------ one sequence
 
@@ -289,6 +310,8 @@ class Dispatcher:
     def _deliver(self, sequence: _Sequence, update: TokenUpdate, outcome: Outcome) -> None:
         if update.token_ids:
             sequence.num_fruitless = 0
+            if sequence.is_decoding:
+                sequence.import_id = None
         sequence.token_ids += update.token_ids
         news, ends = update.news, update.finish_reason is not None
         goes_on = (

@@ -9,8 +9,9 @@ from pathlib import Path
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.engine.output_processor import TokenUpdate
-from twostroke.events import EngineLost, Event, RequestFinishedByCaller, RequestRouted
+from twostroke.events import EngineLost, Event, PoolScaled, RequestFinishedByCaller, RequestRouted
 from twostroke.explain.names import GATEWAY
+from twostroke.pools.member import Role
 from twostroke.request import FinishReason
 
 
@@ -56,6 +57,10 @@ class GatewayLog:
     def routed(self, event: RequestRouted) -> None:
         """A sequence has its workers."""
         self._say(event)
+
+    def scaled(self, pool: Role, num_workers: int, num_wanted: int, reason: str) -> None:
+        """A pool gets another size."""
+        self._say(PoolScaled(monotonic_clock(), GATEWAY, str(pool), num_workers, num_wanted, reason))
 
     def ended(self, sequence_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> None:
         """A sequence has, and not by itself; the worker that ran it may never say so, or there is none."""

@@ -39,6 +39,10 @@ class Load:
     """Of a step without prefills; 0 while nothing was measured."""
     prefill_s_per_token: float = 0.0
     """What a step takes longer for each token that it prefills."""
+    decode_step_s: float = 0.0
+    """Where the line through steps without prefills begins: one of no sequences; 0 while nothing was measured."""
+    step_s_per_sequence: float = 0.0
+    """Its slope; 0 where all had as many sequences."""
     num_output_tokens: float = 0.0
     """What a request generates, on average."""
     num_own_generated: int = 0
@@ -46,7 +50,7 @@ class Load:
 
 
 class StepTimes:
-    """time of a step = step_s + prefill_s_per_token x tokens prefilled, fitted to the last steps.
+    """time of a step = base_s + s_per_unit x units of work, fitted to the last steps.
 
     Least squares with exponential forgetting (Haykin, Adaptive Filter Theory, chapter 10), for one variable: five sums.
     """
@@ -54,27 +58,34 @@ class StepTimes:
     def __init__(self) -> None:
         self._weight = self._x = self._xx = self._y = self._xy = 0.0
 
-    def add(self, num_prefill_tokens: int, time_s: float) -> None:
+    def add(self, num_units: int, time_s: float) -> None:
         """Takes in a step."""
         keep = STEP_DECAY
         self._weight = keep * self._weight + 1.0
-        self._x = keep * self._x + num_prefill_tokens
-        self._xx = keep * self._xx + num_prefill_tokens * num_prefill_tokens
+        self._x = keep * self._x + num_units
+        self._xx = keep * self._xx + num_units * num_units
         self._y = keep * self._y + time_s
-        self._xy = keep * self._xy + num_prefill_tokens * time_s
+        self._xy = keep * self._xy + num_units * time_s
 
     @property
-    def prefill_s_per_token(self) -> float:
-        """0 while no step prefilled; the whole time where all steps prefilled alike."""
+    def slope_s(self) -> float | None:
+        """Seconds a unit; None where all steps had as many."""
         spread = self._weight * self._xx - self._x * self._x
-        if spread > 1e-6 * self._weight * self._xx:
-            return max(0.0, (self._weight * self._xy - self._x * self._y) / spread)
+        if spread <= 1e-6 * self._weight * self._xx:
+            return None
+        return max(0.0, (self._weight * self._xy - self._x * self._y) / spread)
+
+    @property
+    def s_per_unit(self) -> float:
+        """The same; the whole time where all steps had as many, 0 without steps."""
+        slope_s = self.slope_s
+        if slope_s is not None:
+            return slope_s
         return self._xy / self._xx if self._xx else 0.0
 
-    @property
-    def step_s(self) -> float:
-        """Of a step that only decodes."""
-        return max(0.0, (self._y - self.prefill_s_per_token * self._x) / self._weight) if self._weight else 0.0
+    def base_s(self, s_per_unit: float) -> float:
+        """Of a step without work, with a slope from above."""
+        return max(0.0, (self._y - s_per_unit * self._x) / self._weight) if self._weight else 0.0
 
 
 @dataclass(slots=True)
@@ -108,8 +119,11 @@ class LoadMeter:
         self._num_slots = max_num_seqs
         self._num_generated: Counter[str] = Counter()
         self._times = StepTimes()
-        self._in_flight: dict[int, tuple[float, int]] = {}
-        """When a step was decided, and the tokens it prefills."""
+        """By tokens prefilled."""
+        self._decode_times = StepTimes()
+        """By sequences, of steps that prefill nothing."""
+        self._in_flight: dict[int, tuple[float, int, int]] = {}
+        """When a step was decided, the tokens it prefills, and its sequences."""
         self._committed_s = 0.0
         self._idle = True
         """Whether at some time since the last step was committed nothing ran: a pause is no part of a step."""
@@ -166,6 +180,7 @@ class LoadMeter:
         """The facts as they are now."""
         owner, tenant = tenant, tenant if self._is_fair else ""
         num_waiting = self._num_waiting.total()
+        prefill_s, decode_s = self._times.s_per_unit, self._decode_times.slope_s or 0.0
         return Load(
             num_slots=self._num_slots,
             num_running=self._num_running,
@@ -175,8 +190,10 @@ class LoadMeter:
             num_own_waiting=self._num_waiting[tenant],
             num_own_waiting_tokens=self._num_waiting_tokens[tenant],
             num_tenants=len(self._num_waiting) + (tenant not in self._num_waiting),
-            step_s=self._times.step_s,
-            prefill_s_per_token=self._times.prefill_s_per_token,
+            step_s=self._times.base_s(prefill_s),
+            prefill_s_per_token=prefill_s,
+            decode_step_s=self._decode_times.base_s(decode_s),
+            step_s_per_sequence=decode_s,
             num_output_tokens=self._mean_output_tokens(),
             num_own_generated=self._num_generated[owner],
         )
@@ -212,7 +229,7 @@ class LoadMeter:
         for sequence_id in batch.preempted_request_ids:
             self._give_way(sequence_id)
         if batch.requests:
-            self._in_flight[batch.step] = time_s, num_prefill_tokens
+            self._in_flight[batch.step] = time_s, num_prefill_tokens, len(batch.requests)
         is_held_by_kv = batch.limited_by is Limit.KV and batch.num_waiting > 0
         self._num_slots = max(1, self._num_running) if is_held_by_kv else self._max_num_seqs
 
@@ -231,9 +248,12 @@ class LoadMeter:
             self._wait(sequence.tenant, 1, sequence.num_tokens)
 
     def _step_ended(self, event: StepCommitted) -> None:
-        scheduled_s, num_prefill_tokens = self._in_flight.pop(event.step, (event.time_s, 0))
+        scheduled_s, num_prefill_tokens, num_sequences = self._in_flight.pop(event.step, (event.time_s, 0, 0))
         # without a pause it began when the one before it had ended: what the engine does between two steps counts, too
-        self._times.add(num_prefill_tokens, event.time_s - (scheduled_s if self._idle else self._committed_s))
+        took_s = event.time_s - (scheduled_s if self._idle else self._committed_s)
+        self._times.add(num_prefill_tokens, took_s)
+        if not num_prefill_tokens:
+            self._decode_times.add(num_sequences, took_s)
         sequences, generated = self._sequences, self._num_generated
         for commit in event.commits:
             sequence = sequences.get(commit.request_id)
@@ -261,6 +281,7 @@ def combined(prefills: Sequence[Load], decodes: Sequence[Load]) -> Load:
     loads = [*prefills, *decodes]
     readers = prefills or decodes
     steps = [load.step_s for load in decodes if load.step_s] or [0.0]
+    lines = [load for load in decodes if load.decode_step_s] or [Load(0)]
     rates = [1 / load.prefill_s_per_token for load in readers if load.prefill_s_per_token]
     outputs = [load.num_output_tokens for load in decodes if load.num_output_tokens] or [0.0]
     return Load(
@@ -274,6 +295,8 @@ def combined(prefills: Sequence[Load], decodes: Sequence[Load]) -> Load:
         num_tenants=max((load.num_tenants for load in loads), default=1),
         step_s=sum(steps) / len(steps),
         prefill_s_per_token=1 / sum(rates) if rates else 0.0,
+        decode_step_s=sum(load.decode_step_s for load in lines) / len(lines),
+        step_s_per_sequence=sum(load.step_s_per_sequence for load in lines) / len(lines),
         num_output_tokens=sum(outputs) / len(outputs),
         num_own_generated=sum(load.num_own_generated for load in decodes),
     )

@@ -23,8 +23,11 @@ from twostroke.pools.member import Role
 log = get_logger(__name__)
 
 MAX_FAST_DEATHS = 3
-"""Deaths in a row without a token between them: then it is no accident, and starting again would not help."""
-RESTART_DELAYS_S = (0.0, 0.5, 2.0)
+"""Deaths in a row that come soon: then it is no accident, and nobody counts on it until it is back."""
+SOON_S = 5.0
+"""A process that is dead so short a time after it was ready, and has made no token, died soon."""
+RESTART_DELAYS_S = (0.0, 0.5, 2.0, 5.0, 10.0)
+"""Before a start, by the fast deaths before it; the last one from then on."""
 
 
 class Pool(Protocol):
@@ -38,8 +41,12 @@ class Pool(Protocol):
         """Something came from it."""
         ...
 
+    def worker_retired(self, worker: PoolWorker) -> None:
+        """It is to take no more requests, and leaves when it has done what it has."""
+        ...
+
     def worker_gone(self, worker: PoolWorker, cause: str) -> None:
-        """It is dead; it may come back, under another id."""
+        """It is dead; it may come back, under another id, unless it was retired."""
         ...
 
 
@@ -76,12 +83,17 @@ class PoolWorker:
         """The child, from its first moment to its last."""
         self._process: EngineProcess | None = None
         """The same while its model is loaded."""
+        self._was_ready = self._is_retired = False
         self._is_closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._heard_s = 0.0
+        self._ready_s = float("inf")
+        """When the model of the last process was loaded."""
         self.state = EngineState.STARTING
         self.cause = "the model is being loaded"
         self.meter = LoadMeter(1, is_fair=False)
+        self.facts: EngineFacts | None = None
+        """Of the process that runs now; None while none does."""
         self.has_started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when its model is loaded for the first time; raises SetupError where that is refused."""
 
@@ -105,6 +117,17 @@ class PoolWorker:
         """Whether it takes requests."""
         return self.state is EngineState.RUNNING
 
+    @property
+    def is_retired(self) -> bool:
+        """Whether it was told to take no more requests."""
+        return self._is_retired
+
+    def retire(self) -> None:
+        """It takes no more requests, and is not started again."""
+        self._is_retired = True
+        if self.is_ready:
+            self.state, self.cause = EngineState.DRAINING, "it takes no more requests, and ends when those it has do"
+
     def start(self) -> None:
         """Begins its life."""
         self._task = asyncio.create_task(self._live(), name=f"twostroke-{self.role}-{self._place}")
@@ -121,7 +144,7 @@ class PoolWorker:
 
     def end_if_silent(self, timeout_s: float) -> None:
         """Kills a process that says nothing; one that was stopped or hangs never would again."""
-        if self.is_ready and self._process is not None and monotonic_clock() - self._heard_s > timeout_s:
+        if self._process is not None and monotonic_clock() - self._heard_s > timeout_s:
             self.cause = f"it said nothing for {timeout_s:g} s"
             self._process.kill()
 
@@ -140,23 +163,35 @@ class PoolWorker:
 
     async def _live(self) -> None:
         """One process after the other."""
-        while self._num_fast_deaths < MAX_FAST_DEATHS:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._is_closing.wait(), RESTART_DELAYS_S[self._num_fast_deaths])
-            if self._is_closing.is_set():
-                return
+        while not await self._is_over_after(RESTART_DELAYS_S[min(self._num_fast_deaths, len(RESTART_DELAYS_S) - 1)]):
             self._num_starts += 1
+            self._ready_s = float("inf")
             cause = await self._run()
             if self._is_closing.is_set():
                 return
+            if monotonic_clock() - self._ready_s > SOON_S:
+                self._num_fast_deaths = 0
             self._num_fast_deaths += 1
-            self.state = EngineState.STARTING
-            self.cause = f"{self.worker_id} {cause}; it is being started again"
             log.error("%s %s", self.worker_id, cause)
+            if self._is_retired or not self._was_ready:
+                self.state, self.cause = EngineState.FAILED, f"{self.worker_id} {cause}"
+            elif self._num_fast_deaths < MAX_FAST_DEATHS:
+                self.state = EngineState.STARTING
+                self.cause = f"{self.worker_id} {cause}; it is being started again"
+            else:
+                self.state = EngineState.FAILED
+                self.cause = (
+                    f"{self.worker_id} {cause}, {self._num_fast_deaths} times in a row; it is started again from"
+                    " time to time"
+                )
             self._pool.worker_gone(self, f"{self.worker_id} {cause}")
-        self.state = EngineState.FAILED
-        self.cause = f"{self.cause.partition(';')[0]}, {MAX_FAST_DEATHS} times in a row; it was given up"
-        self._pool.worker_gone(self, self.cause)
+            if self._is_retired or not self._was_ready:
+                return
+
+    async def _is_over_after(self, pause_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._is_closing.wait(), pause_s)
+        return self._is_closing.is_set()
 
     def _life_ended(self, life: asyncio.Task[None]) -> None:
         """A mistake of ours must not look like a worker that runs: nobody would read its reports any more."""
@@ -178,22 +213,24 @@ class PoolWorker:
             report = await process.receive()
             if not isinstance(report, Ready):
                 return await self._not_loaded(process, report)
+            self.facts = report.facts
             self.meter = LoadMeter(report.facts.max_num_seqs, is_fair=report.facts.is_fair)
             self._process = process
-            self._heard_s = monotonic_clock()
+            self._heard_s = self._ready_s = monotonic_clock()
             self.member = Member(
                 self.worker_id, self.role, report.lender, report.facts.block_size, report.facts.max_num_seqs
             )
             if not self._is_closing.is_set():
                 self.state, self.cause = EngineState.RUNNING, ""
             await self._pool.worker_ready(self, report.facts)
-            if not self.has_started.done():
+            if not self._was_ready:
+                self._was_ready = True
                 self.has_started.set_result(None)
             return await self._hear(process)
         finally:
             if self._process is None:  # it was not loaded, and hears nothing before it is
                 process.kill()
-            self._process = self._spawned = None
+            self._process = self._spawned = self.facts = None
             await process.stop()
 
     async def _not_loaded(self, process: EngineProcess, report: Report | None) -> str:
@@ -201,9 +238,8 @@ class PoolWorker:
             cause = f"{report.kind}: {report.reason}" if report.kind != SetupError.__name__ else report.reason
         else:
             cause = f"{await process.ending()} before its model was loaded."
-        if not self.has_started.done():
+        if not self._was_ready:  # with these settings it never will be
             self.has_started.set_exception(SetupError(cause))
-            self._num_fast_deaths = MAX_FAST_DEATHS  # the server does not start; nobody waits for another try
         return cause
 
     async def _hear(self, process: EngineProcess) -> str:
@@ -218,6 +254,6 @@ class PoolWorker:
                     self._num_fast_deaths = 0
                 self._pool.worker_reports(self, report)
                 await asyncio.sleep(0)  # where reports come faster than they are taken in, the others run all the same
-        if not self._is_closing.is_set():
+        if self.is_ready:
             self.state = EngineState.STARTING
         return f"{await process.ending()}{reason}" + (f": {self.cause}" if self.cause else "")

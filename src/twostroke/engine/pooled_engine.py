@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import shutil
-import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.config.routing import RoutingConfig
-from twostroke.engine.client import EngineHealth, EngineState, OutputStream
+from twostroke.engine.client import EngineHealth, EngineState, OutputStream, PoolMember
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.dispatcher import Dispatcher, Outcome, Placer
 from twostroke.engine.engine_process import COMMAND
 from twostroke.engine.facts import EngineFacts
-from twostroke.engine.gateway_log import GatewayLog, log_of
+from twostroke.engine.gateway_log import GatewayLog
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.input_processor import InputProcessor, PromptInput
 from twostroke.engine.load import Load, combined
 from twostroke.engine.messages import Add, CacheWasReset, Finish, Progress, Report, ResetPrefixCache
 from twostroke.engine.output_processor import OutputKind
+from twostroke.engine.pool_scaling import PoolScaling, WorkerFigures, limits_of
 from twostroke.engine.pool_worker import PoolWorker
 from twostroke.engine.reception import Reception
 from twostroke.engine.remote_engine import SHUTTING_DOWN
 from twostroke.engine.routed_placer import RoutedPlacer
+from twostroke.engine.worker_pool import WorkerPool
 from twostroke.errors import EngineError, EngineUnavailable, InvalidParameter
 from twostroke.events import Event, RequestRouted
 from twostroke.explain.names import GATEWAY
-from twostroke.kv_transfer.address import Address
 from twostroke.log import get_logger
 from twostroke.packed_events import PackedEvent, PackedEventLog, pack, unpack
 from twostroke.pools.member import Role
@@ -56,6 +51,7 @@ class PooledEngine:
         stall_after_s: with requests and no step anywhere for so long, it counts as stalled.
         chat_template: Jinja source instead of the model's own.
         on_trouble: called with the cause when a process has died, in a thread.
+        drain_timeout_s: so long a worker that is not needed any more may take to end what it has.
         placer: chooses workers.
         command: starts a process; tests put another around it.
 
@@ -72,26 +68,31 @@ class PooledEngine:
         stall_after_s: float = 30.0,
         chat_template: str | None = None,
         on_trouble: Callable[[str], object] = log.error,
+        drain_timeout_s: float = 30.0,
         placer: Placer | None = None,
         command: Sequence[str] = COMMAND,
     ) -> None:
-        _check(config, pools)
+        address = config.load.tensor_parallel_address
+        if address is not None:
+            limit = "the engines of a pool cannot all meet their ranks there"
+            raise InvalidParameter("tensor_parallel_address", address, limit, "Leave it out: each starts its own.")
+        if pools.prefill:
+            _check(config)
         self._config = config
         self._pools = pools
         self._listeners = tuple(listeners)
         self._stall_after_s = stall_after_s
         self._on_trouble = on_trouble
-        self._command = command
+        self._drain_timeout_s = drain_timeout_s
         self._reception = Reception(chat_template)
-        self._router = RoutedPlacer(RoutingConfig())
+        self._router = RoutedPlacer(RoutingConfig(tpot_target_s=pools.tpot_target_s))
         self._dispatcher = Dispatcher(placer or self._router)
-        self._workers: list[PoolWorker] = []
+        self._pool = WorkerPool(config, pools, self, command, num_live=self._dispatcher.live_on, migrate=self._migrate)
         self._by_id: dict[str, PoolWorker] = {}
         self._has_met = asyncio.Lock()
         self._resets: list[tuple[set[str], asyncio.Future[bool]]] = []
-        self._folder = Path()
-        self._numbers = itertools.count()
-        self._watch: asyncio.Task[None] | None = None
+        self._scaling = PoolScaling(limits_of(pools))
+        self._tasks: list[asyncio.Task[None]] = []
         self._progress_s = monotonic_clock()
         self._log = GatewayLog(self._tell_soon)
         self._is_draining = self._is_closed = False
@@ -120,10 +121,10 @@ class PooledEngine:
     def health(self) -> EngineHealth:
         """See EngineClient: it runs while somebody decodes."""
         num_requests = self._reception.num_streams
-        num_restarts = sum(worker.num_restarts for worker in self._workers)
-        decoders = [worker for worker in self._workers if worker.role is Role.DECODE]
+        num_restarts = sum(worker.num_restarts for worker in self._pool.workers)
+        decoders = self._pool.of(Role.DECODE)
         state = EngineState.RUNNING
-        cause = ", ".join(f"{w.worker_id} is {w.state}" for w in self._workers if not w.is_ready)
+        cause = ", ".join(f"{w.worker_id} is {w.state}" for w in self._pool.workers if not w.is_ready)
         waited_s = self.now_s() - self._progress_s
         if self._is_closed:
             state, cause = EngineState.CLOSED, "it was closed"
@@ -171,13 +172,13 @@ class PooledEngine:
 
     def load(self, tenant: str) -> Load:
         """See EngineClient; of all that run, together."""
-        ready = [worker for worker in self._workers if worker.is_ready]
+        ready = [worker for worker in self._pool.workers if worker.is_ready]
         prefills = [worker.meter.load(tenant) for worker in ready if worker.role is Role.PREFILL]
         return combined(prefills, [worker.meter.load(tenant) for worker in ready if worker.role is Role.DECODE])
 
     async def reset_prefix_cache(self) -> bool:
         """See EngineClient; in every process."""
-        asked = {worker.worker_id for worker in self._workers if worker.is_ready}
+        asked = {worker.worker_id for worker in self._pool.workers if worker.is_ready}
         if not asked:
             raise EngineUnavailable(f"the engine takes no commands now: {self.health().cause}.")
         reset: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -205,7 +206,7 @@ class PooledEngine:
     @property
     def pids(self) -> dict[str, int]:
         """Of the processes that run now, by worker."""
-        return {worker.worker_id: worker.pid for worker in self._workers if worker.pid is not None}
+        return {worker.worker_id: worker.pid for worker in self._pool.workers if worker.pid is not None}
 
     @property
     def dispatcher(self) -> Dispatcher:
@@ -219,18 +220,34 @@ class PooledEngine:
             SetupError: one of them cannot load the model as the config says.
         """
         self._log.open(self._config.load.event_log)
-        self._folder = Path(tempfile.mkdtemp(prefix="twostroke-kv-"))  # for this user only
-        for role, number in ((Role.DECODE, self._pools.decode), (Role.PREFILL, self._pools.prefill)):
-            for place in range(number):
-                self._workers.append(self._worker(role, place))
-        for worker in self._workers:
-            worker.start()
         try:
-            await asyncio.gather(*(worker.has_started for worker in self._workers))
+            await self._pool.start()
         except BaseException:
             await self.close()
             raise
-        self._watch = asyncio.create_task(self._look_after(), name="twostroke-watch")
+        self._tasks.append(asyncio.create_task(self._look_after(), name="twostroke-watch"))
+        if self._scaling.is_wanted:
+            self._tasks.append(asyncio.create_task(self._scale_with_load(), name="twostroke-scaling"))
+
+    def scale(self, sizes: Mapping[Role, int]) -> None:
+        """See ScalablePools."""
+        if self._is_draining or self._is_closed:
+            raise EngineUnavailable(f"the pools have no other sizes now: {self.health().cause}.")
+        if sizes.get(Role.PREFILL):
+            _check(self._config)
+        for role, number in sizes.items():
+            self._pool.check_size(role, number)
+        for role, number in sizes.items():
+            self._resize(role, number, "asked for")
+
+    def members(self) -> list[PoolMember]:
+        """See ScalablePools."""
+        return [
+            PoolMember(
+                w.worker_id, w.role, w.state, w.cause, w.pid, w.num_restarts, self._dispatcher.live_on(w.worker_id)
+            )
+            for w in self._pool.workers
+        ]
 
     def drain(self) -> None:
         """Takes no more requests; what runs goes on."""
@@ -246,37 +263,15 @@ class PooledEngine:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self.give_up("it was closed")
         for _, reset in self._resets:
             if not reset.done():
                 reset.set_exception(EngineError("it was closed"))
-        await asyncio.gather(*(worker.close() for worker in self._workers))
-        for worker in self._workers:
-            if worker.has_started.done():
-                worker.has_started.exception()  # it was told once
+        await self._pool.close()
         self._log.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _worker(self, role: Role, place: int) -> PoolWorker:
-        config = self._config if role is Role.DECODE else replace(self._config, speculative_config=None)
-
-        def config_of(name: str) -> EngineConfig:
-            return replace(config, load=replace(config.load, event_log=log_of(config.load.event_log, name)))
-
-        return PoolWorker(role, place, config_of, lambda name: self._port(role, name), self, self._command)
-
-    def _port(self, role: Role, name: str) -> HandoverPort:
-        """Each process has its own address, so nobody who comes back is taken for who was there before."""
-        share, drift = 1 / self._pools.num_workers, self._pools.allow_numeric_drift
-        if role is Role.DECODE:
-            return HandoverPort(fetches=True, allows_drift=drift, memory_share=share, name=name)
-        if self._pools.kv_transport == "tcp":
-            return HandoverPort(Address(host="127.0.0.1"), allows_drift=drift, memory_share=share, name=name)
-        path = self._folder / f"kv-{next(self._numbers)}"
-        return HandoverPort(Address(path=str(path)), allows_drift=drift, memory_share=share, name=name)
 
     # ------------------------------------------------------------------ what workers tell
 
@@ -313,17 +308,28 @@ class PooledEngine:
             case _:
                 raise AssertionError(f"not expected of a worker that runs: {report}")
 
+    def worker_retired(self, worker: PoolWorker) -> None:
+        """See Pool."""
+        self._router.left(worker.worker_id)
+        self._dispatcher.retire(worker.worker_id)
+
     def worker_gone(self, worker: PoolWorker, cause: str) -> None:
         """See Pool."""
-        self._by_id.pop(worker.worker_id, None)
-        self._router.left(worker.worker_id)
-        self._log.lost(worker.worker_id, cause)
-        self._reset_by(worker.worker_id, had_blocks=True)
-        self._carry_out(self._dispatcher.worker_gone(worker.worker_id, cause))
-        asyncio.get_running_loop().run_in_executor(None, self._on_trouble, cause)
+        was_there = self._by_id.pop(worker.worker_id, None) is not None
+        if was_there or not worker.is_retired:
+            self._router.left(worker.worker_id)
+            self._log.lost(worker.worker_id, cause)
+            self._reset_by(worker.worker_id, had_blocks=True)
+            self._carry_out(self._dispatcher.worker_gone(worker.worker_id, cause))
+        if not worker.is_retired:
+            asyncio.get_running_loop().run_in_executor(None, self._on_trouble, cause)
         if self.health().state is EngineState.FAILED:
             self._carry_out(self._dispatcher.give_up(self.health().cause))
             self._reception.lose(self.health().cause)
+
+    def _migrate(self, worker_id: str) -> None:
+        """What a worker that leaves has not ended in time."""
+        self._carry_out(self._dispatcher.migrate(worker_id))
 
     def _carry_out(self, outcome: Outcome) -> None:
         now_s = self.now_s()
@@ -345,12 +351,13 @@ class PooledEngine:
             self._log.ended(sequence_id, FinishReason.ERROR)
             self._reception.lose_sequence(sequence_id, cause)
 
-    @staticmethod
-    def _count(worker: PoolWorker, command: object) -> None:
+    def _count(self, worker: PoolWorker, command: object) -> None:
         match command:
             case Add(request):
                 new = request.new_request
                 num_tokens = len(new.prompt_token_ids) + len(new.output_token_ids)
+                if worker.role is Role.PREFILL:
+                    self._scaling.arrived(num_tokens)
                 worker.meter.sent(new.request_id, request.tenant, num_tokens=num_tokens, max_tokens=request.max_tokens)
             case Finish(request_id):
                 worker.meter.ended(request_id)
@@ -360,7 +367,7 @@ class PooledEngine:
     def _is_waiting(self, sequence_id: str) -> bool:
         """Whether it has not begun anywhere."""
         return not self._dispatcher.has_delivered(sequence_id) and all(
-            worker.meter.is_waiting(sequence_id) or not worker.meter.knows(sequence_id) for worker in self._workers
+            worker.meter.is_waiting(sequence_id) or not worker.meter.knows(sequence_id) for worker in self._pool.workers
         )
 
     def _tell_soon(self, event: Event) -> None:
@@ -381,6 +388,34 @@ class PooledEngine:
                 break
         self._resets = [(asked, reset) for asked, reset in self._resets if asked]
 
+    def _resize(self, role: Role, number: int, reason: str, first: Sequence[str] = ()) -> None:
+        num_workers = len(self._pool.of(role))
+        if number != num_workers:
+            log.info("%s pool: %d for %d workers, %s", role, number, num_workers, reason)
+            self._log.scaled(role, num_workers, number, reason)
+            self._pool.scale(role, number, drain_timeout_s=self._drain_timeout_s, first=first)
+
+    async def _scale_with_load(self) -> None:
+        """Gives each pool the size that its load speaks for, every interval."""
+        while True:
+            await asyncio.sleep(self._pools.scaling_interval_s)
+            if self._is_draining:
+                continue
+            workers = [
+                WorkerFigures(
+                    worker.worker_id,
+                    worker.role,
+                    self._dispatcher.live_on(worker.worker_id),
+                    worker.meter.load("") if worker.is_ready else None,
+                    worker.facts,
+                    self._router.num_free_blocks(worker.worker_id),
+                )
+                for role in Role
+                for worker in self._pool.of(role)
+            ]
+            for role, wanted in self._scaling.decide(workers, self._pools.scaling_interval_s).items():
+                self._resize(role, wanted.num_wanted, wanted.words, wanted.drain)
+
     async def _look_after(self) -> None:
         """Ends workers that have gone silent, and reports each stall once."""
         was_stalled = False
@@ -388,11 +423,10 @@ class PooledEngine:
         while True:
             await asyncio.sleep(LOOKS_EVERY_S)
             before_s, looked_s = looked_s, self.now_s()
-            for worker in self._workers:
-                if looked_s - before_s < self._pools.heartbeat_timeout_s / 2:  # else it is we who have slept
-                    worker.end_if_silent(self._pools.heartbeat_timeout_s)
-                else:
-                    worker.heard()
+            if looked_s - before_s < self._pools.heartbeat_timeout_s / 2:
+                self._pool.end_silent(self._pools.heartbeat_timeout_s)
+            else:  # it is we who have slept
+                self._pool.heard()
             health = self.health()
             is_stalled = health.state is EngineState.STALLED
             if is_stalled and not was_stalled:
@@ -401,14 +435,8 @@ class PooledEngine:
             was_stalled = is_stalled
 
 
-def _check(config: EngineConfig, pools: PoolConfig) -> None:
-    """What a hand-over needs of each engine, and what several of them cannot share."""
-    address = config.load.tensor_parallel_address
-    if address is not None and pools.num_workers > 1:
-        limit = f"{pools.num_workers} processes of the pools cannot listen there all"
-        raise InvalidParameter("tensor_parallel_address", address, limit, "Leave it out: each starts its own ranks.")
-    if not pools.prefill:
-        return
+def _check(config: EngineConfig) -> None:
+    """What a hand-over needs of each engine."""
     if config.load.tensor_parallel_size > 1:
         limit = "does not go with prefill processes: KV is handed over from one rank to one rank so far"
         remedy = "Leave --prefill out (--decode N has N engines of so many ranks), or leave --tensor-parallel-size out."

@@ -46,6 +46,11 @@ class RoutedPlacer:
         self._workers[worker_id] = _Worker(role, facts, kind, facts.num_blocks)
         self._put(worker_id, Load(facts.max_num_seqs))
 
+    def num_free_blocks(self, worker_id: str) -> int:
+        """As it last said."""
+        worker = self._workers.get(worker_id)
+        return 0 if worker is None else worker.num_free_blocks
+
     def left(self, worker_id: str) -> None:
         """It takes none any more."""
         if self._workers.pop(worker_id, None) is not None:

@@ -144,6 +144,17 @@ class ScalingDecision:
     state: ScalingState
     """To hand in with the next interval."""
 
+    @property
+    def words(self) -> str:
+        """Why, for people.
+
+        >>> ScalingDecision(num_wanted=8, drain=(), reason=ScalingReason.UP, need=6.0,
+        ...                 limited_by="queued prompt tokens", state=ScalingState()).words
+        'up: queued prompt tokens keep 6.0 members busy'
+        """
+        reason = self.reason.replace("_", " ")
+        return reason if self.need is None else f"{reason}: {self.limited_by} keep {self.need:.1f} members busy"
+
 
 def streams_within_target(step_s: float, step_s_per_sequence: float, tpot_target_s: float, max_num_seqs: int) -> int:
     """Streams at one member whose step still takes no longer than the target.

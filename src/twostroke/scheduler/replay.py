@@ -20,6 +20,7 @@ from twostroke.events import (
     KVImportBegan,
     KVImportEnded,
     MeasurementBegan,
+    PoolScaled,
     PrefixCacheReset,
     RequestArrived,
     RequestFinishedByCaller,
@@ -53,6 +54,26 @@ def replay(events: Iterable[Event]) -> Difference | None:
     Raises:
         InvalidParameter: the log has a gap, behind which nobody knows what the scheduler knew.
     """
+    return _replay(events)[0]
+
+
+def scheduler_at_end(events: Iterable[Event]) -> Scheduler:
+    """What a scheduler knew when its log ended: who still held which blocks.
+
+    Args:
+        events: as in replay.
+
+    Raises:
+        AssertionError: a decision differs from the log's.
+        InvalidParameter: the log has a gap.
+    """
+    difference, scheduler = _replay(events)
+    assert difference is None, f"{difference}"
+    assert scheduler is not None, "the log is empty"
+    return scheduler
+
+
+def _replay(events: Iterable[Event]) -> tuple[Difference | None, Scheduler | None]:
     scheduler: Scheduler | None = None
     decided_s: dict[int, float] = {}
     hashes: dict[int, tuple[bytes, ...]] = {}
@@ -65,8 +86,8 @@ def replay(events: Iterable[Event]) -> Difference | None:
             decided_s[event.batch.step] = event.time_s
         difference = _feed(scheduler, event, decided_s, hashes)
         if difference is not None:
-            return difference
-    return None
+            return difference, scheduler
+    return None, scheduler
 
 
 def scheduler_of(started: EngineStarted) -> Scheduler:
@@ -100,7 +121,7 @@ def _feed(
             return _decide(scheduler, event)
         case PrefixCacheReset() | KVBlockChecked() | KVImportBegan() | KVImportEnded() | KVHoldEnded():
             _change_cache(scheduler, event, hashes)
-        case MeasurementBegan() | EngineLost() | RequestRouted():
+        case MeasurementBegan() | EngineLost() | RequestRouted() | PoolScaled():
             pass
         case EventsDropped():
             raise event_log_with_a_gap(event)

@@ -130,3 +130,37 @@ def test_scores_of_a_prompt_are_told_once_whoever_computes_it() -> None:
     second = dispatcher.take_in("d1", [made("r@1", 0, 5, prompt_logprobs=scores)])
     told = [update.news for outcome in (first, second) for update in outcome.updates]
     assert [(news.prompt_logprobs_start, len(news.prompt_logprobs)) for news in told if news] == [(1, 4), (5, 5)]
+
+
+def test_a_worker_that_is_not_needed_any_more_gets_nothing_new_and_ends_what_it_has() -> None:
+    dispatcher = two_pools()
+    dispatcher.add(request())
+    dispatcher.take_in("p", [made("r", 0, 5, reason=FinishReason.LENGTH)])
+    dispatcher.retire("d1")
+    assert commands(dispatcher.add(request("next"))) == [("p", Add), ("d2", FetchKV)]
+    assert dispatcher.live_on("d1") == 1
+    dispatcher.take_in("d1", [made("r", 1, 6, reason=FinishReason.STOP)])
+    assert dispatcher.live_on("d1") == 0, "now it may go"
+
+
+def test_what_a_worker_that_leaves_has_not_ended_in_time_goes_on_elsewhere() -> None:
+    dispatcher = two_pools()
+    dispatcher.add(request())
+    dispatcher.take_in("p", [made("r", 0, 5, reason=FinishReason.LENGTH)])
+    dispatcher.take_in("d1", [made("r", 1, 6)])
+    dispatcher.retire("d1")
+    outcome = dispatcher.migrate("d1")
+    assert commands(outcome) == [("d1", Finish), ("p", Add), ("d2", FetchKV)]
+    assert dispatcher.take_in("d1", [made("r", 2, 7)]).updates == [], "it was told, and may not have heard yet"
+    assert dispatcher.take_in("p", [made("r@1", 2, 7, reason=FinishReason.LENGTH)]).updates[0].token_ids == (7,)
+
+
+def test_a_prefill_worker_is_needed_until_its_kv_has_been_used() -> None:
+    dispatcher = two_pools()
+    dispatcher.add(request())
+    dispatcher.retire("p")
+    dispatcher.take_in("p", [made("r", 0, 5, reason=FinishReason.LENGTH)])
+    assert dispatcher.live_on("p") == 1, "its blocks are on loan"
+    assert commands(dispatcher.migrate("p")) == [], "who decodes computes what does not come"
+    dispatcher.take_in("d1", [made("r", 1, 6)])
+    assert dispatcher.live_on("p") == 0

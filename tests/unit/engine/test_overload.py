@@ -145,19 +145,20 @@ def test_a_pause_is_no_step() -> None:
 
 def test_step_times_are_told_apart_by_what_was_prefilled() -> None:
     times = StepTimes()
-    assert (times.step_s, times.prefill_s_per_token) == (0.0, 0.0)
+    assert (times.base_s(0.0), times.s_per_unit, times.slope_s) == (0.0, 0.0, None)
     for number in range(50):
         times.add(number % 7, 0.25 + 0.125 * (number % 7))
-    assert times.step_s == pytest.approx(0.25)
-    assert times.prefill_s_per_token == pytest.approx(0.125)
+    assert times.s_per_unit == times.slope_s == pytest.approx(0.125)
+    assert times.base_s(times.s_per_unit) == pytest.approx(0.25)
 
 
 def test_steps_that_are_all_alike_are_taken_for_prefills() -> None:
     times = StepTimes()
     times.add(10, 2.0)
     times.add(10, 2.0)
-    assert times.prefill_s_per_token == pytest.approx(0.2)
-    assert times.step_s == pytest.approx(0.0)
+    assert times.s_per_unit == pytest.approx(0.2)
+    assert times.base_s(times.s_per_unit) == pytest.approx(0.0)
+    assert times.slope_s is None, "nothing tells a unit's part from that of the step"
 
 
 def test_a_full_queue_has_room_for_a_tenant_below_its_share() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import sys
+import tempfile
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from twostroke.bench.command import command_line, settings
-from twostroke.bench.drill.streams import prompts, run
+from twostroke.bench.drill.streams import Drill, Faults, prompts, run
 from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, percentiles, save
 from twostroke.config.checks import whole_number
 from twostroke.config.engine import EngineConfig
@@ -29,6 +31,8 @@ class DrillOptions:
     """Prefill processes."""
     decode: int = 2
     """Decode processes; the last that lives is left alone."""
+    every_s: float = 1.0
+    """Between two faults, on average; a process needs some seconds to come back."""
     heartbeat_timeout_s: float = 1.0
     """As of the server."""
     seed: int = 0
@@ -53,18 +57,24 @@ def run_drill(options: DrillOptions) -> dict[str, Any]:
     config = EngineConfig.from_keywords(model="embedded", threads=1, num_kv_blocks=2000)
     requests = prompts(options.num_streams)
     quiet = asyncio.run(run(config, PoolConfig(decode=1), requests))
+    faults = Faults(options.num_faults, options.every_s, options.seed, resizes=True)
     pools = PoolConfig(prefill=options.prefill, decode=options.decode, heartbeat_timeout_s=options.heartbeat_timeout_s)
-    found = asyncio.run(run(config, pools, requests, num_faults=options.num_faults, seed=options.seed))
+    with tempfile.TemporaryDirectory(prefix="twostroke-drill-") as folder:
+        logged = replace(config, load=replace(config.load, event_log=Path(folder) / "drill.jsonl"))
+        found = asyncio.run(run(logged, pools, requests, faults=faults, progress=_progress))
     assert found.token_ids == quiet.token_ids, "tokens differ from those of one process"
     assert found.logprobs == quiet.logprobs, "log-probabilities differ from those of one process"
+    assert not any(found.num_blocks_left.values()), f"blocks are still held: {found.num_blocks_left}"
     results = {
         "streams": options.num_streams * found.num_rounds,
         "killed": found.num_killed,
         "frozen": found.num_frozen,
+        "resized": found.num_resized,
         "handed_over": found.num_handed_over,
         "resumed": found.num_resumed,
         "fenced": found.num_fenced,
         "different_streams": 0,
+        "blocks_left": found.num_blocks_left,
         "gap_ms": percentiles([1000 * gap_s for gap_s in found.gaps_s]),
     }
     command = command_line("twostroke bench drill", options)
@@ -75,6 +85,13 @@ def run_drill(options: DrillOptions) -> dict[str, Any]:
         options.results,
     )
     return results
+
+
+def _progress(drill: Drill) -> None:
+    """One line that changes, on stderr."""
+    if sys.stderr.isatty():
+        done = drill.num_killed + drill.num_frozen
+        sys.stderr.write(f"\r{done} faults, {drill.num_rounds} rounds of streams ")
 
 
 def print_drill(results: dict[str, Any]) -> None:

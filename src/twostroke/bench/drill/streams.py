@@ -7,18 +7,39 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
+from twostroke.engine.client import EngineState
 from twostroke.engine.dispatcher import LeastBusy
+from twostroke.engine.event_sinks import read_events
+from twostroke.engine.gateway_log import log_of
 from twostroke.engine.pooled_engine import PooledEngine
 from twostroke.errors import EngineUnavailable
 from twostroke.events import Event, KVImportEnded, RequestRouted
 from twostroke.explain.names import name_of, sequence_of
+from twostroke.kv_transfer.leases import LEASE_S
 from twostroke.packed_events import PackedEvent
+from twostroke.pools.member import Role
 from twostroke.sampling_params import SamplingParams
+from twostroke.scheduler.replay import scheduler_at_end
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What happens to the processes."""
+
+    number: int
+    """That are killed or frozen."""
+    every_s: float = 0.3
+    """Between two of them, on average."""
+    seed: int = 0
+    """Of who it is."""
+    resizes: bool = False
+    """Every now and then a pool gets one worker more, and one less again."""
 
 
 @dataclass
@@ -30,12 +51,16 @@ class Drill:
     logprobs: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     num_killed: int = 0
     num_frozen: int = 0
+    num_resized: int = 0
+    """How often a pool was given another size."""
     num_resumed: int = 0
     num_fenced: int = 0
     num_handed_over: int = 0
     """Hand-overs that came through."""
     num_rounds: int = 0
     """How often all requests ran."""
+    num_blocks_left: dict[str, int] = field(default_factory=dict[str, int])
+    """KV blocks that were still held at the end, on loan or otherwise, by each worker that lived; with an event log."""
     gaps_s: list[float] = field(default_factory=list[float])
     """Of each stream that was resumed: from when its worker was found dead to its next token."""
 
@@ -72,34 +97,33 @@ async def run(
     pools: PoolConfig,
     requests: Sequence[tuple[str, SamplingParams]],
     *,
-    num_faults: int = 0,
-    every_s: float = 0.3,
-    seed: int = 0,
+    faults: Faults | None = None,
     hands_over: bool = True,
+    progress: Callable[[Drill], object] = lambda drill: None,
 ) -> Drill:
     """All requests at once, again and again while faults are left; every request's answers must agree.
 
     Args:
-        config: of each engine.
+        config: of each engine; with an event log, the books of those that live to the end are looked at.
         pools: how many there are.
         requests: prompts, and what is wanted of each.
-        num_faults: so many processes are killed or frozen.
-        every_s: seconds between two of them, on average.
-        seed: of who it is.
+        faults: what happens to them; None: nothing.
         hands_over: every prompt of a block or more is handed over; False: the router decides.
+        progress: called after every round.
     """
     drill = Drill()
     seen = _Seen()
     placer = LeastBusy() if hands_over else None
     engine = PooledEngine(config, pools, on_trouble=lambda cause: None, listeners=(seen,), placer=placer)
     await engine.start()
-    stop = asyncio.Event()
-    faults = asyncio.create_task(_disturb(engine, drill, num_faults, every_s, random.Random(seed), stop))
+    faults = faults or Faults(0)
+    disturbing = asyncio.create_task(_disturb(engine, drill, faults))
+    resizing = asyncio.create_task(_resize(engine, pools, drill, faults))
     try:
         rounds = 0
         while True:
             answers = await asyncio.gather(
-                *(_ask(engine, f"{rounds}-{i}", *request, seen) for i, request in enumerate(requests))
+                *(ask(engine, f"{rounds}-{i}", *request, seen.delivered) for i, request in enumerate(requests))
             )
             for i, (token_ids, logprobs, text) in enumerate(answers):
                 name = str(i)
@@ -109,16 +133,22 @@ async def run(
                 assert drill.texts.setdefault(name, text) == text
             rounds += 1
             drill.num_rounds = rounds
-            if faults.done():
+            progress(drill)
+            if disturbing.done():
                 break
-        stop.set()
-        await faults
+        await disturbing
+        resizing.cancel()
         await _settled(engine)
+        if config.load.event_log is not None:
+            await asyncio.sleep(LEASE_S + 1)  # until leases have ended that nobody came for
+        survivors = [member.worker_id for member in engine.members() if member.state is EngineState.RUNNING]
     finally:
-        stop.set()
-        faults.cancel()
-        await asyncio.gather(faults, return_exceptions=True)
+        disturbing.cancel()
+        resizing.cancel()
+        await asyncio.gather(disturbing, resizing, return_exceptions=True)
         await engine.close()
+    if config.load.event_log is not None:
+        drill.num_blocks_left = {worker_id: _blocks_left(config.load.event_log, worker_id) for worker_id in survivors}
     drill.num_handed_over, drill.gaps_s = seen.num_handed_over, seen.gaps_s
     drill.num_resumed, drill.num_fenced = engine.dispatcher.num_resumed, engine.dispatcher.num_fenced
     return drill
@@ -147,9 +177,22 @@ class _Seen:
             self.gaps_s.append(now_s - resumed_s)
 
 
-async def _ask(
-    engine: PooledEngine, name: str, text: str, params: SamplingParams, seen: _Seen
+async def ask(
+    engine: PooledEngine,
+    name: str,
+    text: str,
+    params: SamplingParams,
+    delivered: Callable[[str, float], object] = lambda name, now_s: None,
 ) -> tuple[list[int], list[float], str]:
+    """One request to its end: its tokens, their log-probabilities and their text.
+
+    Args:
+        engine: started; where nobody decodes just now it is asked again.
+        name: of the request.
+        text: its prompt.
+        params: one sequence, with log-probabilities if these are wanted.
+        delivered: called with the name and the time whenever tokens have come.
+    """
     while True:
         try:
             stream = engine.generate(
@@ -167,7 +210,7 @@ async def _ask(
         wake.clear()
         outputs = stream.take()
         if outputs:
-            seen.delivered(name, engine.now_s())
+            delivered(name, engine.now_s())
         for output in outputs:
             for completion in output.outputs:
                 token_ids += completion.token_ids
@@ -181,13 +224,12 @@ async def _ask(
             await wake.wait()
 
 
-async def _disturb(
-    engine: PooledEngine, drill: Drill, number: int, every_s: float, dice: random.Random, stop: asyncio.Event
-) -> None:
+async def _disturb(engine: PooledEngine, drill: Drill, faults: Faults) -> None:
     """Kills and freezes, one after the other; never the last that decodes, so that there is somebody to go on."""
+    dice = random.Random(faults.seed)
     done = 0
-    while done < number:
-        await asyncio.sleep(every_s * dice.uniform(0.5, 1.5))
+    while done < faults.number:
+        await asyncio.sleep(faults.every_s * dice.uniform(0.5, 1.5))
         pids = engine.pids
         decoders = [worker for worker in pids if worker.startswith("decode")]
         victims = [worker for worker in pids if worker.startswith("prefill") or len(decoders) > 1]
@@ -202,6 +244,25 @@ async def _disturb(
         drill.num_frozen += is_freeze
         drill.num_killed += not is_freeze
         done += 1
+
+
+async def _resize(engine: PooledEngine, pools: PoolConfig, drill: Drill, faults: Faults) -> None:
+    """One more, and one less, in turn."""
+    dice = random.Random(faults.seed)
+    while faults.resizes:
+        for more in (1, 0):
+            await asyncio.sleep(dice.uniform(5.0, 15.0))
+            role = dice.choice([Role.PREFILL, Role.DECODE])
+            number = (pools.prefill if role is Role.PREFILL else pools.decode) + more
+            engine.scale({role: number})
+            drill.num_resized += 1
+
+
+def _blocks_left(event_log: Path, worker_id: str) -> int:
+    """Blocks that somebody held when a worker ended: its log, decided once more, knows."""
+    log = log_of(event_log, worker_id)
+    assert log is not None
+    return scheduler_at_end(read_events(log)).kv_usage.num_used
 
 
 async def _settled(engine: PooledEngine) -> None:

@@ -73,6 +73,33 @@ def link(gbit_per_s: float) -> Generator[tuple[Host, Host]]:
         yield ends[0], ends[1]
 
 
+@contextlib.contextmanager
+def slow_loopback(gbit_per_s: float) -> Generator[tuple[str, ...]]:
+    """A namespace for processes of one machine, with nothing in it but a loopback that carries so much and no more.
+
+    Args:
+        gbit_per_s: that go through it, both directions together.
+
+    Yields:
+        What comes in front of a command that is to run there.
+
+    Raises:
+        SetupError: it cannot be made here.
+    """
+    missing = why_no_link()
+    if missing:
+        raise SetupError(f"no slow loopback: {missing}.")
+    namespace = f"twostroke-{os.getpid()}-lo"
+    _run("ip", "netns", "add", namespace)
+    try:
+        _run("ip", "-n", namespace, "link", "set", "lo", "up", "mtu", "9000")
+        rate = ("rate", f"{gbit_per_s * 1000:.0f}mbit", "burst", "128k", "latency", "50ms")
+        _run("ip", "netns", "exec", namespace, "tc", "qdisc", "replace", "dev", "lo", "root", "tbf", *rate)
+        yield ("ip", "netns", "exec", namespace)
+    finally:
+        subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
+
+
 def _run(*command: str) -> None:
     try:
         subprocess.run(command, capture_output=True, text=True, check=True)

@@ -20,6 +20,7 @@ RESULTS = {
     "r2": ("twostroke.bench.reproduce.r2_hostage", "one long request holds nine short ones hostage"),
     "r3": ("twostroke.bench.reproduce.r3_kv_waste", "KV memory that holds nothing, paged against contiguous"),
     "r4": ("twostroke.bench.reproduce.r4_concurrency", "requests at once in equal KV memory"),
+    "r7": ("twostroke.bench.reproduce.r7_disaggregation", "goodput with and without disaggregation"),
     "r10": ("twostroke.bench.reproduce.r10_prefix_cache", "prefix-cache hits on request traces"),
     "r11": ("twostroke.bench.reproduce.r11_cache_overhead", "the cost of prefix caching without hits"),
     "r13": ("twostroke.bench.reproduce.r13_roofline", "decode beside its roofline"),
@@ -30,6 +31,7 @@ RESULTS = {
     "server-throughput": ("twostroke.bench.reproduce.server_throughput", "the server beside the offline API"),
     "overload": ("twostroke.bench.reproduce.overload", "three times more than a server can do"),
     "two-tenants": ("twostroke.bench.reproduce.two_tenants", "one tenant floods, another asks"),
+    "pools": ("twostroke.bench.reproduce.pools", "two pools on one machine beside one process"),
     "chaos": ("twostroke.bench.reproduce.chaos", "clients that vanish, an engine that is killed"),
     "long-prompt": ("twostroke.bench.reproduce.long_prompt", "a 32k prompt in chunks beside short requests"),
 }

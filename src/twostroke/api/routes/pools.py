@@ -1,0 +1,61 @@
+"""The pools of a server that has some: who is there, and how many there should be."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.responses import Response
+
+from twostroke.api.context import ServerContext
+from twostroke.api.http_errors import HTTPError
+from twostroke.api.openapi import Described
+from twostroke.api.protocol.fields import WireObject
+from twostroke.api.routes.generate import json_response
+from twostroke.engine.client import ScalablePools
+from twostroke.pools.member import Role
+
+_NO_POOLS: Described = {404: {"description": "One process does everything.", "content": {"application/json": {}}}}
+
+
+class PoolSizes(WireObject):
+    """How many workers each pool should have; one that is left out keeps its size."""
+
+    prefill: int | None = Field(default=None, description="Prefill workers.")
+    decode: int | None = Field(default=None, description="Decode workers.")
+
+
+def pools_router(context: ServerContext) -> APIRouter:
+    """The routes."""
+    router = APIRouter(tags=["operations"])
+
+    @router.get("/pools", responses=_NO_POOLS)
+    async def show() -> Response:
+        """Every worker: its pool, its state and how many sequences need it."""
+        return _shown(_pools(context))
+
+    @router.post("/pools", responses=_NO_POOLS)
+    async def resize(body: PoolSizes) -> Response:
+        """Change the sizes of the pools while they serve. Workers that leave end what they have first.
+
+        Where the load decides (--max-prefill, --max-decode), it may decide otherwise later.
+        """
+        pools = _pools(context)
+        if body.unknown_fields:
+            raise HTTPError(400, f"there is no pool {body.unknown_fields[0]!r}; there are prefill and decode.")
+        wanted = {Role.PREFILL: body.prefill, Role.DECODE: body.decode}
+        pools.scale({role: number for role, number in wanted.items() if number is not None})
+        return _shown(pools)
+
+    return router
+
+
+def _pools(context: ServerContext) -> ScalablePools:
+    if context.pools is None:
+        raise HTTPError(404, "this server is one process; start it with --prefill and --decode for pools.")
+    return context.pools
+
+
+def _shown(pools: ScalablePools) -> Response:
+    return json_response({"workers": [dataclasses.asdict(member) for member in pools.members()]})

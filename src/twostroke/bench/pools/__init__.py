@@ -1,0 +1,1 @@
+"""Engines behind EngineClient, one process or pools, under the same requests."""

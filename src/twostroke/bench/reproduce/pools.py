@@ -1,0 +1,121 @@
+"""Two pools on one machine beside one process: how long they take to start, and what they cost and bring.
+
+start       seconds until the engine takes requests, one prefill and one decode process / one process
+P idle      tokens per second of a decode process with all threads, while the prefill process has nothing to do / one
+            process with as many: what the gateway's journal, the heartbeats and a sleeping process cost
+split       half of the threads each, every prompt handed over. With r and d, prefill and decode tokens per second of
+            one process with all threads, r' and d' with half of them, and n requests of p prompt and m output tokens:
+
+                one process     n p / r + n m / d          what it does first, it does alone
+                split           max(n p / r', n m / d')    both at once, the slower one counts
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+from twostroke.bench.figure import MEASURED, PREDICTED, bars
+from twostroke.bench.pools.clients import Engine, answer_all, started
+from twostroke.bench.report import median
+from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from twostroke.bench.workload import Workload, of_lengths
+from twostroke.config.engine import EngineConfig
+from twostroke.config.pools import PoolConfig
+from twostroke.engine.dispatcher import LeastBusy
+
+GOAL_START, GOAL_IDLE = 1.5, 0.95
+SLOTS = 16
+TWO = PoolConfig(prefill=1, decode=1)
+
+
+def reproduce(options: ReproduceOptions) -> Reproduction:
+    """Measures everything in turn, round by round."""
+    title = "two pools on one machine beside one process"
+    if not options.with_model:
+        remarks = ("processes need a model: nothing was run",)
+        return Reproduction(name="pools", title=title, claims=(), config={}, workload={}, remarks=remarks)
+    threads = options.threads or len(os.sched_getaffinity(0))
+    rounds, num_requests = (7, 48) if options.full else (1, 8)
+    found = asyncio.run(_measure(options, threads, rounds, num_requests))
+    start, idle, split, predicted = (median(found[name]) for name in ("start", "idle", "split", "split_predicted"))
+    claims = (
+        Claim.at_most("start of both pools / of one process", GOAL_START, start, 1.0).judged(options.full),
+        Claim.at_least("tokens/s while P is idle / one process", GOAL_IDLE, idle, 1.0).judged(options.full),
+        Claim.reported("requests/s with half of the threads each / one process", split, predicted),
+    )
+    return Reproduction(
+        name="pools",
+        title=title,
+        claims=claims,
+        config={"model": options.model_name, "threads": threads, "slots": SLOTS},
+        workload={"requests": num_requests, "decode": DECODES, "prefill": PREFILLS, "mixed": MIXED},
+        details=found,
+        draw=lambda figure: _draw(figure, start, idle, split, predicted),
+        repeats=rounds,
+        warmup=1,
+    )
+
+
+PREFILLS, DECODES, MIXED = (512, 1), (16, 96), (512, 96)
+"""Prompt and output tokens of a request: all prefill, nearly all decode, and both."""
+
+
+async def _measure(options: ReproduceOptions, threads: int, rounds: int, num_requests: int) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {name: [] for name in ("start", "idle", "split", "split_predicted")}
+    whole, half = _config(options, threads), _config(options, max(1, threads // 2))
+    for _ in range(rounds):
+        one_s, two_s = await _start_s(whole, None), await _start_s(whole, TWO)
+        found["start"].append(two_s / one_s)
+
+    def load(lengths: tuple[int, int], seed: int) -> Workload:
+        """New prompts each time: nothing of them is cached."""
+        return of_lengths([lengths] * num_requests, vocab_size=options.vocab_size(), seed=seed)
+
+    async with started(whole) as one, started(whole, TWO) as idle:
+        for i in range(rounds + 1):
+            alone_s = await _took_s(one, load(DECODES, i))
+            beside_s = await _took_s(idle, load(DECODES, i))
+            found["idle"] += [alone_s / beside_s] if i else []
+    async with started(whole) as one, started(half) as slow, started(half, TWO, placer=LeastBusy()) as split:
+        for i in range(rounds + 1):
+            prefill_s, decode_s = await _took_s(one, load(PREFILLS, i)), await _took_s(one, load(DECODES, 100 + i))
+            slow_prefill_s = await _took_s(slow, load(PREFILLS, i))
+            slow_decode_s = await _took_s(slow, load(DECODES, 100 + i))
+            one_s, split_s = await _took_s(one, load(MIXED, 200 + i)), await _took_s(split, load(MIXED, 200 + i))
+            if i:
+                found["split"].append(one_s / split_s)
+                found["split_predicted"].append((prefill_s + decode_s) / max(slow_prefill_s, slow_decode_s))
+    return found
+
+
+def _config(options: ReproduceOptions, threads: int) -> EngineConfig:
+    return EngineConfig.from_keywords(
+        model=options.model,
+        threads=threads,
+        max_model_len=sum(MIXED) + 16,
+        max_num_seqs=SLOTS,
+        num_kv_blocks=4 * SLOTS * (sum(MIXED) // 16 + 2),
+    )
+
+
+async def _start_s(config: EngineConfig, pools: PoolConfig | None) -> float:
+    began_s = time.perf_counter()
+    async with started(config, pools):
+        return time.perf_counter() - began_s
+
+
+async def _took_s(engine: Engine, workload: Workload) -> float:
+    began_s = time.perf_counter()
+    await answer_all(engine, workload)
+    return time.perf_counter() - began_s
+
+
+def _draw(figure: Any, start: float, idle: float, split: float, predicted: float) -> None:
+    axes = figure.subplots()
+    labels = ["time to start", "tokens/s,\nP idle", "requests/s,\nhalf of the threads each"]
+    groups = {"predicted": ([1.0, 1.0, predicted], PREDICTED), "measured": ([start, idle, split], MEASURED)}
+    bars(axes, labels, groups, "two pools / one process")
+    axes.axhline(1.0, color="black", linewidth=0.8)

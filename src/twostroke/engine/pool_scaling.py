@@ -1,0 +1,116 @@
+"""PoolScaling: what workers report, put before the autoscaler; what it wants, as sizes of the pools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from twostroke.config.pools import PoolConfig
+from twostroke.config.scaling import ScalingConfig
+from twostroke.engine.facts import EngineFacts
+from twostroke.engine.load import Load
+from twostroke.pools.autoscaler import (
+    DecodeLoad,
+    PrefillLoad,
+    Replica,
+    ScalingDecision,
+    ScalingState,
+    scale_decode,
+    scale_prefill,
+)
+from twostroke.pools.member import Role
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFigures:
+    """A worker that stays, as it is now."""
+
+    worker_id: str
+    role: Role
+    num_live: int
+    """Sequences that need it."""
+    load: Load | None = None
+    """None while it starts."""
+    facts: EngineFacts | None = None
+    num_free_blocks: int = 0
+
+
+def limits_of(pools: PoolConfig) -> dict[Role, ScalingConfig]:
+    """Of the pools that change with their load; their first size is their smallest."""
+    sizes = {Role.PREFILL: (pools.prefill, pools.max_prefill), Role.DECODE: (pools.decode, pools.max_decode)}
+    return {
+        role: ScalingConfig(
+            min_replicas=fewest,
+            max_replicas=most,
+            ttft_target_s=pools.ttft_target_s,
+            tpot_target_s=pools.tpot_target_s,
+        )
+        for role, (fewest, most) in sizes.items()
+        if most
+    }
+
+
+class PoolScaling:
+    """Decides every interval, each pool by itself. Pure but for what it remembers.
+
+    Args:
+        limits: how large each pool may be; one that is left out keeps its size.
+    """
+
+    def __init__(self, limits: Mapping[Role, ScalingConfig]) -> None:
+        self._limits = dict(limits)
+        self._states = dict.fromkeys(limits, ScalingState())
+        self._num_arrived_tokens = 0
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether any pool changes with its load."""
+        return bool(self._limits)
+
+    def arrived(self, num_tokens: int) -> None:
+        """A prompt was sent to a prefill worker."""
+        self._num_arrived_tokens += num_tokens
+
+    def decide(self, workers: Sequence[WorkerFigures], interval_s: float) -> dict[Role, ScalingDecision]:
+        """For the interval that ends now; pools that have nobody left to measure keep their size."""
+        decisions: dict[Role, ScalingDecision] = {}
+        for role, config in self._limits.items():
+            of_role = [worker for worker in workers if worker.role is role]
+            state = self._states[role]
+            if role is Role.PREFILL:
+                decisions[role] = scale_prefill(self._prefill(of_role, interval_s), config, state)
+            elif any(worker.facts is not None for worker in of_role):
+                decisions[role] = scale_decode(_decode(of_role), config, state)
+            if role in decisions:
+                self._states[role] = decisions[role].state
+        self._num_arrived_tokens = 0
+        return decisions
+
+    def _prefill(self, workers: Sequence[WorkerFigures], interval_s: float) -> PrefillLoad:
+        loads = [worker.load for worker in workers if worker.load is not None]
+        rates = [1 / load.prefill_s_per_token for load in loads if load.prefill_s_per_token > 0]
+        return PrefillLoad(
+            replicas=_replicas(workers),
+            num_queued_prompt_tokens=sum(load.num_waiting_tokens for load in loads),
+            prompt_tokens_per_s=self._num_arrived_tokens / interval_s,
+            prefill_tokens_per_s=sum(rates) / len(rates) if rates else None,
+        )
+
+
+def _decode(workers: Sequence[WorkerFigures]) -> DecodeLoad:
+    known = [(worker.load, worker.facts, worker) for worker in workers]
+    ready = [(load, facts, worker) for load, facts, worker in known if load is not None and facts is not None]
+    measured = [load for load, _, _ in ready if load.decode_step_s > 0]
+    return DecodeLoad(
+        replicas=_replicas(workers),
+        num_sequences=sum(worker.num_live for worker in workers),
+        num_used_blocks=sum(max(0, facts.num_blocks - worker.num_free_blocks) for _, facts, worker in ready),
+        num_blocks=min(facts.num_blocks for _, facts, _ in ready),
+        max_num_seqs=min(facts.max_num_seqs for _, facts, _ in ready),
+        step_s=sum(load.decode_step_s for load in measured) / len(measured) if measured else None,
+        step_s_per_sequence=sum(load.step_s_per_sequence for load in measured) / len(measured) if measured else 0.0,
+    )
+
+
+def _replicas(workers: Sequence[WorkerFigures]) -> list[Replica]:
+    return [Replica(worker.worker_id, worker.num_live) for worker in workers]
