@@ -17,6 +17,7 @@ from twostroke.bench.handover.show import print_handover
 from twostroke.bench.offline import OfflineOptions, print_summary, run_offline
 from twostroke.bench.operators.run import KernelOptions, print_kernels, run_kernels
 from twostroke.bench.quality.run import QualityOptions, print_rows, run_quality
+from twostroke.bench.ranks import RanksOptions, print_ranks, run_ranks
 from twostroke.bench.report import compare as compare_results
 from twostroke.bench.report import load as load_result
 from twostroke.bench.report import print_comparison
@@ -101,6 +102,12 @@ def router(
     rows, tables = run_router(options)
     print_router(rows)
     print_fleets(tables)
+
+
+@app.command
+def ranks(*, options: Annotated[RanksOptions, Parameter(name="*", group="Ranks")] = RanksOptions()) -> None:
+    """All-gathers between two ranks through shared memory and sockets, and two ranks beside two threads of one."""
+    print_ranks(run_ranks(options))
 
 
 @app.command

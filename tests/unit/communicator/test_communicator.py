@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -112,7 +113,7 @@ def test_ranks_that_send_other_sizes_than_awaited_notice(backend: str, meet: Mee
 def test_ranks_in_different_operations_notice(backend: str, meet: Meeting) -> None:
     first, second = meet(2)
     first.broadcast(b"what the other takes for its part of a gather")
-    with pytest.raises(RankLost, match="rank 0 is lost: it sent 45 bytes in its operation 1, rank 1 awaited 4"):
+    with pytest.raises(RankLost, match="rank 0 is lost: it sent 45 bytes in its operation 2, rank 1 awaited 4"):
         gather(second, b"four", [4, 4])
 
 
@@ -182,17 +183,18 @@ def test_who_is_not_one_of_the_ranks_is_sent_away(tmp_path: Path) -> None:
     address = f"{tmp_path}/0"
     refused: list[str] = []
     with listen(address) as listener:
-        found: list[int] = []
-        meeting = threading.Thread(target=lambda: found.extend(await_ranks(listener, 2, 30)))
+        found: dict[int, socket.socket] = {}
+        meeting = threading.Thread(target=lambda: found.update(await_ranks(listener, 2, 30)))
         meeting.start()
         for rank, size in ((1, 3), (2, 2)):
             with pytest.raises(SetupError) as caught:
                 join(address, rank, size, 30)
             refused.append(str(caught.value))
-        for peer in join(address, 1, 2, 30).values():
-            peer.close()
+        joined = join(address, 1, 2, 30)
         meeting.join()
-    assert found == [1]
+    for peer in (*joined.values(), *found.values()):
+        peer.close()
+    assert (list(joined), list(found)) == ([0], [1])
     assert all("rank 0 awaits ranks 1 to 1 of 2" in words for words in refused), refused
 
 
