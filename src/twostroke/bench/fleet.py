@@ -10,14 +10,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from twostroke.bench.gateway import GatewayPrices
 from twostroke.cost.fleet import FleetLimits, FrontCosts, WorkerSpeed, fleet_limits
 
 TOKEN_US = 23.2
 """benchmarks/results/server-throughput.json: the HTTP process, microseconds of a processor a token."""
 REQUEST_US = 500.0
 """docs/decisions/017: a request's own half millisecond."""
-HEARTBEAT_US = 8.0
-"""Of a small frame on a connection of its own: 110,000 to 150,000 a second and core, in a prototype."""
 PROMPT_TOKENS, OUTPUT_TOKENS = 512, 200
 
 MEASURED = WorkerSpeed(
@@ -36,13 +35,16 @@ TWENTY_TIMES = WorkerSpeed(
 Tables = dict[str, list[FleetLimits]]
 
 
-def fleets(route_us: Mapping[int, float], report_us: Mapping[int, float], hash_bytes: float) -> Tables:
+def fleets(
+    route_us: Mapping[int, float], report_us: Mapping[int, float], hash_bytes: float, prices: GatewayPrices
+) -> Tables:
     """Limits of fleets of the sizes that the router was measured at, half of them prefill.
 
     Args:
         route_us: of a decision and its book-keeping, by number of members.
-        report_us: of a report, decoded and taken in, by number of members.
+        report_us: of a report that is taken in, by number of members.
         hash_bytes: of a remembered hash.
+        prices: of the gateway.
     """
     found: Tables = {}
     for name, worker in (("measured", MEASURED), ("twenty_times", TWENTY_TIMES)):
@@ -53,8 +55,11 @@ def fleets(route_us: Mapping[int, float], report_us: Mapping[int, float], hash_b
                 request_us=REQUEST_US,
                 route_us=route_us[size],
                 report_us=report_us[size],
-                heartbeat_us=HEARTBEAT_US,
+                heartbeat_us=prices.heartbeat_us,
                 hash_bytes=hash_bytes,
+                journal_prompt_token_bytes=prices.journal_prompt_token_bytes,
+                journal_token_bytes=prices.journal_token_bytes,
+                journal_stream_bytes=prices.journal_stream_bytes,
             )
             rows.append(fleet_limits(size // 2, size - size // 2, worker, costs, PROMPT_TOKENS, OUTPUT_TOKENS))
     return found

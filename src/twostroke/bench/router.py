@@ -21,6 +21,7 @@ from rich.table import Table
 
 from twostroke.bench.command import command_line, settings
 from twostroke.bench.fleet import Tables, figures, fleets
+from twostroke.bench.gateway import gateway_prices
 from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, median, percentiles, save
 from twostroke.config.checks import whole_number
 from twostroke.config.routing import RoutingConfig
@@ -92,7 +93,8 @@ def run_router(options: RouterOptions) -> tuple[list[RouterRow], Tables]:
     check_folder(options.results)
     rows, bytes_per_hash = [_row(size, options) for size in options.sizes], _bytes_per_hash()
     route_us = {row.members: row.route_us["mean"] + row.placed_us for row in rows}
-    tables = fleets(route_us, {row.members: row.decode_us + row.put_us for row in rows}, bytes_per_hash)
+    prices = gateway_prices()
+    tables = fleets(route_us, {row.members: row.put_us for row in rows}, bytes_per_hash, prices)
     result = BenchResult.now(
         options.name,
         command_line("twostroke bench router", options),
@@ -107,6 +109,7 @@ def run_router(options: RouterOptions) -> tuple[list[RouterRow], Tables]:
         results={
             "sizes": {str(row.members): asdict(row) for row in rows},
             "bytes_per_hash": bytes_per_hash,
+            "gateway": asdict(prices),
             "computed": figures(tables),
         },
         repeats=options.decisions,

@@ -8,7 +8,8 @@
     membership   W x (reports/s x a report + heartbeats/s x a heartbeat) of EACH gateway: all hear of all workers
     gateways     G = ceil((text + routing) / (budget - membership))      none, where membership eats the budget
     KV link      KV bytes of a token x tokens/s prefilled                out of a P worker; P / D of it into a D worker
-    journal      S x ((N + o) x bytes of a token + bytes of a stream)    of G gateways together
+    journal      S x (N x bytes of a prompt's token + o x bytes of an output's + bytes of a stream)
+                                                                         of G gateways together
     prefixes     W x hashes of a worker x bytes of a hash                of each gateway
 
 docs/scaling.md says where the figures come from.
@@ -39,11 +40,13 @@ class FrontCosts:
     report_us: float
     """Decoded and taken in."""
     heartbeat_us: float
-    reports_per_s: float = 1.0
-    """Of a worker."""
-    heartbeats_per_s: float = 10.0
-    journal_token_bytes: int = 4
-    journal_stream_bytes: int = 1024
+    reports_per_s: float = 5.0
+    """Of a worker that runs steps, as far as the router hears of them."""
+    heartbeats_per_s: float = 0.0
+    """Of a worker; one that reports has none, one that has nothing to do has two."""
+    journal_prompt_token_bytes: float = 36.0
+    journal_token_bytes: float = 4.0
+    journal_stream_bytes: float = 1024.0
     hash_bytes: float = 227.0
     budget: float = 0.7
     """Of a gateway's core: the rest is for bursts."""
@@ -105,9 +108,9 @@ def fleet_limits(
     ...                      kv_bytes_per_token=100_000, num_hashes=256)
     >>> few, many = (fleet_limits(n, n, worker, costs, 500, 200) for n in (50, 5000))
     >>> few.num_gateways, round(few.text_cores, 2), round(few.membership_share, 3)
-    (1, 0.55, 0.01)
+    (1, 0.55, 0.025)
     >>> many.num_gateways, round(many.text_cores, 1), round(many.membership_share, 2)
-    (None, 55.0, 1.0)
+    (None, 55.0, 2.5)
     """
     num_workers = num_prefill + num_decode
     tokens_per_s = num_decode * worker.decode_tokens_per_s
@@ -119,7 +122,11 @@ def fleet_limits(
     membership = num_workers * per_worker_us / 1e6
     left = costs.budget - membership
     num_gateways = max(1, math.ceil((text + routing) / left)) if left > 0 else None
-    stream_bytes = (num_prompt_tokens + num_output_tokens) * costs.journal_token_bytes + costs.journal_stream_bytes
+    stream_bytes = (
+        num_prompt_tokens * costs.journal_prompt_token_bytes
+        + num_output_tokens * costs.journal_token_bytes
+        + costs.journal_stream_bytes
+    )
     prefill_link = worker.kv_bytes_per_token * worker.prefill_tokens_per_s
     return FleetLimits(
         num_workers=num_workers,

@@ -17,6 +17,7 @@ and is dropped, whoever sent it.
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -100,8 +101,8 @@ class _Sequence:
     """One line of the journal."""
 
     request: GenerationRequest
-    token_ids: list[int]
-    """Delivered, those it came with included."""
+    token_ids: array[int]
+    """Delivered, those it came with included; four bytes each."""
     attempt: int = -1
     place: Place | None = None
     """Of the attempt; None while it waits for a worker."""
@@ -181,7 +182,7 @@ class Dispatcher:
     def add(self, request: GenerationRequest) -> Outcome:
         """A sequence to run."""
         assert request.request_id not in self._sequences, f"sequence {request.request_id!r} is not new"
-        sequence = _Sequence(request, list(request.new_request.output_token_ids))
+        sequence = _Sequence(request, array("i", request.new_request.output_token_ids))
         self._sequences[sequence.name] = sequence
         outcome = Outcome()
         self._begin(sequence, outcome)
@@ -312,7 +313,7 @@ class Dispatcher:
             sequence.num_fruitless = 0
             if sequence.is_decoding:
                 sequence.import_id = None
-        sequence.token_ids += update.token_ids
+        sequence.token_ids.extend(update.token_ids)
         news, ends = update.news, update.finish_reason is not None
         goes_on = (
             update.finish_reason is FinishReason.LENGTH

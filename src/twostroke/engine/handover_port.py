@@ -17,6 +17,8 @@ class HandoverPort(msgspec.Struct, frozen=True, array_like=True):
     """It takes KV that was computed by other kernels or on other devices."""
     memory_share: float = 1.0
     """Of the memory that is free; the rest is for the other processes of the pools."""
+    heartbeat_s: float = 0.5
+    """A process that has said nothing else for so long says that it lives."""
     name: str = ""
     """Of the process, in its events; empty: it names itself."""
 

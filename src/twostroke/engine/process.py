@@ -53,7 +53,6 @@ from twostroke.runner.executor import Executor
 
 log = get_logger(__name__)
 
-HEARTBEAT_S = 0.1
 COMMANDS_A_STEP = 64
 """Most that are obeyed between two steps: a request of a thousand prompts does not hold up those that run."""
 
@@ -90,6 +89,8 @@ class _Channel:
         self._lock = threading.Lock()
         self._own: Any = None
         self._is_closed = False
+        self._has_reported = False
+        """Since somebody last looked whether it has."""
 
     def post(self, command: Command) -> None:
         """From any thread of this process: a command that its loop obeys like one from outside."""
@@ -101,13 +102,18 @@ class _Channel:
                 self._own.connect(addresses(self._folder)[0])
             self._own.send(COMMANDS.encode(command))
 
-    def tell_alive(self, is_over: threading.Event) -> None:
-        """Says every now and then that this process runs, in a thread that does nothing else."""
+    def tell_alive(self, is_over: threading.Event, every_s: float) -> None:
+        """Says that this process runs where it has said nothing else for a while, in a thread that does nothing else.
+
+        Who reports needs no heartbeat, and each wakes the gateway up.
+        """
         reports = unbounded(self._context.socket(zmq.PUSH))
         reports.connect(addresses(self._folder)[1])
         alive = REPORTS.encode(Alive())
-        while not is_over.wait(HEARTBEAT_S):
-            reports.send(alive)
+        while not is_over.wait(every_s):
+            if not self._has_reported:
+                reports.send(alive)
+            self._has_reported = False
         reports.close()
 
     def receive(self, *, wait: bool) -> Command | None:
@@ -119,6 +125,7 @@ class _Channel:
 
     def send(self, report: Report) -> None:
         """Queues a report."""
+        self._has_reported = True
         self._reports.send(REPORTS.encode(report))
 
     def close(self) -> None:
@@ -161,8 +168,12 @@ def _run(channel: _Channel, start: Start, around_executor: Callable[[Executor], 
     channel.send(Ready(built.facts, built.lender))
     channel.send(Progress((), outbox.take()))
     is_over = threading.Event()
-    heart = threading.Thread(target=channel.tell_alive, args=(is_over,), daemon=True, name="twostroke-heart")
-    if ends is not None:
+    heart = None
+    if start.handover is not None:
+        every_s = start.handover.heartbeat_s
+        heart = threading.Thread(
+            target=channel.tell_alive, args=(is_over, every_s), daemon=True, name="twostroke-heart"
+        )
         heart.start()
     try:
         _loop(channel, built.engine, outbox)
@@ -174,7 +185,7 @@ def _run(channel: _Channel, start: Start, around_executor: Callable[[Executor], 
     finally:
         built.engine.close()
         is_over.set()
-        if ends is not None:
+        if heart is not None:
             heart.join()
     return 0
 

@@ -18,7 +18,7 @@ from twostroke.pools.member import Role, Transport
 from twostroke.pools.route import RouteRequest
 from twostroke.pools.router import Router
 
-REPORTS_EVERY_S = 0.05
+REPORTS_EVERY_S = 0.2
 """The router hears a worker's figures so often at most; what was sent to it counts at once."""
 
 

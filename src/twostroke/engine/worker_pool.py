@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from twostroke.config.checks import whole_number
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import MAX_WORKERS, PoolConfig
@@ -24,6 +26,8 @@ from twostroke.pools.member import Role
 
 log = get_logger(__name__)
 
+HEARTBEATS_IN_TIME = 4
+"""A process says so often that it lives before it is taken for dead."""
 LOOKS_EVERY_S = 0.05
 """How often somebody looks whether a worker that leaves has anything left to do."""
 
@@ -164,10 +168,15 @@ class WorkerPool:
 
     def _port(self, role: Role, name: str) -> HandoverPort:
         """Each process has its own address, so nobody who comes back is taken for who was there before."""
-        share, drift = 1 / max(self._pools.num_workers, len(self._workers)), self._pools.allow_numeric_drift
+        port = HandoverPort(
+            allows_drift=self._pools.allow_numeric_drift,
+            memory_share=1 / max(self._pools.num_workers, len(self._workers)),
+            heartbeat_s=self._pools.heartbeat_timeout_s / HEARTBEATS_IN_TIME,
+            name=name,
+        )
         if role is Role.DECODE:
-            return HandoverPort(fetches=True, allows_drift=drift, memory_share=share, name=name)
+            return msgspec.structs.replace(port, fetches=True)
         if self._pools.kv_transport == "tcp":
-            return HandoverPort(Address(host="127.0.0.1"), allows_drift=drift, memory_share=share, name=name)
+            return msgspec.structs.replace(port, lends_at=Address(host="127.0.0.1"))
         path = self._folder / f"kv-{next(self._numbers)}"
-        return HandoverPort(Address(path=str(path)), allows_drift=drift, memory_share=share, name=name)
+        return msgspec.structs.replace(port, lends_at=Address(path=str(path)))

@@ -9,7 +9,16 @@ from hypothesis import given
 from twostroke.cost.fleet import FleetLimits, FrontCosts, WorkerSpeed, fleet_limits
 from twostroke.errors import InvalidParameter
 
-COSTS = FrontCosts(token_us=25.0, request_us=500.0, route_us=250.0, report_us=50.0, heartbeat_us=5.0)
+COSTS = FrontCosts(
+    token_us=25.0,
+    request_us=500.0,
+    route_us=250.0,
+    report_us=50.0,
+    heartbeat_us=5.0,
+    reports_per_s=1.0,
+    heartbeats_per_s=10.0,
+    journal_prompt_token_bytes=4.0,
+)
 WORKER = WorkerSpeed(
     decode_tokens_per_s=400.0,
     prefill_tokens_per_s=1000.0,

@@ -1,0 +1,114 @@
+"""What the gateway of pools pays for a heartbeat, for a token in its journal, and for a journal that grows."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+import tracemalloc
+from dataclasses import dataclass
+
+from twostroke.batch import NewRequest
+from twostroke.config.engine import EngineConfig
+from twostroke.engine.dispatcher import Dispatcher, LeastBusy, Member
+from twostroke.engine.engine_process import EngineProcess
+from twostroke.engine.generation import GenerationRequest
+from twostroke.engine.messages import Alive
+from twostroke.engine.output_processor import TokenUpdate
+from twostroke.pools.member import Role
+from twostroke.sampling_params import SamplingParams
+
+NUM_STREAMS, PROMPT_TOKENS, OUTPUT_TOKENS = 1000, (16, 512), 200
+NUM_HEARTBEATS, HEARTBEATS_APART_S = 2000, 0.001
+_HEART = f"""
+import sys, time
+from pathlib import Path
+import zmq
+from twostroke.engine.messages import REPORTS, Alive, addresses, unbounded
+to_engine, from_engine = addresses(Path(sys.argv[1]))
+context = zmq.Context()
+commands = unbounded(context.socket(zmq.PULL))
+commands.bind(to_engine)
+reports = unbounded(context.socket(zmq.PUSH))
+reports.connect(from_engine)
+commands.recv()
+for _ in range({NUM_HEARTBEATS}):
+    reports.send(REPORTS.encode(Alive()))
+    time.sleep({HEARTBEATS_APART_S})
+reports.close()
+commands.close()
+context.term()
+"""
+"""A child that does nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayPrices:
+    """Of one gateway."""
+
+    heartbeat_us: float
+    """Of processor time, each on its own: nobody else had anything to say in the same moment."""
+    update_us: float
+    """Of processor time, to take in one token of one stream and write it down."""
+    journal_prompt_token_bytes: float
+    """The request itself has them, and text made them: an object each."""
+    journal_token_bytes: float
+    """Of those that were delivered."""
+    journal_stream_bytes: float
+    """Beside its tokens."""
+
+
+def gateway_prices() -> GatewayPrices:
+    """Measures them."""
+    few, many = _journal(PROMPT_TOKENS[0]), _journal(PROMPT_TOKENS[1])
+    prompt_bytes = (many.stream_bytes - few.stream_bytes) / (PROMPT_TOKENS[1] - PROMPT_TOKENS[0])
+    stream_bytes = few.stream_bytes - PROMPT_TOKENS[0] * prompt_bytes
+    return GatewayPrices(asyncio.run(_heartbeat_us()), many.update_us, prompt_bytes, many.token_bytes, stream_bytes)
+
+
+async def _heartbeat_us() -> float:
+    """A real child and the real sockets, and the loop that wakes up for each."""
+    process = await EngineProcess.spawn(EngineConfig(), (sys.executable, "-c", _HEART), last_words_s=0.0)
+    try:
+        assert isinstance(await process.receive(), Alive)
+        began_s, num_heard = time.process_time(), 0
+        while await process.receive() is not None:
+            num_heard += 1
+        return 1e6 * (time.process_time() - began_s) / num_heard
+    finally:
+        await process.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class _Journal:
+    update_us: float
+    token_bytes: float
+    stream_bytes: float
+    """Prompt included."""
+
+
+def _journal(num_prompt_tokens: int) -> _Journal:
+    dispatcher = Dispatcher(LeastBusy())
+    dispatcher.worker_ready(Member("decode-0.1", Role.DECODE, None, 16, NUM_STREAMS))
+    tracemalloc.start()
+    for i in range(NUM_STREAMS):
+        # a prompt comes off the wire: its numbers are objects of its own, as they would be
+        prompt = tuple(int(str(1000 + token)) for token in range(num_prompt_tokens))
+        params = SamplingParams(max_tokens=OUTPUT_TOKENS + 1)
+        dispatcher.add(GenerationRequest(NewRequest(f"r{i}", prompt, params, 0), 0.0, OUTPUT_TOKENS + 1))
+    empty = tracemalloc.get_traced_memory()[0]
+    updates = [
+        [TokenUpdate(f"r{i}", 0.0, (1000 + place,), start=place) for i in range(NUM_STREAMS)]
+        for place in range(OUTPUT_TOKENS)
+    ]
+    before = tracemalloc.get_traced_memory()[0]
+    for step in updates[: OUTPUT_TOKENS // 2]:
+        dispatcher.take_in("decode-0.1", step)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    began_s = time.process_time()
+    for step in updates[OUTPUT_TOKENS // 2 :]:
+        dispatcher.take_in("decode-0.1", step)
+    update_us = 1e6 * (time.process_time() - began_s) / (NUM_STREAMS * OUTPUT_TOKENS // 2)
+    token_bytes = grown / (NUM_STREAMS * OUTPUT_TOKENS // 2)
+    return _Journal(update_us, token_bytes, empty / NUM_STREAMS)
