@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,6 +123,18 @@ def test_a_model_that_is_not_there_is_told_once() -> None:
 
     with pytest.raises(SetupError, match="no-such-folder"):
         asyncio.run(start())
+
+
+def test_what_was_never_started_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder is not made yet; the current one was removed in its place, where a log could not be opened."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").write_text("to keep")
+
+    async def close() -> None:
+        await PooledEngine(CONFIG, PoolConfig(prefill=1, decode=1)).close()
+
+    asyncio.run(close())
+    assert (tmp_path / "mine").read_text() == "to keep"
 
 
 @pytest.mark.parametrize(

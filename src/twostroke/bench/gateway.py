@@ -24,13 +24,10 @@ _HEART = f"""
 import sys, time
 from pathlib import Path
 import zmq
-from twostroke.engine.messages import REPORTS, Alive, addresses, unbounded
-to_engine, from_engine = addresses(Path(sys.argv[1]))
+from twostroke.engine.messages import REPORTS, Alive
+from twostroke.engine.wires import engine_ends
 context = zmq.Context()
-commands = unbounded(context.socket(zmq.PULL))
-commands.bind(to_engine)
-reports = unbounded(context.socket(zmq.PUSH))
-reports.connect(from_engine)
+commands, reports = engine_ends(context, Path(sys.argv[1]))
 commands.recv()
 for _ in range({NUM_HEARTBEATS}):
     reports.send(REPORTS.encode(Alive()))

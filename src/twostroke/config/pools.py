@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Set
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from twostroke.config.checks import number, one_of, switch, whole_number
+from twostroke.config.checks import number, one_of, switch, text, whole_number
 from twostroke.errors import InvalidParameter
 
-KVTransport = Literal["shm", "tcp"]
+KVTransport = Literal["auto", "shm", "tcp"]
 MAX_WORKERS = 64
+_HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +23,9 @@ class PoolConfig:
     """Processes that compute prompts and hand their KV over; 0: whoever decodes computes its prompts itself."""
     decode: int = 0
     """Processes that decode; 0, without prefill processes: one process does everything."""
-    kv_transport: KVTransport = "shm"
-    """How KV goes from one process to another: 'shm' reads shared memory, 'tcp' sends it."""
+    kv_transport: KVTransport = "auto"
+    """How KV goes from one process to another: 'shm' reads shared memory, 'tcp' sends it; 'auto' takes shared memory
+    on one machine, and TCP in a cluster."""
     allow_numeric_drift: bool = False
     """Hand KV over between processes whose kernels, versions or devices differ; tokens may differ then, too."""
     heartbeat_timeout_s: float = 2.0
@@ -38,6 +41,14 @@ class PoolConfig:
     scaling_interval_s: float = 5.0
     """How often the sizes of the pools are decided on."""
 
+    cluster: str | None = None
+    """Start the processes on the nodes of a Ray cluster (pip install 'twostroke[ray]'): HOST:PORT of its head, or
+    'auto' for RAY_ADDRESS or the cluster that runs on this machine. Each asks for as many CPUs as --threads says, and
+    for one without."""
+    cluster_roles: bool = False
+    """In the cluster, each process asks for one of the custom resource 'prefill' or 'decode', too: nodes that have it
+    are for its pool."""
+
     def __post_init__(self) -> None:
         """Checks ranges, and that somebody decodes."""
         whole_number("prefill", self.prefill, 0, MAX_WORKERS)
@@ -45,6 +56,11 @@ class PoolConfig:
         one_of("kv_transport", self.kv_transport, get_args(KVTransport))
         switch("allow_numeric_drift", self.allow_numeric_drift)
         number("heartbeat_timeout_s", self.heartbeat_timeout_s, 0.2, 600, "0.2 to 600 (seconds)")
+        switch("cluster_roles", self.cluster_roles)
+        if self.cluster is not None:
+            self._check_cluster(self.cluster)
+        elif self.cluster_roles:
+            raise InvalidParameter("cluster_roles", True, "needs a cluster", "Add --cluster auto, or leave it out.")
         if self.prefill and not self.decode:
             raise InvalidParameter("prefill", self.prefill, "needs somebody who decodes", "Add --decode 1.")
         for name in ("ttft_target_s", "tpot_target_s", "scaling_interval_s"):
@@ -74,6 +90,22 @@ class PoolConfig:
         for name, field in self.__dataclass_fields__.items():
             if name in names and getattr(self, name) != field.default:
                 raise InvalidParameter(name, getattr(self, name), limit, remedy)
+
+    def _check_cluster(self, cluster: str) -> None:
+        text("cluster", cluster)
+        if cluster != "auto" and not _HOST_AND_PORT.fullmatch(cluster):
+            remedy = "Use --cluster auto on a node of the cluster; ray:// is for clients outside, which have no node."
+            raise InvalidParameter("cluster", cluster, "must be 'auto' or HOST:PORT", remedy)
+        if self.kv_transport == "shm":
+            remedy = "Leave it out, or use --kv-transport tcp."
+            raise InvalidParameter("kv_transport", "shm", "processes on several nodes share no memory", remedy)
+
+    @property
+    def transport(self) -> Literal["shm", "tcp"]:
+        """How KV goes, 'auto' decided."""
+        if self.kv_transport == "auto":
+            return "shm" if self.cluster is None else "tcp"
+        return self.kv_transport
 
     @property
     def num_workers(self) -> int:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import zmq
 
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.handover_port import HandoverPort
-from twostroke.engine.messages import COMMANDS, REPORTS, Command, Report, Start, Stop, addresses, unbounded
+from twostroke.engine.messages import COMMANDS, REPORTS, Command, Report, Start, Stop
+from twostroke.engine.wires import FolderWires, Wires
 
 COMMAND = (sys.executable, "-m", "twostroke.engine.process")
 STOP_PATIENCE_S = 10.0
@@ -22,32 +25,109 @@ LAST_WORDS_S = 0.2
 """What a process sent at its very end may still be on its way through the socket so long after its exit."""
 
 
-class EngineProcess:
-    """A child process that runs an engine.
+class Child(Protocol):
+    """A process that runs an engine, here or on another machine, and how it ends."""
 
-    Its standard input is a pipe that this object holds: when this process ends, however it does, the child ends too.
+    @property
+    def pid(self) -> int:
+        """On its machine."""
+        ...
+
+    async def ending(self) -> str:
+        """How it ended, in words; waits until it has."""
+        ...
+
+    def kill(self) -> None:
+        """Ends it at once, also one that was stopped; who waits for its end does so for a moment only."""
+        ...
+
+    def forget(self) -> None:
+        """It has ended: what was kept for it goes."""
+        ...
+
+
+class LocalChild:
+    """A child of this process. Its standard input is a pipe that is held here: when this process ends, it ends too."""
+
+    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
+        self._process = process
+        self._folder = folder
+
+    @classmethod
+    async def start(cls, command: Sequence[str], folder: Path, descriptors: Sequence[int] = ()) -> LocalChild:
+        """Starts one.
+
+        Args:
+            command: starts it, with the folder behind it.
+            folder: of what it needs; it is removed at its end.
+            descriptors: that it inherits.
+        """
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                str(folder),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=sys.stderr,
+                start_new_session=True,  # a Ctrl-C is for the HTTP process, which lets running requests end
+                pass_fds=descriptors,
+            )
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return cls(process, folder)
+
+    @property
+    def pid(self) -> int:
+        """See Child."""
+        return self._process.pid
+
+    async def ending(self) -> str:
+        """See Child."""
+        code = await self._process.wait()
+        return f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
+
+    def kill(self) -> None:
+        """See Child."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+    def forget(self) -> None:
+        """See Child."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class EngineProcess:
+    """A process that runs an engine, and what is said to it and by it.
+
     The sockets are new for each process, so nothing of one that died is ever taken for its successor's.
+
+    Args:
+        child: the process.
+        wires: to it.
+        last_words_s: so long after its exit is listened; nothing is lost without where others make what it made.
     """
 
-    def __init__(self, child: asyncio.subprocess.Process, folder: Path, last_words_s: float) -> None:
+    def __init__(self, child: Child, wires: Wires, last_words_s: float) -> None:
         self._child = child
         self._last_words_s = last_words_s
-        self._folder = folder
-        to_engine, from_engine = addresses(folder)
-        self._context = zmq.Context()
-        # The sender is the end that connects, both ways: its queue is there at once and stays, whether or not the other
-        # process is, so sending never blocks.
-        self._commands = unbounded(self._context.socket(zmq.PUSH))
-        self._commands.connect(to_engine)
-        self._reports = unbounded(self._context.socket(zmq.PULL))
-        self._reports.bind(from_engine)
-        self._exit = asyncio.create_task(child.wait())
+        self._context: zmq.Context[Any] = zmq.Context()
+        # Sending never blocks: the sockets queue from the first moment on, whether or not the other process is there.
+        self._commands, self._reports = wires.ends(self._context)
+        self._exit = asyncio.create_task(child.ending())
         self._something: asyncio.Future[None] | None = None
         """Whoever waits for a report, or for the end."""
         # Watched by hand: the binding's own futures cost a step as much as three of its tokens. Read until nothing is
         # left whenever it becomes readable, which it does not again for what was there before.
-        self._readable: int = self._reports.getsockopt(zmq.FD)
-        asyncio.get_running_loop().add_reader(self._readable, self._wake)
+        loop = asyncio.get_running_loop()
+        self._readable: list[int] = [self._reports.getsockopt(zmq.FD)]
+        loop.add_reader(self._readable[0], self._wake)
+        self._monitors: list[Any] = []
+        if wires.break_for_good:
+            for socket in (self._commands, self._reports):
+                monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+                self._monitors.append(monitor)
+                self._readable.append(monitor.getsockopt(zmq.FD))
+                loop.add_reader(self._readable[-1], self._look, monitor)
         self._exit.add_done_callback(self._wake)
 
     @classmethod
@@ -58,23 +138,16 @@ class EngineProcess:
         handover: HandoverPort | None = None,
         last_words_s: float = LAST_WORDS_S,
     ) -> EngineProcess:
-        """Starts a child that loads what the config says; its reports tell how that goes.
+        """Starts a child of this process that loads what the config says; its reports tell how that goes.
 
         Args:
             config: of the engine.
             command: starts it.
             handover: where its KV goes and comes from, in a pool.
-            last_words_s: so long after its exit is listened; nothing is lost without where others make what it made.
+            last_words_s: see EngineProcess.
         """
         folder = Path(tempfile.mkdtemp(prefix="twostroke-"))  # for this user only
-        child = await asyncio.create_subprocess_exec(
-            *command,
-            str(folder),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=sys.stderr,
-            start_new_session=True,  # a Ctrl-C is for the HTTP process, which lets running requests end
-        )
-        process = cls(child, folder, last_words_s)
+        process = cls(await LocalChild.start(command, folder), FolderWires(folder), last_words_s)
         process.send(Start(config, handover))
         return process
 
@@ -85,7 +158,8 @@ class EngineProcess:
 
     def send(self, command: Command) -> None:
         """Queues a command; one that nobody is left to read is lost."""
-        self._commands.send(COMMANDS.encode(command))
+        with contextlib.suppress(zmq.Again):
+            self._commands.send(COMMANDS.encode(command), zmq.NOBLOCK)
 
     async def receive(self) -> Report | None:
         """The next report; None when the child has exited and everything it said was read."""
@@ -107,10 +181,15 @@ class EngineProcess:
         if self._something is not None and not self._something.done():
             self._something.set_result(None)
 
+    def _look(self, monitor: Any) -> None:
+        """A connection of these is never made again: who is not heard through it is not heard at all."""
+        with contextlib.suppress(zmq.Again):
+            monitor.recv_multipart(zmq.NOBLOCK)
+            self.kill()
+
     async def ending(self) -> str:
         """How it ended, in words; waits until it has."""
-        code = await self._exit
-        return f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
+        return await self._exit
 
     def kill(self) -> None:
         """Ends the child at once, also one that was stopped."""
@@ -127,8 +206,11 @@ class EngineProcess:
                 self._child.kill()
                 await self._exit
         if not self._reports.closed:  # afterwards the number may be that of another's descriptor
-            asyncio.get_running_loop().remove_reader(self._readable)
+            for descriptor in self._readable:
+                asyncio.get_running_loop().remove_reader(descriptor)
+        for monitor in self._monitors:
+            monitor.close()
         self._commands.close()
         self._reports.close()
         self._context.term()  # each has a thread of its own: a server that starts engines again must not collect them
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._child.forget()

@@ -15,13 +15,11 @@ Token ids only; text and templates stay in the HTTP process.
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
-import zmq
 
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.facts import EngineFacts
@@ -43,6 +41,8 @@ class Start(_Message):
     config: EngineConfig
     handover: HandoverPort | None = None
     """Where it hands KV over, and takes it; None: to nobody, from nobody."""
+    clock_ahead_s: float = 0.0
+    """How far the clock of its machine is ahead of the gateway's: what it tells meets what the gateway knows."""
 
 
 class Add(_Message):
@@ -174,22 +174,3 @@ class Encoding(Generic[_Out]):
 
 COMMANDS: Encoding[Command] = Encoding(Command)
 REPORTS: Encoding[Report] = Encoding(Report)
-
-
-def addresses(folder: Path) -> tuple[str, str]:
-    """Of the two sockets, to the engine and from it, in a folder that nobody else may enter.
-
-    They live in files: a network port could be spoken to by anybody on the machine. Who sends connects, who receives
-    binds.
-    """
-    mode = stat.S_IMODE(folder.stat().st_mode)
-    assert mode == stat.S_IRWXU, f"{folder} is open to others: {mode:o}"
-    return f"ipc://{folder}/to-engine", f"ipc://{folder}/from-engine"
-
-
-def unbounded(socket: Any) -> Any:
-    """A socket that queues in memory whatever the other end has not taken, and drops it when closed."""
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.RCVHWM, 0)
-    socket.setsockopt(zmq.LINGER, 0)
-    return socket

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.client import EngineState
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.dispatcher import Member
-from twostroke.engine.engine_process import COMMAND, STOP_PATIENCE_S, EngineProcess
+from twostroke.engine.engine_process import STOP_PATIENCE_S, EngineProcess
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.handover_port import HandoverPort
+from twostroke.engine.launcher import Launcher
 from twostroke.engine.load import LoadMeter
 from twostroke.engine.messages import Alive, Command, Failed, Progress, Ready, Refused, Report, Stop
 from twostroke.errors import SetupError
@@ -59,7 +60,7 @@ class PoolWorker:
         config: makes the settings of its engine, for each process by its name.
         port: makes, for each process anew, where it lends and whether it fetches.
         pool: hears of it.
-        command: starts a process.
+        launcher: starts a process.
     """
 
     def __init__(
@@ -69,14 +70,14 @@ class PoolWorker:
         config: Callable[[str], EngineConfig],
         port: Callable[[str], HandoverPort],
         pool: Pool,
-        command: Sequence[str] = COMMAND,
+        launcher: Launcher,
     ) -> None:
         self.role = role
         self._place = place
         self._config = config
         self._port = port
         self._pool = pool
-        self._command = tuple(command)
+        self._launcher = launcher
         self._num_starts = 0
         self._num_fast_deaths = 0
         self._spawned: EngineProcess | None = None
@@ -206,9 +207,12 @@ class PoolWorker:
     async def _run(self) -> str:
         """One process from its start to its end, which is returned in words."""
         config, port = self._config(self.worker_id), self._port(self.worker_id)
-        process = self._spawned = await EngineProcess.spawn(config, self._command, port, last_words_s=0.0)
-        if self._is_closing.is_set():
-            process.kill()
+        try:
+            process = self._spawned = await self._launch(config, port)
+        except SetupError as error:
+            return self._has_no_start(str(error))
+        if process is None:
+            return "was not needed any more"
         try:
             report = await process.receive()
             if not isinstance(report, Ready):
@@ -233,11 +237,30 @@ class PoolWorker:
             self._process = self._spawned = self.facts = None
             await process.stop()
 
+    async def _launch(self, config: EngineConfig, port: HandoverPort) -> EngineProcess | None:
+        """A process, which may wait long for its place; None: it was closed meanwhile."""
+        launching = asyncio.create_task(self._launcher.launch(self.worker_id, self.role, config, port))
+        closing = asyncio.create_task(self._is_closing.wait())
+        await asyncio.wait((launching, closing), return_when=asyncio.FIRST_COMPLETED)
+        closing.cancel()
+        if not launching.done():
+            launching.cancel()
+            await asyncio.wait((launching,))
+        if launching.cancelled():
+            return None
+        process = launching.result()
+        if self._is_closing.is_set():
+            process.kill()
+        return process
+
     async def _not_loaded(self, process: EngineProcess, report: Report | None) -> str:
         if isinstance(report, Refused):
             cause = f"{report.kind}: {report.reason}" if report.kind != SetupError.__name__ else report.reason
         else:
             cause = f"{await process.ending()} before its model was loaded."
+        return self._has_no_start(cause)
+
+    def _has_no_start(self, cause: str) -> str:
         if not self._was_ready:  # with these settings it never will be
             self.has_started.set_exception(SetupError(cause))
         return cause

@@ -12,11 +12,11 @@ from twostroke.config.routing import RoutingConfig
 from twostroke.engine.client import EngineHealth, EngineState, OutputStream, PoolMember
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.dispatcher import Dispatcher, Outcome, Placer
-from twostroke.engine.engine_process import COMMAND
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.gateway_log import GatewayLog
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.input_processor import InputProcessor, PromptInput
+from twostroke.engine.launcher import Launcher, launcher_for
 from twostroke.engine.load import Load, combined
 from twostroke.engine.messages import Add, CacheWasReset, Finish, Progress, Report, ResetPrefixCache
 from twostroke.engine.output_processor import OutputKind
@@ -53,10 +53,11 @@ class PooledEngine:
         on_trouble: called with the cause when a process has died, in a thread.
         drain_timeout_s: so long a worker that is not needed any more may take to end what it has.
         placer: chooses workers.
-        command: starts a process; tests put another around it.
+        launcher: starts processes; default: whom the pools' config asks for.
 
     Raises:
         InvalidParameter: the engine's settings do not go with pools.
+        SetupError: what the launcher needs is not installed.
     """
 
     def __init__(  # noqa: PLR0913 (as of RemoteEngine, and two more)
@@ -70,7 +71,7 @@ class PooledEngine:
         on_trouble: Callable[[str], object] = log.error,
         drain_timeout_s: float = 30.0,
         placer: Placer | None = None,
-        command: Sequence[str] = COMMAND,
+        launcher: Launcher | None = None,
     ) -> None:
         address = config.load.tensor_parallel_address
         if address is not None:
@@ -83,11 +84,13 @@ class PooledEngine:
         self._listeners = tuple(listeners)
         self._stall_after_s = stall_after_s
         self._on_trouble = on_trouble
+        self._launcher = launcher or launcher_for(config, pools)
         self._drain_timeout_s = drain_timeout_s
         self._reception = Reception(chat_template)
         self._router = RoutedPlacer(RoutingConfig(tpot_target_s=pools.tpot_target_s))
         self._dispatcher = Dispatcher(placer or self._router)
-        self._pool = WorkerPool(config, pools, self, command, num_live=self._dispatcher.live_on, migrate=self._migrate)
+        live_on = self._dispatcher.live_on
+        self._pool = WorkerPool(config, pools, self, self._launcher, num_live=live_on, migrate=self._migrate)
         self._by_id: dict[str, PoolWorker] = {}
         self._has_met = asyncio.Lock()
         self._resets: list[tuple[set[str], asyncio.Future[bool]]] = []
@@ -115,7 +118,7 @@ class PooledEngine:
         return self._reception.inputs
 
     def now_s(self) -> float:
-        """The monotonic clock, which all processes of a machine share."""
+        """The monotonic clock of this machine, by which all processes tell times."""
         return monotonic_clock()
 
     def health(self) -> EngineHealth:
@@ -219,6 +222,7 @@ class PooledEngine:
         Raises:
             SetupError: one of them cannot load the model as the config says.
         """
+        await self._launcher.open()
         self._log.open(self._config.load.event_log)
         try:
             await self._pool.start()
@@ -271,6 +275,7 @@ class PooledEngine:
             if not reset.done():
                 reset.set_exception(EngineError("it was closed"))
         await self._pool.close()
+        await self._launcher.close()
         self._log.close()
 
     # ------------------------------------------------------------------ what workers tell
@@ -281,7 +286,7 @@ class PooledEngine:
             if worker.role is Role.DECODE and worker.num_restarts == 0 and not self._by_decoders():
                 await self._reception.meet(facts, self)
         self._by_id[worker.worker_id] = worker
-        self._router.joined(worker.worker_id, worker.role, facts, self._pools.kv_transport)
+        self._router.joined(worker.worker_id, worker.role, facts, self._pools.transport)
         self._carry_out(self._dispatcher.worker_ready(worker.member))
 
     def _by_decoders(self) -> list[PoolWorker]:

@@ -20,6 +20,7 @@ from typing import Any
 import zmq
 
 from twostroke.engine.assembly import HandoverEnds, build_engine
+from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.engine import Engine
 from twostroke.engine.garbage import keep_what_is_there
 from twostroke.engine.handover_port import HandoverPort
@@ -42,9 +43,8 @@ from twostroke.engine.messages import (
     Report,
     ResetPrefixCache,
     Start,
-    addresses,
-    unbounded,
 )
+from twostroke.engine.wires import engine_ends, unbounded
 from twostroke.errors import TwostrokeError
 from twostroke.events import Event
 from twostroke.log import get_logger
@@ -53,6 +53,7 @@ from twostroke.runner.executor import Executor
 
 log = get_logger(__name__)
 
+_OWN = "inproc://own-commands"
 COMMANDS_A_STEP = 64
 """Most that are obeyed between two steps: a request of a thousand prompts does not hold up those that run."""
 
@@ -77,16 +78,12 @@ class _Channel:
     """This process's ends of the two sockets."""
 
     def __init__(self, folder: Path) -> None:
-        to_engine, from_engine = addresses(folder)
-        context = zmq.Context()
-        self._commands = unbounded(context.socket(zmq.PULL))
-        self._commands.bind(to_engine)
-        self._reports = unbounded(context.socket(zmq.PUSH))
+        self._context = zmq.Context()
+        self._commands, self._reports = engine_ends(self._context, folder)
+        self._commands.bind(_OWN)
         self._reports.setsockopt(zmq.LINGER, 1000)  # the last report says why there are no more
-        self._reports.connect(from_engine)
-        self._context = context
-        self._folder = folder
-        self._lock = threading.Lock()
+        self._sends = threading.Lock()
+        self._posts = threading.Lock()
         self._own: Any = None
         self._is_closed = False
         self._has_reported = False
@@ -94,12 +91,12 @@ class _Channel:
 
     def post(self, command: Command) -> None:
         """From any thread of this process: a command that its loop obeys like one from outside."""
-        with self._lock:
+        with self._posts:
             if self._is_closed:
                 return
             if self._own is None:
                 self._own = unbounded(self._context.socket(zmq.PUSH))
-                self._own.connect(addresses(self._folder)[0])
+                self._own.connect(_OWN)
             self._own.send(COMMANDS.encode(command))
 
     def tell_alive(self, is_over: threading.Event, every_s: float) -> None:
@@ -107,14 +104,10 @@ class _Channel:
 
         Who reports needs no heartbeat, and each wakes the gateway up.
         """
-        reports = unbounded(self._context.socket(zmq.PUSH))
-        reports.connect(addresses(self._folder)[1])
-        alive = REPORTS.encode(Alive())
         while not is_over.wait(every_s):
             if not self._has_reported:
-                reports.send(alive)
+                self.send(Alive())
             self._has_reported = False
-        reports.close()
 
     def receive(self, *, wait: bool) -> Command | None:
         """The next command; None when there is none and nobody waits."""
@@ -124,13 +117,15 @@ class _Channel:
             return None
 
     def send(self, report: Report) -> None:
-        """Queues a report."""
+        """Queues a report, from any thread."""
         self._has_reported = True
-        self._reports.send(REPORTS.encode(report))
+        frame = REPORTS.encode(report)
+        with self._sends:
+            self._reports.send(frame)
 
     def close(self) -> None:
         """Sends what is queued, for a second at most."""
-        with self._lock:
+        with self._posts:
             self._is_closed = True
             if self._own is not None:
                 self._own.close()
@@ -156,6 +151,7 @@ def serve(folder: Path, around_executor: Callable[[Executor], Executor] | None =
 
 
 def _run(channel: _Channel, start: Start, around_executor: Callable[[Executor], Executor] | None) -> int:
+    monotonic_clock.ahead_s = start.clock_ahead_s
     outbox = _Outbox()
     ends = None if start.handover is None else _handover_ends(start.handover, channel)
     try:

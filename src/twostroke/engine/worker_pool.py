@@ -19,6 +19,7 @@ from twostroke.engine.client import EngineState
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.gateway_log import log_of
 from twostroke.engine.handover_port import HandoverPort
+from twostroke.engine.launcher import Launcher
 from twostroke.engine.pool_worker import Pool, PoolWorker
 from twostroke.kv_transfer.address import Address
 from twostroke.log import get_logger
@@ -39,7 +40,7 @@ class WorkerPool:
         config: of each engine.
         pools: how many there are at first.
         hears: what they tell.
-        command: starts a process.
+        launcher: starts a process.
         num_live: sequences that need a worker, by its id.
         migrate: called with a worker that leaves when its time is up: what it still has goes on elsewhere.
     """
@@ -49,7 +50,7 @@ class WorkerPool:
         config: EngineConfig,
         pools: PoolConfig,
         hears: Pool,
-        command: Sequence[str],
+        launcher: Launcher,
         *,
         num_live: Callable[[str], int],
         migrate: Callable[[str], object],
@@ -57,12 +58,12 @@ class WorkerPool:
         self._config = config
         self._pools = pools
         self._hears = hears
-        self._command = command
+        self._launcher = launcher
         self._num_live = num_live
         self._migrate = migrate
         self._workers: list[PoolWorker] = []
         self._places = {Role.PREFILL: itertools.count(), Role.DECODE: itertools.count()}
-        self._folder = Path()
+        self._folder: Path | None = None
         self._numbers = itertools.count()
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -136,7 +137,8 @@ class WorkerPool:
             leaving.cancel()
         await asyncio.gather(*self._leaving, return_exceptions=True)
         await asyncio.gather(*(worker.close() for worker in self._workers))
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _grow(self, role: Role, number: int) -> None:
         new = [self._worker(role, place) for place in itertools.islice(self._places[role], max(0, number))]
@@ -164,7 +166,7 @@ class WorkerPool:
         def config_of(name: str) -> EngineConfig:
             return replace(config, load=replace(config.load, event_log=log_of(config.load.event_log, name)))
 
-        return PoolWorker(role, place, config_of, lambda name: self._port(role, name), self._hears, self._command)
+        return PoolWorker(role, place, config_of, lambda name: self._port(role, name), self._hears, self._launcher)
 
     def _port(self, role: Role, name: str) -> HandoverPort:
         """Each process has its own address, so nobody who comes back is taken for who was there before."""
@@ -176,7 +178,8 @@ class WorkerPool:
         )
         if role is Role.DECODE:
             return msgspec.structs.replace(port, fetches=True)
-        if self._pools.kv_transport == "tcp":
+        if self._pools.transport == "tcp":
             return msgspec.structs.replace(port, lends_at=Address(host="127.0.0.1"))
+        assert self._folder is not None, "not started"
         path = self._folder / f"kv-{next(self._numbers)}"
         return msgspec.structs.replace(port, lends_at=Address(path=str(path)))

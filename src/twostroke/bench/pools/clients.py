@@ -11,6 +11,7 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.engine.dispatcher import Placer
 from twostroke.engine.engine_process import COMMAND
+from twostroke.engine.launcher import LocalLauncher
 from twostroke.engine.pooled_engine import PooledEngine
 from twostroke.engine.remote_engine import RemoteEngine
 from twostroke.request_times import RequestTimes
@@ -40,7 +41,7 @@ async def started(
     if pools is None:
         engine = RemoteEngine(config, command=command)
     else:
-        engine = PooledEngine(config, pools, placer=placer, command=command)
+        engine = PooledEngine(config, pools, placer=placer, launcher=LocalLauncher(command))
     await engine.start()
     try:
         yield engine
