@@ -7,6 +7,7 @@
 
 #include "cpu.hpp"
 #include "operators.hpp"
+#include "shared_gather.hpp"
 #include "threads.hpp"
 
 namespace nb = nanobind;
@@ -27,6 +28,16 @@ NB_MODULE(_native, m) {
   m.def("pack_quantized", &pack_quantized, release);
   m.def("unpack_quantized_rows", &unpack_quantized_rows, release);
   m.def("kernels", &kernels_of, nb::rv_policy::reference);
+  nb::class_<SharedGather>(m, "SharedGather")
+      .def_static("memory_bytes", &SharedGather::memory_bytes)
+      .def(nb::init<uintptr_t, int, int, int64_t>())
+      .def("start",
+           [](SharedGather& gather, uintptr_t local, const std::vector<uintptr_t>& outs, std::vector<int64_t> sizes) {
+             std::vector<uint8_t*> to;
+             for (uintptr_t out : outs) to.push_back(reinterpret_cast<uint8_t*>(out));
+             gather.start(reinterpret_cast<const uint8_t*>(local), std::move(to), std::move(sizes));
+           })
+      .def("advance", &SharedGather::advance, release);
   nb::class_<Kernels>(m, "Kernels")
       .def_prop_ro("level", [](const Kernels& kernels) { return std::string(kernels.level); })
       .def("linear", &linear, release)

@@ -7,20 +7,10 @@
 #include <thread>
 #include <vector>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "pause.hpp"
 
 namespace twostroke {
 namespace {
-
-void pause_a_little() {
-#if defined(__x86_64__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  __asm__ volatile("yield");
-#endif
-}
 
 // A layer is a dozen kernels of microseconds, so between two of them workers look for the next one before they sleep.
 constexpr int SPINS = 4000;

@@ -33,9 +33,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 """One of each family: GQA, MQA with a window, MHA with windows in some layers, own head_dim with qk-norm."""
 
 
-def write_tokenizer(folder: Path) -> None:
-    """A byte-level BPE without merges: every text is its bytes, so every sequence of ids below 256 is a text."""
-    alphabet = sorted(ByteLevel.alphabet())
+def write_tokenizer(folder: Path, num_characters: int = 256) -> None:
+    """A byte-level BPE without merges: every text is its bytes, so every sequence of ids below 256 is a text. With
+    fewer characters, for a smaller vocabulary, some texts have no ids."""
+    alphabet = sorted(ByteLevel.alphabet())[:num_characters]
     vocab = {piece: i for i, piece in enumerate(alphabet)}
     tokenizer = tokenizers.Tokenizer(BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)

@@ -12,6 +12,7 @@
     │   └── DoesNotFit              an explicit size that memory cannot hold, with the arithmetic
     ├── UnreadableEvent             a line of an event log that is none, or of another version
     └── EngineError                 ours: a step failed, or the engine has stopped
+        ├── RankLost                one of the processes that compute a model together is gone
         └── EngineUnavailable       no engine takes requests now; one may soon
             └── Overloaded          there is one, and it has too much to do
 
@@ -88,6 +89,19 @@ class UnreadableEvent(TwostrokeError, ValueError):
 
 class EngineError(TwostrokeError):
     """Our failure: a request ended with an error because its step failed, or the engine has stopped."""
+
+
+class RankLost(EngineError):
+    """One of the ranks that compute a model together is gone, so nothing can be computed any more.
+
+    Args:
+        rank: which.
+        reason: how that was noticed.
+    """
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(f"rank {rank} is lost: {reason}. Its log says why; start the engine again.")
+        self.rank = rank
 
 
 class EngineUnavailable(EngineError):

@@ -101,6 +101,8 @@ def test_workers_come_and_leave_while_streams_run(undisturbed: Drill) -> None:
     [
         ({"enable_prefix_caching": False}, "enable_prefix_caching"),
         ({"kv_check_rate": 0.5}, "kv_check_rate"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
+        ({"tensor_parallel_size": 2, "tensor_parallel_address": "10.0.0.1:5555"}, "tensor_parallel_address"),
         ({"device": "cuda"}, "device"),
     ],
 )

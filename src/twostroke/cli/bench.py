@@ -17,6 +17,7 @@ from twostroke.bench.handover.show import print_handover
 from twostroke.bench.offline import OfflineOptions, print_summary, run_offline
 from twostroke.bench.operators.run import KernelOptions, print_kernels, run_kernels
 from twostroke.bench.quality.run import QualityOptions, print_rows, run_quality
+from twostroke.bench.ranks import RanksOptions, print_ranks, run_ranks
 from twostroke.bench.report import compare as compare_results
 from twostroke.bench.report import load as load_result
 from twostroke.bench.report import print_comparison
@@ -29,9 +30,8 @@ from twostroke.bench.start import StartOptions, print_starts, run_start
 from twostroke.bench.summary import summarize as summary_of
 from twostroke.bench.sweep.run import SweepOptions, run_sweep
 from twostroke.bench.sweep.show import print_sweep
-from twostroke.cli.flags import CacheFlags, LoadFlags, SchedulerFlags
+from twostroke.cli.flags import CacheFlags, LoadByFlags, LoadFlags, SchedulerFlags
 from twostroke.config.cache import CacheConfig
-from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.event_sinks import read_events
 
@@ -42,7 +42,7 @@ app = App(name="bench", help="Measure: results are JSON with commit, hardware an
 def offline(
     *,
     options: Annotated[OfflineOptions, Parameter(name="*", group="Workload")] = OfflineOptions(),
-    load: LoadFlags = LoadConfig(),
+    load: LoadFlags = LoadByFlags(),
     scheduler: SchedulerFlags = SchedulerConfig(),
     cache: CacheFlags = CacheConfig(),
 ) -> None:
@@ -105,6 +105,12 @@ def router(
 
 
 @app.command
+def ranks(*, options: Annotated[RanksOptions, Parameter(name="*", group="Ranks")] = RanksOptions()) -> None:
+    """All-gathers between two ranks through shared memory and sockets, and two ranks beside two threads of one."""
+    print_ranks(run_ranks(options))
+
+
+@app.command
 def drill(*, options: Annotated[DrillOptions, Parameter(name="*", group="Drill")] = DrillOptions()) -> None:
     """Streams through two pools whose processes are killed and frozen: none may differ from the undisturbed."""
     print_drill(run_drill(options))
@@ -158,7 +164,7 @@ def kernels(*, options: Annotated[KernelOptions, Parameter(name="*", group="Kern
 def spec(
     *,
     options: Annotated[SpecOptions, Parameter(name="*", group="Speculation")] = SpecOptions(),
-    load: LoadFlags = LoadConfig(),
+    load: LoadFlags = LoadByFlags(),
 ) -> None:
     """Drafts against none, in turn: the speed-up beside the predicted one, and whether the gate ever loses.
 
@@ -186,7 +192,7 @@ def handover(
 def sweep(
     *,
     options: Annotated[SweepOptions, Parameter(name="*", group="Sweep")] = SweepOptions(),
-    load: LoadFlags = LoadConfig(),
+    load: LoadFlags = LoadByFlags(),
     cache: CacheFlags = CacheConfig(),
 ) -> None:
     """TTFT over prompts with its fit, TPOT over context, throughput over batch size; how near to the floor they are."""

@@ -17,7 +17,6 @@ from twostroke.config.speculation import SpeculativeConfig
 from twostroke.errors import InvalidParameter
 from twostroke.sampling_params import SamplingParams, StructuredOutputs
 
-LoadFlags = Annotated[LoadConfig, Parameter(name="*", group="Model")]
 CacheFlags = Annotated[CacheConfig, Parameter(name="*", group="KV cache")]
 SchedulerFlags = Annotated[SchedulerConfig, Parameter(name="*", group="Scheduler")]
 
@@ -140,12 +139,22 @@ class FairScheduler(SchedulerConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadBesideModel(LoadConfig):
+class LoadByFlags(LoadConfig):
+    """What is loaded, with the short names that flags have."""
+
+    tensor_parallel_size: Annotated[int, Parameter(alias="-tp")] = 1
+    """Processes (ranks) that compute the model together, each with its share of every matrix's rows and of the KV
+    heads; the output stays the same bit for bit. Sizes of KV memory are each rank's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadBesideModel(LoadByFlags):
     """What is loaded, for commands that also take the model by its place: whether the flag was given has to show."""
 
     model: Annotated[str, Parameter(parse=False)] = "embedded"
 
 
+LoadFlags = Annotated[LoadByFlags, Parameter(name="*", group="Model")]
 FairSchedulerFlags = Annotated[FairScheduler, Parameter(name="*", group="Scheduler")]
 LoadBesideModelFlags = Annotated[LoadBesideModel, Parameter(name="*", group="Model")]
 

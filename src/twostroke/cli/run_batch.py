@@ -8,10 +8,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from twostroke.cli.flags import CacheFlags, LoadFlags, QuietFlag, SchedulerFlags, SpeculationFlag
+from twostroke.cli.flags import CacheFlags, LoadByFlags, LoadFlags, QuietFlag, SchedulerFlags, SpeculationFlag
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
-from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.server import ServerConfig
 
@@ -29,7 +28,7 @@ def run_batch(  # noqa: PLR0913 (each is a flag or a group of flags)
     reasoning_parser: str | None = None,
     strict: bool = False,
     max_concurrency: int | None = None,
-    load: LoadFlags = LoadConfig(),
+    load: LoadFlags = LoadByFlags(),
     cache: CacheFlags = CacheConfig(),
     scheduler: SchedulerFlags = SchedulerConfig(),
     speculative_config: SpeculationFlag = None,

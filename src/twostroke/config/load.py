@@ -24,6 +24,7 @@ DEFAULT_GROUP_SIZE = 32
 """Weights to a scale, in 4 bits."""
 
 MAX_THREADS = 4096
+MAX_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,15 @@ class LoadConfig:
     """Who computes: 'auto' takes the native kernels at the best level of this processor, or torch's operators where
     there are none; 'reference' torch's operators; or a level of the native kernels by its name."""
     threads: int | None = None
-    """Threads of the model's operators; default: the processors this process may use."""
+    """Threads of the model's operators, in each rank; default: the processors this process may use, dealt out to the
+    ranks."""
+    tensor_parallel_size: int = 1
+    """Processes (ranks) that compute the model together, each with its share of every matrix's rows and of the KV
+    heads; the output stays the same bit for bit. Sizes of KV memory are each rank's."""
+    tensor_parallel_address: str | None = None
+    """host:port where the other ranks find this one, when they are started elsewhere, one a host (`python -m
+    twostroke.engine.ranks RANK SIZE HOST:PORT`); default: they are started here. Whoever reaches it may join, so it
+    belongs into a network of one's own."""
     max_model_len: int | None = None
     """Longest prompt plus output; default: the model's context, shortened to what the KV memory holds."""
     max_logprobs: int = 20
@@ -75,9 +84,30 @@ class LoadConfig:
         one_of("kernels", self.kernels, get_args(Kernels))
         if self.threads is not None:
             whole_number("threads", self.threads, 1, MAX_THREADS)
+        whole_number("tensor_parallel_size", self.tensor_parallel_size, 1, MAX_RANKS)
+        self._check_address()
         if self.max_model_len is not None:
             whole_number("max_model_len", self.max_model_len, 2, limit="a whole number of at least 2 (one in, one out)")
         whole_number("max_logprobs", self.max_logprobs, 0)
+
+    @property
+    def num_local_ranks(self) -> int:
+        """Ranks that share this host's memory and processors."""
+        return 1 if self.tensor_parallel_address else self.tensor_parallel_size
+
+    def _check_address(self) -> None:
+        address = self.tensor_parallel_address
+        if address is None:
+            return
+        text("tensor_parallel_address", address)
+        host, _, port = address.rpartition(":")
+        if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise InvalidParameter(
+                "tensor_parallel_address", address, "must be host:port", "For example 10.0.0.1:5555."
+            )
+        if self.tensor_parallel_size == 1:
+            limit = "changes nothing without tensor_parallel_size of 2 or more"
+            raise InvalidParameter("tensor_parallel_address", address, limit)
 
     def _check_group_size(self) -> None:
         if self.group_size is None:

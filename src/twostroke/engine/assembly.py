@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from twostroke.communicator.interface import Communicator
 from twostroke.config.engine import EngineConfig
 from twostroke.config.kv_format import KVFormat, resolve_kv_format, slot_bytes
 from twostroke.config.load import DEFAULT_GROUP_SIZE
@@ -29,8 +30,10 @@ from twostroke.engine.journal import Journal, engine_started
 from twostroke.engine.kv_fetching import KVFetching
 from twostroke.engine.kv_lending import KVLending
 from twostroke.engine.output_processor import OutputProcessor
+from twostroke.engine.ranks import Ranks, RankStart
+from twostroke.engine.split_checks import check_can_split
 from twostroke.engine.text_engine import TextEngine
-from twostroke.errors import DoesNotFit, SetupError
+from twostroke.errors import DoesNotFit, RankLost, SetupError
 from twostroke.events import EventLog
 from twostroke.grammar.backend import GrammarBackend
 from twostroke.grammar.guidance import Guidance
@@ -46,6 +49,7 @@ from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
 from twostroke.kv_transfer.lender import KVLender
 from twostroke.kv_transfer.memory import KVMemory, shared_descriptor
 from twostroke.kv_transfer.transport import Fetched
+from twostroke.layers.row_split import RowSplit
 from twostroke.log import get_logger
 from twostroke.model.loader import check_weights, load_model, weight_bytes
 from twostroke.model.model_files import find_model
@@ -56,6 +60,7 @@ from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.machine_limits import measure_machine_limits
 from twostroke.runner.memory import context_bytes, free_host_bytes, step_bytes
 from twostroke.runner.model_runner import ModelRunner
+from twostroke.runner.tensor_parallel import TensorParallelExecutor, follow
 from twostroke.sampling.sampler import Sampler
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.tokenizer.tokenizer import Tokenizer
@@ -81,6 +86,7 @@ class _Loaded:
     grammars: GrammarBackend
     layout: KVLayout
     drafter: Drafter | None
+    num_ranks: int
 
     @property
     def drafter_facts(self) -> DrafterFacts:
@@ -154,7 +160,7 @@ def build_engine(
         loaded = replace(loaded, drafter=around_drafter(loaded.drafter))
     return_unused()  # reading a large tokenizer takes twice what it keeps
     layout = loaded.layout
-    num_weight_bytes = _weight_bytes(config, loaded)
+    num_weight_bytes = _weight_bytes(config, loaded, config.load.tensor_parallel_size)
     sizing = size_kv_cache(
         layout,
         config.cache,
@@ -208,50 +214,22 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
 ) -> tuple[Engine, LenderFacts | None]:
     """Reads the weights and builds what runs them."""
     # measured before the weights are there: it takes memory for a moment
-    machine = measure_machine_limits(loaded.dtype, loaded.device, loaded.num_threads)
-    model = load_model(
-        loaded.weights,
-        loaded.config,
-        dtype=loaded.dtype,
-        device=loaded.device,
-        max_model_len=sizing.max_model_len,
-        operators=loaded.operators,
-        quantization=config.load.quantization,
-        group_size=config.load.group_size or DEFAULT_GROUP_SIZE,
-    )
-    drafts = loaded.drafter_facts
+    machine = measure_machine_limits(loaded.dtype, loaded.device, loaded.num_threads * config.load.num_local_ranks)
+    descriptor = None if handover is None else _shared_descriptor(handover.port, layout, sizing)
+    executor, runner = _executor(config, loaded, sizing, descriptor)
     manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
     scheduler = Scheduler(
         config.scheduler,
         manager,
         max_model_len=sizing.max_model_len,
         speculation=config.speculative_config,
-        max_drafts=drafts.max_drafts,
+        max_drafts=loaded.drafter_facts.max_drafts,
     )
-    descriptor = None if handover is None else _shared_descriptor(handover.port, layout, sizing)
-    kv = KVStorage(
-        layout, sizing.num_blocks, loaded.device, sizing.num_scratch_blocks, drafts.num_branch_blocks, descriptor
-    )
-    sampler = Sampler(loaded.config.vocab_size, loaded.eos_token_ids, loaded.device, loaded.operators.gumbel_argmax)
-    target = Target(
-        model, kv, sampler, sizing.max_model_len, _step_tokens(config, loaded), config.scheduler.max_num_seqs
-    )
-    runner = ModelRunner(
-        model,
-        kv,
-        sampler,
-        max_model_len=sizing.max_model_len,
-        device=loaded.device,
-        grammars=loaded.grammars,
-        proposer=None if loaded.drafter is None else loaded.drafter.build(target),
-    )
-    executor: Executor = InProcessExecutor(runner)
     process = "" if handover is None else handover.port.name
     journal = _journal(config, loaded, layout, sizing, machine, event_log, listeners, process)
     lending = fetching = where = None
     if handover is not None:
-        order = model.attention.kv_order(layout.kv_format)
-        lending, fetching, where = _handover(config, loaded, handover, scheduler, journal, kv, order, descriptor)
+        lending, fetching, where = _handover(config, loaded, handover, scheduler, journal, runner, descriptor)
     engine = Engine(
         scheduler,
         executor if around_executor is None else around_executor(executor),
@@ -264,6 +242,85 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
         clock=monotonic_clock,
     )
     return engine, where
+
+
+def _executor(
+    config: EngineConfig, loaded: _Loaded, sizing: KVSizing, descriptor: int | None
+) -> tuple[Executor, ModelRunner]:
+    """Loads the model, here or here and in other processes, and opens the one door to it; and what is here."""
+    if config.load.tensor_parallel_size == 1:
+        runner = _runner(config, loaded, sizing, RowSplit(), descriptor)
+        return InProcessExecutor(runner), runner
+    ranks: Ranks | None = None
+    try:
+        ranks = Ranks.start(RankStart(config, sizing.num_blocks, sizing.max_model_len))
+        runner = _runner(config, loaded, sizing, RowSplit(ranks.communicator))
+        ranks.communicator.barrier()
+    except BaseException as error:
+        if ranks is not None:
+            ranks.end()
+        if isinstance(error, RankLost):
+            raise SetupError(f"tensor_parallel_size={config.load.tensor_parallel_size}: {error}") from error
+        raise
+    return TensorParallelExecutor(runner, ranks.communicator, ranks.end), runner
+
+
+def run_rank(start: RankStart, communicator: Communicator) -> None:
+    """One of the ranks above 0, from loading its share to its end.
+
+    Args:
+        start: what rank 0 was asked for and has decided.
+        communicator: to the others.
+
+    Raises:
+        SetupError: its share cannot be loaded.
+        RankLost: another rank is gone.
+    """
+    loaded = _prepare(start.config)
+    sizing = KVSizing(start.num_blocks, start.max_model_len, start.num_blocks * loaded.layout.bytes_per_block, 0)
+    _check_own_memory(start.config, loaded, sizing)
+    runner = _runner(start.config, loaded, sizing, RowSplit(communicator))
+    communicator.barrier()
+    follow(runner, communicator)
+
+
+def _runner(
+    config: EngineConfig, loaded: _Loaded, sizing: KVSizing, split: RowSplit, descriptor: int | None = None
+) -> ModelRunner:
+    """Reads the weights of a rank and builds what runs them, with its KV cache in shared memory where that is given."""
+    model = load_model(
+        loaded.weights,
+        loaded.config,
+        dtype=loaded.dtype,
+        device=loaded.device,
+        max_model_len=sizing.max_model_len,
+        operators=loaded.operators,
+        quantization=config.load.quantization,
+        group_size=config.load.group_size or DEFAULT_GROUP_SIZE,
+        split=split,
+    )
+    drafts = loaded.drafter_facts
+    kv = KVStorage(
+        loaded.layout,
+        sizing.num_blocks,
+        loaded.device,
+        sizing.num_scratch_blocks,
+        drafts.num_branch_blocks,
+        descriptor,
+    )
+    sampler = Sampler(loaded.config.vocab_size, loaded.eos_token_ids, loaded.device, loaded.operators.gumbel_argmax)
+    target = Target(
+        model, kv, sampler, sizing.max_model_len, _step_tokens(config, loaded), config.scheduler.max_num_seqs
+    )
+    return ModelRunner(
+        model,
+        kv,
+        sampler,
+        max_model_len=sizing.max_model_len,
+        device=loaded.device,
+        grammars=loaded.grammars,
+        proposer=None if loaded.drafter is None else loaded.drafter.build(target),
+    )
 
 
 def _shared_descriptor(port: HandoverPort, layout: KVLayout, sizing: KVSizing) -> int | None:
@@ -280,14 +337,13 @@ def _shared_descriptor(port: HandoverPort, layout: KVLayout, sizing: KVSizing) -
         ) from None
 
 
-def _handover(  # noqa: PLR0913 (the parts that it connects)
+def _handover(
     config: EngineConfig,
     loaded: _Loaded,
     ends: HandoverEnds,
     scheduler: Scheduler,
     journal: Journal,
-    kv: KVStorage,
-    kv_order: str,
+    runner: ModelRunner,
     descriptor: int | None,
 ) -> tuple[KVLending | None, KVFetching | None, LenderFacts | None]:
     """The two ends of hand-overs, as far as this engine has them."""
@@ -295,15 +351,15 @@ def _handover(  # noqa: PLR0913 (the parts that it connects)
     geometry = KVGeometry(
         identity_facts(loaded.weights.path, loaded.config, config.load, loaded.weights.quantization),
         numerics_facts(loaded.operators.name, loaded.device.type, dtype, config.load),
-        layout_facts(loaded.layout, kv_order),
+        layout_facts(loaded.layout, runner.kv_order),
     )
-    memory = KVMemory(loaded.layout, kv.bytes_of_pool())
+    memory = KVMemory(loaded.layout, runner.kv.bytes_of_pool())
     block_size, port = loaded.layout.block_size, ends.port
     lending = fetching = where = None
     if port.lends_at is not None:
         lender = KVLender(memory, descriptor, geometry, epoch=ends.epoch, clock=monotonic_clock, is_over=ends.is_over)
         lending = KVLending(scheduler, lender, block_size)
-        kv.layer_written = lending.layer_written
+        runner.kv.layer_written = lending.layer_written
         try:
             where = LenderFacts(lender.listen(port.lends_at), ends.epoch)
         except OSError as error:
@@ -328,7 +384,8 @@ def _prepare(config: EngineConfig) -> _Loaded:
     dtype = getattr(torch, dtype_name)
     kv_format = resolve_kv_format(config.cache.kv_cache_dtype, dtype_name)
     operators = operators_for(device, dtype, load.kernels, load.activation_quantization)
-    num_threads = load.threads or _usable_processors()
+    check_can_split(config, model_config, operators)
+    num_threads = load.threads or max(1, _usable_processors() // load.num_local_ranks)
     operators.set_num_threads(num_threads)
     of_tokenizer = files if load.tokenizer is None else find_model(load.tokenizer, with_weights=False)
     tokenizer = of_tokenizer.tokenizer()
@@ -347,7 +404,7 @@ def _prepare(config: EngineConfig) -> _Loaded:
     layout = KVLayout.of(
         model_config.layer_windows,
         block_size=config.cache.block_size,
-        num_kv_heads=model_config.num_kv_heads,
+        num_kv_heads=model_config.num_kv_heads // load.tensor_parallel_size,
         head_dim=model_config.head_dim,
         kv_format=kv_format,
     )
@@ -370,10 +427,12 @@ def _prepare(config: EngineConfig) -> _Loaded:
         Guidance(tokenizer, model_config.vocab_size, eos_token_ids),
         layout,
         drafter,
+        load.tensor_parallel_size,
     )
 
 
-def _weight_bytes(config: EngineConfig, loaded: _Loaded) -> int:
+def _weight_bytes(config: EngineConfig, loaded: _Loaded, num_ranks: int = 1) -> int:
+    """Of the whole model, or of that of several ranks which has most."""
     return weight_bytes(
         loaded.weights,
         loaded.config,
@@ -381,6 +440,7 @@ def _weight_bytes(config: EngineConfig, loaded: _Loaded) -> int:
         config.load.quantization,
         config.load.group_size or DEFAULT_GROUP_SIZE,
         keeps_quantized=loaded.operators.keeps_quantized,
+        num_ranks=num_ranks,
     )
 
 
@@ -447,7 +507,7 @@ def _free_memory(
         max_num_seqs=config.scheduler.max_num_seqs,
         bytes_per_element=loaded.dtype.itemsize,
     )
-    free = int(share * _free_bytes(loaded.device))
+    free = int(share * _free_bytes(loaded.device)) // config.load.num_local_ranks
     num_weight_bytes += loaded.drafter_facts.num_weight_bytes
     if num_weight_bytes > free:
         raise DoesNotFit(
@@ -459,6 +519,19 @@ def _free_memory(
         step_bytes=_step_bytes(config, loaded),
         context_bytes=tables,
     )
+
+
+def _check_own_memory(config: EngineConfig, loaded: _Loaded, sizing: KVSizing) -> None:
+    """Of a rank on a host of its own, whose memory rank 0 did not see when it chose the number of blocks."""
+    if config.load.tensor_parallel_address is None:
+        return
+    num_weight_bytes = _weight_bytes(config, loaded, config.load.tensor_parallel_size)
+    usable = _free_memory(config, loaded, loaded.layout, num_weight_bytes, 1.0).usable_bytes
+    if sizing.kv_bytes > usable:
+        raise DoesNotFit(
+            f"KV memory of {sizing.kv_bytes:,} bytes, as rank 0 chose for every rank; this host has {usable:,} for it. "
+            f"Give rank 0 --kv-cache-memory {usable} or less."
+        )
 
 
 def _longest_request(config: EngineConfig, loaded: _Loaded) -> int:
@@ -505,7 +578,9 @@ def _startup_lines(
 ) -> tuple[str, ...]:
     config = loaded.config
     threads = f", {loaded.num_threads} threads" if loaded.device.type == "cpu" else ""
-    where = f"{loaded.device.type}{threads}, {loaded.operators.name} kernels"
+    num_ranks = loaded.num_ranks
+    of_ranks = "" if num_ranks == 1 else f", {num_ranks} ranks (threads, weights and kv cache are each rank's)"
+    where = f"{loaded.device.type}{threads}{of_ranks}, {loaded.operators.name} kernels"
     dtype = str(loaded.dtype).removeprefix("torch.")
     model = f"{config.architecture}, {num_parameters(config) / 1e6:,.1f} M parameters, {dtype}, {where}"
     weights = f"{num_weight_bytes:,} bytes of weights, loaded in {load_s:.2f} s"

@@ -141,13 +141,13 @@ class CacheWasReset(_Message):
 Report = Ready | Refused | Failed | Alive | Progress | CacheWasReset
 
 
-def _plain_path(value: Any) -> str:
+def plain_path(value: Any) -> str:
     if isinstance(value, Path):
         return str(value)
     raise NotImplementedError(f"{type(value).__name__} does not travel")
 
 
-def _read_path(kind: type, value: Any) -> Any:
+def read_path(kind: type, value: Any) -> Any:
     if issubclass(kind, Path):
         return Path(value)
     raise NotImplementedError(f"{kind.__name__} does not travel")
@@ -160,8 +160,8 @@ class Encoding(Generic[_Out]):
     """Bytes of messages one way, messages of bytes the other."""
 
     def __init__(self, incoming: Any) -> None:
-        self._encoder = msgspec.msgpack.Encoder(enc_hook=_plain_path)
-        self._decoder: msgspec.msgpack.Decoder[_Out] = msgspec.msgpack.Decoder(incoming, dec_hook=_read_path)
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=plain_path)
+        self._decoder: msgspec.msgpack.Decoder[_Out] = msgspec.msgpack.Decoder(incoming, dec_hook=read_path)
 
     def encode(self, message: Command | Report) -> bytes:
         """For the other process."""

@@ -73,6 +73,10 @@ class PooledEngine:
         placer: Placer | None = None,
         launcher: Launcher | None = None,
     ) -> None:
+        address = config.load.tensor_parallel_address
+        if address is not None:
+            limit = "the engines of a pool cannot all meet their ranks there"
+            raise InvalidParameter("tensor_parallel_address", address, limit, "Leave it out: each starts its own.")
         if pools.prefill:
             _check(config)
         self._config = config
@@ -438,6 +442,10 @@ class PooledEngine:
 
 def _check(config: EngineConfig) -> None:
     """What a hand-over needs of each engine."""
+    if config.load.tensor_parallel_size > 1:
+        limit = "does not go with prefill processes: KV is handed over from one rank to one rank so far"
+        remedy = "Leave --prefill out (--decode N has N engines of so many ranks), or leave --tensor-parallel-size out."
+        raise InvalidParameter("tensor_parallel_size", config.load.tensor_parallel_size, limit, remedy)
     if not config.cache.enable_prefix_caching:
         remedy = "Leave the prefix cache on, or leave --prefill out."
         raise InvalidParameter("enable_prefix_caching", False, "KV is handed over through the prefix cache", remedy)

@@ -52,6 +52,11 @@ class QuantizedWeight:
             found[rows] = values
         return found
 
+    def of_rows(self, rows: slice) -> QuantizedWeight:
+        """Some of its rows, in memory of their own."""
+        mins = None if self.mins is None else self.mins[rows].clone()
+        return replace(self, codes=self.codes[rows].clone(), scales=self.scales[rows].clone(), mins=mins)
+
     def to(self, device: torch.device) -> QuantizedWeight:
         """On another device."""
         moved = {name: None if part is None else part.to(device) for name, part in self._tensors().items()}

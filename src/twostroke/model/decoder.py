@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from twostroke.config.model import ModelConfig
 from twostroke.kernels.dispatch import Operators
 from twostroke.layers.attention import KVTensors
 from twostroke.layers.attention_metadata import AttentionMetadata
+from twostroke.layers.row_split import RowSplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Parameter:
     """Rows of each part that is laid under the others; a checkpoint may keep the parts apart or together."""
     columns: int | None = None
     """None for a vector."""
+    is_split: bool = False
+    """Whether each rank has only its share of the rows of each part (layers/row_split.py)."""
 
     @property
     def size(self) -> int:
@@ -44,6 +47,8 @@ class Placement:
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
+    split: RowSplit = field(default_factory=RowSplit)
+    """Of the rows of matrices over ranks."""
 
 
 class DecoderModel(ABC):
@@ -56,8 +61,14 @@ class DecoderModel(ABC):
         """
         del weights
         self.config = config
+        self.num_heads = placement.split.share(config.num_heads)
+        """Query heads that this rank computes."""
         self.attention = placement.operators.attention(
-            config.num_heads, config.num_kv_heads, config.head_dim, placement.dtype, placement.device
+            self.num_heads,
+            placement.split.share(config.num_kv_heads),
+            config.head_dim,
+            placement.dtype,
+            placement.device,
         )
         """The operator that steps are planned for."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,14 +24,20 @@ class LlamaLayer:
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
         """Takes the layer's weights, named without their `layers.i.`."""
         operators = placement.operators
-        self._num_heads, self._num_kv_heads, self._head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        split = placement.split
+        self._num_heads, self._num_kv_heads = split.share(config.num_heads), split.share(config.num_kv_heads)
+        self._head_dim, self._width = config.head_dim, config.num_heads * config.head_dim
+        self._split = split
         self.attention_norm = RMSNorm(weights["attention_norm.weight"], config.rms_norm_eps, operators)
         self._qkv = operators.pack_linear(weights["qkv.weight"], weights.get("qkv.bias"))
         self._attention = Attention(layer_id, config.head_dim)
-        self.output = operators.pack_linear(weights["output.weight"], weights.get("output.bias"))
+        output = operators.pack_linear(weights["output.weight"], weights.get("output.bias"))
+        self.output = split.linear(output, config.hidden_size)
         self.mlp_norm = RMSNorm(weights["mlp_norm.weight"], config.rms_norm_eps, operators)
-        self.gated = operators.pack_gated(weights["gate_up.weight"], weights.get("gate_up.bias"))
-        self.down = operators.pack_linear(weights["down.weight"], weights.get("down.bias"))
+        gated = operators.pack_gated(weights["gate_up.weight"], weights.get("gate_up.bias"))
+        self.gated = split.gated(gated, config.intermediate_size)
+        down = operators.pack_linear(weights["down.weight"], weights.get("down.bias"))
+        self.down = split.linear(down, config.hidden_size)
         self._rotate_heads_ = operators.rotate_heads_
 
     def forward(
@@ -46,7 +53,7 @@ class LlamaLayer:
         qk = qkv[:, : self._num_heads + self._num_kv_heads]
         self.norm_heads_(qk)
         self._rotate_heads_(qk, *rotation)
-        return self._attention(qkv, attention, kv)
+        return self._split.gather(self._attention(qkv, attention, kv), self._width)
 
     def norm_heads_(self, qk: Tensor) -> None:
         """What an architecture does to q and k [num_tokens, num_heads + num_kv_heads, head_dim] before rotation."""
@@ -61,11 +68,11 @@ class Llama(DecoderModel):
     def parameters(cls, config: ModelConfig) -> dict[str, Parameter]:
         """See DecoderModel."""
         found = {
-            "embedding.weight": Parameter((config.vocab_size,), config.hidden_size),
+            "embedding.weight": Parameter((config.vocab_size,), config.hidden_size, is_split=True),
             "norm.weight": Parameter((config.hidden_size,)),
         }
         if not config.tie_word_embeddings:
-            found["lm_head.weight"] = Parameter((config.vocab_size,), config.hidden_size)
+            found["lm_head.weight"] = Parameter((config.vocab_size,), config.hidden_size, is_split=True)
         for i in range(config.num_layers):
             found |= {f"layers.{i}.{name}": shape for name, shape in cls.layer_parameters(config).items()}
         return found
@@ -82,9 +89,9 @@ class Llama(DecoderModel):
         }
         found = {f"{norm}.weight": Parameter((hidden,)) for norm in ("attention_norm", "mlp_norm")}
         for name, (rows, columns, has_bias) in linears.items():
-            found[f"{name}.weight"] = Parameter(rows, columns)
+            found[f"{name}.weight"] = Parameter(rows, columns, is_split=True)
             if has_bias:
-                found[f"{name}.bias"] = Parameter(rows)
+                found[f"{name}.bias"] = Parameter(rows, is_split=True)
         return found
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], placement: Placement) -> None:
@@ -93,7 +100,9 @@ class Llama(DecoderModel):
         head = "embedding.weight" if config.tie_word_embeddings else "lm_head.weight"
         self._table = None if config.tie_word_embeddings else weights["embedding.weight"]
         # the largest matrix first: what quantizing it takes for a moment is given back before the others are there
-        self._lm_head = placement.operators.pack_linear(weights[head], None)
+        lm_head = placement.operators.pack_linear(weights[head], None)
+        self._lm_head = placement.split.linear(lm_head, config.vocab_size)
+        self._split = placement.split
         self._layers = [
             self.layer_class(
                 config,
@@ -117,7 +126,7 @@ class Llama(DecoderModel):
         """See DecoderModel."""
         if self._table is None:
             return self._lm_head.rows(input_ids)
-        return F.embedding(input_ids, self._table)
+        return self._split.rows(input_ids, self.config.vocab_size, partial(_rows_of, self._table))
 
     @torch.inference_mode()
     def forward_layers(
@@ -146,3 +155,7 @@ class Llama(DecoderModel):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See DecoderModel."""
         return self._lm_head(hidden).float()
+
+
+def _rows_of(table: Tensor, ids: Tensor) -> Tensor:
+    return F.embedding(ids, table)

@@ -21,6 +21,7 @@ from twostroke.kernels.large_pages import return_unused
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.stacked_weight import StackedWeight, stack
 from twostroke.kernels.streamed_weight import StreamedWeight
+from twostroke.layers.row_split import RowSplit, rows_of
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import Checkpoint, shorten
 from twostroke.model.decoder import DecoderModel, Parameter, Placement
@@ -28,7 +29,7 @@ from twostroke.model.float_weights import FloatWeights
 from twostroke.model.quantized_checkpoint import QuantizedCheckpoint
 from twostroke.model.registry import architecture, model_class
 from twostroke.model.weight_map import checkpoint_names
-from twostroke.model.weight_source import ALL_ROWS, WeightSource
+from twostroke.model.weight_source import ALL_ROWS, ROWS_TOGETHER, WeightSource
 
 log = get_logger(__name__)
 
@@ -83,6 +84,7 @@ def load_model(  # noqa: PLR0913 (what a model is made of, each by its name)
     operators: Operators,
     quantization: Quantization | None = None,
     group_size: int = DEFAULT_GROUP_SIZE,
+    split: RowSplit | None = None,
 ) -> DecoderModel:
     """Loads a model.
 
@@ -95,6 +97,7 @@ def load_model(  # noqa: PLR0913 (what a model is made of, each by its name)
         operators: the backend.
         quantization: of float weights that are multiplied; None keeps them in `dtype`.
         group_size: weights to a scale, for int4.
+        split: of the rows over ranks; None: there is one rank.
 
     Raises:
         UnsupportedModel: the architecture or the layout of a weight is not implemented.
@@ -109,10 +112,12 @@ def load_model(  # noqa: PLR0913 (what a model is made of, each by its name)
     check_weights(source, config, quantization, group_size)
     on_load = _OnLoad.of(quantization, group_size)
     multiplied = {name for name, parameter in parameters.items() if _is_multiplied(name, config, parameter)}
-    weights = _Weights(source, parts, dtype, device, multiplied, on_load and on_load.quantizer(operators))
+    split = split or RowSplit()
+    pieces = {name: _pieces(source, parts[name], parameter, split) for name, parameter in parameters.items()}
+    weights = _Weights(source, pieces, dtype, device, multiplied, on_load and on_load.quantizer(operators))
     if config.tie_word_embeddings:
         _check_tied_head(source, parts["embedding.weight"][0], dtype)
-    model = kind(config, weights, Placement(operators, dtype, device, max_model_len))
+    model = kind(config, weights, Placement(operators, dtype, device, max_model_len, split))
     keeps_quantized = operators.keeps_quantized
     mib = weight_bytes(source, config, dtype, quantization, group_size, keeps_quantized=keeps_quantized) >> 20
     log.info("%s: %d MiB of weights in %.1f s", source.path.name, mib, time.perf_counter() - start_s)
@@ -149,8 +154,9 @@ def weight_bytes(
     group_size: int = DEFAULT_GROUP_SIZE,
     *,
     keeps_quantized: bool = True,
+    num_ranks: int = 1,
 ) -> int:
-    """Bytes of all weights once they are loaded; tied ones count once.
+    """Bytes of all weights once they are loaded; tied ones count once. Of several ranks, the one that has most.
 
     Args:
         source: of the weights; one that it lacks counts as floats.
@@ -159,20 +165,41 @@ def weight_bytes(
         quantization: of float weights that are multiplied.
         group_size: of its 4 bits.
         keeps_quantized: Operators.keeps_quantized of the backend.
+        num_ranks: that have a share of the rows each (layers/row_split.py).
     """
     on_load = _OnLoad.of(quantization, group_size)
     of_floats = dtype.itemsize if on_load is None else on_load.bytes_per_weight
-    names = architecture(config.architecture).names
-    total = 0.0
+    totals = [0.0] * num_ranks
     for name, parameter in model_class(config.architecture).parameters(config).items():
-        if not (keeps_quantized and _is_multiplied(name, config, parameter)):
-            total += parameter.size * dtype.itemsize
-            continue
-        parts = [source.weights.get(part) for part in checkpoint_names(names, name)]
-        for part in parts:
-            size = parameter.size / len(parts) if part is None else math.prod(part.shape)
-            total += size * (of_floats if part is None or part.bytes_per_weight is None else part.bytes_per_weight)
-    return math.ceil(total)
+        size = _loaded_bytes(source, name, parameter, config, dtype, of_floats, keeps_quantized=keeps_quantized)
+        num_rows = sum(parameter.rows)
+        for rank in range(num_ranks):
+            own = (
+                sum(len(rows_of(rank, num_ranks, rows)) for rows in parameter.rows) if parameter.is_split else num_rows
+            )
+            totals[rank] += size * own / num_rows
+    return math.ceil(max(totals))
+
+
+def _loaded_bytes(
+    source: WeightSource,
+    name: str,
+    parameter: Parameter,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    of_floats: float,
+    *,
+    keeps_quantized: bool,
+) -> float:
+    """Of one weight, whole; `of_floats` are the bytes of each number that is multiplied and stored as a float."""
+    if not (keeps_quantized and _is_multiplied(name, config, parameter)):
+        return parameter.size * dtype.itemsize
+    parts = [source.weights.get(part) for part in checkpoint_names(architecture(config.architecture).names, name)]
+    total = 0.0
+    for part in parts:
+        size = parameter.size / len(parts) if part is None else math.prod(part.shape)
+        total += size * (of_floats if part is None or part.bytes_per_weight is None else part.bytes_per_weight)
+    return total
 
 
 def multiplied_parts(config: ModelConfig) -> set[str]:
@@ -229,49 +256,103 @@ def _is_multiplied(name: str, config: ModelConfig, parameter: Parameter) -> bool
     return parameter.columns is not None and (name != "embedding.weight" or config.tie_word_embeddings)
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows [begin, begin + num_rows) of a stored weight."""
+
+    name: str
+    begin: int
+    num_rows: int
+    is_whole: bool
+
+
+def _pieces(source: WeightSource, parts: Sequence[str], parameter: Parameter, split: RowSplit) -> tuple[_Piece, ...]:
+    """What of the stored parts a rank has: its rows of q, those of k, and those of v, say, wherever they are stored."""
+    found: list[_Piece] = []
+    num_stored = [source.weights[part].shape[0] for part in parts]
+    offset = 0
+    for num_rows in parameter.rows:
+        own = split.own(num_rows) if parameter.is_split else range(num_rows)
+        wanted, offset = range(offset + own.start, offset + own.stop), offset + num_rows
+        start = 0
+        for part, size in zip(parts, num_stored, strict=True):
+            begin, end = max(wanted.start - start, 0), min(wanted.stop - start, size)
+            if begin < end:
+                found.append(_Piece(part, begin, end - begin, end - begin == size))
+            start += size
+    return _joined(found, dict(zip(parts, num_stored, strict=True)))
+
+
+def _joined(pieces: Sequence[_Piece], num_stored: Mapping[str, int]) -> tuple[_Piece, ...]:
+    """Neighbours in one stored weight as one piece."""
+    found: list[_Piece] = []
+    for piece in pieces:
+        last = found[-1] if found else None
+        if last is not None and last.name == piece.name and last.begin + last.num_rows == piece.begin:
+            num_rows = last.num_rows + piece.num_rows
+            found[-1] = _Piece(piece.name, last.begin, num_rows, num_rows == num_stored[piece.name])
+        else:
+            found.append(piece)
+    return tuple(found)
+
+
 class _Weights(Mapping[str, Weight]):
     """A model's weights by our names, read when asked for and not kept: who packs one needs no second copy of it."""
 
     def __init__(
         self,
         source: WeightSource,
-        parts: Mapping[str, tuple[str, ...]],
+        pieces: Mapping[str, Sequence[_Piece]],
         dtype: torch.dtype,
         device: torch.device,
         multiplied: Set[str],
         quantize: Callable[[Tensor], QuantizedWeight] | None,
     ) -> None:
-        self._source, self._parts = source, parts
+        self._source, self._pieces = source, pieces
         self._dtype, self._device = dtype, device
         self._multiplied, self._quantize = multiplied, quantize
 
     def __getitem__(self, name: str) -> Weight:
         return_unused()  # what packing took before: holes that are a little too small next time would add up
-        parts = self._parts[name]
+        pieces = self._pieces[name]
         if name not in self._multiplied:
-            found = stack([self._read(part, copy=True) for part in parts])
+            found = stack([self._read_piece(piece, copy=True) for piece in pieces])
             assert not isinstance(found, StackedWeight), name
             return _plain(found)
-        stored = [self._source.weights[part] for part in parts]
+        stored = [self._source.weights[piece.name] for piece in pieces]
         is_of_floats = all(part.bytes_per_weight is None for part in stored)
-        if is_of_floats or (len(stored) == 1 and stored[0].is_by_rows):
-            num_rows = [part.shape[0] for part in stored]
-            shape = (sum(num_rows), stored[0].shape[1])
-            return StreamedWeight(shape, self._dtype, partial(self._rows, list(zip(parts, num_rows, strict=True))))
+        if is_of_floats or (len({piece.name for piece in pieces}) == 1 and stored[0].is_by_rows):
+            shape = (sum(piece.num_rows for piece in pieces), stored[0].shape[1])
+            return StreamedWeight(shape, self._dtype, partial(self._rows, pieces))
         # whether quantized maps are alike is seen from all of them
-        return stack([self._on_load(self._read(part)) for part in parts])
+        return stack([self._on_load(self._read_piece(piece)) for piece in pieces])
 
-    def _rows(self, parts: Sequence[tuple[str, int]], begin: int, end: int) -> Tensor | QuantizedWeight:
-        """Rows of parts that lie one under the other, each given with its number of rows."""
+    def _rows(self, pieces: Sequence[_Piece], begin: int, end: int) -> Tensor | QuantizedWeight:
+        """Rows of pieces that lie one under the other."""
         found: list[Tensor | QuantizedWeight] = []
-        for name, num_rows in parts:
-            first, last = max(begin, 0), min(end, num_rows)
+        for piece in pieces:
+            first, last = max(begin, 0), min(end, piece.num_rows)
             if first < last:
-                found.append(self._read(name, slice(first, last)))
-            begin, end = begin - num_rows, end - num_rows
+                found.append(self._read_rows(piece.name, slice(piece.begin + first, piece.begin + last)))
+            begin, end = begin - piece.num_rows, end - piece.num_rows
         rows = stack(found)
-        assert not isinstance(rows, StackedWeight), parts
+        assert not isinstance(rows, StackedWeight), pieces
         return self._on_load(rows)
+
+    def _read_piece(self, piece: _Piece, *, copy: bool = False) -> Tensor | QuantizedWeight:
+        """What is not stored by rows is read as a whole, and of it the rows are taken."""
+        if piece.is_whole:
+            return self._read(piece.name, copy=copy)
+        rows = slice(piece.begin, piece.begin + piece.num_rows)
+        if self._source.weights[piece.name].is_by_rows:
+            return self._read_rows(piece.name, rows, copy=copy)
+        return _rows_of(self._read(piece.name), rows)
+
+    def _read_rows(self, name: str, rows: slice, *, copy: bool = False) -> Tensor | QuantizedWeight:
+        """Some rows, wherever they begin: packed layouts hold up to ROWS_TOGETHER of them in a word."""
+        before = rows.start % ROWS_TOGETHER
+        found = self._read(name, slice(rows.start - before, rows.stop), copy=copy)
+        return _rows_of(found, slice(before, None)) if before else found
 
     def _on_load(self, weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight:
         return self._quantize(weight) if self._quantize is not None and isinstance(weight, Tensor) else weight
@@ -292,10 +373,15 @@ class _Weights(Mapping[str, Weight]):
         return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
+        return iter(self._pieces)
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return len(self._pieces)
+
+
+def _rows_of(weight: Tensor | QuantizedWeight, rows: slice) -> Tensor | QuantizedWeight:
+    """In memory of their own."""
+    return weight[rows].clone() if isinstance(weight, Tensor) else weight.of_rows(rows)
 
 
 def _is_finite(tensor: Tensor) -> bool:

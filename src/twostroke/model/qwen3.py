@@ -20,7 +20,7 @@ class Qwen3Layer(LlamaLayer):
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
         """One norm for all heads of q and k, with each head's weight in its row."""
         super().__init__(config, weights, layer_id, placement)
-        of_heads = [weights["q_norm.weight"]] * config.num_heads + [weights["k_norm.weight"]] * config.num_kv_heads
+        of_heads = [weights["q_norm.weight"]] * self._num_heads + [weights["k_norm.weight"]] * self._num_kv_heads
         self._head_norm = RMSNorm(torch.stack(of_heads), config.rms_norm_eps, placement.operators)
 
     def norm_heads_(self, qk: Tensor) -> None:

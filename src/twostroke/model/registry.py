@@ -21,13 +21,15 @@ class Architecture:
     path: str
     """`module:Class`, a DecoderModel."""
     names: NameTable
+    can_split: bool = False
+    """Whether its layers know that they may have some of the heads only (Placement.split)."""
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "LlamaForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA),
-    "MistralForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA),
-    "Qwen2ForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA),
-    "Qwen3ForCausalLM": Architecture("twostroke.model.qwen3:Qwen3", QWEN3),
+    "LlamaForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
+    "MistralForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
+    "Qwen2ForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
+    "Qwen3ForCausalLM": Architecture("twostroke.model.qwen3:Qwen3", QWEN3, can_split=True),
 }
 
 

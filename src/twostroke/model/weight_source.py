@@ -13,6 +13,8 @@ from torch import Tensor
 from twostroke.kernels.quantized_weight import QuantizedWeight
 
 ALL_ROWS = slice(None)
+ROWS_TOGETHER = 8
+"""Rows that a layout may pack into one word: a range that is read begins at a multiple of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class WeightSource(Protocol):
             name: one of `weights`.
             dtype: of the activations that a quantized weight is multiplied with. Floats come as they are stored, and
                 may be memory of the file.
-            rows: from where to where; all, of a weight that is not stored by rows (`StoredWeight.is_by_rows`).
+            rows: from where, a multiple of ROWS_TOGETHER, to where; all, of a weight that is not stored by rows
+                (`StoredWeight.is_by_rows`).
 
         Raises:
             CorruptCheckpoint: its bytes cannot be read, or contradict each other.

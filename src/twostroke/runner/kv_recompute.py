@@ -31,7 +31,7 @@ class KVRecomputer:
         self._model = model
         self._kv = kv
         self._device = device
-        self._attention_layout = kv.attention_layout(model.config.num_heads)
+        self._attention_layout = kv.attention_layout(model.num_heads)
 
     @torch.inference_mode()
     def differences(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...]:

@@ -91,9 +91,19 @@ class ModelRunner:
         self._grammars = grammars
         self._table = RequestTable(kv.layout, max_model_len)
         self._announced: dict[str, NewRequest] = {}
-        self._attention_layout = kv.attention_layout(model.config.num_heads)
+        self._attention_layout = kv.attention_layout(model.num_heads)
         self._recomputer = KVRecomputer(model, kv, device) if kv.scratch_ids else None
         self._branches = BranchBlocks(kv) if kv.branch_ids else None
+
+    @property
+    def kv(self) -> KVStorage:
+        """The KV memory that it computes in."""
+        return self._kv
+
+    @property
+    def kv_order(self) -> str:
+        """Names the order of the bytes inside that memory's heads (`AttentionOperator.kv_order`)."""
+        return self._model.attention.kv_order(self._kv.layout.kv_format)
 
     def add_request(self, request: NewRequest) -> None:
         """Announces a request; it gets its row with the first batch that it is part of.

@@ -1,0 +1,198 @@
+"""A communicator over connected stream sockets, one between any two ranks, of one host or of several."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+
+from twostroke.errors import RankLost
+
+_HEADER = struct.Struct("<QQ")
+"""The number of the operation, and the bytes that follow: ranks that are not in the same operation notice."""
+
+_READ, _WRITE = select.POLLIN, select.POLLOUT
+_HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+
+_KEEP_ALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15_000))
+"""A host that is gone cannot close its sockets: after a quarter of a minute without a sign of it, the kernel does."""
+
+
+class SocketCommunicator:
+    """Sends and receives at once, so that buffers of any size pass each other. Waiting takes no processor time.
+
+    The kernel closes the sockets of a process that dies, in whatever way, so the others notice at once.
+    """
+
+    def __init__(self, rank: int, peers: Mapping[int, socket.socket]) -> None:
+        """Takes over connected sockets to all other ranks, by rank."""
+        self._rank, self._size = rank, len(peers) + 1
+        assert sorted((*peers, rank)) == list(range(self._size)), (rank, sorted(peers))
+        self._peers = dict(peers)
+        self._operation = 0
+        self._hang_ups = select.poll()
+        self._ranks: dict[int, int] = {}
+        """By descriptor of the socket to it."""
+        for peer_rank, peer in self._peers.items():
+            peer.setblocking(False)
+            if peer.family in (socket.AF_INET, socket.AF_INET6):
+                _for_small_messages(peer)
+            self._ranks[peer.fileno()] = peer_rank
+            self._hang_ups.register(peer, _HUNG_UP & ~_READ)
+
+    @property
+    def rank(self) -> int:
+        """See Communicator."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """See Communicator."""
+        return self._size
+
+    def all_gather(self, local: memoryview, out: Sequence[memoryview]) -> None:
+        """See Communicator."""
+        assert len(out) == self._size, (len(out), self._size)
+        assert out[self._rank].nbytes == local.nbytes, (out[self._rank].nbytes, local.nbytes)
+        self._operation += 1
+        local = local.cast("B")
+        header = memoryview(_HEADER.pack(self._operation, local.nbytes))
+        self._exchange(
+            {rank: [header, local] for rank in self._peers},
+            {rank: _Incoming(self, rank, out[rank].cast("B")) for rank in self._peers},
+        )
+        out[self._rank].cast("B")[:] = local
+
+    def broadcast(self, message: bytes | None) -> bytes:
+        """See Communicator."""
+        self._operation += 1
+        if self._rank == 0:
+            assert message is not None, "rank 0 says what is sent"
+            header = memoryview(_HEADER.pack(self._operation, len(message)))
+            self._exchange({rank: [header, memoryview(message)] for rank in self._peers}, {})
+            return message
+        incoming = _Incoming(self, 0, None)
+        self._exchange({}, {0: incoming})
+        return bytes(incoming.body)
+
+    def barrier(self) -> None:
+        """See Communicator."""
+        nothing = memoryview(b"")
+        self.all_gather(nothing, [memoryview(bytearray()) for _ in range(self._size)])
+
+    def close(self) -> None:
+        """See Communicator."""
+        for peer in self._peers.values():
+            peer.close()
+
+    def check_others(self, wait_ms: int) -> None:
+        """Waits a little for any other rank to go, for who waits for them in another way.
+
+        Raises:
+            RankLost: one is gone.
+        """
+        for descriptor, _ in self._hang_ups.poll(wait_ms):
+            raise RankLost(self._ranks[descriptor], "its process has ended")
+
+    def check_header(self, rank: int, operation: int, num_bytes: int, awaited: int) -> None:
+        """What a rank says of what it sends.
+
+        Raises:
+            RankLost: that is not what is awaited.
+        """
+        if (operation, num_bytes) != (self._operation, awaited):
+            raise RankLost(
+                rank,
+                f"it sent {num_bytes} bytes in its operation {operation}, rank {self._rank} awaited {awaited} bytes in "
+                f"operation {self._operation}",
+            )
+
+    def _exchange(self, sends: dict[int, list[memoryview]], receives: dict[int, _Incoming]) -> None:
+        """Sends buffers to several ranks and fills those of others, whichever is ready first."""
+        while True:
+            poll, num_open = select.poll(), 0
+            for rank, peer in self._peers.items():
+                self._send(rank, sends.get(rank, []))
+                incoming = receives.get(rank)
+                if incoming is not None:
+                    self._receive(rank, incoming)
+                wanted = (_WRITE if sends.get(rank) else 0) | (_READ if incoming and incoming.missing else 0)
+                if wanted:
+                    num_open += 1
+                    poll.register(peer, wanted)
+            if not num_open:
+                return
+            poll.poll()
+
+    def _send(self, rank: int, buffers: list[memoryview]) -> None:
+        try:
+            while buffers:
+                _take(buffers, self._peers[rank].sendmsg(buffers))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise RankLost(rank, f"nothing can be sent to it ({error})") from error
+
+    def _receive(self, rank: int, incoming: _Incoming) -> None:
+        try:
+            while incoming.missing:
+                num_received = self._peers[rank].recvmsg_into(incoming.missing)[0]
+                if not num_received:
+                    raise RankLost(rank, "its process has ended")
+                incoming.received(num_received)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise RankLost(rank, f"nothing can be received from it ({error})") from error
+
+
+class _Incoming:
+    """A header, and what it says that follows; it is looked at before anybody waits for the rest."""
+
+    def __init__(self, owner: SocketCommunicator, rank: int, body: memoryview | None) -> None:
+        """`body`: where it goes; None where only the header says how much comes."""
+        self._owner, self._rank = owner, rank
+        self._header = bytearray(_HEADER.size)
+        self._has_header = False
+        self._body = body
+        self.missing = [memoryview(self._header)] + ([] if body is None else [body])
+        """Buffers that are still to be filled, in order."""
+
+    @property
+    def body(self) -> memoryview:
+        """What came, when nothing is missing."""
+        assert self._body is not None, "the header has not come"
+        return self._body
+
+    def received(self, num_bytes: int) -> None:
+        """So many more bytes are there."""
+        in_header = 0 if self._has_header else self.missing[0].nbytes
+        _take(self.missing, num_bytes)
+        if not self._has_header and num_bytes >= in_header:
+            self._has_header = True
+            operation, announced = _HEADER.unpack(self._header)
+            if self._body is None:
+                self._owner.check_header(self._rank, operation, announced, announced)
+                self._body = memoryview(bytearray(announced))
+                self.missing = [self._body] if announced else []
+            else:
+                self._owner.check_header(self._rank, operation, announced, self._body.nbytes)
+
+
+def _take(buffers: list[memoryview], num_bytes: int) -> None:
+    """Takes what has been sent or filled off the front, and what is empty."""
+    while buffers and num_bytes >= buffers[0].nbytes:
+        num_bytes -= buffers[0].nbytes
+        del buffers[0]
+    if num_bytes:
+        buffers[0] = buffers[0][num_bytes:]
+
+
+def _for_small_messages(connection: socket.socket) -> None:
+    """Each is waited for; and see _KEEP_ALIVE."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEP_ALIVE:
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

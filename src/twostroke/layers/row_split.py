@@ -1,0 +1,126 @@
+"""RowSplit: matrices whose output rows are dealt out to ranks, and activations that every rank has as a whole.
+
+```
+x [T, K], whole     W rows of rank 0  ─►  y[:, :n0]  ┐
+on every rank       W rows of rank 1  ─►  y[:, n0:]  ┴─ all-gather ─►  y [T, N], whole on every rank
+```
+
+Each number is summed by one rank over all of K, in the order in which one rank alone sums it: so the bits are those of
+one rank, and groups of quantized weights, which lie along K, are never cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from twostroke.communicator.alone import Alone
+from twostroke.communicator.interface import Communicator
+from twostroke.kernels.dispatch import GatedLinear, Linear
+
+
+def rows_of(rank: int, size: int, num_rows: int) -> range:
+    """The rows that a rank of `size` has of `num_rows`; where they do not divide, some have one more.
+
+    >>> [rows_of(rank, 3, 10) for rank in range(3)]
+    [range(0, 3), range(3, 6), range(6, 10)]
+    """
+    return range(num_rows * rank // size, num_rows * (rank + 1) // size)
+
+
+class RowSplit:
+    """Who has which rows, and how the outputs come together."""
+
+    def __init__(self, communicator: Communicator | None = None) -> None:
+        """Of one rank, without a communicator."""
+        self._communicator = communicator or Alone()
+
+    @property
+    def size(self) -> int:
+        """Ranks."""
+        return self._communicator.size
+
+    def share(self, num: int) -> int:
+        """This rank's of `num` heads, which the number of ranks divides."""
+        assert num % self.size == 0, (num, self.size)
+        return num // self.size
+
+    def own(self, num_rows: int) -> range:
+        """The rows that this rank has of `num_rows`."""
+        return rows_of(self._communicator.rank, self.size, num_rows)
+
+    def gather(self, local: Tensor, num_columns: int) -> Tensor:
+        """This rank's columns [T, own] to all of them [T, num_columns], on the CPU.
+
+        Raises:
+            RankLost: another rank is gone.
+        """
+        if self.size == 1:
+            return local
+        widths = [len(rows_of(rank, self.size, num_columns)) for rank in range(self.size)]
+        return torch.cat(self._all_gather(local, [(len(local), width) for width in widths]), dim=1)
+
+    def rows(self, ids: Tensor, num_rows: int, of_own: Callable[[Tensor], Tensor]) -> Tensor:
+        """Rows of a table [num_rows, K] whose rows are dealt out.
+
+        Args:
+            ids: int64 [T].
+            num_rows: of the whole table.
+            of_own: rows [T, K] of this rank's part of the table, by their place in it.
+
+        Returns:
+            [T, K]: each row as its owner has it.
+        """
+        if self.size == 1:
+            return of_own(ids)
+        own = self.own(num_rows)
+        local = of_own((ids - own.start).clamp(0, len(own) - 1))
+        of_ranks = torch.stack(self._all_gather(local, [tuple(local.shape)] * self.size))
+        ends = torch.tensor([rows_of(rank, self.size, num_rows).stop for rank in range(self.size)])
+        owners = torch.searchsorted(ends, ids, right=True)
+        return of_ranks[owners, torch.arange(len(ids))]
+
+    def linear(self, own: Linear, num_rows: int) -> Linear:
+        """A product whose outputs are whole on every rank, from one with this rank's of its `num_rows` rows."""
+        return own if self.size == 1 else _GatheredLinear(self, own, num_rows)
+
+    def gated(self, own: GatedLinear, num_rows: int) -> GatedLinear:
+        """The same of a gated product."""
+
+        def gathered(x: Tensor) -> Tensor:
+            return self.gather(own(x), num_rows)
+
+        return own if self.size == 1 else gathered
+
+    def _all_gather(self, local: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        found = [torch.empty(shape, dtype=local.dtype) for shape in shapes]
+        self._communicator.all_gather(_bytes_of(local.contiguous()), [_bytes_of(part) for part in found])
+        return found
+
+
+class _GatheredLinear:
+    """A Linear with some of the rows of a matrix; its results are those of the whole matrix."""
+
+    def __init__(self, split: RowSplit, own: Linear, num_rows: int) -> None:
+        self._split, self._own, self._num_rows = split, own, num_rows
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Linear."""
+        return self._split.gather(self._own(x), self._num_rows)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See Linear."""
+        own = self._split.own(self._num_rows)
+        part = residual[:, own.start : own.stop].contiguous()
+        return self._split.gather(self._own.add_to(part, x), self._num_rows)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """See Linear."""
+        return self._split.rows(ids, self._num_rows, self._own.rows)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """A contiguous CPU tensor's memory."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data

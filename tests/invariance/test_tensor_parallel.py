@@ -1,0 +1,144 @@
+"""Several ranks give the bits of one: tokens and log-probabilities, whatever the model, its weights and KV."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gguf_files
+import quantized_folders
+from model_folders import write_random_model, write_tokenizer
+from rank_threads import ranks_are_threads
+from twostroke import LLM, SamplingParams
+from twostroke.errors import InvalidParameter
+
+NUM_TOKENS = 120
+"""That all models here have."""
+
+
+@pytest.fixture(autouse=True)
+def threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks_are_threads(monkeypatch)
+
+
+def outputs(model: Path | str, **config: Any) -> list[Any]:
+    """Prompts of several chunks with a common beginning, greedy and sampled, to the last bit."""
+    settings = {"threads": 1, "num_kv_blocks": 64, "max_num_batched_tokens": 48, **config}
+    with LLM(str(model), **settings) as llm:
+        rng = random.Random(3)
+        common = [rng.randrange(NUM_TOKENS) for _ in range(40)]
+        prompts = [[rng.randrange(NUM_TOKENS) for _ in range(n)] for n in (1, 33, 70)] + [[*common, 5], [*common, 6, 7]]
+        choices: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0, "seed": 1, "top_p": 0.9}]
+        params = [
+            SamplingParams(
+                max_tokens=8, ignore_eos=True, logprobs=3, prompt_logprobs=1 if i == 2 else None, **choices[i % 2]
+            )
+            for i in range(len(prompts))
+        ]
+        found: list[Any] = []
+        for _ in range(2):  # the second time with what is cached
+            for output in llm.generate([{"prompt_token_ids": p} for p in prompts], params):
+                of_prompt = [
+                    sorted((t, p.logprob) for t, p in (at or {}).items()) for at in output.prompt_logprobs or []
+                ]
+                for c in output.outputs:
+                    logprobs = [[(t, p.logprob) for t, p in at.items()] for at in c.logprobs or []]
+                    found.append((c.token_ids, c.text, logprobs, of_prompt))
+        return found
+
+
+def same(model: Path | str, **config: Any) -> None:
+    assert outputs(model, **{"tensor_parallel_size": 2, **config}) == outputs(
+        model, **{**config, "tensor_parallel_size": 1}
+    )
+
+
+ODD_SIZES = {"vocab_size": 333, "intermediate_size": 97, "tie_word_embeddings": True}
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "fields"),
+    [
+        ("llama", "float32", {}),
+        ("llama", "bfloat16", ODD_SIZES),
+        ("mistral", "bfloat16", {"num_key_value_heads": 2}),
+        ("qwen2", "bfloat16", {}),
+        ("qwen3", "float32", {}),
+        ("qwen3", "bfloat16", ODD_SIZES),
+    ],
+    ids=str,
+)
+def test_architectures(family: str, dtype: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    same(write_random_model(tmp_path, family, **fields), dtype=dtype)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("activations", ["int8", "none"])
+def test_quantized_on_load(quantization: str, activations: str, tmp_path: Path) -> None:
+    model = write_random_model(tmp_path, "qwen2", tie_word_embeddings=True, vocab_size=333)
+    same(model, quantization=quantization, activation_quantization=activations)
+
+
+LAYOUTS = [
+    "awq-g32-llama",
+    "awq-g64-qwen3",
+    "ct-int-8bit-channel-asym-llama",
+    "ct-pack-4bit-g32-actorder-qwen3",
+    "ct-pack-8bit-g32-asym-llama",
+    "gptq-4bit-g128-biases-qwen2",
+    "gptq-4bit-g32-asym-llama",
+    "gptq-8bit-g64-actorder-asym-v2-qwen3",
+]
+"""Of the quantized fixtures, one of each layout, number of bits and way to order inputs."""
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_quantized_checkpoints(name: str, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, num_characters=NUM_TOKENS)
+    same(quantized_folders.FIXTURES / name, dtype="bfloat16", tokenizer=str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["llama-q8_0", "llama-wide-q4_k_m", "qwen3-q4_0", "qwen3-wide-q6_k"])
+def test_gguf(name: str) -> None:
+    same(gguf_files.fixture(name), dtype="bfloat16")
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "int8", "int4"])
+def test_kv_formats(kv_cache_dtype: str, random_models: dict[str, Path]) -> None:
+    same(random_models["llama"], kv_cache_dtype=kv_cache_dtype)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_num_batched_tokens": 7, "block_size": 8},
+        {"enable_prefix_caching": False},
+        {"num_kv_blocks": 12, "max_model_len": 96},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}},
+    ],
+    ids=str,
+)
+def test_settings(config: dict[str, Any], random_models: dict[str, Path]) -> None:
+    same(random_models["qwen3"], **config)
+
+
+def test_four_ranks(random_models: dict[str, Path]) -> None:
+    same(random_models["qwen2"], tensor_parallel_size=4)
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "words"),
+    [
+        ("mistral", {}, "must divide the 1 KV heads"),
+        ("llama", {"tensor_parallel_size": 3}, "must divide the 2 KV heads"),
+        ("llama", {"kernels": "reference"}, "kernels=reference"),
+        ("llama", {"kv_check_rate": 0.5}, "kv_check_rate=0.5"),
+        ("llama", {"speculative_config": {"method": "early_exit", "exit_layer": 1}}, "early_exit"),
+    ],
+)
+def test_refused(model: str, config: dict[str, Any], words: str, random_models: dict[str, Path]) -> None:
+    with pytest.raises(InvalidParameter, match=words):
+        LLM(str(random_models[model]), **{"tensor_parallel_size": 2, **config})
