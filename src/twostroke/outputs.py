@@ -100,6 +100,9 @@ class RequestOutput(msgspec.Struct):
     metrics: RequestMetrics | None = None
     error: str | None = None
     """Why it ended with finish_reason "error"."""
+    numeric_drift: str = ""
+    """How the numerics of the processes that ran it differ, where that is allowed and they do; one alone may have
+    answered with other last bits."""
     hidden_state: bytes | None = None
     """Of the prompt's last token behind the final norm, where that was asked for: float32 [hidden_size]."""
 

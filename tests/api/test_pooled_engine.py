@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,13 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.engine.client import EngineState
 from twostroke.engine.dispatcher import LeastBusy
+from twostroke.engine.engine_process import EngineProcess
+from twostroke.engine.handover_port import HandoverPort
+from twostroke.engine.launcher import LocalLauncher
 from twostroke.engine.pooled_engine import PooledEngine
 from twostroke.errors import InvalidParameter, SetupError
 from twostroke.pools.member import Role
+from twostroke.sampling_params import SamplingParams
 
 CONFIG = EngineConfig.from_keywords(model="embedded", threads=1, num_kv_blocks=2000)
 REQUESTS = prompts(12)
@@ -112,6 +119,57 @@ def test_settings_that_do_not_go_with_pools_are_refused(given: dict[str, Any], w
 
     with pytest.raises(InvalidParameter, match=what):
         asyncio.run(make())
+
+
+class Unlike(LocalLauncher):
+    """Decode processes of the second place compute by other kernels."""
+
+    async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
+        """See Launcher."""
+        if name.startswith("decode-1"):
+            config = replace(config, load=replace(config.load, kernels="reference"))
+        return await super().launch(name, role, config, port)
+
+
+def test_processes_that_compute_other_bits_are_refused_or_named() -> None:
+    """What each would answer alone is not looked at: the reference kernels may well have the same bits here."""
+
+    async def start() -> None:
+        engine = PooledEngine(CONFIG, PoolConfig(decode=2), launcher=Unlike())
+        await engine.start()
+
+    with pytest.raises(
+        SetupError, match=r"decode-\d.1 \(here\) and decode-\d.1 \(there\): numerics differ: kernels is"
+    ):
+        asyncio.run(start())
+
+    async def is_moved() -> list[str]:
+        pools = PoolConfig(decode=2, allow_numeric_drift=True)
+        engine = PooledEngine(CONFIG, pools, launcher=Unlike(), placer=LeastBusy())
+        await engine.start()
+        try:
+            params = SamplingParams(max_tokens=300, ignore_eos=True)
+            prompt = engine.inputs.process("def f(x):\n", params)
+            stream = engine.generate(prompt, request_id="r", arrival_time_s=engine.now_s())
+            wake = asyncio.Event()
+            stream.listen(wake.set)
+            drifts: list[str] = []
+            while True:
+                await wake.wait()
+                wake.clear()
+                for output in stream.take():
+                    drifts.append(output.numeric_drift)
+                    if output.finished:
+                        return drifts
+                if drifts and engine.pids.keys() >= {"decode-0.1", "decode-1.1"}:
+                    (runs,) = (member for member in engine.members() if member.num_live)
+                    os.kill(engine.pids[runs.worker_id], signal.SIGKILL)
+        finally:
+            await engine.close()
+
+    drifts = asyncio.run(is_moved())
+    assert drifts[0] == ""
+    assert "kernels is" in drifts[-1]
 
 
 def test_a_model_that_is_not_there_is_told_once() -> None:

@@ -15,16 +15,18 @@ class UsageCount:
         self._num_output_tokens = 0
         self.num_reasoning_tokens = 0
         """Of the output; whoever parses it counts them."""
+        self._numeric_drift = ""
 
     def add(self, prompt: int, output: RequestOutput) -> None:
         """Takes an output of the prompt-th prompt; each token must be in one output only."""
         if output.finished or prompt not in self._prompts:
             self._prompts[prompt] = (len(output.prompt_token_ids), output.num_cached_tokens)
+        self._numeric_drift = output.numeric_drift or self._numeric_drift
         for part in output.outputs:
             self._num_output_tokens += len(part.token_ids)
 
     def as_json(self) -> dict[str, Any]:
-        """OpenAI's object."""
+        """OpenAI's object; with `numeric_drift` where an answer may not have the bits of another time."""
         num_prompt_tokens = sum(num_tokens for num_tokens, _ in self._prompts.values())
         return {
             "prompt_tokens": num_prompt_tokens,
@@ -32,4 +34,5 @@ class UsageCount:
             "total_tokens": num_prompt_tokens + self._num_output_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(cached for _, cached in self._prompts.values())},
             "completion_tokens_details": {"reasoning_tokens": self.num_reasoning_tokens},
+            **({"numeric_drift": self._numeric_drift} if self._numeric_drift else {}),
         }

@@ -104,6 +104,8 @@ class BuiltEngine:
     grammars: GrammarBackend
     lender: LenderFacts | None = None
     """Where its KV can be fetched; None: nowhere."""
+    geometry: KVGeometry | None = None
+    """What it computes and by what, in a pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,9 @@ def build_engine(
         # opened before a weight is read, which may take minutes: a path that cannot be written is refused at once
         path = config.load.event_log
         event_log = None if path is None else if_it_fails.enter_context(JsonlEventLog(path))
-        engine, lender = _build_engine(config, loaded, layout, sizing, event_log, listeners, around_executor, handover)
+        engine, lender, geometry = _build_engine(
+            config, loaded, layout, sizing, event_log, listeners, around_executor, handover
+        )
         if_it_fails.pop_all()  # the engine's from here on
     lines = _startup_lines(loaded, num_weight_bytes, layout, sizing, time.perf_counter() - begin_s)
     for line in lines:
@@ -199,7 +203,7 @@ def build_engine(
         num_layers=loaded.config.num_layers,
         startup_lines=lines,
     )
-    return BuiltEngine(engine, facts, loaded.tokenizer, loaded.grammars, lender)
+    return BuiltEngine(engine, facts, loaded.tokenizer, loaded.grammars, lender, geometry)
 
 
 def _build_engine(  # noqa: PLR0913 (everything that was found out before)
@@ -211,7 +215,7 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
     listeners: Sequence[EventLog],
     around_executor: Callable[[Executor], Executor] | None,
     handover: HandoverEnds | None,
-) -> tuple[Engine, LenderFacts | None]:
+) -> tuple[Engine, LenderFacts | None, KVGeometry | None]:
     """Reads the weights and builds what runs them."""
     # measured before the weights are there: it takes memory for a moment
     machine = measure_machine_limits(loaded.dtype, loaded.device, loaded.num_threads * config.load.num_local_ranks)
@@ -227,9 +231,10 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
     )
     process = "" if handover is None else handover.port.name
     journal = _journal(config, loaded, layout, sizing, machine, event_log, listeners, process)
-    lending = fetching = where = None
+    lending = fetching = where = geometry = None
     if handover is not None:
-        lending, fetching, where = _handover(config, loaded, handover, scheduler, journal, runner, descriptor)
+        geometry = _geometry(config, loaded, runner)
+        lending, fetching, where = _handover(geometry, handover, loaded.layout, scheduler, journal, runner, descriptor)
     engine = Engine(
         scheduler,
         executor if around_executor is None else around_executor(executor),
@@ -241,7 +246,7 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
         fetching=fetching,
         clock=monotonic_clock,
     )
-    return engine, where
+    return engine, where, geometry
 
 
 def _executor(
@@ -337,24 +342,28 @@ def _shared_descriptor(port: HandoverPort, layout: KVLayout, sizing: KVSizing) -
         ) from None
 
 
+def _geometry(config: EngineConfig, loaded: _Loaded, runner: ModelRunner) -> KVGeometry:
+    """What another process has to agree on."""
+    dtype = str(loaded.dtype).removeprefix("torch.")
+    return KVGeometry(
+        identity_facts(loaded.weights.path, loaded.config, config.load, loaded.weights.quantization),
+        numerics_facts(loaded.operators.name, loaded.device.type, dtype, config.load),
+        layout_facts(loaded.layout, runner.kv_order),
+    )
+
+
 def _handover(
-    config: EngineConfig,
-    loaded: _Loaded,
+    geometry: KVGeometry,
     ends: HandoverEnds,
+    layout: KVLayout,
     scheduler: Scheduler,
     journal: Journal,
     runner: ModelRunner,
     descriptor: int | None,
 ) -> tuple[KVLending | None, KVFetching | None, LenderFacts | None]:
     """The two ends of hand-overs, as far as this engine has them."""
-    dtype = str(loaded.dtype).removeprefix("torch.")
-    geometry = KVGeometry(
-        identity_facts(loaded.weights.path, loaded.config, config.load, loaded.weights.quantization),
-        numerics_facts(loaded.operators.name, loaded.device.type, dtype, config.load),
-        layout_facts(loaded.layout, runner.kv_order),
-    )
-    memory = KVMemory(loaded.layout, runner.kv.bytes_of_pool())
-    block_size, port = loaded.layout.block_size, ends.port
+    memory = KVMemory(layout, runner.kv.bytes_of_pool())
+    block_size, port = layout.block_size, ends.port
     lending = fetching = where = None
     if port.lends_at is not None:
         lender = KVLender(memory, descriptor, geometry, epoch=ends.epoch, clock=monotonic_clock, is_over=ends.is_over)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -28,6 +28,7 @@ from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.messages import Add, Command, DropKV, FetchKV, Finish
 from twostroke.engine.output_processor import SequenceNews, TokenUpdate
+from twostroke.kv_transfer.geometry import differences
 from twostroke.kv_transfer.transport import KVSource
 from twostroke.pools.member import Role
 from twostroke.request import FinishReason
@@ -46,6 +47,8 @@ class Member:
     """Where its KV is fetched, if it is a prefill worker."""
     block_size: int
     max_num_seqs: int
+    numerics: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By what it computes; where that differs, so may the last bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ class Outcome:
     """To deliver, under the sequences' own names."""
     lost: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """Sequences that are given up, and why."""
+    drifted: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    """Sequences that go on by other numerics than they began with, and how these differ."""
     placed: list[tuple[str, Place]] = field(default_factory=list[tuple[str, Place]])
     """Attempts, by their names at workers, and where they run."""
 
@@ -112,6 +117,8 @@ class _Sequence:
     """The decode worker has been told to run it."""
     num_fruitless: int = 0
     """Attempts in a row that have delivered nothing."""
+    numerics: Mapping[str, str] | None = None
+    """Of the first worker that ran it."""
     num_scored: int = 0
     """Prompt positions whose log-probabilities are delivered."""
     news: SequenceNews | None = None
@@ -272,6 +279,7 @@ class Dispatcher:
             return
         outcome.placed.append((attempt_name(sequence.name, sequence.attempt + 1), place))
         sequence.place = place
+        self._compare_numerics(sequence, outcome)
         sequence.attempt += 1
         sequence.is_decoding = place.prefill is None
         self._by_name_there[sequence.name_there] = sequence
@@ -293,6 +301,15 @@ class Dispatcher:
             number, request.request_id, new.prompt_token_ids + new.output_token_ids, request.cache_salt, source
         )
         outcome.orders.append(Order(place.decode, fetch))
+
+    def _compare_numerics(self, sequence: _Sequence, outcome: Outcome) -> None:
+        for worker_id in sequence.worker_ids:
+            numerics = self._members[worker_id].numerics if worker_id in self._members else {}
+            if sequence.numerics is None:
+                sequence.numerics = numerics
+            drift = differences(sequence.numerics, numerics)
+            if drift:
+                outcome.drifted.append((sequence.name, drift))
 
     def _request_of(self, sequence: _Sequence, import_id: int | None = None) -> GenerationRequest:
         """As the next worker is to run it."""

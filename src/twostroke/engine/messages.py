@@ -26,6 +26,7 @@ from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import HandoverPort, LenderFacts
 from twostroke.engine.output_processor import TokenUpdate
+from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.kv_transfer.transport import Fetched, KVSource
 from twostroke.packed_events import PackedEvent
 from twostroke.request import FinishReason
@@ -105,6 +106,8 @@ class Ready(_Message):
     facts: EngineFacts
     lender: LenderFacts | None = None
     """Where its KV can be fetched; None: nowhere."""
+    geometry: KVGeometry | None = None
+    """What it computes and by what, in a pool."""
 
 
 class Refused(_Message):

@@ -18,6 +18,7 @@ from twostroke.engine.launcher import Launcher
 from twostroke.engine.load import LoadMeter
 from twostroke.engine.messages import Alive, Command, Failed, Progress, Ready, Refused, Report, Stop
 from twostroke.errors import SetupError
+from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.log import get_logger
 from twostroke.pools.member import Role
 
@@ -33,6 +34,10 @@ RESTART_DELAYS_S = (0.0, 0.5, 2.0, 5.0, 10.0)
 
 class Pool(Protocol):
     """What a worker tells of itself."""
+
+    def objection(self, worker: PoolWorker, geometry: KVGeometry) -> str:
+        """Why a process cannot be one of the pools; empty: it can."""
+        ...
 
     async def worker_ready(self, worker: PoolWorker, facts: EngineFacts) -> None:
         """Its model is loaded."""
@@ -217,12 +222,21 @@ class PoolWorker:
             report = await process.receive()
             if not isinstance(report, Ready):
                 return await self._not_loaded(process, report)
+            assert report.geometry is not None, "a process of a pool says what it computes"
+            objection = self._pool.objection(self, report.geometry)
+            if objection:
+                return self._has_no_start(objection)
             self.facts = report.facts
             self.meter = LoadMeter(report.facts.max_num_seqs, is_fair=report.facts.is_fair)
             self._process = process
             self._heard_s = self._ready_s = monotonic_clock()
             self.member = Member(
-                self.worker_id, self.role, report.lender, report.facts.block_size, report.facts.max_num_seqs
+                self.worker_id,
+                self.role,
+                report.lender,
+                report.facts.block_size,
+                report.facts.max_num_seqs,
+                report.geometry.numerics,
             )
             if not self._is_closing.is_set():
                 self.state, self.cause = EngineState.RUNNING, ""

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.config.routing import RoutingConfig
@@ -29,6 +31,7 @@ from twostroke.engine.worker_pool import WorkerPool
 from twostroke.errors import EngineError, EngineUnavailable, InvalidParameter
 from twostroke.events import Event, RequestRouted
 from twostroke.explain.names import GATEWAY
+from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.log import get_logger
 from twostroke.packed_events import PackedEvent, PackedEventLog, pack, unpack
 from twostroke.pools.member import Role
@@ -92,6 +95,9 @@ class PooledEngine:
         live_on = self._dispatcher.live_on
         self._pool = WorkerPool(config, pools, self, self._launcher, num_live=live_on, migrate=self._migrate)
         self._by_id: dict[str, PoolWorker] = {}
+        self._geometry: KVGeometry | None = None
+        self._geometry_of = ""
+        """Who was loaded first."""
         self._has_met = asyncio.Lock()
         self._resets: list[tuple[set[str], asyncio.Future[bool]]] = []
         self._scaling = PoolScaling(limits_of(pools))
@@ -280,6 +286,14 @@ class PooledEngine:
 
     # ------------------------------------------------------------------ what workers tell
 
+    def objection(self, worker: PoolWorker, geometry: KVGeometry) -> str:
+        """See Pool: all compute the same as the first, or a sequence that moves would get other tokens."""
+        what = replace(geometry, layout={})  # where blocks lie differently, only hand-overs are refused
+        if self._geometry is None:
+            self._geometry, self._geometry_of = what, worker.worker_id
+        refusal = self._geometry.refusal(what, allows_drift=self._pools.allow_numeric_drift)
+        return f"{self._geometry_of} (here) and {worker.worker_id} (there): {refusal}" if refusal else ""
+
     async def worker_ready(self, worker: PoolWorker, facts: EngineFacts) -> None:
         """See Pool."""
         async with self._has_met:  # the text side is prepared once
@@ -350,6 +364,8 @@ class PooledEngine:
             if worker is not None:
                 self._count(worker, order.command)
                 worker.send(order.command)
+        for sequence_id, drift in outcome.drifted:
+            self._reception.note_drift(sequence_id, drift)
         if outcome.updates:
             self._reception.deliver(outcome.updates)
         for sequence_id, cause in outcome.lost:

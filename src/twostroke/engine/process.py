@@ -161,7 +161,7 @@ def _run(channel: _Channel, start: Start, around_executor: Callable[[Executor], 
         return 1
     built.grammars.warm_up()
     keep_what_is_there()
-    channel.send(Ready(built.facts, built.lender))
+    channel.send(Ready(built.facts, built.lender, built.geometry))
     channel.send(Progress((), outbox.take()))
     is_over = threading.Event()
     heart = None

@@ -29,6 +29,8 @@ class Reception:
     def __init__(self, chat_template: str | None) -> None:
         self._chat_template = chat_template
         self._streams: dict[str, QueuedStream] = {}
+        self._drifts: dict[str, str] = {}
+        """By request that goes on by other numerics than it began with: how they differ."""
         self._facts: EngineFacts | None = None
         self._tokenizer: Tokenizer | None = None
         self._inputs: InputProcessor | None = None
@@ -103,6 +105,7 @@ class Reception:
         def abandon(stream: QueuedStream) -> None:
             if self._streams.get(request_id) is stream:
                 del self._streams[request_id]
+                self._drifts.pop(request_id, None)
                 desk.abort(request_id)
                 desk.take_ended()
 
@@ -117,13 +120,24 @@ class Reception:
         assert self._desk is not None, "an engine that runs has been met"
         for output in self._desk.take_in(updates):
             stream = self._streams.get(output.request_id)
+            if self._drifts:
+                output.numeric_drift = self._drifts.get(output.request_id, "")
             if stream is not None:
                 if output.finished:
                     del self._streams[output.request_id]
+                    self._drifts.pop(output.request_id, None)
                 stream.put(output)
+
+    def note_drift(self, sequence_id: str, drift: str) -> None:
+        """A sequence goes on by other numerics: its request's outputs say so from now on."""
+        assert self._desk is not None, "an engine that runs has been met"
+        request_id = self._desk.request_of(sequence_id)
+        if request_id in self._streams:
+            self._drifts[request_id] = drift
 
     def lose(self, cause: str) -> None:
         """Every stream ends; whoever reads one is told why."""
+        self._drifts.clear()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             _fail(stream, cause)
@@ -134,6 +148,7 @@ class Reception:
         request_id = self._desk.request_of(sequence_id)
         stream = None if request_id is None else self._streams.pop(request_id, None)
         if request_id is not None and stream is not None:
+            self._drifts.pop(request_id, None)
             self._desk.abort(request_id)
             self._desk.take_ended()
             _fail(stream, cause)

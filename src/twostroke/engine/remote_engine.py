@@ -227,7 +227,7 @@ class RemoteEngine:
         try:
             report = await process.receive()
             match report:
-                case Ready(facts, _):
+                case Ready(facts):
                     await self._reception.meet(facts, self._wire)
                     self._wire.meter = LoadMeter(facts.max_num_seqs, is_fair=facts.is_fair)
                 case Refused(kind, reason):

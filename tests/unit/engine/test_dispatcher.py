@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from twostroke.batch import NewRequest, TokenLogprobs
 from twostroke.engine.dispatcher import MAX_ATTEMPTS, Dispatcher, LeastBusy, Member, Outcome
 from twostroke.engine.generation import GenerationRequest
@@ -164,3 +166,18 @@ def test_a_prefill_worker_is_needed_until_its_kv_has_been_used() -> None:
     assert commands(dispatcher.migrate("p")) == [], "who decodes computes what does not come"
     dispatcher.take_in("d1", [made("r", 1, 6)])
     assert dispatcher.live_on("p") == 0
+
+
+def test_who_goes_on_by_other_numerics_is_named() -> None:
+    dispatcher = Dispatcher(LeastBusy())
+    for name, kernels in (("d1", "amx"), ("d2", "avx2")):
+        dispatcher.worker_ready(replace(member(name, Role.DECODE), numerics={"kernels": kernels}))
+    assert dispatcher.add(request()).drifted == []
+    dispatcher.take_in("d1", [made("r", 0, 5)])
+    assert dispatcher.worker_gone("d1", "it died").drifted == [("r", "kernels is amx here and avx2 there")]
+
+
+def test_a_hand_over_by_other_numerics_is_named() -> None:
+    dispatcher = two_pools()
+    dispatcher.worker_ready(replace(member("p", Role.PREFILL), numerics={"kernels": "amx"}))
+    assert [name for name, _ in dispatcher.add(request()).drifted] == ["r"]
