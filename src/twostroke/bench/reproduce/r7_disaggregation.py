@@ -33,8 +33,8 @@ from twostroke.engine.dispatcher import LeastBusy
 from twostroke.request_times import RequestTimes
 
 PROMPT, OUTPUT, SLOTS = 768, 64, 16
-LINKS_MBIT = (3, 10, 30, 100, 1000)
-SHARES = (0.35, 0.6, 0.85)
+LINKS_MBIT = (30, 100, 1000)
+SHARES = (0.5, 0.85)
 """Offered loads, of what one process does when it is never without work."""
 TTFT_TIMES, TPOT_TIMES = 6.0, {"loose": 8.0, "tight": 2.0}
 """The SLO: times the TTFT, and the time of a token, of a request that is alone."""
@@ -58,7 +58,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         remarks = ("processes need a model: nothing was run",)
         return Reproduction(name="r7", title=title, claims=(), config={}, workload={}, remarks=remarks)
     threads = options.threads or len(os.sched_getaffinity(0))
-    for_s = 10.0 if options.full else 2.0
+    for_s = 8.0 if options.full else 2.0
     no_link = why_no_link()
     links = () if no_link else LINKS_MBIT if options.full else LINKS_MBIT[:1]
     found = asyncio.run(_measure(options, threads, for_s, links))
