@@ -121,6 +121,28 @@ def test_settings_that_do_not_go_with_pools_are_refused(given: dict[str, Any], w
         asyncio.run(make())
 
 
+def test_a_worker_that_was_added_takes_over_when_nobody_else_is_left(undisturbed: Drill) -> None:
+    """It is the first of its place and the only one that decodes, and the requests are older than it."""
+
+    async def scenario() -> dict[str, list[int]]:
+        engine = PooledEngine(CONFIG, PoolConfig(decode=1))
+        await engine.start()
+        try:
+            begun = asyncio.Event()
+            asked = [
+                asyncio.create_task(ask(engine, str(i), *request, delivered=lambda *_: begun.set()))
+                for i, request in enumerate(REQUESTS)
+            ]
+            await begun.wait()
+            engine.scale({Role.DECODE: 2})
+            os.kill(engine.pids["decode-0.1"], signal.SIGKILL)
+            return {str(i): token_ids for i, (token_ids, _, _) in enumerate(await asyncio.gather(*asked))}
+        finally:
+            await engine.close()
+
+    assert asyncio.run(scenario()) == undisturbed.token_ids
+
+
 class Unlike(LocalLauncher):
     """Decode processes of the second place compute by other kernels."""
 

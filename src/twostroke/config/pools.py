@@ -27,7 +27,8 @@ class PoolConfig:
     """How KV goes from one process to another: 'shm' reads shared memory, 'tcp' sends it; 'auto' takes shared memory
     on one machine, and TCP in a cluster."""
     allow_numeric_drift: bool = False
-    """Hand KV over between processes whose kernels, versions or devices differ; tokens may differ then, too."""
+    """Let in processes whose kernels, versions or devices differ, hand KV over between them and resume on them; tokens
+    may differ then, too, and answers say so (usage.numeric_drift)."""
     heartbeat_timeout_s: float = 2.0
     """A process that says nothing for so long is ended, and what it did goes on elsewhere."""
     max_prefill: int = 0

@@ -304,7 +304,7 @@ class Dispatcher:
 
     def _compare_numerics(self, sequence: _Sequence, outcome: Outcome) -> None:
         for worker_id in sequence.worker_ids:
-            numerics = self._members[worker_id].numerics if worker_id in self._members else {}
+            numerics = self._members[worker_id].numerics
             if sequence.numerics is None:
                 sequence.numerics = numerics
             drift = differences(sequence.numerics, numerics)

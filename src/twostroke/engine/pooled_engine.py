@@ -98,7 +98,8 @@ class PooledEngine:
         self._geometry: KVGeometry | None = None
         self._geometry_of = ""
         """Who was loaded first."""
-        self._has_met = asyncio.Lock()
+        self._meeting = asyncio.Lock()
+        self._has_met = False
         self._resets: list[tuple[set[str], asyncio.Future[bool]]] = []
         self._scaling = PoolScaling(limits_of(pools))
         self._tasks: list[asyncio.Task[None]] = []
@@ -296,15 +297,13 @@ class PooledEngine:
 
     async def worker_ready(self, worker: PoolWorker, facts: EngineFacts) -> None:
         """See Pool."""
-        async with self._has_met:  # the text side is prepared once
-            if worker.role is Role.DECODE and worker.num_restarts == 0 and not self._by_decoders():
+        async with self._meeting:  # the text side is prepared once: what it knows of live requests must not be lost
+            if worker.role is Role.DECODE and not self._has_met:
                 await self._reception.meet(facts, self)
+                self._has_met = True
         self._by_id[worker.worker_id] = worker
         self._router.joined(worker.worker_id, worker.role, facts, self._pools.transport)
         self._carry_out(self._dispatcher.worker_ready(worker.member))
-
-    def _by_decoders(self) -> list[PoolWorker]:
-        return [worker for worker in self._by_id.values() if worker.role is Role.DECODE]
 
     def worker_reports(self, worker: PoolWorker, report: Report) -> None:
         """See Pool."""
