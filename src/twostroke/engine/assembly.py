@@ -106,6 +106,8 @@ class BuiltEngine:
     """Where its KV can be fetched; None: nowhere."""
     geometry: KVGeometry | None = None
     """What it computes and by what, in a pool."""
+    machine: MachineLimits | None = None
+    """What the machine can do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,7 @@ def build_engine(
     listeners: Sequence[EventLog] = (),
     around_drafter: Callable[[Drafter], Drafter] | None = None,
     handover: HandoverEnds | None = None,
+    machine: MachineLimits | None = None,
 ) -> BuiltEngine:
     """Loads a model and builds the engine that runs sequences of its token ids.
 
@@ -151,6 +154,7 @@ def build_engine(
         listeners: hear every event, beside the file and the ring of the engine's own.
         around_drafter: puts another drafter around the one that the settings name, or in its place (benchmarks do).
         handover: where KV goes and comes from, in an engine that is one of a pool.
+        machine: what the machine can do; None: that is measured.
 
     Raises:
         SetupError: no such model, files that contradict each other, sizes that do not fit.
@@ -162,6 +166,10 @@ def build_engine(
         loaded = replace(loaded, drafter=around_drafter(loaded.drafter))
     return_unused()  # reading a large tokenizer takes twice what it keeps
     layout = loaded.layout
+    # measured before the weights are there: it takes memory for a moment
+    machine = machine or measure_machine_limits(
+        loaded.dtype, loaded.device, loaded.num_threads * config.load.num_local_ranks
+    )
     num_weight_bytes = _weight_bytes(config, loaded, config.load.tensor_parallel_size)
     sizing = size_kv_cache(
         layout,
@@ -179,7 +187,7 @@ def build_engine(
         path = config.load.event_log
         event_log = None if path is None else if_it_fails.enter_context(JsonlEventLog(path))
         engine, lender, geometry = _build_engine(
-            config, loaded, layout, sizing, event_log, listeners, around_executor, handover
+            config, loaded, layout, sizing, machine, event_log, listeners, around_executor, handover
         )
         if_it_fails.pop_all()  # the engine's from here on
     lines = _startup_lines(loaded, num_weight_bytes, layout, sizing, time.perf_counter() - begin_s)
@@ -203,7 +211,7 @@ def build_engine(
         num_layers=loaded.config.num_layers,
         startup_lines=lines,
     )
-    return BuiltEngine(engine, facts, loaded.tokenizer, loaded.grammars, lender, geometry)
+    return BuiltEngine(engine, facts, loaded.tokenizer, loaded.grammars, lender, geometry, machine)
 
 
 def _build_engine(  # noqa: PLR0913 (everything that was found out before)
@@ -211,14 +219,13 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
     loaded: _Loaded,
     layout: KVLayout,
     sizing: KVSizing,
+    machine: MachineLimits,
     event_log: JsonlEventLog | None,
     listeners: Sequence[EventLog],
     around_executor: Callable[[Executor], Executor] | None,
     handover: HandoverEnds | None,
 ) -> tuple[Engine, LenderFacts | None, KVGeometry | None]:
     """Reads the weights and builds what runs them."""
-    # measured before the weights are there: it takes memory for a moment
-    machine = measure_machine_limits(loaded.dtype, loaded.device, loaded.num_threads * config.load.num_local_ranks)
     descriptor = None if handover is None else _shared_descriptor(handover.port, layout, sizing)
     executor, runner = _executor(config, loaded, sizing, descriptor)
     manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)

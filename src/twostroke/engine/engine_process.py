@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 
 from twostroke.config.engine import EngineConfig
+from twostroke.cost.step_cost import MachineLimits
+from twostroke.engine.child import Child, LocalChild
+from twostroke.engine.forking import ForkServer
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.messages import COMMANDS, REPORTS, Command, Report, Start, Stop
 from twostroke.engine.wires import FolderWires, Wires
@@ -23,77 +25,6 @@ STOP_PATIENCE_S = 10.0
 """How long a process that was told to stop may take, before it is killed."""
 LAST_WORDS_S = 0.2
 """What a process sent at its very end may still be on its way through the socket so long after its exit."""
-
-
-class Child(Protocol):
-    """A process that runs an engine, here or on another machine, and how it ends."""
-
-    @property
-    def pid(self) -> int:
-        """On its machine."""
-        ...
-
-    async def ending(self) -> str:
-        """How it ended, in words; waits until it has."""
-        ...
-
-    def kill(self) -> None:
-        """Ends it at once, also one that was stopped; who waits for its end does so for a moment only."""
-        ...
-
-    def forget(self) -> None:
-        """It has ended: what was kept for it goes."""
-        ...
-
-
-class LocalChild:
-    """A child of this process. Its standard input is a pipe that is held here: when this process ends, it ends too."""
-
-    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
-        self._process = process
-        self._folder = folder
-
-    @classmethod
-    async def start(cls, command: Sequence[str], folder: Path, descriptors: Sequence[int] = ()) -> LocalChild:
-        """Starts one.
-
-        Args:
-            command: starts it, with the folder behind it.
-            folder: of what it needs; it is removed at its end.
-            descriptors: that it inherits.
-        """
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                str(folder),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=sys.stderr,
-                start_new_session=True,  # a Ctrl-C is for the HTTP process, which lets running requests end
-                pass_fds=descriptors,
-            )
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        return cls(process, folder)
-
-    @property
-    def pid(self) -> int:
-        """See Child."""
-        return self._process.pid
-
-    async def ending(self) -> str:
-        """See Child."""
-        code = await self._process.wait()
-        return f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
-
-    def kill(self) -> None:
-        """See Child."""
-        if self._process.returncode is None:
-            self._process.kill()
-
-    def forget(self) -> None:
-        """See Child."""
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class EngineProcess:
@@ -137,6 +68,8 @@ class EngineProcess:
         command: Sequence[str] = COMMAND,
         handover: HandoverPort | None = None,
         last_words_s: float = LAST_WORDS_S,
+        forks: ForkServer | None = None,
+        machine: MachineLimits | None = None,
     ) -> EngineProcess:
         """Starts a child of this process that loads what the config says; its reports tell how that goes.
 
@@ -145,10 +78,16 @@ class EngineProcess:
             command: starts it.
             handover: where its KV goes and comes from, in a pool.
             last_words_s: see EngineProcess.
+            forks: it is forked from this one's process instead.
+            machine: what this machine can do, if that was measured.
+
+        Raises:
+            SetupError: it could not be forked.
         """
         folder = Path(tempfile.mkdtemp(prefix="twostroke-"))  # for this user only
-        process = cls(await LocalChild.start(command, folder), FolderWires(folder), last_words_s)
-        process.send(Start(config, handover))
+        child = await (LocalChild.start(command, folder) if forks is None else forks.fork(folder))
+        process = cls(child, FolderWires(folder), last_words_s)
+        process.send(Start(config, handover, machine=machine))
         return process
 
     @property

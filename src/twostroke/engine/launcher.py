@@ -7,8 +7,11 @@ from typing import Protocol
 
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
+from twostroke.cost.step_cost import MachineLimits
 from twostroke.engine.engine_process import COMMAND, EngineProcess
+from twostroke.engine.forking import ForkServer, can_fork
 from twostroke.engine.handover_port import HandoverPort
+from twostroke.engine.messages import Ready
 from twostroke.pools.member import Role
 
 
@@ -37,20 +40,26 @@ class Launcher(Protocol):
         """
         ...
 
+    def is_loaded(self, ready: Ready) -> None:
+        """A process has loaded its model; what it found out about its machine, others need not find out again."""
+        ...
+
     async def close(self) -> None:
         """After the last process."""
         ...
 
 
 class LocalLauncher:
-    """Starts children of this process.
+    """Starts children of this process, forked from one that has imported everything where the system lets them be.
 
     Args:
-        command: starts one; tests put another around it.
+        command: starts one in another way, from nothing; benchmarks and tests put something around it.
     """
 
-    def __init__(self, command: Sequence[str] = COMMAND) -> None:
-        self._command = tuple(command)
+    def __init__(self, command: Sequence[str] | None = None) -> None:
+        self._command = COMMAND if command is None else tuple(command)
+        self._forks = ForkServer() if command is None and can_fork() else None
+        self._machine: MachineLimits | None = None
 
     async def open(self) -> None:
         """See Launcher."""
@@ -58,10 +67,18 @@ class LocalLauncher:
     async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
         """See Launcher."""
         del name, role
-        return await EngineProcess.spawn(config, self._command, port, last_words_s=0.0)
+        return await EngineProcess.spawn(
+            config, self._command, port, last_words_s=0.0, forks=self._forks, machine=self._machine
+        )
+
+    def is_loaded(self, ready: Ready) -> None:
+        """See Launcher: what is measured while others serve is not what the machine can do."""
+        self._machine = self._machine or ready.machine
 
     async def close(self) -> None:
         """See Launcher."""
+        if self._forks is not None:
+            await self._forks.close()
 
 
 def launcher_for(config: EngineConfig, pools: PoolConfig) -> Launcher:

@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from twostroke.config.engine import EngineConfig
+from twostroke.cost.step_cost import MachineLimits
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import HandoverPort, LenderFacts
@@ -44,6 +45,8 @@ class Start(_Message):
     """Where it hands KV over, and takes it; None: to nobody, from nobody."""
     clock_ahead_s: float = 0.0
     """How far the clock of its machine is ahead of the gateway's: what it tells meets what the gateway knows."""
+    machine: MachineLimits | None = None
+    """What its machine can do; None: it measures that."""
 
 
 class Add(_Message):
@@ -108,6 +111,8 @@ class Ready(_Message):
     """Where its KV can be fetched; None: nowhere."""
     geometry: KVGeometry | None = None
     """What it computes and by what, in a pool."""
+    machine: MachineLimits | None = None
+    """What its machine can do."""
 
 
 class Refused(_Message):

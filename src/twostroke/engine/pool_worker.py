@@ -226,6 +226,7 @@ class PoolWorker:
             objection = self._pool.objection(self, report.geometry)
             if objection:
                 return self._has_no_start(objection)
+            self._launcher.is_loaded(report)
             self.facts = report.facts
             self.meter = LoadMeter(report.facts.max_num_seqs, is_fair=report.facts.is_fair)
             self._process = process

@@ -155,13 +155,13 @@ def _run(channel: _Channel, start: Start, around_executor: Callable[[Executor], 
     outbox = _Outbox()
     ends = None if start.handover is None else _handover_ends(start.handover, channel)
     try:
-        built = build_engine(start.config, around_executor, listeners=(outbox,), handover=ends)
+        built = build_engine(start.config, around_executor, listeners=(outbox,), handover=ends, machine=start.machine)
     except TwostrokeError as error:
         channel.send(Refused(type(error).__name__, str(error)))
         return 1
     built.grammars.warm_up()
     keep_what_is_there()
-    channel.send(Ready(built.facts, built.lender, built.geometry))
+    channel.send(Ready(built.facts, built.lender, built.geometry, built.machine))
     channel.send(Progress((), outbox.take()))
     is_over = threading.Event()
     heart = None
@@ -245,12 +245,17 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True, name="twostroke-parent").start()
 
 
-def main(around_executor: Callable[[Executor], Executor] | None = None) -> None:
-    """The process's entry."""
+def main(around_executor: Callable[[Executor], Executor] | None = None, folder: str | None = None) -> None:
+    """The process's entry.
+
+    Args:
+        around_executor: see serve.
+        folder: of the sockets; None: the command line names it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the HTTP process decides
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="engine: %(levelname)s %(message)s")
     end_with_parent()
-    sys.exit(serve(Path(sys.argv[1]), around_executor))
+    sys.exit(serve(Path(folder or sys.argv[1]), around_executor))
 
 
 if __name__ == "__main__":

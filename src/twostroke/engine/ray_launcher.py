@@ -33,9 +33,10 @@ import zmq
 
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
-from twostroke.engine.engine_process import COMMAND, EngineProcess, LocalChild
+from twostroke.engine.child import LocalChild
+from twostroke.engine.engine_process import COMMAND, EngineProcess
 from twostroke.engine.handover_port import HandoverPort
-from twostroke.engine.messages import Start
+from twostroke.engine.messages import Ready, Start
 from twostroke.engine.wires import NetworkEnd, NetworkWires
 from twostroke.errors import SetupError
 from twostroke.kv_transfer.address import Address
@@ -163,6 +164,9 @@ class RayLauncher:
         process = EngineProcess(_SeatedChild(actor, seated), wires, last_words_s=0.0)
         process.send(Start(config, port, ahead_s))
         return process
+
+    def is_loaded(self, ready: Ready) -> None:
+        """See Launcher: the next one may run on another machine."""
 
     async def close(self) -> None:
         """Leaves the cluster; Ray ends there what is left of ours."""
