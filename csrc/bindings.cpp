@@ -32,10 +32,9 @@ NB_MODULE(_native, m) {
       .def_static("memory_bytes", &SharedGather::memory_bytes)
       .def(nb::init<uintptr_t, int, int, int64_t>())
       .def("start",
-           [](SharedGather& gather, uintptr_t local, const std::vector<uintptr_t>& outs, std::vector<int64_t> sizes) {
-             std::vector<uint8_t*> to;
-             for (uintptr_t out : outs) to.push_back(reinterpret_cast<uint8_t*>(out));
-             gather.start(reinterpret_cast<const uint8_t*>(local), std::move(to), std::move(sizes));
+           [](SharedGather& gather, uintptr_t local, uintptr_t out, std::vector<int64_t> widths, int64_t num_rows) {
+             gather.start(reinterpret_cast<const uint8_t*>(local), reinterpret_cast<uint8_t*>(out), std::move(widths),
+                          num_rows);
            })
       .def("advance", &SharedGather::advance, release);
   nb::class_<Kernels>(m, "Kernels")

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -39,24 +40,40 @@ uint8_t* SharedGather::slot(int rank) const {
   return memory_ + size_ * LINE + ((int64_t)(round_ & 1) * size_ + rank) * slot_bytes_;
 }
 
-// Of a rank that sends `size` bytes, those of this round.
-int64_t SharedGather::part(int64_t size) const { return std::clamp<int64_t>(size - begin_, 0, slot_bytes_); }
+// Of the bytes that a rank sends, how many belong to this round.
+int64_t SharedGather::part(int rank) const { return std::clamp<int64_t>(size_of(rank) - begin_, 0, slot_bytes_); }
+
+// Those bytes, to the rank's columns; a round may begin and end in the middle of a row.
+void SharedGather::place(int rank, const uint8_t* from, int64_t bytes) const {
+  int64_t width = widths_[rank];
+  uint8_t* columns = out_ + std::accumulate(widths_.begin(), widths_.begin() + rank, int64_t{0});
+  for (int64_t at = begin_, end = begin_ + bytes; at < end;) {
+    int64_t row = at / width, column = at % width;
+    int64_t count = std::min(width - column, end - at);
+    std::memcpy(columns + row * row_bytes_ + column, from, (size_t)count);
+    from += count;
+    at += count;
+  }
+}
 
 void SharedGather::publish() {
   round_++;
   next_ = 0;
-  int64_t bytes = part(sizes_[rank_]);
+  int64_t bytes = part(rank_);
   if (bytes > 0) std::memcpy(slot(rank_), local_ + begin_, (size_t)bytes);
-  flag(rank_).sizes[round_ & 1] = sizes_[rank_];
+  flag(rank_).sizes[round_ & 1] = size_of(rank_);
   flag(rank_).round.store(round_, std::memory_order_release);
 }
 
-void SharedGather::start(const uint8_t* local, std::vector<uint8_t*> outs, std::vector<int64_t> sizes) {
+void SharedGather::start(const uint8_t* local, uint8_t* out, std::vector<int64_t> widths, int64_t num_rows) {
+  if ((int)widths.size() != size_) throw std::invalid_argument("a width for each rank");
   local_ = local;
-  outs_ = std::move(outs);
-  sizes_ = std::move(sizes);
+  out_ = out;
+  widths_ = std::move(widths);
+  num_rows_ = num_rows;
+  row_bytes_ = std::accumulate(widths_.begin(), widths_.end(), int64_t{0});
   begin_ = 0;
-  end_ = *std::max_element(sizes_.begin(), sizes_.end());
+  end_ = *std::max_element(widths_.begin(), widths_.end()) * num_rows_;
   publish();
 }
 
@@ -64,7 +81,7 @@ int SharedGather::advance(int64_t patience_us) {
   using Clock = std::chrono::steady_clock;
   for (;;) {
     for (; next_ < size_; next_++) {
-      int64_t bytes = part(sizes_[next_]);
+      int64_t bytes = part(next_);
       if (next_ != rank_) {
         const auto& round = flag(next_).round;
         Clock::time_point deadline{};
@@ -78,13 +95,12 @@ int SharedGather::advance(int64_t patience_us) {
           std::this_thread::yield();
         }
         int64_t sent = flag(next_).sizes[round_ & 1];
-        if (sent != sizes_[next_]) {
+        if (sent != size_of(next_)) {
           throw std::runtime_error("it sent " + std::to_string(sent) + " bytes, rank " + std::to_string(rank_) +
-                                   " awaited " + std::to_string(sizes_[next_]));
+                                   " awaited " + std::to_string(size_of(next_)));
         }
       }
-      const uint8_t* from = next_ == rank_ ? local_ + begin_ : slot(next_);
-      if (bytes > 0) std::memcpy(outs_[next_] + begin_, from, (size_t)bytes);
+      place(next_, next_ == rank_ ? local_ + begin_ : slot(next_), bytes);
     }
     if (begin_ + slot_bytes_ >= end_) return -1;
     begin_ += slot_bytes_;

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -133,12 +134,13 @@ def _gather_times(backend: str, num_gathers: int) -> list[list[float]]:
 def _gather(communicator: Communicator, num_gathers: int) -> list[list[float]]:
     found: list[list[float]] = []
     for size in SIZES:
-        local, out = memoryview(bytearray(size)), [memoryview(bytearray(size)) for _ in range(communicator.size)]
+        widths = [size] * communicator.size
+        local, out = np.ones(size, np.uint8), np.ones(sum(widths), np.uint8)
         communicator.barrier()
         times: list[float] = []
         for _ in range(_WARMUP + num_gathers):
             begin_s = time.perf_counter()
-            communicator.all_gather(local, out)
+            communicator.all_gather(local.ctypes.data, out.ctypes.data, widths)
             times.append(time.perf_counter() - begin_s)
         found.append(times[_WARMUP:])
     communicator.barrier()

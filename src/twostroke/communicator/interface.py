@@ -19,12 +19,17 @@ class Communicator(Protocol):
         """How many ranks there are."""
         ...
 
-    def all_gather(self, local: memoryview, out: Sequence[memoryview]) -> None:
-        """Puts every rank's bytes into `out`, in the order of ranks.
+    def all_gather(self, local: int, out: int, widths: Sequence[int], num_rows: int = 1) -> None:
+        """Puts every rank's columns of a matrix beside each other. With one row: every rank's bytes behind each other.
+
+        Addresses, as kernels take them: this is called four times a layer, and making a buffer of a tensor takes as
+        long as what is done here.
 
         Args:
-            local: this rank's bytes, contiguous.
-            out: for each rank a contiguous buffer of exactly the bytes that it sends; sizes may differ.
+            local: address of [num_rows, widths[rank]] bytes, contiguous.
+            out: address of [num_rows, sum(widths)] bytes, contiguous.
+            widths: bytes of a row that each rank sends; they may differ.
+            num_rows: of both.
 
         Raises:
             RankLost: a rank has ended, or is in another operation.

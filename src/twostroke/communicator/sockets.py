@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import select
 import socket
 import struct
 from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from twostroke.errors import RankLost
 
@@ -51,18 +54,23 @@ class SocketCommunicator:
         """See Communicator."""
         return self._size
 
-    def all_gather(self, local: memoryview, out: Sequence[memoryview]) -> None:
+    def all_gather(self, local: int, out: int, widths: Sequence[int], num_rows: int = 1) -> None:
         """See Communicator."""
-        assert len(out) == self._size, (len(out), self._size)
-        assert out[self._rank].nbytes == local.nbytes, (out[self._rank].nbytes, local.nbytes)
+        assert len(widths) == self._size, (len(widths), self._size)
         self._operation += 1
-        local = local.cast("B")
-        header = memoryview(_HEADER.pack(self._operation, local.nbytes))
+        sent = _memory(local, num_rows * widths[self._rank])
+        header = memoryview(_HEADER.pack(self._operation, sent.nbytes))
+        parts = {rank: memoryview(bytearray(num_rows * widths[rank])) for rank in self._peers}
         self._exchange(
-            {rank: [header, local] for rank in self._peers},
-            {rank: _Incoming(self, rank, out[rank].cast("B")) for rank in self._peers},
+            {rank: [header, sent] for rank in self._peers},
+            {rank: _Incoming(self, rank, part) for rank, part in parts.items()},
         )
-        out[self._rank].cast("B")[:] = local
+        whole = np.frombuffer(_memory(out, num_rows * sum(widths)), np.uint8).reshape(num_rows, -1)
+        begin = 0
+        for rank, width in enumerate(widths):
+            part = np.frombuffer(parts.get(rank, sent), np.uint8)
+            whole[:, begin : begin + width] = part.reshape(num_rows, width)
+            begin += width
 
     def broadcast(self, message: bytes | None) -> bytes:
         """See Communicator."""
@@ -78,8 +86,7 @@ class SocketCommunicator:
 
     def barrier(self) -> None:
         """See Communicator."""
-        nothing = memoryview(b"")
-        self.all_gather(nothing, [memoryview(bytearray()) for _ in range(self._size)])
+        self.all_gather(0, 0, [0] * self._size)
 
     def close(self) -> None:
         """See Communicator."""
@@ -187,6 +194,13 @@ def _take(buffers: list[memoryview], num_bytes: int) -> None:
         del buffers[0]
     if num_bytes:
         buffers[0] = buffers[0][num_bytes:]
+
+
+def _memory(address: int, num_bytes: int) -> memoryview:
+    """What is there."""
+    if not num_bytes:
+        return memoryview(bytearray())
+    return memoryview((ctypes.c_ubyte * num_bytes).from_address(address)).cast("B")
 
 
 def _for_small_messages(connection: socket.socket) -> None:

@@ -11,7 +11,8 @@ one rank, and groups of quantized weights, which lie along K, are never cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -59,8 +60,11 @@ class RowSplit:
         """
         if self.size == 1:
             return local
-        widths = [len(rows_of(rank, self.size, num_columns)) for rank in range(self.size)]
-        return torch.cat(self._all_gather(local, [(len(local), width) for width in widths]), dim=1)
+        local = local.contiguous()
+        whole = torch.empty(local.shape[0], num_columns, dtype=local.dtype)
+        widths = _widths(self.size, num_columns, local.itemsize)
+        self._communicator.all_gather(local.data_ptr(), whole.data_ptr(), widths, local.shape[0])
+        return whole
 
     def rows(self, ids: Tensor, num_rows: int, of_own: Callable[[Tensor], Tensor]) -> Tensor:
         """Rows of a table [num_rows, K] whose rows are dealt out.
@@ -76,8 +80,9 @@ class RowSplit:
         if self.size == 1:
             return of_own(ids)
         own = self.own(num_rows)
-        local = of_own((ids - own.start).clamp(0, len(own) - 1))
-        of_ranks = torch.stack(self._all_gather(local, [tuple(local.shape)] * self.size))
+        local = of_own((ids - own.start).clamp(0, len(own) - 1)).contiguous()
+        of_ranks = torch.empty(self.size, *local.shape, dtype=local.dtype)
+        self._communicator.all_gather(local.data_ptr(), of_ranks.data_ptr(), [local.nbytes] * self.size)
         ends = torch.tensor([rows_of(rank, self.size, num_rows).stop for rank in range(self.size)])
         owners = torch.searchsorted(ends, ids, right=True)
         return of_ranks[owners, torch.arange(len(ids))]
@@ -93,11 +98,6 @@ class RowSplit:
             return self.gather(own(x), num_rows)
 
         return own if self.size == 1 else gathered
-
-    def _all_gather(self, local: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        found = [torch.empty(shape, dtype=local.dtype) for shape in shapes]
-        self._communicator.all_gather(_bytes_of(local.contiguous()), [_bytes_of(part) for part in found])
-        return found
 
 
 class _GatheredLinear:
@@ -121,6 +121,7 @@ class _GatheredLinear:
         return self._split.rows(ids, self._num_rows, self._own.rows)
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """A contiguous CPU tensor's memory."""
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
+@cache
+def _widths(size: int, num_columns: int, bytes_per_element: int) -> tuple[int, ...]:
+    """Bytes of a row that each rank has; matrices have few shapes."""
+    return tuple(len(rows_of(rank, size, num_columns)) * bytes_per_element for rank in range(size))

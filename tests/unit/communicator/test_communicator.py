@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from twostroke.communicator.interface import Communicator
@@ -58,9 +60,17 @@ def in_threads(works: list[Callable[[], object]]) -> None:
 
 
 def gather(communicator: Communicator, local: bytes, sizes: list[int]) -> list[bytes]:
-    out = [bytearray(size) for size in sizes]
-    communicator.all_gather(memoryview(local), [memoryview(part) for part in out])
-    return [bytes(part) for part in out]
+    (whole,) = gather_rows(communicator, [local], sizes)
+    ends = list(itertools.accumulate(sizes))
+    return [whole[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
+def gather_rows(communicator: Communicator, rows: list[bytes], widths: list[int]) -> list[bytes]:
+    """The rows of the whole matrix, from this rank's columns."""
+    local = np.frombuffer(b"".join(rows), np.uint8)
+    out = np.zeros((len(rows), sum(widths)), np.uint8)
+    communicator.all_gather(local.ctypes.data, out.ctypes.data, widths, len(rows))
+    return [row.tobytes() for row in out]
 
 
 every_backend = pytest.mark.parametrize("backend", ["unix", "tcp", "shared memory"])
@@ -90,6 +100,25 @@ def test_everybody_gets_everything_in_order(backend: str, meet: Meeting, size: i
     ranks = meet(size)
     in_threads([lambda rank=rank: run(rank) for rank in ranks])
     assert found == {rank: [*sent, [b"said" * num_bytes]] for rank in range(size)}
+
+
+@every_backend
+@pytest.mark.parametrize("widths", [[3, 5], [70_000, 69_999], [4, 0], [1, 2, 3]])
+def test_columns_come_beside_each_other(backend: str, meet: Meeting, widths: list[int]) -> None:
+    """Also where a slot ends in the middle of a row."""
+    dice = np.random.default_rng(0)
+    matrix = [dice.bytes(sum(widths)) for _ in range(9)]
+    begins = [0, *itertools.accumulate(widths)]
+    found: dict[int, list[bytes]] = {}
+
+    def run(communicator: Communicator) -> None:
+        begin = begins[communicator.rank]
+        columns = [row[begin : begin + widths[communicator.rank]] for row in matrix]
+        found[communicator.rank] = gather_rows(communicator, columns, widths)
+
+    ranks = meet(len(widths))
+    in_threads([lambda rank=rank: run(rank) for rank in ranks])
+    assert found == dict.fromkeys(range(len(widths)), matrix)
 
 
 @every_backend
