@@ -74,7 +74,14 @@ class KVLender:
         self._is_over = is_over
         self._patience_s = patience_s
         self._book = LeaseBook(memory.num_layers)
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._granted = threading.Condition(self._lock)
+        """Leases have come, or none will any more."""
+        self._released = threading.Condition(self._lock)
+        """A lease has ended, or one reader of it."""
+        self._news: dict[int, threading.Condition] = {}
+        """Of leases that are read, for those who read them. Each has its own: a layer of one prompt must not wake up
+        the readers of all that wait behind it, who would hold up the very thread that computes."""
         self._listeners: list[socket.socket] = []
         self._is_closed = False
         threading.Thread(target=self._reap, daemon=True, name="twostroke-lease-reaper").start()
@@ -90,64 +97,70 @@ class KVLender:
 
     def grant(self, lease_id: int, num_blocks: int) -> None:
         """A request has come that lends so many blocks."""
-        with self._changed:
+        with self._lock:
             self._book.grant(lease_id, num_blocks, self._clock())
-            self._changed.notify_all()
+            self._granted.notify_all()
 
     def begin_part(self, lease_id: int, rows: Sequence[Sequence[int]], end: int, *, is_computed: bool) -> None:
         """See LeaseBook."""
-        with self._changed:
+        with self._lock:
             self._book.begin_part(lease_id, rows, end, is_computed=is_computed)
-            self._changed.notify_all()
+            self._tell_readers(lease_id)
 
     def layer_ready(self, lease_ids: Sequence[int], num_layers: int) -> None:
         """The step that runs has written so many layers."""
-        with self._changed:
+        with self._lock:
             for lease_id in lease_ids:
                 self._book.layer_ready(lease_id, num_layers)
-            self._changed.notify_all()
+                self._tell_readers(lease_id)
 
     def complete(self, lease_id: int, digest: bytes) -> None:
         """All is final and on loan."""
-        with self._changed:
+        with self._lock:
             self._book.complete(lease_id, digest, self._clock())
-            self._changed.notify_all()
+            self._tell_readers(lease_id)
 
     def kill(self, lease_id: int, trouble: str) -> None:
         """Whoever reads under it throws that away."""
-        with self._changed:
+        with self._lock:
             self._book.kill(lease_id, trouble)
-            self._changed.notify_all()
+            self._tell_readers(lease_id)
+            self._released.notify_all()
 
     @property
     def num_leases(self) -> int:
         """That are not over."""
-        with self._changed:
+        with self._lock:
             return len(self._book)
 
     def close(self) -> None:
         """Takes nobody any more. What is complete can be read to its end as long as the process lives; what is not will
         never be, and whoever reads it is told.
         """
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._book.kill_incomplete("the process that computed it has stopped")
-            self._changed.notify_all()
+            for changed in (self._granted, self._released, *self._news.values()):
+                changed.notify_all()
         for listener in self._listeners:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
 
+    def _tell_readers(self, lease_id: int) -> None:
+        """Of one lease; the lock is held."""
+        news = self._news.get(lease_id)
+        if news is not None:
+            news.notify_all()
+
     # ------------------------------------------------------------------ the lender's own threads
 
     def _reap(self) -> None:
         while not self._is_closed:
-            with self._changed:
+            with self._lock:
                 over = self._book.reap(self._clock())
-                if over:
-                    self._changed.notify_all()
-                else:
-                    self._changed.wait(REAPS_EVERY_S)
+                if not over:
+                    self._released.wait(REAPS_EVERY_S)
             for lease_id in over:
                 self._is_over(lease_id)
 
@@ -220,18 +233,22 @@ class KVLender:
     def _opened(self, fetch: Fetch) -> Generator[Lease | None]:
         """The lease, with a reader more; one that the engine has not heard of yet is waited for."""
         deadline = self._clock() + self._patience_s
-        with self._changed:
+        with self._lock:
             while (lease := self._book.open(fetch.lease_id)) is None:
                 never = self._is_closed or self._book.is_over(fetch.lease_id)
-                if never or not self._changed.wait(deadline - self._clock()):
+                if never or not self._granted.wait(deadline - self._clock()):
                     break
+            if lease is not None:
+                self._news.setdefault(fetch.lease_id, threading.Condition(self._lock))
         try:
             yield lease
         finally:
             if lease is not None:
-                with self._changed:
+                with self._lock:
                     self._book.close(lease)
-                    self._changed.notify_all()
+                    if not lease.num_readers:
+                        del self._news[fetch.lease_id]
+                    self._released.notify_all()
 
     def _send_terms(self, connection: socket.socket, fetch: Fetch) -> None:
         shares = fetch.shares_memory and self._descriptor is not None
@@ -244,11 +261,12 @@ class KVLender:
     def _send_parts(self, connection: socket.socket, fetch: Fetch, lease: Lease) -> str:
         """Everything, as it becomes ready; returns why it is worth nothing, if so."""
         index, layer, said_s = 0, 0, self._clock()
+        news = self._news[fetch.lease_id]
         shares = fetch.shares_memory and self._descriptor is not None
         while True:
-            with self._changed:
+            with self._lock:
                 if not _has_news(lease, index, layer):
-                    self._changed.wait(WAITING_EVERY_S)
+                    news.wait(WAITING_EVERY_S)
                 trouble = lease.trouble
                 part = lease.parts[index] if index < len(lease.parts) else None
                 is_last = index == len(lease.parts) - 1
@@ -279,7 +297,7 @@ class KVLender:
         copied = receive(connection, FROM_BORROWER)
         if not isinstance(copied, Copied):
             raise TransferBroken(f"expected that it has copied all, not {type(copied).__name__}.")
-        with self._changed:
+        with self._lock:
             return self._book.settle(lease)
 
 
