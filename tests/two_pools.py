@@ -11,8 +11,9 @@ from typing import Any
 
 from twostroke.batch import NewRequest, TokenLogprobs
 from twostroke.config.engine import EngineConfig
-from twostroke.engine.assembly import BuiltEngine, HandoverEnds, build_engine
+from twostroke.engine.assembly import BuiltEngine, build_engine
 from twostroke.engine.generation import GenerationRequest
+from twostroke.engine.handover_ends import HandoverEnds
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.output_processor import TokenUpdate
 from twostroke.events import Event

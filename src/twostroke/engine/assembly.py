@@ -24,11 +24,10 @@ from twostroke.engine.drafting import Drafter, DrafterFacts, Surroundings, Targe
 from twostroke.engine.engine import Engine
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.engine.facts import EngineFacts, input_processor
-from twostroke.engine.handover_port import HandoverPort, LenderFacts
+from twostroke.engine.handover_ends import HandoverEnds, descriptor_for, open_ends
+from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.identity import identity_facts, numerics_facts
 from twostroke.engine.journal import Journal, engine_started
-from twostroke.engine.kv_fetching import KVFetching
-from twostroke.engine.kv_lending import KVLending
 from twostroke.engine.output_processor import OutputProcessor
 from twostroke.engine.ranks import Ranks, RankStart
 from twostroke.engine.split_checks import check_can_split
@@ -44,11 +43,7 @@ from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_cache.sizing import FreeMemory, KVSizing, size_kv_cache
 from twostroke.kv_check import tolerance
-from twostroke.kv_transfer.borrower import KVBorrower
 from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
-from twostroke.kv_transfer.lender import KVLender
-from twostroke.kv_transfer.memory import KVMemory, shared_descriptor
-from twostroke.kv_transfer.transport import Fetched
 from twostroke.layers.row_split import RowSplit
 from twostroke.log import get_logger
 from twostroke.model.loader import check_weights, load_model, weight_bytes
@@ -106,19 +101,6 @@ class BuiltEngine:
     """Where its KV can be fetched; None: nowhere."""
     geometry: KVGeometry | None = None
     """What it computes and by what, in a pool."""
-
-
-@dataclass(frozen=True, slots=True)
-class HandoverEnds:
-    """What an engine in a pool needs besides its config."""
-
-    port: HandoverPort
-    epoch: int
-    """A number that no other process has."""
-    is_fetched: Callable[[int, Fetched], object]
-    """Called in another thread when an import has come, or will not; then Engine.kv_fetched is to be called."""
-    is_over: Callable[[int], object]
-    """The same of blocks on loan, and Engine.end_hold."""
 
 
 def build_text_engine(
@@ -219,7 +201,8 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
     """Reads the weights and builds what runs them."""
     # measured before the weights are there: it takes memory for a moment
     machine = measure_machine_limits(loaded.dtype, loaded.device, loaded.num_threads * config.load.num_local_ranks)
-    descriptor = None if handover is None else _shared_descriptor(handover.port, layout, sizing)
+    num_pool_bytes = (sizing.num_blocks + sizing.num_scratch_blocks) * layout.bytes_per_block
+    descriptor = None if handover is None else descriptor_for(handover.port, num_pool_bytes)
     executor, runner = _executor(config, loaded, sizing, descriptor)
     manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
     scheduler = Scheduler(
@@ -234,7 +217,7 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
     lending = fetching = where = geometry = None
     if handover is not None:
         geometry = _geometry(config, loaded, runner)
-        lending, fetching, where = _handover(geometry, handover, loaded.layout, scheduler, journal, runner, descriptor)
+        lending, fetching, where = open_ends(handover, geometry, scheduler, journal, runner.kv, descriptor)
     engine = Engine(
         scheduler,
         executor if around_executor is None else around_executor(executor),
@@ -328,20 +311,6 @@ def _runner(
     )
 
 
-def _shared_descriptor(port: HandoverPort, layout: KVLayout, sizing: KVSizing) -> int | None:
-    """Of memory for the KV cache that processes on this machine may map, where they are to."""
-    if port.lends_at is None or not port.lends_at.is_local:
-        return None
-    num_blocks = sizing.num_blocks + sizing.num_scratch_blocks
-    try:
-        return shared_descriptor(num_blocks * layout.bytes_per_block)
-    except (OSError, AttributeError) as error:  # not on Linux: no such call
-        raise SetupError(
-            f"no shared memory for a KV cache of {num_blocks * layout.bytes_per_block:,} bytes ({error}). Hand KV over "
-            "by TCP (--kv-transport tcp), or serve with one process."
-        ) from None
-
-
 def _geometry(config: EngineConfig, loaded: _Loaded, runner: ModelRunner) -> KVGeometry:
     """What another process has to agree on."""
     dtype = str(loaded.dtype).removeprefix("torch.")
@@ -350,35 +319,6 @@ def _geometry(config: EngineConfig, loaded: _Loaded, runner: ModelRunner) -> KVG
         numerics_facts(loaded.operators.name, loaded.device.type, dtype, config.load),
         layout_facts(loaded.layout, runner.kv_order),
     )
-
-
-def _handover(
-    geometry: KVGeometry,
-    ends: HandoverEnds,
-    layout: KVLayout,
-    scheduler: Scheduler,
-    journal: Journal,
-    runner: ModelRunner,
-    descriptor: int | None,
-) -> tuple[KVLending | None, KVFetching | None, LenderFacts | None]:
-    """The two ends of hand-overs, as far as this engine has them."""
-    memory = KVMemory(layout, runner.kv.bytes_of_pool())
-    block_size, port = layout.block_size, ends.port
-    lending = fetching = where = None
-    if port.lends_at is not None:
-        lender = KVLender(memory, descriptor, geometry, epoch=ends.epoch, clock=monotonic_clock, is_over=ends.is_over)
-        lending = KVLending(scheduler, lender, block_size)
-        runner.kv.layer_written = lending.layer_written
-        try:
-            where = LenderFacts(lender.listen(port.lends_at), ends.epoch)
-        except OSError as error:
-            raise SetupError(f"{port.lends_at}: nobody can fetch KV there ({error}). Give another address.") from None
-    if port.fetches:
-        borrower = KVBorrower(memory, geometry, clock=monotonic_clock, allows_drift=port.allows_drift)
-        fetching = KVFetching(
-            scheduler, borrower, journal, block_size=block_size, clock=monotonic_clock, is_done=ends.is_fetched
-        )
-    return lending, fetching, where
 
 
 def _prepare(config: EngineConfig) -> _Loaded:
