@@ -217,7 +217,7 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
     lending = fetching = where = geometry = None
     if handover is not None:
         geometry = _geometry(config, loaded, runner)
-        lending, fetching, where = open_ends(handover, geometry, scheduler, journal, runner.kv, descriptor)
+        lending, fetching, where = open_ends(handover, geometry, scheduler, journal, runner, descriptor)
     engine = Engine(
         scheduler,
         executor if around_executor is None else around_executor(executor),

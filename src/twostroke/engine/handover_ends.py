@@ -16,7 +16,7 @@ from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.kv_transfer.lender import KVLender
 from twostroke.kv_transfer.memory import KVMemory, shared_descriptor
 from twostroke.kv_transfer.transport import Fetched
-from twostroke.runner.kv_storage import KVStorage
+from twostroke.runner.model_runner import ModelRunner
 from twostroke.scheduler.scheduler import Scheduler
 
 
@@ -55,7 +55,7 @@ def open_ends(
     geometry: KVGeometry,
     scheduler: Scheduler,
     journal: Journal,
-    kv: KVStorage,
+    runner: ModelRunner,
     descriptor: int | None,
 ) -> tuple[KVLending | None, KVFetching | None, LenderFacts | None]:
     """The two ends of hand-overs, as far as an engine has them, and where it lends.
@@ -65,12 +65,13 @@ def open_ends(
         geometry: of this engine.
         scheduler: of the engine.
         journal: of the engine.
-        kv: its KV cache.
+        runner: what computes in its KV cache.
         descriptor: of the cache's memory, where others may map it.
 
     Raises:
         SetupError: nobody can be served at its address.
     """
+    kv = runner.kv
     memory = KVMemory(kv.layout, kv.bytes_of_pool())
     block_size, port = kv.layout.block_size, ends.port
     lending = fetching = where = None
@@ -83,7 +84,9 @@ def open_ends(
         except OSError as error:
             raise SetupError(f"{port.lends_at}: nobody can fetch KV there ({error}). Give another address.") from None
     if port.fetches:
-        borrower = KVBorrower(memory, geometry, clock=monotonic_clock, allows_drift=port.allows_drift)
+        borrower = KVBorrower(
+            memory, geometry, order=runner.head_order, clock=monotonic_clock, allows_drift=port.allows_drift
+        )
         fetching = KVFetching(
             scheduler, borrower, journal, block_size=block_size, clock=monotonic_clock, is_done=ends.is_fetched
         )

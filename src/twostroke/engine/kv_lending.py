@@ -42,11 +42,12 @@ class KVLending:
         """Leases whose blocks the step that runs fills."""
 
     def arrived(self, generation: Generation) -> None:
-        """A request has; it lends the full blocks of what it came with, if any."""
+        """A request has; it lends what of it came in full blocks of both sides, if any."""
         arrival = generation.arrival
         if arrival.lend_as is None:
             return
-        num_blocks = arrival.num_prompt_tokens // self._block_size
+        whole = max(self._block_size, arrival.lend_block_size)
+        num_blocks = arrival.num_prompt_tokens // whole * whole // self._block_size
         hashes = arrival.block_hashes[:num_blocks]
         self._lender.grant(arrival.lend_as, num_blocks)
         if hashes and arrival.max_tokens == 1:

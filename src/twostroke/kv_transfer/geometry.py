@@ -8,6 +8,8 @@ import msgspec
 
 from twostroke.kv_cache.layout import KVLayout
 
+_BLOCK_SIZE = "block_size"
+
 
 class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
     """One side's facts, by names that people understand."""
@@ -17,7 +19,13 @@ class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
     numerics: dict[str, str]
     """By what it is computed: kernels, their version, device. Where it differs, so may the last bits."""
     layout: dict[str, str]
-    """How the bytes lie in a block."""
+    """How the bytes lie in a block. Only its tokens may be others: then they are taken apart (conversion.py)."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block; 0: it does not say."""
+        said = self.layout.get(_BLOCK_SIZE, "")
+        return int(said) if said.isdecimal() else 0
 
     def refusal(self, other: KVGeometry, *, allows_drift: bool) -> str:
         """Why nothing may go from `other` to this side, both sides named; empty: it may.
@@ -28,10 +36,18 @@ class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
         'numerics differ: kernels is avx2 here and amx there'
         >>> here.refusal(there, allows_drift=True)
         ''
+        >>> here.refusal(KVGeometry({"model": "a"}, {"kernels": "avx2"}, {"block_size": "32"}), allows_drift=False)
+        ''
         """
+        fits = _sizes_fit(self.block_size, other.block_size)
         for what, mine, yours, remedy in (
             ("models", self.identity, other.identity, "Give both pools the same model with the same settings."),
-            ("block layouts", self.layout, other.layout, "Give both pools the same block size and KV dtype."),
+            (
+                "block layouts",
+                _without_size(self.layout) if fits else self.layout,
+                _without_size(other.layout) if fits else other.layout,
+                "Give both pools the same KV dtype and kernels; block sizes may differ where one divides the other.",
+            ),
             (
                 "numerics",
                 {} if allows_drift else self.numerics,
@@ -47,6 +63,19 @@ class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
     def drift(self, other: KVGeometry) -> str:
         """How the numerics differ; empty: they do not."""
         return differences(self.numerics, other.numerics)
+
+
+def _sizes_fit(here: int, there: int) -> bool:
+    """Whether blocks of one size are whole blocks of the other, or several of them.
+
+    >>> _sizes_fit(16, 4), _sizes_fit(16, 24), _sizes_fit(16, 0)
+    (True, False, False)
+    """
+    return min(here, there) > 0 and max(here, there) % min(here, there) == 0
+
+
+def _without_size(layout: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in layout.items() if name != _BLOCK_SIZE}
 
 
 def differences(here: Mapping[str, str], there: Mapping[str, str]) -> str:
@@ -69,7 +98,7 @@ def layout_facts(layout: KVLayout, kv_order: str) -> dict[str, str]:
         kv_order: the backend's order inside a head's run.
     """
     return {
-        "block_size": str(layout.block_size),
+        _BLOCK_SIZE: str(layout.block_size),
         "KV heads": f"{layout.num_kv_heads} of {layout.head_dim}",
         "KV dtype": layout.kv_format,
         "order in a block": kv_order,

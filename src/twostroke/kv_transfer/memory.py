@@ -15,7 +15,7 @@ from twostroke.kv_cache.layout import KVGroup, KVLayout
 
 SHARED_FROM_BYTES = 4 << 20
 """From here on a copy is worth a second thread, which takes a tenth of a millisecond to start."""
-_Piece = tuple[NDArray[np.uint8], NDArray[np.uint8]]
+Piece = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 """Where it goes, and where it is."""
 
 
@@ -49,6 +49,12 @@ class KVMemory:
         return len(self._blocks)
 
     @property
+    def heads(self) -> NDArray[np.uint8]:
+        """The same bytes, [blocks, layers in a block, K and V, KV heads, bytes of a head]."""
+        layout = self.layout
+        return self._blocks.reshape(-1, layout.layers_per_block, 2, layout.num_kv_heads, layout.bytes_per_head)
+
+    @property
     def num_layers(self) -> int:
         """Of the model."""
         return sum(len(group.layer_ids) for group in self.layout.groups)
@@ -66,7 +72,7 @@ class KVMemory:
         found: list[memoryview] = []
         block_bytes, layer_bytes = self.layout.bytes_per_block, self._layer_bytes
         for group, row, start in zip(self.layout.groups, rows, starts, strict=True):
-            first, end = _of_group(group, layers)
+            first, end = layers_of_group(group, layers)
             if first < end:
                 begin, size = first * layer_bytes, (end - first) * layer_bytes
                 found += [
@@ -82,39 +88,48 @@ class KVMemory:
         layers: range,
         starts: Sequence[int],
     ) -> int:
-        """The same pieces of another pool's blocks into those of this one; other threads run meanwhile.
-
-        Two threads share what is large: one alone does not keep the memory busy (twostroke bench handover).
+        """The same pieces of another pool's blocks into those of this one.
 
         Returns:
             Bytes that were copied.
         """
-        pieces: list[_Piece] = []
+        pieces: list[Piece] = []
         for group, their_row, row, start in zip(self.layout.groups, their_rows, rows, starts, strict=True):
-            first, end = _of_group(group, layers)
+            first, end = layers_of_group(group, layers)
             if first < end:
                 pieces += [
                     (self._blocks[block_id, first:end], theirs._blocks[their_id, first:end])
                     for block_id, their_id in zip(row[start:], their_row[start:], strict=True)
                 ]
-        num_bytes = sum(ours.nbytes for ours, _ in pieces)
-        if num_bytes < SHARED_FROM_BYTES:
-            _copy(pieces)
-            return num_bytes
-        middle = len(pieces) // 2
-        helper = threading.Thread(target=_copy, args=(pieces[:middle],), name="twostroke-copy")
-        helper.start()
-        _copy(pieces[middle:])
-        helper.join()
+        return copy_pieces(pieces)
+
+
+def copy_pieces(pieces: Sequence[Piece]) -> int:
+    """All of them; other threads run meanwhile.
+
+    Two threads share what is large: one alone does not keep the memory busy (twostroke bench handover).
+
+    Returns:
+        Bytes that were copied.
+    """
+    num_bytes = sum(ours.nbytes for ours, _ in pieces)
+    if num_bytes < SHARED_FROM_BYTES:
+        _copy(pieces)
         return num_bytes
+    middle = len(pieces) // 2
+    helper = threading.Thread(target=_copy, args=(pieces[:middle],), name="twostroke-copy")
+    helper.start()
+    _copy(pieces[middle:])
+    helper.join()
+    return num_bytes
 
 
-def _copy(pieces: Sequence[_Piece]) -> None:
+def _copy(pieces: Sequence[Piece]) -> None:
     for ours, others in pieces:
         ours[:] = others
 
 
-def _of_group(group: KVGroup, layers: range) -> tuple[int, int]:
+def layers_of_group(group: KVGroup, layers: range) -> tuple[int, int]:
     """Where in a block of the group these layers begin and end: its ids ascend, so they are neighbours."""
     return bisect_left(group.layer_ids, layers.start), bisect_left(group.layer_ids, layers.stop)
 
