@@ -43,6 +43,13 @@ def test_two_pools_answer_like_one_process(undisturbed: Drill, transport: Any) -
     assert found.num_handed_over > 0
 
 
+@pytest.mark.parametrize("block_size", [8, 64])
+def test_prefill_workers_with_blocks_of_another_size(undisturbed: Drill, block_size: int) -> None:
+    found = asyncio.run(run(CONFIG, PoolConfig(prefill=1, decode=1, prefill_block_size=block_size), REQUESTS))
+    assert (found.token_ids, found.logprobs) == (undisturbed.token_ids, undisturbed.logprobs)
+    assert found.num_handed_over > 0
+
+
 def test_speculation_and_routing_change_no_token(undisturbed: Drill) -> None:
     config = EngineConfig.from_keywords(
         model="embedded",
@@ -225,6 +232,9 @@ def test_what_was_never_started_removes_nothing(tmp_path: Path, monkeypatch: pyt
         ({"decode": 65}, "decode"),
         ({"decode": 1, "prefill": 1, "kv_transport": "pigeon"}, "kv_transport"),
         ({"kv_transport": "tcp"}, "kv_transport"),
+        ({"prefill_block_size": 16}, "prefill_block_size"),
+        ({"decode": 1, "prefill": 1, "prefill_block_size": 24}, "prefill_block_size=24.* power of two"),
+        ({"decode": 1, "prefill": 1, "prefill_block_size": 256}, "prefill_block_size"),
         ({"heartbeat_timeout_s": 0.0, "decode": 1}, "heartbeat_timeout_s"),
     ],
 )
