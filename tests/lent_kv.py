@@ -90,7 +90,13 @@ def pools(
     geometry = KVGeometry({"model": "m"}, {"kernels": "k"}, layout_facts(layout, "any"))
     over: queue.SimpleQueue[int] = queue.SimpleQueue()
     lender = KVLender(
-        KVMemory(layout, data), descriptor, geometry, epoch=EPOCH, clock=clock, is_over=over.put, patience_s=patience_s
+        KVMemory(layout, data),
+        [descriptor],
+        geometry,
+        epoch=EPOCH,
+        clock=clock,
+        is_over=over.put,
+        patience_s=patience_s,
     )
     path = str(folder / f"kv-{next(_NAMES)}")
     address = lender.listen(Address(path=path) if transport == "shm" else Address(host="127.0.0.1"))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rank_threads import ranks_are_threads
 from two_pools import Answer, TwoPools, alone, sequence
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.generation import GenerationRequest
@@ -105,6 +106,34 @@ def test_pools_of_other_block_sizes(
         assert {"r2", "r4"} <= came or knobs == "windows, budget 30", ends
     finally:
         pools.close()
+
+
+@pytest.mark.parametrize("by_tcp", [False, True], ids=["shm", "tcp"])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("ranks", [(1, 2), (2, 1), (2, 2)], ids=str)
+def test_engines_of_several_ranks(
+    random_models: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: tuple[int, int],
+    family: str,
+    by_tcp: bool,
+) -> None:
+    """Each with its heads, and blocks of two sizes on top; a chunk at a time, layer by layer."""
+    ranks_are_threads(monkeypatch)
+    given = {"model": str(random_models[family]), "threads": 1, "num_kv_blocks": 900, "max_model_len": 256}
+    given |= {"max_num_batched_tokens": 30, "kv_cache_dtype": "int8" if family == "qwen2" else "auto"}
+    want = alone(EngineConfig.from_keywords(**given), requests())
+    for block_size in (16, 32):
+        decode = {"tensor_parallel_size": ranks[1], "block_size": block_size}
+        pools = TwoPools(tmp_path, by_tcp=by_tcp, decode=decode, tensor_parallel_size=ranks[0], **given)
+        try:
+            for _ in range(2):
+                assert same(pools.run(requests()), want)
+            ends = [event for event in pools.decode.events if isinstance(event, KVImportEnded)]
+            assert {"r2", "r4"} <= {event.request_id for event in ends if not event.problem}, ends
+        finally:
+            pools.close()
 
 
 def test_of_other_blocks_only_what_is_missing_is_read(random_models: dict[str, Path], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from twostroke.config.cache import check_block_size
 from twostroke.config.checks import number, one_of, switch, text, whole_number
+from twostroke.config.load import MAX_RANKS
 from twostroke.errors import InvalidParameter
 
 KVTransport = Literal["auto", "shm", "tcp"]
@@ -30,6 +31,8 @@ class PoolConfig:
     prefill_block_size: int | None = None
     """Tokens per KV block of prefill processes, where they are to have another block size than --block-size says: KV is
     converted on its way, and what is handed over is whole blocks of both."""
+    prefill_tensor_parallel_size: int | None = None
+    """Ranks of each prefill process, where they are to be others than --tensor-parallel-size says."""
     allow_numeric_drift: bool = False
     """Let in processes whose kernels, versions or devices differ, hand KV over between them and resume on them; tokens
     may differ then, too, and answers say so (usage.numeric_drift)."""
@@ -61,6 +64,8 @@ class PoolConfig:
         one_of("kv_transport", self.kv_transport, get_args(KVTransport))
         if self.prefill_block_size is not None:
             check_block_size("prefill_block_size", self.prefill_block_size)
+        if self.prefill_tensor_parallel_size is not None:
+            whole_number("prefill_tensor_parallel_size", self.prefill_tensor_parallel_size, 1, MAX_RANKS)
         switch("allow_numeric_drift", self.allow_numeric_drift)
         number("heartbeat_timeout_s", self.heartbeat_timeout_s, 0.2, 600, "0.2 to 600 (seconds)")
         switch("cluster_roles", self.cluster_roles)

@@ -24,7 +24,7 @@ from twostroke.engine.drafting import Drafter, DrafterFacts, Surroundings, Targe
 from twostroke.engine.engine import Engine
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.engine.facts import EngineFacts, input_processor
-from twostroke.engine.handover_ends import HandoverEnds, descriptor_for, open_ends
+from twostroke.engine.handover_ends import HandoverEnds, descriptors_for, open_ends
 from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.identity import identity_facts, numerics_facts
 from twostroke.engine.journal import Journal, engine_started
@@ -181,7 +181,7 @@ def build_engine(
         block_size=layout.block_size,
         uses_priority=config.scheduler.policy == "priority",
         is_fair=config.scheduler.policy == "fair",
-        kv_bytes_per_token=layout.bytes_per_token,
+        kv_bytes_per_token=layout.bytes_per_token * loaded.num_ranks,
         num_layers=loaded.config.num_layers,
         startup_lines=lines,
     )
@@ -201,9 +201,11 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
     """Reads the weights and builds what runs them."""
     # measured before the weights are there: it takes memory for a moment
     machine = measure_machine_limits(loaded.dtype, loaded.device, loaded.num_threads * config.load.num_local_ranks)
-    num_pool_bytes = (sizing.num_blocks + sizing.num_scratch_blocks) * layout.bytes_per_block
-    descriptor = None if handover is None else descriptor_for(handover.port, num_pool_bytes)
-    executor, runner = _executor(config, loaded, sizing, descriptor)
+    descriptors: tuple[int, ...] = ()
+    if handover is not None:
+        num_kv_blocks = sizing.num_blocks + sizing.num_scratch_blocks + loaded.drafter_facts.num_branch_blocks
+        descriptors = descriptors_for(handover.port, loaded.num_ranks, num_kv_blocks * layout.bytes_per_block)
+    executor, runner = _executor(config, loaded, sizing, descriptors)
     manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
     scheduler = Scheduler(
         config.scheduler,
@@ -217,7 +219,7 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
     lending = fetching = where = geometry = None
     if handover is not None:
         geometry = _geometry(config, loaded, runner)
-        lending, fetching, where = open_ends(handover, geometry, scheduler, journal, runner, descriptor)
+        lending, fetching, where = open_ends(handover, geometry, scheduler, journal, runner, descriptors)
     engine = Engine(
         scheduler,
         executor if around_executor is None else around_executor(executor),
@@ -233,16 +235,17 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
 
 
 def _executor(
-    config: EngineConfig, loaded: _Loaded, sizing: KVSizing, descriptor: int | None
+    config: EngineConfig, loaded: _Loaded, sizing: KVSizing, descriptors: tuple[int, ...]
 ) -> tuple[Executor, ModelRunner]:
     """Loads the model, here or here and in other processes, and opens the one door to it; and what is here."""
+    descriptor = descriptors[0] if descriptors else None
     if config.load.tensor_parallel_size == 1:
         runner = _runner(config, loaded, sizing, RowSplit(), descriptor)
         return InProcessExecutor(runner), runner
     ranks: Ranks | None = None
     try:
-        ranks = Ranks.start(RankStart(config, sizing.num_blocks, sizing.max_model_len))
-        runner = _runner(config, loaded, sizing, RowSplit(ranks.communicator))
+        ranks = Ranks.start(RankStart(config, sizing.num_blocks, sizing.max_model_len, descriptors))
+        runner = _runner(config, loaded, sizing, RowSplit(ranks.communicator), descriptor)
         ranks.communicator.barrier()
     except BaseException as error:
         if ranks is not None:
@@ -267,7 +270,8 @@ def run_rank(start: RankStart, communicator: Communicator) -> None:
     loaded = _prepare(start.config)
     sizing = KVSizing(start.num_blocks, start.max_model_len, start.num_blocks * loaded.layout.bytes_per_block, 0)
     _check_own_memory(start.config, loaded, sizing)
-    runner = _runner(start.config, loaded, sizing, RowSplit(communicator))
+    descriptor = start.kv_descriptors[communicator.rank] if start.kv_descriptors else None
+    runner = _runner(start.config, loaded, sizing, RowSplit(communicator), descriptor)
     communicator.barrier()
     follow(runner, communicator)
 
@@ -317,7 +321,7 @@ def _geometry(config: EngineConfig, loaded: _Loaded, runner: ModelRunner) -> KVG
     return KVGeometry(
         identity_facts(loaded.weights.path, loaded.config, config.load, loaded.weights.quantization),
         numerics_facts(loaded.operators.name, loaded.device.type, dtype, config.load),
-        layout_facts(loaded.layout, runner.kv_order),
+        layout_facts(loaded.layout, runner.kv_order, loaded.num_ranks),
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import mmap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from twostroke.engine.clock import monotonic_clock
@@ -33,20 +34,28 @@ class HandoverEnds:
     """The same of blocks on loan, and Engine.end_hold."""
 
 
-def descriptor_for(port: HandoverPort, num_bytes: int) -> int | None:
-    """Of memory for a KV cache that processes on this machine may map, where they are to.
+def descriptors_for(port: HandoverPort, num_ranks: int, num_bytes: int) -> tuple[int, ...]:
+    """Of memory for a KV cache that processes on this machine map, rank by rank, where any are to.
+
+    Other engines on this machine map what they fetch from; rank 0 maps that of all ranks, to lend and to fill it.
+
+    Args:
+        port: where the engine lends.
+        num_ranks: of the engine.
+        num_bytes: of each rank's cache.
 
     Raises:
         SetupError: the system has no such memory.
     """
-    if port.lends_at is None or not port.lends_at.is_local:
-        return None
+    if num_ranks == 1 and (port.lends_at is None or not port.lends_at.is_local):
+        return ()
     try:
-        return shared_descriptor(num_bytes)
+        return tuple(shared_descriptor(num_bytes) for _ in range(num_ranks))
     except (OSError, AttributeError) as error:  # not on Linux: no such call
+        alone = " and --tensor-parallel-size 1" if num_ranks > 1 else ""
         raise SetupError(
             f"no shared memory for a KV cache of {num_bytes:,} bytes ({error}). Hand KV over by TCP (--kv-transport "
-            "tcp), or serve with one process."
+            f"tcp){alone}, or serve with one process."
         ) from None
 
 
@@ -56,7 +65,7 @@ def open_ends(
     scheduler: Scheduler,
     journal: Journal,
     runner: ModelRunner,
-    descriptor: int | None,
+    descriptors: Sequence[int],
 ) -> tuple[KVLending | None, KVFetching | None, LenderFacts | None]:
     """The two ends of hand-overs, as far as an engine has them, and where it lends.
 
@@ -66,18 +75,22 @@ def open_ends(
         scheduler: of the engine.
         journal: of the engine.
         runner: what computes in its KV cache.
-        descriptor: of the cache's memory, where others may map it.
+        descriptors: of all ranks' caches, where they are mapped.
 
     Raises:
         SetupError: nobody can be served at its address.
     """
     kv = runner.kv
-    memory = KVMemory(kv.layout, kv.bytes_of_pool())
+    own = kv.bytes_of_pool()
+    memory = KVMemory(kv.layout, own, *(memoryview(mmap.mmap(other, len(own))) for other in descriptors[1:]))
     block_size, port = kv.layout.block_size, ends.port
     lending = fetching = where = None
     if port.lends_at is not None:
-        lender = KVLender(memory, descriptor, geometry, epoch=ends.epoch, clock=monotonic_clock, is_over=ends.is_over)
-        lending = KVLending(scheduler, lender, block_size)
+        mapped = descriptors if port.lends_at.is_local else ()
+        lender = KVLender(memory, mapped, geometry, epoch=ends.epoch, clock=monotonic_clock, is_over=ends.is_over)
+        lending = KVLending(
+            scheduler, lender, block_size, split_layers=memory.num_layers if memory.num_ranks > 1 else 0
+        )
         kv.layer_written = lending.layer_written
         try:
             where = LenderFacts(lender.listen(port.lends_at), ends.epoch)

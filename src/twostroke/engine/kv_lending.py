@@ -31,12 +31,15 @@ class KVLending:
         scheduler: of the engine.
         lender: serves the others.
         block_size: tokens in a block.
+        split_layers: layers of a model that several ranks compute; 0: one rank has all of it. What this rank has
+            written the others may be about to write; between two layers all ranks gather, so then it is there.
     """
 
-    def __init__(self, scheduler: Scheduler, lender: LendingSide, block_size: int) -> None:
+    def __init__(self, scheduler: Scheduler, lender: LendingSide, block_size: int, *, split_layers: int = 0) -> None:
         self._scheduler = scheduler
         self._lender = lender
         self._block_size = block_size
+        self._split_layers = split_layers
         self._loans: dict[str, _Loan] = {}
         self._in_step: list[int] = []
         """Leases whose blocks the step that runs fills."""
@@ -75,8 +78,14 @@ class KVLending:
 
     def layer_written(self, layer_id: int) -> None:
         """The step that runs has written the K and V of a layer; all that it is to be told of layers."""
-        if self._in_step:
-            self._lender.layer_ready(self._in_step, layer_id + 1)
+        num_there = layer_id if self._split_layers else layer_id + 1
+        if self._in_step and num_there:
+            self._lender.layer_ready(self._in_step, num_there)
+
+    def computed(self) -> None:
+        """The step is over, on all ranks: they have gathered what came behind the last layer."""
+        if self._in_step and self._split_layers:
+            self._lender.layer_ready(self._in_step, self._split_layers)
 
     def ended(self, request_id: str) -> None:
         """A request has, in whatever way; the scheduler knows already."""

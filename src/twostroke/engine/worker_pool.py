@@ -169,12 +169,14 @@ class WorkerPool:
         return PoolWorker(role, place, config_of, lambda name: self._port(role, name), self._hears, self._launcher)
 
     def _of_prefill(self) -> EngineConfig:
-        """What computes prompts: nobody drafts, and its blocks may have a size of their own."""
+        """What computes prompts: nobody drafts, and its blocks and ranks may be others."""
         config = replace(self._config, speculative_config=None)
-        block_size = self._pools.prefill_block_size
-        if block_size is None:
-            return config
-        return replace(config, cache=replace(config.cache, block_size=block_size))
+        block_size, num_ranks = self._pools.prefill_block_size, self._pools.prefill_tensor_parallel_size
+        if block_size is not None:
+            config = replace(config, cache=replace(config.cache, block_size=block_size))
+        if num_ranks is not None:
+            config = replace(config, load=replace(config.load, tensor_parallel_size=num_ranks))
+        return config
 
     def _port(self, role: Role, name: str) -> HandoverPort:
         """Each process has its own address, so nobody who comes back is taken for who was there before."""

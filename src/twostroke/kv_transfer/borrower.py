@@ -6,12 +6,12 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from twostroke.config.load import MAX_RANKS
 from twostroke.errors import EngineError
 from twostroke.kv_cache.holds import KVImport
-from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_transfer.address import connect
 from twostroke.kv_transfer.conversion import OrderOf
 from twostroke.kv_transfer.frames import (
@@ -31,7 +31,7 @@ from twostroke.kv_transfer.frames import (
     receive,
 )
 from twostroke.kv_transfer.geometry import KVGeometry
-from twostroke.kv_transfer.intake import intake
+from twostroke.kv_transfer.intake import Lent, intake
 from twostroke.kv_transfer.memory import KVMemory, SharedMapping
 from twostroke.kv_transfer.transport import Fetched, KVSource
 
@@ -98,14 +98,15 @@ class _Mappings:
         self._lock = threading.Lock()
         self._known: dict[int, SharedMapping] = {}
 
-    def get(self, epoch: int, descriptor: int, num_bytes: int) -> SharedMapping:
-        """The mapping of a process; the descriptor is closed."""
+    def get(self, epoch: int, descriptors: Sequence[int], num_bytes: int) -> SharedMapping:
+        """The mapping of a process; the descriptors are closed."""
         with self._lock:
             mapping = self._known.pop(epoch, None)
             if mapping is None:
-                mapping = SharedMapping(descriptor, num_bytes)
+                mapping = SharedMapping(descriptors, num_bytes)
             else:
-                os.close(descriptor)
+                for descriptor in descriptors:
+                    os.close(descriptor)
             self._known[epoch] = mapping
             while len(self._known) > self._MOST:  # whoever still reads one keeps it alive
                 del self._known[next(iter(self._known))]
@@ -175,13 +176,12 @@ class _Fetching:
 
     def _fetch(self, connection: socket.socket, source: KVSource, into: KVImport, digest: bytes) -> str:
         """All of it; returns how the lender's numerics differ."""
-        layout = self._memory.layout
-        their_layout = replace(layout, block_size=source.block_size or layout.block_size)
-        question = self._question(source, into, their_layout.block_size)
+        their_size = source.block_size or self._memory.layout.block_size
+        question = self._question(source, into, their_size)
         num_blocks = question.num_blocks
         connection.sendall(framed(question))
-        terms, theirs = self._receive_terms(connection, source, their_layout)
-        way_in = intake(self._memory, their_layout, into, question.first_entries, self._order, connection, theirs)
+        terms, lent = self._receive_terms(connection, source, their_size)
+        way_in = intake(self._memory, lent, into, question.first_entries, self._order, connection)
         due = _Due(num_blocks, self._memory.num_layers)
         while True:
             match receive(connection, FROM_LENDER):
@@ -228,25 +228,28 @@ class _Fetching:
             self._allows_drift,
         )
 
-    def _receive_terms(
-        self, connection: socket.socket, source: KVSource, their_layout: KVLayout
-    ) -> tuple[Terms, KVMemory | None]:
-        """The answer, and the lender's memory where it comes with it."""
+    def _receive_terms(self, connection: socket.socket, source: KVSource, their_size: int) -> tuple[Terms, Lent]:
+        """The answer, and the lender's blocks: their memory, too, where it comes with it."""
         head, descriptors = b"", list[int]()
         if source.address.is_local:
-            head, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+            head, descriptors, _, _ = socket.recv_fds(connection, 1, MAX_RANKS)
             if not head:
                 raise TransferBroken("the other side has closed the connection.")
         with contextlib.ExitStack() as unused:
             for descriptor in descriptors:
                 unused.callback(os.close, descriptor)
-            terms = self._agreed(receive(connection, FROM_LENDER, head), their_layout.block_size)
+            terms = self._agreed(receive(connection, FROM_LENDER, head), their_size)
+            num_ranks = terms.geometry.num_ranks
+            num_kv_heads = self._memory.layout.num_kv_heads * self._memory.num_ranks // num_ranks
+            layout = replace(self._memory.layout, block_size=their_size, num_kv_heads=num_kv_heads)
             if not descriptors:
-                return terms, None
+                return terms, Lent(layout, num_ranks, None)
+            if len(descriptors) != num_ranks:
+                raise TransferBroken(f"memory of {len(descriptors)} ranks; it has {num_ranks}.")
             unused.pop_all()  # from here on the mapping's
             try:
-                mapping = self._mappings.get(source.epoch, descriptors[0], terms.num_bytes_shared)
-                return terms, mapping.memory(their_layout)
+                mapping = self._mappings.get(source.epoch, descriptors, terms.num_bytes_shared)
+                return terms, Lent(layout, num_ranks, mapping.memory(layout))
             except ValueError as error:
                 raise TransferBroken(f"its memory of {terms.num_bytes_shared:,} bytes is none: {error}") from None
 

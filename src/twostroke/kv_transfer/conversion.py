@@ -1,4 +1,4 @@
-"""Blocks of one size filled from blocks of another: the same tokens, each where the other size has it.
+"""Blocks of one shape filled from blocks of another: the same tokens of the same heads, each where they belong.
 
 Both sizes are multiples of the smaller one, the step; so is where a token range begins and ends, and a move is a step's
 tokens of some layers and heads from one block to another:
@@ -9,10 +9,13 @@ theirs, 16 tokens    | 0 .. 15 | 16 .. 31 | 32 .. 47 | 48 .. 63 |
 ours, 32 tokens      | 0 ......... 31     | 32 ........ 63      |      of a tile whose lanes are more tokens than a
                                                                        step, a step is some lanes of each unit
 ```
+
+Where one side has more ranks, each of them has fewer heads: a move is between two ranks that have heads in common.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -27,7 +30,7 @@ _Bytes = NDArray[np.uint8]
 
 
 class Conversion:
-    """From one pool's blocks to another's, of the same groups, heads and format.
+    """From one pool's blocks to another's, of the same groups and format, and in all ranks the same heads.
 
     Args:
         ours: the pool that is filled.
@@ -41,23 +44,36 @@ class Conversion:
         self._step = min(self._our_size, self._their_size)
         assert max(self._our_size, self._their_size) % self._step == 0, (self._our_size, self._their_size)
         mine, others = order(self._our_size), order(self._their_size)
-        kinds = ((mine.keys, others.keys), (mine.values, others.values))
         self._parts = [
-            pair
-            for kind, (sections, their_sections) in enumerate(kinds)
-            for pair in zip(self._cut(ours, kind, sections), self._cut(theirs, kind, their_sections), strict=True)
+            part
+            for rank, their_rank in itertools.product(range(ours.num_ranks), range(theirs.num_ranks))
+            for kind, (sections, their_sections) in enumerate(((mine.keys, others.keys), (mine.values, others.values)))
+            for part in zip(
+                self._cut(ours, rank, kind, sections, theirs.layout.num_kv_heads, their_rank),
+                self._cut(theirs, their_rank, kind, their_sections, ours.layout.num_kv_heads, rank),
+                strict=True,
+            )
+            if part[0].size
         ]
         for of_ours, of_theirs in self._parts:
             assert of_ours.shape[4:] == of_theirs.shape[4:], (of_ours.shape, of_theirs.shape)
 
-    def _cut(self, memory: KVMemory, kind: int, sections: Sequence[Section]) -> list[_Bytes]:
-        """Each section of the K, or the V, of a pool, by steps."""
+    def _cut(
+        self, memory: KVMemory, rank: int, kind: int, sections: Sequence[Section], num_heads_there: int, there: int
+    ) -> list[_Bytes]:
+        """Each section of the K, or the V, by steps, of those heads of a rank that rank `there` has, too."""
+        layout = memory.layout
+        first, theirs = rank * layout.num_kv_heads, there * num_heads_there
+        shared = slice(
+            max(first, theirs) - first, max(0, min(first + layout.num_kv_heads, theirs + num_heads_there) - first)
+        )
+        heads = memory.heads(rank)[:, :, :, shared]
         found: list[_Bytes] = []
-        at, block_size = 0, memory.layout.block_size
+        at = 0
         for section in sections:
-            found.append(_steps(memory.heads, kind, at, section, block_size, self._step))
-            at += block_size * section.bytes_per_token
-        assert at == memory.layout.bytes_per_head, (at, memory.layout)
+            found.append(_steps(heads, kind, at, section, layout.block_size, self._step))
+            at += layout.block_size * section.bytes_per_token
+        assert at == layout.bytes_per_head, (at, layout)
         return found
 
     def copy(

@@ -9,6 +9,7 @@ import msgspec
 from twostroke.kv_cache.layout import KVLayout
 
 _BLOCK_SIZE = "block_size"
+_RANKS = "ranks"
 
 
 class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
@@ -19,13 +20,18 @@ class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
     numerics: dict[str, str]
     """By what it is computed: kernels, their version, device. Where it differs, so may the last bits."""
     layout: dict[str, str]
-    """How the bytes lie in a block. Only its tokens may be others: then they are taken apart (conversion.py)."""
+    """How the bytes lie in a block. Its tokens and its share of the heads may be others: then blocks are taken apart
+    (conversion.py)."""
 
     @property
     def block_size(self) -> int:
         """Tokens of a block; 0: it does not say."""
-        said = self.layout.get(_BLOCK_SIZE, "")
-        return int(said) if said.isdecimal() else 0
+        return _number(self.layout.get(_BLOCK_SIZE, ""))
+
+    @property
+    def num_ranks(self) -> int:
+        """Among whom the KV heads are dealt; 0: it does not say."""
+        return _number(self.layout.get(_RANKS, ""))
 
     def refusal(self, other: KVGeometry, *, allows_drift: bool) -> str:
         """Why nothing may go from `other` to this side, both sides named; empty: it may.
@@ -44,9 +50,9 @@ class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
             ("models", self.identity, other.identity, "Give both pools the same model with the same settings."),
             (
                 "block layouts",
-                _without_size(self.layout) if fits else self.layout,
-                _without_size(other.layout) if fits else other.layout,
-                "Give both pools the same KV dtype and kernels; block sizes may differ where one divides the other.",
+                _as_far_as_it_must_agree(self.layout) if fits else self.layout,
+                _as_far_as_it_must_agree(other.layout) if fits else other.layout,
+                "Give both pools the same KV dtype and kernels, and block sizes of which one divides the other.",
             ),
             (
                 "numerics",
@@ -74,8 +80,12 @@ def _sizes_fit(here: int, there: int) -> bool:
     return min(here, there) > 0 and max(here, there) % min(here, there) == 0
 
 
-def _without_size(layout: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in layout.items() if name != _BLOCK_SIZE}
+def _number(said: str) -> int:
+    return int(said) if said.isdecimal() else 0
+
+
+def _as_far_as_it_must_agree(layout: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in layout.items() if name not in (_BLOCK_SIZE, _RANKS)}
 
 
 def differences(here: Mapping[str, str], there: Mapping[str, str]) -> str:
@@ -90,16 +100,18 @@ def differences(here: Mapping[str, str], there: Mapping[str, str]) -> str:
     )
 
 
-def layout_facts(layout: KVLayout, kv_order: str) -> dict[str, str]:
+def layout_facts(layout: KVLayout, kv_order: str, num_ranks: int = 1) -> dict[str, str]:
     """What bytes of blocks depend on.
 
     Args:
-        layout: of the KV cache.
+        layout: of the KV cache, as each rank has it.
         kv_order: the backend's order inside a head's run.
+        num_ranks: among whom the KV heads are dealt.
     """
     return {
         _BLOCK_SIZE: str(layout.block_size),
-        "KV heads": f"{layout.num_kv_heads} of {layout.head_dim}",
+        _RANKS: str(num_ranks),
+        "KV heads": f"{layout.num_kv_heads * num_ranks} of {layout.head_dim}",
         "KV dtype": layout.kv_format,
         "order in a block": kv_order,
         "layers": " ".join(f"{group.layer_ids}:{group.window}" for group in layout.groups),

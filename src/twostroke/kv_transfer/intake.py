@@ -1,7 +1,7 @@
 """How what a lender has ready gets into a borrower's blocks: read or received, and as it is or taken apart.
 
 ```
-                       blocks alike                          blocks of another size
+                       blocks alike                          of another size, or among other ranks
 memory is shared       copied                                taken apart where they lie
 bytes are sent         received where they belong            received beside, some at once, and taken apart
 ```
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from twostroke.kv_cache.holds import KVImport
@@ -21,6 +22,17 @@ from twostroke.kv_transfer.memory import KVMemory
 
 _STAGED_BYTES = 4 << 20
 """Of sent blocks that are taken apart, so many bytes at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """The lender's blocks, as far as the borrower knows them."""
+
+    layout: KVLayout
+    """As each of its ranks has it."""
+    num_ranks: int
+    memory: KVMemory | None
+    """All of them, where it is shared; else their bytes are sent."""
 
 
 class Intake(Protocol):
@@ -38,29 +50,31 @@ class Intake(Protocol):
 
 def intake(
     ours: KVMemory,
-    their_layout: KVLayout,
+    lent: Lent,
     into: KVImport,
     first_entries: Sequence[int],
     order: OrderOf,
     connection: socket.socket,
-    theirs: KVMemory | None,
 ) -> Intake:
     """For one prefix.
 
     Args:
         ours: the borrower's blocks.
-        their_layout: of the lender's.
+        lent: those of the lender.
         into: those that are to be filled.
         first_entries: per KV group, the lender's first entry that was asked for.
         order: where tokens are in a block of either.
-        connection: where bytes come from.
-        theirs: the lender's blocks, where its memory is shared.
+        connection: where bytes come from, where they are sent.
     """
-    if theirs is not None:
-        return _Copied(ours, theirs, into) if their_layout == ours.layout else _TakenApart(ours, theirs, into, order)
-    if their_layout == ours.layout:
+    is_alike = (lent.layout, lent.num_ranks) == (ours.layout, ours.num_ranks)
+    if lent.memory is not None:
+        return _Copied(ours, lent.memory, into) if is_alike else _TakenApart(ours, lent.memory, into, order)
+    if is_alike:
         return _Received(ours, into, connection)
-    return _ReceivedBeside(ours, their_layout, into, first_entries, order, connection)
+    bytes_per_block = lent.layout.bytes_per_block
+    num_staged = max(1, _STAGED_BYTES // (lent.num_ranks * bytes_per_block))
+    staged = (memoryview(bytearray(num_staged * bytes_per_block)) for _ in range(lent.num_ranks))
+    return _ReceivedBeside(ours, KVMemory(lent.layout, *staged), into, first_entries, order, connection)
 
 
 class _Copied:
@@ -99,24 +113,22 @@ class _ReceivedBeside:
     def __init__(
         self,
         ours: KVMemory,
-        their_layout: KVLayout,
+        staged: KVMemory,
         into: KVImport,
         first_entries: Sequence[int],
         order: OrderOf,
         connection: socket.socket,
     ) -> None:
-        self._into, self._first_entries, self._connection = into, first_entries, connection
-        self._num_staged = max(1, _STAGED_BYTES // their_layout.bytes_per_block)
-        self._staged = KVMemory(their_layout, memoryview(bytearray(self._num_staged * their_layout.bytes_per_block)))
-        self._conversion = Conversion(ours, self._staged, order)
+        self._staged, self._into, self._first_entries, self._connection = staged, into, first_entries, connection
+        self._conversion = Conversion(ours, staged, order)
 
     def take(self, ready: Ready) -> int:
         """Whole blocks of the lender's come, also where only some tokens of the first are missing here."""
         layers, num_bytes = range(ready.first_layer, ready.end_layer), 0
-        num_groups = len(self._first_entries)
+        num_groups, num_staged = len(self._first_entries), self._staged.num_blocks
         for group_id, first in enumerate(self._first_entries):
-            for begin in range(max(first, ready.first), ready.end, self._num_staged):
-                num_blocks = min(self._num_staged, ready.end - begin)
+            for begin in range(max(first, ready.first), ready.end, num_staged):
+                num_blocks = min(num_staged, ready.end - begin)
                 staged = [range(num_blocks if group_id == other else 0) for other in range(num_groups)]
                 places = self._staged.pieces(staged, layers, [0] * num_groups)
                 receive_pieces(self._connection, places)

@@ -40,46 +40,52 @@ def offsets(sections: tuple[Section, ...], block_size: int, token: int) -> list[
 
 
 class Filled:
-    """A pool of random bytes, and tables of a prefix in it."""
+    """A pool of random bytes, of one rank or several, and tables of a prefix in it."""
 
-    def __init__(self, layout: KVLayout, num_tokens: int, rng: np.random.Generator) -> None:
+    def __init__(self, layout: KVLayout, num_tokens: int, rng: np.random.Generator, num_ranks: int = 1) -> None:
         self.layout = layout
         num_entries = num_tokens // layout.block_size
         num_blocks = num_entries * len(layout.groups) + 2
-        self.bytes = rng.integers(0, 256, (num_blocks, layout.bytes_per_block), np.uint8)
+        self.bytes = rng.integers(0, 256, (num_ranks, num_blocks, layout.bytes_per_block), np.uint8)
         ids = rng.permutation(num_blocks)[: num_entries * len(layout.groups)]
         self.rows = [[int(block_id) for block_id in row] for row in ids.reshape(len(layout.groups), num_entries)]
-        self.memory = KVMemory(layout, memoryview(self.bytes).cast("B"))
+        self.memory = KVMemory(layout, *(memoryview(of_rank).cast("B") for of_rank in self.bytes))
 
     def token(
         self, order: HeadOrder, group: int, layer: int, kind: int, head: int, position: int
-    ) -> tuple[int, list[int]]:
-        """Its block, and where in that its bytes are."""
+    ) -> tuple[int, int, list[int]]:
+        """Its rank and block, and where in that its bytes are."""
         layout = self.layout
+        rank, head = divmod(head, layout.num_kv_heads)
         entry, token = divmod(position, layout.block_size)
         run = ((layer * 2 + kind) * layout.num_kv_heads + head) * layout.bytes_per_head
         sections = order.values if kind else order.keys
-        return self.rows[group][entry], [run + at for at in offsets(sections, layout.block_size, token)]
+        return rank, self.rows[group][entry], [run + at for at in offsets(sections, layout.block_size, token)]
 
 
 @given(data=st.data(), seed=st.integers(0, 99), order_name=st.sampled_from(["plain", "native"]), kv_format=FORMATS)
 def test_every_token_arrives_where_it_belongs(
     data: st.DataObject, seed: int, order_name: str, kv_format: KVFormat
 ) -> None:
-    """Random sizes, tables, layers, heads and beginnings, against the definition."""
+    """Random sizes, ranks, tables, layers and beginnings, against the definition."""
     our_size, their_size = data.draw(SIZES), data.draw(SIZES)
     windows = data.draw(st.sampled_from([[None], [None, None, None], [None, 8, 8, None]]))
-    num_heads, head_dim = data.draw(st.sampled_from([1, 2])), data.draw(st.sampled_from([2, 16]))
+    num_heads, head_dim = 4, data.draw(st.sampled_from([2, 16]))
+    our_ranks, their_ranks = data.draw(st.sampled_from([1, 2, 4])), data.draw(st.sampled_from([1, 2, 4]))
     rng = np.random.default_rng(seed)
     num_tokens = max(our_size, their_size) * data.draw(st.integers(1, 3))
 
-    def filled(block_size: int) -> Filled:
+    def filled(block_size: int, num_ranks: int) -> Filled:
         layout = KVLayout.of(
-            windows, block_size=block_size, num_kv_heads=num_heads, head_dim=head_dim, kv_format=kv_format
+            windows,
+            block_size=block_size,
+            num_kv_heads=num_heads // num_ranks,
+            head_dim=head_dim,
+            kv_format=kv_format,
         )
-        return Filled(layout, num_tokens, rng)
+        return Filled(layout, num_tokens, rng, num_ranks)
 
-    ours, theirs = filled(our_size), filled(their_size)
+    ours, theirs = filled(our_size, our_ranks), filled(their_size, their_ranks)
     ours.bytes[:] = UNTOUCHED
     order = order_of(order_name, kv_format, head_dim)
     missing = [data.draw(st.integers(0, num_tokens // our_size)) for _ in ours.rows]
@@ -92,9 +98,9 @@ def test_every_token_arrives_where_it_belongs(
             for position in range(max(first * their_size, missing[group_id] * our_size), end * their_size):
                 for kind, head in np.ndindex(2, num_heads):
                     if layer_id in layers:
-                        where, at = ours.token(order(our_size), group_id, in_block, kind, head, position)
-                        whence, from_ = theirs.token(order(their_size), group_id, in_block, kind, head, position)
-                        expected[where, at] = theirs.bytes[whence, from_]
+                        *where, at = ours.token(order(our_size), group_id, in_block, kind, head, position)
+                        *whence, from_ = theirs.token(order(their_size), group_id, in_block, kind, head, position)
+                        expected[*where, at] = theirs.bytes[*whence, from_]
                         num_bytes += len(at)
     conversion = Conversion(ours.memory, theirs.memory, order)
     their_rows = [row[first:end] for row in theirs.rows]
@@ -123,7 +129,7 @@ def test_the_numbers_are_those_that_were_stored(kv_format: KVFormat, sizes: tupl
 
         def numbers(pool: Filled, values: bool = bool(kind)) -> torch.Tensor:
             """[layers, heads, tokens, head_dim]."""
-            heads = torch.from_numpy(pool.memory.heads[pool.rows[0]][:, :, int(values)].copy())
+            heads = torch.from_numpy(pool.memory.heads(0)[pool.rows[0]][:, :, int(values)].copy())
             found = read_heads(heads.flatten(0, 2), kv_format, head_dim, values=values)
             shape = (*heads.shape[:3], pool.layout.block_size, head_dim)
             return found.view(shape).permute(1, 2, 0, 3, 4).reshape(2, 2, num_tokens, head_dim)

@@ -86,7 +86,7 @@ class _Lender:
         epoch = secrets.randbits(63)
         self._lender = KVLender(
             KVMemory(LAYOUT, pool),
-            descriptor,
+            [descriptor],
             _GEOMETRY,
             epoch=epoch,
             clock=time.monotonic,
