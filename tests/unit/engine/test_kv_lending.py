@@ -17,22 +17,20 @@ def arrival(num_tokens: int, **more: int) -> Generation:
     return Generation(GenerationRequest(new, 0.0, 1, lend_as=7, **more), 4, hashes_blocks=True)
 
 
-def test_one_rank_has_a_layer_when_it_is_written_and_several_when_the_next_is() -> None:
-    told: dict[int, list[object]] = {}
-    for split_layers in (0, 3):
-        lender = Mock()
-        scheduler = Mock(block_tables=lambda _: ((0, 1),))
-        lending = KVLending(scheduler, lender, 4, split_layers=split_layers)
-        lending.arrived(arrival(8))
-        share = Mock(request_id="r", num_computed_tokens=0, num_scheduled_tokens=8)
-        lending.decided(Mock(preempted_request_ids=(), admitted=(), requests=(share,)))
-        for layer_id in range(3):
-            lending.layer_written(layer_id)
-        lending.computed()
-        told[split_layers] = lender.layer_ready.mock_calls
-    assert told[0] == [call([7], 1), call([7], 2), call([7], 3)]
-    assert told[3] == [call([7], 1), call([7], 2), call([7], 3)]
-    assert len(told) == 2
+@pytest.mark.parametrize(("split_layers", "behind"), [(0, [1, 2, 3]), (3, [None, 1, 2])])
+def test_of_several_ranks_a_layer_is_there_when_the_next_is_written(
+    split_layers: int, behind: list[int | None]
+) -> None:
+    lender = Mock()
+    lending = KVLending(Mock(**{"block_tables.return_value": ((0, 1),)}), lender, 4, split_layers=split_layers)
+    lending.arrived(arrival(8))
+    share = Mock(request_id="r", num_computed_tokens=0, num_scheduled_tokens=8)
+    lending.decided(Mock(preempted_request_ids=(), admitted=(), requests=(share,)))
+    for layer_id, num_there in enumerate(behind):
+        lending.layer_written(layer_id)
+        assert lender.layer_ready.call_args == (None if num_there is None else call([7], num_there))
+    lending.computed()
+    assert lender.layer_ready.call_args == call([7], 3)
 
 
 @pytest.mark.parametrize(("their_size", "num_blocks"), [(0, 5), (2, 5), (4, 5), (8, 4), (16, 4), (32, 0)])
