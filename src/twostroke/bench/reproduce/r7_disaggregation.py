@@ -135,7 +135,7 @@ async def _measure(
                     placer=LeastBusy() if set_up.hands_over else None,
                     prefix=prefix,
                 ) as engine:
-                    seed = options.seed + 100 * round_
+                    seed, of_last = options.seed + 100 * round_, 0.0
                     await answer_all(engine, _load(vocab_size, 4.0, 0.25 * capacity, seed=seed + 7))
                     for i, share in enumerate(SHARES):  # new prompts for each: nothing of them is cached
                         answers = await answer_all(
