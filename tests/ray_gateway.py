@@ -2,12 +2,15 @@
 
     python ray_gateway.py '{"cluster": "HOST:PORT", "pools": {...}, "strikes": ["kill", "scale:decode:3"]}'
 
+`engine_config` may name settings of each engine.
+
 Prints, as its last line, what became of them in JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -27,7 +30,7 @@ from twostroke.events import Event, KVImportEnded
 from twostroke.packed_events import PackedEvent
 from twostroke.pools.member import Role
 
-CONFIG = EngineConfig.from_keywords(model="embedded", threads=1, num_kv_blocks=2000)
+PLAIN: dict[str, Any] = {"model": "embedded", "threads": 1, "num_kv_blocks": 2000}
 NUM_REQUESTS = 12
 PATIENCE_S = 60.0
 
@@ -48,12 +51,15 @@ class _Seen:
         self.begun.add(name)
 
 
-async def main(cluster: str, pools: dict[str, Any], strikes: list[str]) -> dict[str, Any]:
+async def main(
+    cluster: str, pools: dict[str, Any], strikes: list[str], engine_config: dict[str, Any]
+) -> dict[str, Any]:
     seen = _Seen()
     causes: list[str] = []
     sizes = {Role.PREFILL: pools.get("prefill", 0), Role.DECODE: pools["decode"]}
     config = PoolConfig(**pools, cluster=cluster)
-    engine = PooledEngine(CONFIG, config, listeners=(seen,), placer=LeastBusy(), on_trouble=causes.append)
+    of_engine = EngineConfig.from_keywords(**{**PLAIN, **engine_config})
+    engine = PooledEngine(of_engine, config, listeners=(seen,), placer=LeastBusy(), on_trouble=causes.append)
     await engine.start()
     rounds: list[Any] = []
     nodes = [_nodes(engine)]
@@ -111,8 +117,21 @@ def _strike(strike: str, pid: int) -> None:
             os.kill(pid, signal.SIGSTOP)
         case "actor", _, _:
             os.kill(_parent(pid), signal.SIGKILL)
+        case "rank", _, _:
+            os.kill(_rank_elsewhere(pid), signal.SIGKILL)
         case _, _, namespace:
             kill_all(namespace)
+
+
+def _rank_elsewhere(first: int) -> int:
+    """Of the ranks above 0, the one on another node than the first."""
+    here = _namespace(first)
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (folder / "cmdline").read_bytes()
+            if b"twostroke.engine.ranks" in command and _namespace(int(folder.name)) != here:
+                return int(folder.name)
+    raise AssertionError("no rank runs on another node than the first")
 
 
 def _parent(pid: int) -> int:

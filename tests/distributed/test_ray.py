@@ -49,9 +49,11 @@ def undisturbed() -> Drill:
     return asyncio.run(run(CONFIG, PoolConfig(decode=1), prompts(12)))
 
 
-def streams(cluster: Cluster, *strikes: str, **pools: Any) -> dict[str, Any]:
+def streams(
+    cluster: Cluster, *strikes: str, engine_config: dict[str, Any] | None = None, **pools: Any
+) -> dict[str, Any]:
     """What became of them: see ray_gateway."""
-    told = {"cluster": cluster.address, "pools": pools, "strikes": strikes}
+    told = {"cluster": cluster.address, "pools": pools, "strikes": strikes, "engine_config": engine_config or {}}
     ended = cluster.run(sys.executable, str(GATEWAY), json.dumps(told))
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout.splitlines()[-1])
@@ -96,6 +98,15 @@ def test_kv_goes_from_node_to_node(two_nodes: Cluster, undisturbed: Drill) -> No
     assert found["clock_gap_s"] < CLOCK_AHEAD_S / 2
 
 
+def test_ranks_on_two_nodes_compute_what_one_process_does(two_nodes: Cluster, undisturbed: Drill) -> None:
+    """No node has CPUs for both; one is killed in the middle of its streams, and the pair comes back."""
+    ranks = {"threads": CPUS // 2 + 1, "tensor_parallel_size": 2}
+    found = streams(two_nodes, "rank", "kill", engine_config=ranks, decode=1)
+    check_streams(found, undisturbed)
+    assert found["num_resumed"] > 0
+    assert len(found["causes"]) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
@@ -104,6 +115,14 @@ def test_kv_goes_from_node_to_node(two_nodes: Cluster, undisturbed: Drill) -> No
             "--decode 60 asks for 60 x 2 CPUs; the cluster at {address} has room for",
         ),
         (("--prefill", "5", "--decode", "6"), "--prefill 5 and --decode 6 asks for 11 x 1 CPU"),
+        (
+            ("--decode", "2", "--threads", "3", "--tensor-parallel-size", "2"),
+            "--decode 2 asks for 2 x 3 CPUs on each of 2 nodes; the cluster at {address} has room for",
+        ),
+        (
+            ("--decode", "1", "--prefill", "1", "--threads", "3", "--tensor-parallel-size", "2"),
+            "--prefill 1 with ranks on several nodes",
+        ),
         (("--decode", "10", "--cluster-roles"), "--decode 10 asks for 10 x 1 CPU and one 'decode'"),
     ],
 )

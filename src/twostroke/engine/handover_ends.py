@@ -40,14 +40,16 @@ def descriptors_for(port: HandoverPort, num_ranks: int, num_bytes: int) -> tuple
     Other engines on this machine map what they fetch from; rank 0 maps that of all ranks, to lend and to fill it.
 
     Args:
-        port: where the engine lends.
+        port: where the engine lends, and whether it fetches; one that does neither may have ranks on other hosts.
         num_ranks: of the engine.
         num_bytes: of each rank's cache.
 
     Raises:
         SetupError: the system has no such memory.
     """
-    if num_ranks == 1 and (port.lends_at is None or not port.lends_at.is_local):
+    hands_over = port.lends_at is not None or port.fetches
+    is_mapped_elsewhere = port.lends_at is not None and port.lends_at.is_local
+    if not hands_over or (num_ranks == 1 and not is_mapped_elsewhere):
         return ()
     try:
         return tuple(shared_descriptor(num_bytes) for _ in range(num_ranks))

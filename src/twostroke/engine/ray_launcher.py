@@ -8,6 +8,9 @@
                                                      ║ KV, by TCP
                                                      ╚══► those on other nodes
 
+Ranks of tensor parallelism are started by their engine where one node has processors for all of them. Where none has,
+each gets a node and an actor of its own, in a placement group; they meet at the first one's address.
+
 Ray finds a node and tells early when something there has died. No token and no KV goes through it, and nobody waits
 for it to notice a death: connections that break and heartbeats that stay away say the same (decision 024).
 """
@@ -20,10 +23,11 @@ import importlib.metadata
 import logging
 import re
 import socket
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,7 +37,7 @@ import zmq
 
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
-from twostroke.engine.child import LocalChild
+from twostroke.engine.child import LocalChild, ending_words
 from twostroke.engine.engine_process import COMMAND, EngineProcess
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.messages import Ready, Start
@@ -68,6 +72,44 @@ class _Seated:
     ports: tuple[int, int]
     pid: int
     engine_key: bytes
+    free_port: int
+    """Of this node; somebody else may take it, then the process does not start and is asked for again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What a process asks of the nodes."""
+
+    num_ranks: int
+    cpus_each: int
+    role: str | None
+    """The custom resource of which each rank asks for one."""
+    is_spread: bool
+    """No node has processors for all ranks: each gets one of its own."""
+
+    @property
+    def resources(self) -> list[dict[str, float]]:
+        """Of each actor."""
+        num_actors = self.num_ranks if self.is_spread else 1
+        of_role = {} if self.role is None else {self.role: 1.0}
+        return [{"CPU": float(self.cpus_each * self.num_ranks // num_actors), **of_role}] * num_actors
+
+    def __str__(self) -> str:
+        cpus = int(self.resources[0]["CPU"])
+        words = f"{cpus} CPU" + ("s" if cpus > 1 else "")
+        words += "" if self.role is None else f" and one {self.role!r}"
+        return f"{words} on each of {self.num_ranks} nodes" if self.is_spread else words
+
+    def num_places(self, nodes: Sequence[Mapping[str, float]]) -> int:
+        """How many such processes the nodes hold, were they empty."""
+        (wanted, *others) = self.resources
+        fits = [int(min(node.get(name, 0) // number for name, number in wanted.items())) for node in nodes]
+        if not others:
+            return sum(fits)
+        number = 0  # each node has one rank of a process at most
+        while sum(min(number + 1, of_node) for of_node in fits) >= (number + 1) * self.num_ranks:
+            number += 1
+        return number
 
 
 class _Seat:
@@ -89,7 +131,21 @@ class _Seat:
         ports = listeners[0].getsockname()[1], listeners[1].getsockname()[1]
         for listener in listeners:
             listener.close()  # they are the child's now: when it has ended, nobody can connect
-        return _Seated(__version__, host, ports, self._child.pid, engine_key)
+        with socket.create_server((host, 0)) as probe:
+            free_port = probe.getsockname()[1]
+        return _Seated(__version__, host, ports, self._child.pid, engine_key, free_port)
+
+    async def follow(self, rank: int, size: int, address: str) -> str:
+        """Runs a rank above 0, and says how that has ended. It ends when rank 0 does, too."""
+        command = (sys.executable, "-m", "twostroke.engine.ranks", str(rank), str(size), address)
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True
+        )
+        try:
+            return ending_words(await process.wait())
+        finally:
+            if process.returncode is None:
+                process.kill()
 
     async def clock(self) -> float:
         """This machine's."""
@@ -123,6 +179,10 @@ class RayLauncher:
         self._address: str = pools.cluster
         self._pools = pools
         self._num_cpus = config.load.threads or 1
+        size = config.load.tensor_parallel_size
+        self._num_ranks = {Role.DECODE: size, Role.PREFILL: pools.prefill_tensor_parallel_size or size}
+        self._most_cpus = 0.0
+        """Of any node."""
 
     async def open(self) -> None:
         """Connects, and looks whether there is room.
@@ -134,7 +194,9 @@ class RayLauncher:
             await asyncio.to_thread(_reach, self._address)
         await _in_time(lambda: _connect(self._address), CONNECT_TIMEOUT_S, f"--cluster {self._address}")
         try:
-            self._check_room(await asyncio.to_thread(_nodes))
+            nodes = await asyncio.to_thread(_nodes)
+            self._most_cpus = max((node.get("CPU", 0.0) for node in nodes), default=0.0)
+            self._check_room(nodes)
         except BaseException:
             await self.close()
             raise
@@ -142,16 +204,18 @@ class RayLauncher:
     async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
         """See Launcher."""
         public_key, secret_key = zmq.curve_keypair()
-        actor = await asyncio.to_thread(self._new_seat, name, role)
+        wish = self._wish(role)
+        seats = await asyncio.to_thread(_Seats.asked_for, name, wish)
+        actor = seats.actors[0]
         try:
             seated = await asyncio.wait_for(_result(actor.begin.remote(public_key)), PLACE_TIMEOUT_S)
             _check_same_version(seated)
             ahead_s = await _clock_ahead_s(actor)
         except BaseException as error:
-            await asyncio.to_thread(_discard, actor)
+            await asyncio.to_thread(seats.discard)
             if isinstance(error, TimeoutError):
                 raise SetupError(
-                    f"the cluster at {self._address} has found no place for {name} ({self._asked(role)}) in "
+                    f"the cluster at {self._address} has found no place for {name} ({wish}) in "
                     f"{PLACE_TIMEOUT_S:g} s. End something there, or add a node."
                 ) from None
             if isinstance(error, Exception) and not isinstance(error, SetupError):
@@ -159,9 +223,13 @@ class RayLauncher:
             raise
         if port.lends_at is not None:
             port = msgspec.structs.replace(port, lends_at=Address(host=seated.host))
-        config = replace(config, load=replace(config.load, threads=self._num_cpus))
+        load = replace(config.load, threads=self._num_cpus)
+        if wish.is_spread:
+            load = replace(load, tensor_parallel_address=f"{seated.host}:{seated.free_port}")
+            port = msgspec.structs.replace(port, fetches=False)  # ranks of several hosts hand nothing over
+        config = replace(config, load=load)
         wires = NetworkWires(seated.host, seated.ports, seated.engine_key, public_key, secret_key)
-        process = EngineProcess(_SeatedChild(actor, seated), wires, last_words_s=0.0)
+        process = EngineProcess(_SeatedChild(seats, seated, load.tensor_parallel_address), wires, last_words_s=0.0)
         process.send(Start(config, port, ahead_s))
         return process
 
@@ -174,22 +242,11 @@ class RayLauncher:
 
         await asyncio.to_thread(ray.shutdown)
 
-    def _new_seat(self, name: str, role: Role) -> Any:
-        import ray
-
-        options: dict[str, Any] = {
-            "name": f"twostroke-{name}",
-            "num_cpus": self._num_cpus,
-            "max_restarts": 0,  # whoever asked for it asks again, and knows when
-            "scheduling_strategy": "SPREAD",
-        }
-        if self._pools.cluster_roles:
-            options["resources"] = {role.value: 1}
-        return ray.remote(**options)(_Seat).remote()
-
-    def _asked(self, role: Role) -> str:
-        cpus = f"{self._num_cpus} CPU" + ("s" if self._num_cpus > 1 else "")
-        return f"{cpus} and one {role.value!r}" if self._pools.cluster_roles else cpus
+    def _wish(self, role: Role) -> _Wish:
+        """What a process of a pool asks for."""
+        num_ranks, name = self._num_ranks[role], role.value if self._pools.cluster_roles else None
+        is_spread = num_ranks > 1 and num_ranks * self._num_cpus > self._most_cpus
+        return _Wish(num_ranks, self._num_cpus, name, is_spread)
 
     def _check_room(self, nodes: list[Mapping[str, float]]) -> None:
         """Whether the cluster would hold all, were it empty; what others use there may become free.
@@ -198,35 +255,82 @@ class RayLauncher:
             SetupError: it would not.
         """
 
-        def places(roles: tuple[Role, ...]) -> int:
-            total = 0
-            for node in nodes:
-                by_cpus = int(node.get("CPU", 0) // self._num_cpus)
-                by_role = sum(int(node.get(role.value, 0)) for role in roles)
-                total += min(by_cpus, by_role) if self._pools.cluster_roles else by_cpus
-            return total
-
+        wishes = {role: self._wish(role) for role in (Role.PREFILL, Role.DECODE)}
         wanted = {Role.PREFILL: self._pools.prefill, Role.DECODE: self._pools.decode}
-        for roles in ((Role.PREFILL,), (Role.DECODE,), (Role.PREFILL, Role.DECODE)):
-            asked, there = sum(wanted[role] for role in roles), places(roles)
-            if asked > there:
-                what = " and ".join(f"--{role.value} {wanted[role]}" for role in roles if wanted[role])
+        if self._pools.prefill and any(wish.is_spread for wish in wishes.values()):
+            raise SetupError(
+                f"--prefill {self._pools.prefill} with ranks on several nodes: engines whose ranks are on several "
+                f"hosts hand no KV over, and no node has CPUs for all ranks of one ({self._most_cpus:g} CPUs are the most). "
+                "Leave --prefill out, or lower --threads."
+            )
+        asked = {f"--{role.value} {wanted[role]}": (wanted[role], wish) for role, wish in wishes.items()}
+        if self._pools.prefill and self._num_ranks[Role.PREFILL] == self._num_ranks[Role.DECODE]:
+            together = replace(wishes[Role.DECODE], role=None)
+            asked[" and ".join(asked)] = (sum(wanted.values()), together)
+        for what, (number, wish) in asked.items():
+            there = wish.num_places(nodes)
+            if number > there:
                 has = "; ".join(_figures(node, with_roles=self._pools.cluster_roles) for node in nodes)
                 raise SetupError(
-                    f"{what} asks for {asked} x {self._asked(roles[0])}; the cluster at {self._address} has room for "
-                    f"{there} of them ({len(nodes)} nodes: {has}). Ask for fewer, lower --threads, or add a node."
+                    f"{what} asks for {number} x {wish}; the cluster at {self._address} has room for {there} of them "
+                    f"({len(nodes)} nodes: {has}). Ask for fewer, lower --threads, or add a node."
                 )
 
 
-class _SeatedChild:
-    """See Child: an actor's."""
+@dataclass(frozen=True, slots=True)
+class _Seats:
+    """The actors of one process, one for each of its ranks where these are spread over nodes."""
 
-    def __init__(self, actor: Any, seated: _Seated) -> None:
+    actors: tuple[Any, ...]
+    group: Any
+    """The placement group; None where there is one actor."""
+
+    @classmethod
+    def asked_for(cls, name: str, wish: _Wish) -> _Seats:
+        """They get their places when there is room."""
+        import ray
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        group = placement_group(wish.resources, strategy="STRICT_SPREAD") if wish.is_spread else None
+        actors: list[Any] = []
+        for rank, resources in enumerate(wish.resources):
+            strategy = "SPREAD" if group is None else PlacementGroupSchedulingStrategy(group, rank)
+            options: dict[str, Any] = {
+                "name": f"twostroke-{name}" + (f".rank-{rank}" if rank else ""),
+                "num_cpus": resources["CPU"],
+                "resources": {kind: number for kind, number in resources.items() if kind != "CPU"},
+                "max_restarts": 0,  # whoever asked for it asks again, and knows when
+                "scheduling_strategy": strategy,
+            }
+            actors.append(ray.remote(**options)(_Seat).remote())
+        return cls(tuple(actors), group)
+
+    def discard(self) -> None:
+        """Ends them, with their children."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        for actor in self.actors:
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+        if self.group is not None:
+            with contextlib.suppress(Exception):
+                remove_placement_group(self.group)
+
+
+class _SeatedChild:
+    """See Child: an actor's, or that of the first of several."""
+
+    def __init__(self, seats: _Seats, seated: _Seated, meeting: str | None) -> None:
+        """`meeting`: where the ranks meet, if others have seats of their own."""
         self.pid = seated.pid
-        self._actor = actor
+        self._seats, self._actor = seats, seats.actors[0]
         self._host = seated.host
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tasks = {asyncio.create_task(self._hear())}
+        for rank, actor in enumerate(seats.actors[1:], 1):
+            self._begin(self._follow(actor, rank, meeting))
 
     async def ending(self) -> str:
         """See Child."""
@@ -238,13 +342,23 @@ class _SeatedChild:
 
     def forget(self) -> None:
         """See Child."""
-        self._begin(asyncio.to_thread(_discard, self._actor))
+        self._begin(asyncio.to_thread(self._seats.discard))
 
     async def _hear(self) -> None:
         try:
             self._end(await _result(self._actor.ending.remote()))
         except Exception as error:
             self._end(f"on {self._host} was lost ({_first_lines(error)})")
+
+    async def _follow(self, actor: Any, rank: int, meeting: str | None) -> None:
+        """Another rank, to its end; without it the engine has none, but would wait for who never came."""
+        try:
+            ending = await _result(actor.follow.remote(rank, len(self._seats.actors), meeting))
+        except Exception as error:
+            ending = f"was lost ({_first_lines(error)})"
+        if not self._ended.done():
+            log.warning("rank %d of %s %s", rank, self._host, ending)
+            await self._kill()
 
     async def _kill(self) -> None:
         """By its actor, which knows how it ended; a node that is not there says nothing, and nobody waits for it."""
@@ -371,13 +485,6 @@ def _nodes() -> list[Mapping[str, float]]:
 def _figures(node: Mapping[str, float], *, with_roles: bool) -> str:
     names = ("CPU", *(role.value for role in (Role.PREFILL, Role.DECODE) if with_roles))
     return ", ".join(f"{node.get(name, 0):g} {name}" for name in names)
-
-
-def _discard(actor: Any) -> None:
-    import ray
-
-    with contextlib.suppress(Exception):
-        ray.kill(actor)
 
 
 def _first_lines(error: BaseException) -> str:
