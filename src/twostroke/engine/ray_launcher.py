@@ -260,8 +260,8 @@ class RayLauncher:
         if self._pools.prefill and any(wish.is_spread for wish in wishes.values()):
             raise SetupError(
                 f"--prefill {self._pools.prefill} with ranks on several nodes: engines whose ranks are on several "
-                f"hosts hand no KV over, and no node has CPUs for all ranks of one ({self._most_cpus:g} CPUs are the most). "
-                "Leave --prefill out, or lower --threads."
+                f"hosts hand no KV over, and no node has CPUs for all ranks of one ({self._most_cpus:g} CPUs are the "
+                "most). Leave --prefill out, or lower --threads."
             )
         asked = {f"--{role.value} {wanted[role]}": (wanted[role], wish) for role, wish in wishes.items()}
         if self._pools.prefill and self._num_ranks[Role.PREFILL] == self._num_ranks[Role.DECODE]:

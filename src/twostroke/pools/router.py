@@ -57,9 +57,9 @@ class Router:
     ...     router.put(Member(member_id=name, role=role, max_num_seqs=8, num_running=4, num_free_blocks=900,
     ...                       num_blocks=1000, block_size=16, kv_bytes_per_token=100_000, num_layers=28,
     ...                       prefill_tokens_per_s=1000.0, step_s=0.05))
-    >>> router.route(RouteRequest(num_prompt_tokens=800, num_output_tokens=100)).words
+    >>> router.route(RouteRequest(num_prompt_tokens=800, num_output_tokens=100)).words.partition(" (")[0]
     'p0 computes the prompt for d0: the hand-over is predicted to pay'
-    >>> router.route(RouteRequest(num_prompt_tokens=5, num_output_tokens=100)).words
+    >>> router.route(RouteRequest(num_prompt_tokens=5, num_output_tokens=100)).words.partition(" (")[0]
     'd0 computes the prompt itself: what is not cached is computed sooner than a hand-over is arranged'
     """
 
