@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from twostroke.kernels.head_order import plain_order
 from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_transfer.address import Address
@@ -89,7 +90,13 @@ def pools(
     geometry = KVGeometry({"model": "m"}, {"kernels": "k"}, layout_facts(layout, "any"))
     over: queue.SimpleQueue[int] = queue.SimpleQueue()
     lender = KVLender(
-        KVMemory(layout, data), descriptor, geometry, epoch=EPOCH, clock=clock, is_over=over.put, patience_s=patience_s
+        KVMemory(layout, data),
+        [descriptor],
+        geometry,
+        epoch=EPOCH,
+        clock=clock,
+        is_over=over.put,
+        patience_s=patience_s,
     )
     path = str(folder / f"kv-{next(_NAMES)}")
     address = lender.listen(Address(path=path) if transport == "shm" else Address(host="127.0.0.1"))
@@ -105,7 +112,12 @@ class Borrowing:
         data = bytearray(NUM_BLOCKS * layout.bytes_per_block)
         self.blocks = np.frombuffer(data, np.uint8).reshape(NUM_BLOCKS, -1)
         self.blocks[:] = UNTOUCHED
-        given = {"clock": lambda: 1.0, "patience_s": 30, **options}
+        given = {
+            "order": lambda _: plain_order(layout.kv_format, layout.head_dim),
+            "clock": lambda: 1.0,
+            "patience_s": 30,
+            **options,
+        }
         self.borrower = KVBorrower(KVMemory(layout, memoryview(data)), geometry, **given)
         found = np.random.default_rng(seed).permutation(NUM_BLOCKS)[: NUM_ENTRIES * len(layout.groups)]
         rows = tuple(tuple(map(int, row)) for row in found.reshape(len(layout.groups), NUM_ENTRIES))

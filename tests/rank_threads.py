@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+from collections.abc import Sequence
 
 import pytest
 
@@ -14,7 +15,8 @@ from twostroke.errors import RankLost
 class RankThread:
     """A RankProcess."""
 
-    def __init__(self, rank: int, size: int, address: str) -> None:
+    def __init__(self, rank: int, size: int, address: str, descriptors: Sequence[int] = ()) -> None:
+        del descriptors  # they are this process's
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, args=(rank, size, address), daemon=True)
         self._thread.start()

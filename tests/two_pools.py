@@ -11,8 +11,9 @@ from typing import Any
 
 from twostroke.batch import NewRequest, TokenLogprobs
 from twostroke.config.engine import EngineConfig
-from twostroke.engine.assembly import BuiltEngine, HandoverEnds, build_engine
+from twostroke.engine.assembly import BuiltEngine, build_engine
 from twostroke.engine.generation import GenerationRequest
+from twostroke.engine.handover_ends import HandoverEnds
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.output_processor import TokenUpdate
 from twostroke.events import Event
@@ -69,7 +70,7 @@ class Worker:
 
     def source(self, lease_id: int) -> KVSource:
         assert self.built.lender is not None
-        return KVSource(self.built.lender.address, self.epoch, lease_id)
+        return KVSource(self.built.lender.address, self.epoch, lease_id, self.built.facts.block_size)
 
 
 class TwoPools:
@@ -97,7 +98,8 @@ class TwoPools:
             self.decode.engine.fetch_kv(
                 number, request.request_id, new.prompt_token_ids, request.cache_salt, self.prefill.source(number)
             )
-            self.prefill.engine.add_request(replace(request, max_tokens=1, lend_as=number))
+            there = self.decode.built.facts.block_size
+            self.prefill.engine.add_request(replace(request, max_tokens=1, lend_as=number, lend_block_size=there))
         while self.prefill.engine.has_work:
             for update in self.prefill.engine.step():
                 answer, request = answers[update.request_id], wanted[update.request_id]

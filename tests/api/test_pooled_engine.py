@@ -43,6 +43,22 @@ def test_two_pools_answer_like_one_process(undisturbed: Drill, transport: Any) -
     assert found.num_handed_over > 0
 
 
+@pytest.mark.parametrize("block_size", [8, 64])
+def test_prefill_workers_with_blocks_of_another_size(undisturbed: Drill, block_size: int) -> None:
+    found = asyncio.run(run(CONFIG, PoolConfig(prefill=1, decode=1, prefill_block_size=block_size), REQUESTS))
+    assert (found.token_ids, found.logprobs) == (undisturbed.token_ids, undisturbed.logprobs)
+    assert found.num_handed_over > 0
+
+
+@pytest.mark.parametrize(("ranks", "ranks_there"), [(1, 2), (2, 1), (2, None)])
+def test_workers_of_several_ranks(undisturbed: Drill, ranks: int, ranks_there: int | None) -> None:
+    config = replace(CONFIG, load=replace(CONFIG.load, tensor_parallel_size=ranks))
+    pools = PoolConfig(prefill=1, decode=1, prefill_tensor_parallel_size=ranks_there)
+    found = asyncio.run(run(config, pools, REQUESTS))
+    assert (found.token_ids, found.logprobs) == (undisturbed.token_ids, undisturbed.logprobs)
+    assert found.num_handed_over > 0
+
+
 def test_speculation_and_routing_change_no_token(undisturbed: Drill) -> None:
     config = EngineConfig.from_keywords(
         model="embedded",
@@ -108,7 +124,6 @@ def test_workers_come_and_leave_while_streams_run(undisturbed: Drill) -> None:
     [
         ({"enable_prefix_caching": False}, "enable_prefix_caching"),
         ({"kv_check_rate": 0.5}, "kv_check_rate"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
         ({"tensor_parallel_size": 2, "tensor_parallel_address": "10.0.0.1:5555"}, "tensor_parallel_address"),
         ({"device": "cuda"}, "device"),
     ],
@@ -225,6 +240,9 @@ def test_what_was_never_started_removes_nothing(tmp_path: Path, monkeypatch: pyt
         ({"decode": 65}, "decode"),
         ({"decode": 1, "prefill": 1, "kv_transport": "pigeon"}, "kv_transport"),
         ({"kv_transport": "tcp"}, "kv_transport"),
+        ({"prefill_block_size": 16}, "prefill_block_size"),
+        ({"decode": 1, "prefill": 1, "prefill_block_size": 24}, "prefill_block_size=24.* power of two"),
+        ({"decode": 1, "prefill": 1, "prefill_block_size": 256}, "prefill_block_size"),
         ({"heartbeat_timeout_s": 0.0, "decode": 1}, "heartbeat_timeout_s"),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rank_threads import ranks_are_threads
 from two_pools import Answer, TwoPools, alone, sequence
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.generation import GenerationRequest
@@ -73,6 +74,80 @@ def test_tokens_and_logprobs_are_those_of_one_engine(
         pools.close()
 
 
+OTHER_SIZES: dict[str, tuple[str, dict[str, Any]]] = {
+    "windows": ("mistral", {}),
+    "windows, budget 30": ("mistral", {"max_num_batched_tokens": 30}),
+    "budget 30": ("qwen3", {"max_num_batched_tokens": 30}),
+    "int8 KV": ("mistral", {"kv_cache_dtype": "int8"}),
+    "int4 KV": ("qwen3", {"kv_cache_dtype": "int4"}),
+    "bf16 KV": ("qwen2", {"kv_cache_dtype": "bf16"}),
+    "reference kernels": ("mistral", {"kernels": "reference"}),
+}
+
+
+@pytest.mark.parametrize("by_tcp", [False, True], ids=["shm", "tcp"])
+@pytest.mark.parametrize("knobs", OTHER_SIZES, ids=str)
+@pytest.mark.parametrize("sizes", [(16, 32), (32, 16), (4, 64), (64, 1)], ids=str)
+def test_pools_of_other_block_sizes(
+    random_models: dict[str, Path], tmp_path: Path, sizes: tuple[int, int], knobs: str, by_tcp: bool
+) -> None:
+    """Chunks end anywhere in a block; a window that has moved on before the last whole block lends nothing."""
+    family, more = OTHER_SIZES[knobs]
+    given = {"model": str(random_models[family]), "threads": 1, "num_kv_blocks": 3000, "max_model_len": 256, **more}
+    want = alone(EngineConfig.from_keywords(**given), requests())
+    pools = TwoPools(tmp_path, by_tcp=by_tcp, decode={"block_size": sizes[1]}, block_size=sizes[0], **given)
+    try:
+        for _ in range(2):  # the second time both have cached prefixes
+            assert same(pools.run(requests()), want)
+        for worker in (pools.prefill, pools.decode):
+            assert replay([from_json(to_json(event)) for event in worker.events]) is None
+        ends = [event for event in pools.decode.events if isinstance(event, KVImportEnded)]
+        came = {event.request_id for event in ends if not event.problem}
+        assert {"r2", "r4"} <= came or knobs == "windows, budget 30", ends
+    finally:
+        pools.close()
+
+
+@pytest.mark.parametrize("by_tcp", [False, True], ids=["shm", "tcp"])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("ranks", [(1, 2), (2, 1), (2, 2)], ids=str)
+def test_engines_of_several_ranks(
+    random_models: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: tuple[int, int],
+    family: str,
+    by_tcp: bool,
+) -> None:
+    """Each with its heads, and blocks of two sizes on top; a chunk at a time, layer by layer."""
+    ranks_are_threads(monkeypatch)
+    given = {"model": str(random_models[family]), "threads": 1, "num_kv_blocks": 900, "max_model_len": 256}
+    given |= {"max_num_batched_tokens": 30, "kv_cache_dtype": "int8" if family == "qwen2" else "auto"}
+    want = alone(EngineConfig.from_keywords(**given), requests())
+    for block_size in (16, 32):
+        decode = {"tensor_parallel_size": ranks[1], "block_size": block_size}
+        pools = TwoPools(tmp_path, by_tcp=by_tcp, decode=decode, tensor_parallel_size=ranks[0], **given)
+        try:
+            for _ in range(2):
+                assert same(pools.run(requests()), want)
+            ends = [event for event in pools.decode.events if isinstance(event, KVImportEnded)]
+            assert {"r2", "r4"} <= {event.request_id for event in ends if not event.problem}, ends
+        finally:
+            pools.close()
+
+
+def test_of_other_blocks_only_what_is_missing_is_read(random_models: dict[str, Path], tmp_path: Path) -> None:
+    """Read from shared memory: K and V of every token in full blocks of both sides, by the formula."""
+    given = {"model": str(random_models["qwen3"]), "max_model_len": 256}
+    pools = TwoPools(tmp_path, decode={"block_size": 32}, block_size=8, **given)
+    try:
+        pools.run([sequence("r", list(range(100)), SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True))])
+        (end,) = [event for event in pools.decode.events if isinstance(event, KVImportEnded)]
+        assert end.num_bytes == 96 * pools.decode.built.facts.kv_bytes_per_token
+    finally:
+        pools.close()
+
+
 @pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle", "medusa", "early_exit"])
 def test_drafts_behind_a_handed_over_prompt(tmp_path: Path, method: str) -> None:
     """Who decodes drafts, and its drafter has not read the prompt that came."""
@@ -118,7 +193,6 @@ def test_the_bytes_that_travel_are_those_of_the_formula(random_models: dict[str,
 @pytest.mark.parametrize(
     ("there", "what"),
     [
-        ({"block_size": 8}, "block layouts differ"),
         ({"kv_cache_dtype": "int8"}, "block layouts differ"),
         ({"kernels": "reference"}, "differ"),
         ({"quantization": "int8"}, "models differ"),

@@ -15,6 +15,18 @@ MAX_BLOCK_SIZE = 128
 """Also the length of the partitions in which attention walks a context; a block never spans two of them."""
 
 
+def check_block_size(name: str, size: int) -> None:
+    """Whether blocks may have so many tokens.
+
+    Raises:
+        InvalidParameter: they may not.
+    """
+    limit = f"a power of two from 1 to {MAX_BLOCK_SIZE}"
+    whole_number(name, size, 1, MAX_BLOCK_SIZE, limit=limit)
+    if size & (size - 1):
+        raise InvalidParameter(name, size, f"must be {limit}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
     """How KV memory is cut up and shared."""
@@ -40,11 +52,7 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         """Checks ranges; what depends on memory is checked when the engine is sized."""
-        size = self.block_size
-        limit = f"a power of two from 1 to {MAX_BLOCK_SIZE}"
-        whole_number("block_size", size, 1, MAX_BLOCK_SIZE, limit=limit)
-        if size & (size - 1):
-            raise InvalidParameter("block_size", size, f"must be {limit}")
+        check_block_size("block_size", self.block_size)
         for name, value in (("kv_cache_memory", self.kv_cache_memory), ("num_kv_blocks", self.num_kv_blocks)):
             if value is not None:
                 whole_number(name, value, 1)

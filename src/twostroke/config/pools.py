@@ -7,7 +7,9 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from twostroke.config.cache import check_block_size
 from twostroke.config.checks import number, one_of, switch, text, whole_number
+from twostroke.config.load import MAX_RANKS
 from twostroke.errors import InvalidParameter
 
 KVTransport = Literal["auto", "shm", "tcp"]
@@ -26,6 +28,11 @@ class PoolConfig:
     kv_transport: KVTransport = "auto"
     """How KV goes from one process to another: 'shm' reads shared memory, 'tcp' sends it; 'auto' takes shared memory
     on one machine, and TCP in a cluster."""
+    prefill_block_size: int | None = None
+    """Tokens per KV block of prefill processes, where they are to have another block size than --block-size says: KV is
+    converted on its way, and what is handed over is whole blocks of both."""
+    prefill_tensor_parallel_size: int | None = None
+    """Ranks of each prefill process, where they are to be others than --tensor-parallel-size says."""
     allow_numeric_drift: bool = False
     """Let in processes whose kernels, versions or devices differ, hand KV over between them and resume on them; tokens
     may differ then, too, and answers say so (usage.numeric_drift)."""
@@ -55,6 +62,10 @@ class PoolConfig:
         whole_number("prefill", self.prefill, 0, MAX_WORKERS)
         whole_number("decode", self.decode, 0, MAX_WORKERS)
         one_of("kv_transport", self.kv_transport, get_args(KVTransport))
+        if self.prefill_block_size is not None:
+            check_block_size("prefill_block_size", self.prefill_block_size)
+        if self.prefill_tensor_parallel_size is not None:
+            whole_number("prefill_tensor_parallel_size", self.prefill_tensor_parallel_size, 1, MAX_RANKS)
         switch("allow_numeric_drift", self.allow_numeric_drift)
         number("heartbeat_timeout_s", self.heartbeat_timeout_s, 0.2, 600, "0.2 to 600 (seconds)")
         switch("cluster_roles", self.cluster_roles)

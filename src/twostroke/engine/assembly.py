@@ -24,11 +24,10 @@ from twostroke.engine.drafting import Drafter, DrafterFacts, Surroundings, Targe
 from twostroke.engine.engine import Engine
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.engine.facts import EngineFacts, input_processor
-from twostroke.engine.handover_port import HandoverPort, LenderFacts
+from twostroke.engine.handover_ends import HandoverEnds, descriptors_for, open_ends
+from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.identity import identity_facts, numerics_facts
 from twostroke.engine.journal import Journal, engine_started
-from twostroke.engine.kv_fetching import KVFetching
-from twostroke.engine.kv_lending import KVLending
 from twostroke.engine.output_processor import OutputProcessor
 from twostroke.engine.ranks import Ranks, RankStart
 from twostroke.engine.split_checks import check_can_split
@@ -44,11 +43,7 @@ from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_cache.sizing import FreeMemory, KVSizing, size_kv_cache
 from twostroke.kv_check import tolerance
-from twostroke.kv_transfer.borrower import KVBorrower
 from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
-from twostroke.kv_transfer.lender import KVLender
-from twostroke.kv_transfer.memory import KVMemory, shared_descriptor
-from twostroke.kv_transfer.transport import Fetched
 from twostroke.layers.row_split import RowSplit
 from twostroke.log import get_logger
 from twostroke.model.loader import check_weights, load_model, weight_bytes
@@ -108,19 +103,6 @@ class BuiltEngine:
     """What it computes and by what, in a pool."""
     machine: MachineLimits | None = None
     """What the machine can do."""
-
-
-@dataclass(frozen=True, slots=True)
-class HandoverEnds:
-    """What an engine in a pool needs besides its config."""
-
-    port: HandoverPort
-    epoch: int
-    """A number that no other process has."""
-    is_fetched: Callable[[int, Fetched], object]
-    """Called in another thread when an import has come, or will not; then Engine.kv_fetched is to be called."""
-    is_over: Callable[[int], object]
-    """The same of blocks on loan, and Engine.end_hold."""
 
 
 def build_text_engine(
@@ -207,7 +189,7 @@ def build_engine(
         block_size=layout.block_size,
         uses_priority=config.scheduler.policy == "priority",
         is_fair=config.scheduler.policy == "fair",
-        kv_bytes_per_token=layout.bytes_per_token,
+        kv_bytes_per_token=layout.bytes_per_token * loaded.num_ranks,
         num_layers=loaded.config.num_layers,
         startup_lines=lines,
     )
@@ -226,8 +208,11 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
     handover: HandoverEnds | None,
 ) -> tuple[Engine, LenderFacts | None, KVGeometry | None]:
     """Reads the weights and builds what runs them."""
-    descriptor = None if handover is None else _shared_descriptor(handover.port, layout, sizing)
-    executor, runner = _executor(config, loaded, sizing, descriptor)
+    descriptors: tuple[int, ...] = ()
+    if handover is not None:
+        num_kv_blocks = sizing.num_blocks + sizing.num_scratch_blocks + loaded.drafter_facts.num_branch_blocks
+        descriptors = descriptors_for(handover.port, loaded.num_ranks, num_kv_blocks * layout.bytes_per_block)
+    executor, runner = _executor(config, loaded, sizing, descriptors)
     manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
     scheduler = Scheduler(
         config.scheduler,
@@ -241,7 +226,7 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
     lending = fetching = where = geometry = None
     if handover is not None:
         geometry = _geometry(config, loaded, runner)
-        lending, fetching, where = _handover(geometry, handover, loaded.layout, scheduler, journal, runner, descriptor)
+        lending, fetching, where = open_ends(handover, geometry, scheduler, journal, runner, descriptors)
     engine = Engine(
         scheduler,
         executor if around_executor is None else around_executor(executor),
@@ -257,16 +242,17 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
 
 
 def _executor(
-    config: EngineConfig, loaded: _Loaded, sizing: KVSizing, descriptor: int | None
+    config: EngineConfig, loaded: _Loaded, sizing: KVSizing, descriptors: tuple[int, ...]
 ) -> tuple[Executor, ModelRunner]:
     """Loads the model, here or here and in other processes, and opens the one door to it; and what is here."""
+    descriptor = descriptors[0] if descriptors else None
     if config.load.tensor_parallel_size == 1:
         runner = _runner(config, loaded, sizing, RowSplit(), descriptor)
         return InProcessExecutor(runner), runner
     ranks: Ranks | None = None
     try:
-        ranks = Ranks.start(RankStart(config, sizing.num_blocks, sizing.max_model_len))
-        runner = _runner(config, loaded, sizing, RowSplit(ranks.communicator))
+        ranks = Ranks.start(RankStart(config, sizing.num_blocks, sizing.max_model_len, descriptors))
+        runner = _runner(config, loaded, sizing, RowSplit(ranks.communicator), descriptor)
         ranks.communicator.barrier()
     except BaseException as error:
         if ranks is not None:
@@ -291,7 +277,8 @@ def run_rank(start: RankStart, communicator: Communicator) -> None:
     loaded = _prepare(start.config)
     sizing = KVSizing(start.num_blocks, start.max_model_len, start.num_blocks * loaded.layout.bytes_per_block, 0)
     _check_own_memory(start.config, loaded, sizing)
-    runner = _runner(start.config, loaded, sizing, RowSplit(communicator))
+    descriptor = start.kv_descriptors[communicator.rank] if start.kv_descriptors else None
+    runner = _runner(start.config, loaded, sizing, RowSplit(communicator), descriptor)
     communicator.barrier()
     follow(runner, communicator)
 
@@ -335,57 +322,14 @@ def _runner(
     )
 
 
-def _shared_descriptor(port: HandoverPort, layout: KVLayout, sizing: KVSizing) -> int | None:
-    """Of memory for the KV cache that processes on this machine may map, where they are to."""
-    if port.lends_at is None or not port.lends_at.is_local:
-        return None
-    num_blocks = sizing.num_blocks + sizing.num_scratch_blocks
-    try:
-        return shared_descriptor(num_blocks * layout.bytes_per_block)
-    except (OSError, AttributeError) as error:  # not on Linux: no such call
-        raise SetupError(
-            f"no shared memory for a KV cache of {num_blocks * layout.bytes_per_block:,} bytes ({error}). Hand KV over "
-            "by TCP (--kv-transport tcp), or serve with one process."
-        ) from None
-
-
 def _geometry(config: EngineConfig, loaded: _Loaded, runner: ModelRunner) -> KVGeometry:
     """What another process has to agree on."""
     dtype = str(loaded.dtype).removeprefix("torch.")
     return KVGeometry(
         identity_facts(loaded.weights.path, loaded.config, config.load, loaded.weights.quantization),
         numerics_facts(loaded.operators.name, loaded.device.type, dtype, config.load),
-        layout_facts(loaded.layout, runner.kv_order),
+        layout_facts(loaded.layout, runner.kv_order, loaded.num_ranks),
     )
-
-
-def _handover(
-    geometry: KVGeometry,
-    ends: HandoverEnds,
-    layout: KVLayout,
-    scheduler: Scheduler,
-    journal: Journal,
-    runner: ModelRunner,
-    descriptor: int | None,
-) -> tuple[KVLending | None, KVFetching | None, LenderFacts | None]:
-    """The two ends of hand-overs, as far as this engine has them."""
-    memory = KVMemory(layout, runner.kv.bytes_of_pool())
-    block_size, port = layout.block_size, ends.port
-    lending = fetching = where = None
-    if port.lends_at is not None:
-        lender = KVLender(memory, descriptor, geometry, epoch=ends.epoch, clock=monotonic_clock, is_over=ends.is_over)
-        lending = KVLending(scheduler, lender, block_size)
-        runner.kv.layer_written = lending.layer_written
-        try:
-            where = LenderFacts(lender.listen(port.lends_at), ends.epoch)
-        except OSError as error:
-            raise SetupError(f"{port.lends_at}: nobody can fetch KV there ({error}). Give another address.") from None
-    if port.fetches:
-        borrower = KVBorrower(memory, geometry, clock=monotonic_clock, allows_drift=port.allows_drift)
-        fetching = KVFetching(
-            scheduler, borrower, journal, block_size=block_size, clock=monotonic_clock, is_done=ends.is_fetched
-        )
-    return lending, fetching, where
 
 
 def _prepare(config: EngineConfig) -> _Loaded:

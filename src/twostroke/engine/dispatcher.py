@@ -290,12 +290,14 @@ class Dispatcher:
         if sequence.request.max_tokens - len(sequence.token_ids) == 1:  # its first token is its last
             outcome.orders.append(Order(place.prefill, Add(request)))
             return
-        lender = self._members[place.prefill].lender
+        giver, taker = self._members[place.prefill], self._members[place.decode]
+        lender = giver.lender
         assert lender is not None, f"{place.prefill} lends nothing"
         number = sequence.import_id = next(self._numbers)
         new = request.new_request
-        source = KVSource(lender.address, lender.epoch, number)
-        here = replace(request, max_tokens=len(sequence.token_ids) + 1, lend_as=number)
+        source = KVSource(lender.address, lender.epoch, number, giver.block_size)
+        max_tokens = len(sequence.token_ids) + 1
+        here = replace(request, max_tokens=max_tokens, lend_as=number, lend_block_size=taker.block_size)
         outcome.orders.append(Order(place.prefill, Add(here)))
         fetch = FetchKV(
             number, request.request_id, new.prompt_token_ids + new.output_token_ids, request.cache_salt, source
@@ -412,7 +414,7 @@ class LeastBusy:
         new = request.new_request
         if prefill is None:
             return Place(decode.worker_id, reason="no prefill worker is ready")
-        if len(token_ids) < decode.block_size:
+        if len(token_ids) < max(decode.block_size, prefill.block_size):
             return Place(decode.worker_id, reason="not one full block")
         if new.params.prompt_logprobs is not None or new.wants_hidden_state:
             return Place(decode.worker_id, reason="the whole prompt is what it is about")

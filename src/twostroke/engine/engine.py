@@ -259,6 +259,7 @@ class Engine:
                 updates.append(self._update_of(generation, made, commit, stop_token_id, now_s))
         self._scheduler.update(batch.step, commits, StepSeconds(now_s - decided_s, result.draft_time_s))
         if self._lending is not None:
+            self._lending.computed()
             for commit in commits:
                 if commit.finish_reason is not None:
                     self._lending.ended(commit.request_id)

@@ -29,6 +29,7 @@ class EngineFacts:
     is_fair: bool
     """Whether the scheduler tells tenants apart."""
     kv_bytes_per_token: int
+    """Of all ranks."""
     num_layers: int
     startup_lines: tuple[str, ...] = field(compare=False)
     """What was loaded, how long that took and how memory was divided, for people."""

@@ -25,6 +25,8 @@ class GenerationRequest:
     tenant: str = ""
     lend_as: int | None = None
     """When it ends by itself, its blocks are on loan under this number for the process where it goes on."""
+    lend_block_size: int = 0
+    """Tokens of a block over there: whole blocks of both sizes are lent; 0: as many as here."""
     import_id: int | None = None
     """Its prefix is fetched under this number: it waits until that has come, or failed."""
 
@@ -67,6 +69,7 @@ class Generation:
             reads_prefix_cache=new.params.prompt_logprobs is None,
             tenant=self.request.tenant,
             lend_as=self.request.lend_as,
+            lend_block_size=self.request.lend_block_size,
             import_id=self.request.import_id,
         )
 

@@ -27,6 +27,8 @@ from twostroke.scheduler.scheduler import Scheduler
 class _Import:
     request_id: str
     block_hashes: tuple[bytes, ...]
+    digest: bytes
+    """The lender's name of the last block, which is another where its blocks have another size."""
     source: KVSource
     begin_s: float
     give_up: Callable[[], None] | None = None
@@ -73,11 +75,18 @@ class KVFetching:
     def begin(
         self, import_id: int, request_id: str, token_ids: Sequence[int], cache_salt: str | None, source: KVSource
     ) -> None:
-        """Is to fetch the full blocks of a prompt, as soon as there is room; its request comes later."""
+        """Is to fetch the full blocks of a prompt, as soon as there is room; its request comes later.
+
+        Where the lender's blocks have another size, what is in full blocks of both.
+        """
         assert import_id not in self._imports, f"import {import_id} is not new"
+        their_size = source.block_size or self._block_size
+        whole = max(self._block_size, their_size)
+        token_ids = token_ids[: len(token_ids) // whole * whole]
         hashes = hash_blocks(token_ids, self._block_size, cache_salt)
         if hashes:  # else there is no full block, nothing to fetch and nothing to wait for
-            self._imports[import_id] = _Import(request_id, hashes, source, self._clock())
+            theirs = hashes if their_size == self._block_size else hash_blocks(token_ids, their_size, cache_salt)
+            self._imports[import_id] = _Import(request_id, hashes, theirs[-1], source, self._clock())
             self._without_room.append(import_id)
 
     def try_again(self, *, is_idle: bool) -> list[GenerationRequest]:
@@ -108,7 +117,7 @@ class KVFetching:
             def is_done(fetched: Fetched, import_id: int = import_id) -> None:
                 self._is_done(import_id, fetched)
 
-            this.give_up = self._borrower.fetch(this.source, into, this.block_hashes[-1], is_done)
+            this.give_up = self._borrower.fetch(this.source, into, this.digest, is_done)
         return freed
 
     def holds_back(self, request: GenerationRequest) -> bool:

@@ -31,22 +31,26 @@ class KVLending:
         scheduler: of the engine.
         lender: serves the others.
         block_size: tokens in a block.
+        split_layers: layers of a model that several ranks compute; 0: one rank has all of it. What this rank has
+            written the others may be about to write; between two layers all ranks gather, so then it is there.
     """
 
-    def __init__(self, scheduler: Scheduler, lender: LendingSide, block_size: int) -> None:
+    def __init__(self, scheduler: Scheduler, lender: LendingSide, block_size: int, *, split_layers: int = 0) -> None:
         self._scheduler = scheduler
         self._lender = lender
         self._block_size = block_size
+        self._split_layers = split_layers
         self._loans: dict[str, _Loan] = {}
         self._in_step: list[int] = []
         """Leases whose blocks the step that runs fills."""
 
     def arrived(self, generation: Generation) -> None:
-        """A request has; it lends the full blocks of what it came with, if any."""
+        """A request has; it lends what of it came in full blocks of both sides, if any."""
         arrival = generation.arrival
         if arrival.lend_as is None:
             return
-        num_blocks = arrival.num_prompt_tokens // self._block_size
+        whole = max(self._block_size, arrival.lend_block_size)
+        num_blocks = arrival.num_prompt_tokens // whole * whole // self._block_size
         hashes = arrival.block_hashes[:num_blocks]
         self._lender.grant(arrival.lend_as, num_blocks)
         if hashes and arrival.max_tokens == 1:
@@ -74,8 +78,14 @@ class KVLending:
 
     def layer_written(self, layer_id: int) -> None:
         """The step that runs has written the K and V of a layer; all that it is to be told of layers."""
-        if self._in_step:
-            self._lender.layer_ready(self._in_step, layer_id + 1)
+        num_there = layer_id if self._split_layers else layer_id + 1
+        if self._in_step and num_there:
+            self._lender.layer_ready(self._in_step, num_there)
+
+    def computed(self) -> None:
+        """The step is over, on all ranks: they have gathered what came behind the last layer."""
+        if self._in_step and self._split_layers:
+            self._lender.layer_ready(self._in_step, self._split_layers)
 
     def ended(self, request_id: str) -> None:
         """A request has, in whatever way; the scheduler knows already."""

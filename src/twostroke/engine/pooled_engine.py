@@ -457,10 +457,6 @@ class PooledEngine:
 
 def _check(config: EngineConfig) -> None:
     """What a hand-over needs of each engine."""
-    if config.load.tensor_parallel_size > 1:
-        limit = "does not go with prefill processes: KV is handed over from one rank to one rank so far"
-        remedy = "Leave --prefill out (--decode N has N engines of so many ranks), or leave --tensor-parallel-size out."
-        raise InvalidParameter("tensor_parallel_size", config.load.tensor_parallel_size, limit, remedy)
     if not config.cache.enable_prefix_caching:
         remedy = "Leave the prefix cache on, or leave --prefill out."
         raise InvalidParameter("enable_prefix_caching", False, "KV is handed over through the prefix cache", remedy)

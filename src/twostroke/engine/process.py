@@ -19,10 +19,11 @@ from typing import Any
 
 import zmq
 
-from twostroke.engine.assembly import HandoverEnds, build_engine
+from twostroke.engine.assembly import build_engine
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.engine import Engine
 from twostroke.engine.garbage import keep_what_is_there
+from twostroke.engine.handover_ends import HandoverEnds
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.messages import (
     COMMANDS,

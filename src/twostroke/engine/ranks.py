@@ -47,6 +47,8 @@ class RankStart(msgspec.Struct, array_like=True):
     config: EngineConfig
     num_blocks: int
     max_model_len: int
+    kv_descriptors: tuple[int, ...] = ()
+    """Of memory for each rank's KV cache that rank 0 maps, too; none: it is a rank's own."""
 
 
 class RankProcess(Protocol):
@@ -90,7 +92,7 @@ class Ranks:
             address = address or f"{folder}/0"
             with listen(address) as listener:
                 if folder is not None:
-                    processes += [spawn_rank(rank, size, address) for rank in range(1, size)]
+                    processes += [spawn_rank(rank, size, address, start.kv_descriptors) for rank in range(1, size)]
                 sockets = await_ranks(listener, size, MEETING_S, lambda: _trouble(processes))
             communicator = connect(0, sockets, shares_memory=is_path(address))
             communicator.broadcast(msgspec.msgpack.encode(start, enc_hook=plain_path))
@@ -111,10 +113,10 @@ class Ranks:
         _end(self.processes)
 
 
-def spawn_rank(rank: int, size: int, address: str) -> RankProcess:
-    """A rank of this host, in a process of its own."""
+def spawn_rank(rank: int, size: int, address: str, descriptors: Sequence[int] = ()) -> RankProcess:
+    """A rank of this host, in a process of its own, which has these descriptors under the same numbers."""
     command = [sys.executable, "-m", "twostroke.engine.ranks", str(rank), str(size), address]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors)
 
 
 def serve_rank(rank: int, size: int, address: str, *, ends_with_first: bool = False) -> None:

@@ -90,7 +90,8 @@ class RoutedPlacer:
         del members, num_live
         if not self._workers:
             return None
-        block_size = next(iter(self._workers.values())).facts.block_size
+        # the largest of all: whoever has its blocks has what is in them in blocks of its own, too
+        block_size = max(worker.facts.block_size for worker in self._workers.values())
         new = request.new_request
         asked = RouteRequest(
             num_prompt_tokens=len(token_ids),

@@ -19,6 +19,7 @@ from torch import Tensor
 from twostroke.config.kv_format import KVFormat, slot_bytes
 from twostroke.config.load import ActivationQuantization, Kernels
 from twostroke.errors import SetupError
+from twostroke.kernels.head_order import HeadOrder
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.stacked_weight import StackedWeight
 from twostroke.kernels.streamed_weight import Matrix
@@ -96,6 +97,10 @@ class AttentionOperator(Protocol):
 
     def kv_order(self, kv_format: KVFormat) -> str:
         """Names the order of the bytes inside a KV head of a block: only who has the same name may read them."""
+        ...
+
+    def head_order(self, kv_format: KVFormat, head_dim: int, block_size: int) -> HeadOrder:
+        """That order, as far as tokens are moved from blocks of one size to those of another."""
         ...
 
     def read_heads(self, heads: Tensor, kv_format: KVFormat, head_dim: int, *, values: bool) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twostroke.batch import BlockTableUpdate
 from twostroke.config.cache import CacheConfig
@@ -183,15 +183,20 @@ class KVCacheManager:
         """Takes blocks that nobody holds out of use; no prefix computed so far is found any more."""
         self._prefix_cache.quarantine(block_ids)
 
-    def can_lend(self, request_id: str) -> bool:
-        """Whether it holds everything that the token behind its last full block sees.
+    def can_lend(self, request_id: str, their_block_size: int = 0) -> bool:
+        """Whether it holds all blocks that the token behind its last full block sees, whole blocks of both sides.
 
         A window may have moved on, where a request's last step began behind that block.
+
+        Args:
+            request_id: of the request.
+            their_block_size: tokens of a block over there; 0: as many as here.
         """
         table = self._tables[request_id]
-        end = table.num_tokens // self._block_size * self._block_size
-        firsts = (self.layout.first_needed_block(group, end) for group in self.layout.groups)
-        return all(held <= first for held, first in zip(table.first_held, firsts, strict=True))
+        whole = replace(self.layout, block_size=max(self._block_size, their_block_size))
+        end = table.num_tokens // whole.block_size * whole.block_size
+        firsts = (whole.first_needed_block(group, end) * whole.block_size for group in whole.groups)
+        return all(held * self._block_size <= first for held, first in zip(table.first_held, firsts, strict=True))
 
     def lend(self, request_id: str, hold_id: int) -> None:
         """Ends a request's hold on its blocks; the full ones are on loan from now on, see KVHolds."""

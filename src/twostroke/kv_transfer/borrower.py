@@ -6,11 +6,14 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from twostroke.config.load import MAX_RANKS
 from twostroke.errors import EngineError
 from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_transfer.address import connect
+from twostroke.kv_transfer.conversion import OrderOf
 from twostroke.kv_transfer.frames import (
     FROM_LENDER,
     PROTOCOL,
@@ -26,9 +29,9 @@ from twostroke.kv_transfer.frames import (
     Waiting,
     framed,
     receive,
-    receive_pieces,
 )
 from twostroke.kv_transfer.geometry import KVGeometry
+from twostroke.kv_transfer.intake import Lent, intake
 from twostroke.kv_transfer.memory import KVMemory, SharedMapping
 from twostroke.kv_transfer.transport import Fetched, KVSource
 
@@ -42,6 +45,7 @@ class KVBorrower:
     Args:
         memory: of the pool.
         geometry: of this side.
+        order: where tokens are in its blocks, for lenders whose blocks have another size.
         clock: in seconds.
         allows_drift: take KV that was computed by other numerics.
         patience_s: how long a lender may say nothing at all.
@@ -52,12 +56,14 @@ class KVBorrower:
         memory: KVMemory,
         geometry: KVGeometry,
         *,
+        order: OrderOf,
         clock: Callable[[], float],
         allows_drift: bool = False,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._memory = memory
         self._geometry = geometry
+        self._order = order
         self._clock = clock
         self._allows_drift = allows_drift
         self._patience_s = patience_s
@@ -68,7 +74,7 @@ class KVBorrower:
     ) -> Callable[[], None]:
         """See FetchingSide; `is_done` is called in the thread that fetches."""
         task = _Fetching(
-            self._memory, self._geometry, self._mappings, self._clock, self._allows_drift, self._patience_s
+            self._memory, self._geometry, self._order, self._mappings, self._clock, self._allows_drift, self._patience_s
         )
 
         def run() -> None:
@@ -92,14 +98,15 @@ class _Mappings:
         self._lock = threading.Lock()
         self._known: dict[int, SharedMapping] = {}
 
-    def get(self, epoch: int, descriptor: int, num_bytes: int) -> SharedMapping:
-        """The mapping of a process; the descriptor is closed."""
+    def get(self, epoch: int, descriptors: Sequence[int], num_bytes: int) -> SharedMapping:
+        """The mapping of a process; the descriptors are closed."""
         with self._lock:
             mapping = self._known.pop(epoch, None)
             if mapping is None:
-                mapping = SharedMapping(descriptor, num_bytes)
+                mapping = SharedMapping(descriptors, num_bytes)
             else:
-                os.close(descriptor)
+                for descriptor in descriptors:
+                    os.close(descriptor)
             self._known[epoch] = mapping
             while len(self._known) > self._MOST:  # whoever still reads one keeps it alive
                 del self._known[next(iter(self._known))]
@@ -118,6 +125,7 @@ class _Fetching:
         self,
         memory: KVMemory,
         geometry: KVGeometry,
+        order: OrderOf,
         mappings: _Mappings,
         clock: Callable[[], float],
         allows_drift: bool,
@@ -125,6 +133,7 @@ class _Fetching:
     ) -> None:
         self._memory = memory
         self._geometry = geometry
+        self._order = order
         self._mappings = mappings
         self._clock = clock
         self._allows_drift = allows_drift
@@ -167,19 +176,12 @@ class _Fetching:
 
     def _fetch(self, connection: socket.socket, source: KVSource, into: KVImport, digest: bytes) -> str:
         """All of it; returns how the lender's numerics differ."""
-        num_blocks = len(into.rows[0])
-        question = Fetch(
-            PROTOCOL,
-            source.epoch,
-            source.lease_id,
-            into.first_missing,
-            num_blocks,
-            source.address.is_local,
-            self._geometry,
-            self._allows_drift,
-        )
+        their_size = source.block_size or self._memory.layout.block_size
+        question = self._question(source, into, their_size)
+        num_blocks = question.num_blocks
         connection.sendall(framed(question))
-        terms, theirs = self._receive_terms(connection, source)
+        terms, lent = self._receive_terms(connection, source, their_size)
+        way_in = intake(self._memory, lent, into, question.first_entries, self._order, connection)
         due = _Due(num_blocks, self._memory.num_layers)
         while True:
             match receive(connection, FROM_LENDER):
@@ -188,7 +190,7 @@ class _Fetching:
                         self._first_byte_s = self._clock()
                     due.pass_by(ready)
                     begin_s = self._clock()
-                    self._take(connection, ready, into, theirs)
+                    self._num_bytes += way_in.take(ready)
                     self._busy_s += self._clock() - begin_s
                 case Waiting():
                     pass
@@ -212,27 +214,46 @@ class _Fetching:
             case other:
                 raise TransferBroken(f"unexpected: {type(other).__name__}")
 
-    def _receive_terms(self, connection: socket.socket, source: KVSource) -> tuple[Terms, KVMemory | None]:
-        """The answer, and the lender's memory where it comes with it."""
+    def _question(self, source: KVSource, into: KVImport, their_size: int) -> Fetch:
+        if into.num_tokens % their_size:
+            raise TransferBroken(f"{into.num_tokens} tokens are no whole blocks of {their_size}.")
+        return Fetch(
+            PROTOCOL,
+            source.epoch,
+            source.lease_id,
+            tuple(first * self._memory.layout.block_size // their_size for first in into.first_missing),
+            into.num_tokens // their_size,
+            source.address.is_local,
+            self._geometry,
+            self._allows_drift,
+        )
+
+    def _receive_terms(self, connection: socket.socket, source: KVSource, their_size: int) -> tuple[Terms, Lent]:
+        """The answer, and the lender's blocks: their memory, too, where it comes with it."""
         head, descriptors = b"", list[int]()
         if source.address.is_local:
-            head, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+            head, descriptors, _, _ = socket.recv_fds(connection, 1, MAX_RANKS)
             if not head:
                 raise TransferBroken("the other side has closed the connection.")
         with contextlib.ExitStack() as unused:
             for descriptor in descriptors:
                 unused.callback(os.close, descriptor)
-            terms = self._agreed(receive(connection, FROM_LENDER, head))
+            terms = self._agreed(receive(connection, FROM_LENDER, head), their_size)
+            num_ranks = terms.geometry.num_ranks
+            num_kv_heads = self._memory.layout.num_kv_heads * self._memory.num_ranks // num_ranks
+            layout = replace(self._memory.layout, block_size=their_size, num_kv_heads=num_kv_heads)
             if not descriptors:
-                return terms, None
+                return terms, Lent(layout, num_ranks, None)
+            if len(descriptors) != num_ranks:
+                raise TransferBroken(f"memory of {len(descriptors)} ranks; it has {num_ranks}.")
             unused.pop_all()  # from here on the mapping's
             try:
-                mapping = self._mappings.get(source.epoch, descriptors[0], terms.num_bytes_shared)
-                return terms, mapping.memory(self._memory.layout)
+                mapping = self._mappings.get(source.epoch, descriptors, terms.num_bytes_shared)
+                return terms, Lent(layout, num_ranks, mapping.memory(layout))
             except ValueError as error:
                 raise TransferBroken(f"its memory of {terms.num_bytes_shared:,} bytes is none: {error}") from None
 
-    def _agreed(self, terms: LenderSays) -> Terms:
+    def _agreed(self, terms: LenderSays, block_size: int) -> Terms:
         """If they are terms, and this side can live with them."""
         if isinstance(terms, Refusal):
             raise TransferBroken(terms.reason)
@@ -241,24 +262,11 @@ class _Fetching:
         refusal = self._geometry.refusal(terms.geometry, allows_drift=self._allows_drift)
         if refusal:
             raise TransferBroken(refusal)
+        if terms.geometry.block_size != block_size:
+            raise TransferBroken(
+                f"its blocks have {terms.geometry.block_size} tokens; it was said to have {block_size}."
+            )
         return terms
-
-    def _take(self, connection: socket.socket, ready: Ready, into: KVImport, theirs: KVMemory | None) -> None:
-        """Some layers of some entries, to where they belong."""
-        layers = range(ready.first_layer, ready.end_layer)
-        starts = [max(0, first - ready.first) for first in into.first_missing]
-        rows = [row[ready.first : ready.end] for row in into.rows]
-        if theirs is None:
-            places = self._memory.pieces(rows, layers, starts)
-            receive_pieces(connection, places)
-            self._num_bytes += sum(map(len, places))
-            return
-        num_entries = ready.end - ready.first
-        if [len(row) for row in ready.rows] != [num_entries] * len(rows):
-            raise TransferBroken(f"{num_entries} entries, but not as many of its blocks in each KV group.")
-        if any(not 0 <= block_id < theirs.num_blocks for row in ready.rows for block_id in row):
-            raise TransferBroken(f"blocks that it does not have: it has {theirs.num_blocks}.")
-        self._num_bytes += self._memory.copy_from(theirs, ready.rows, rows, layers, starts)
 
 
 class _Due:

@@ -30,7 +30,7 @@ import msgspec
 from twostroke.errors import EngineError
 from twostroke.kv_transfer.geometry import KVGeometry
 
-PROTOCOL = 1
+PROTOCOL = 2
 _LENGTH = struct.Struct("<I")
 _MAX_FRAME_BYTES = 1 << 20
 
@@ -51,7 +51,7 @@ class Fetch(_Frame, frozen=True):
     """Of the process that granted the lease: another one at its address knows nothing of it."""
     lease_id: int
     first_entries: tuple[int, ...]
-    """Per KV group, the first entry that it needs."""
+    """Per KV group, the first entry that it needs. Entries are the lender's, whatever the borrower's blocks are."""
     num_blocks: int
     """Entries of the prefix."""
     shares_memory: bool

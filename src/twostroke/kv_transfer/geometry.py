@@ -8,6 +8,9 @@ import msgspec
 
 from twostroke.kv_cache.layout import KVLayout
 
+_BLOCK_SIZE = "block_size"
+_RANKS = "ranks"
+
 
 class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
     """One side's facts, by names that people understand."""
@@ -17,7 +20,18 @@ class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
     numerics: dict[str, str]
     """By what it is computed: kernels, their version, device. Where it differs, so may the last bits."""
     layout: dict[str, str]
-    """How the bytes lie in a block."""
+    """How the bytes lie in a block. Its tokens and its share of the heads may be others: then blocks are taken apart
+    (conversion.py)."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block; 0: it does not say."""
+        return _number(self.layout.get(_BLOCK_SIZE, ""))
+
+    @property
+    def num_ranks(self) -> int:
+        """Among whom the KV heads are dealt; 0: it does not say."""
+        return _number(self.layout.get(_RANKS, ""))
 
     def refusal(self, other: KVGeometry, *, allows_drift: bool) -> str:
         """Why nothing may go from `other` to this side, both sides named; empty: it may.
@@ -28,10 +42,18 @@ class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
         'numerics differ: kernels is avx2 here and amx there'
         >>> here.refusal(there, allows_drift=True)
         ''
+        >>> here.refusal(KVGeometry({"model": "a"}, {"kernels": "avx2"}, {"block_size": "32"}), allows_drift=False)
+        ''
         """
+        fits = _sizes_fit(self.block_size, other.block_size)
         for what, mine, yours, remedy in (
             ("models", self.identity, other.identity, "Give both pools the same model with the same settings."),
-            ("block layouts", self.layout, other.layout, "Give both pools the same block size and KV dtype."),
+            (
+                "block layouts",
+                _as_far_as_it_must_agree(self.layout) if fits else self.layout,
+                _as_far_as_it_must_agree(other.layout) if fits else other.layout,
+                "Give both pools the same KV dtype and kernels, and block sizes of which one divides the other.",
+            ),
             (
                 "numerics",
                 {} if allows_drift else self.numerics,
@@ -49,6 +71,23 @@ class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
         return differences(self.numerics, other.numerics)
 
 
+def _sizes_fit(here: int, there: int) -> bool:
+    """Whether blocks of one size are whole blocks of the other, or several of them.
+
+    >>> _sizes_fit(16, 4), _sizes_fit(16, 24), _sizes_fit(16, 0)
+    (True, False, False)
+    """
+    return min(here, there) > 0 and max(here, there) % min(here, there) == 0
+
+
+def _number(said: str) -> int:
+    return int(said) if said.isdecimal() else 0
+
+
+def _as_far_as_it_must_agree(layout: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in layout.items() if name not in (_BLOCK_SIZE, _RANKS)}
+
+
 def differences(here: Mapping[str, str], there: Mapping[str, str]) -> str:
     """In words; empty where there are none.
 
@@ -61,16 +100,18 @@ def differences(here: Mapping[str, str], there: Mapping[str, str]) -> str:
     )
 
 
-def layout_facts(layout: KVLayout, kv_order: str) -> dict[str, str]:
+def layout_facts(layout: KVLayout, kv_order: str, num_ranks: int = 1) -> dict[str, str]:
     """What bytes of blocks depend on.
 
     Args:
-        layout: of the KV cache.
+        layout: of the KV cache, as each rank has it.
         kv_order: the backend's order inside a head's run.
+        num_ranks: among whom the KV heads are dealt.
     """
     return {
-        "block_size": str(layout.block_size),
-        "KV heads": f"{layout.num_kv_heads} of {layout.head_dim}",
+        _BLOCK_SIZE: str(layout.block_size),
+        _RANKS: str(num_ranks),
+        "KV heads": f"{layout.num_kv_heads * num_ranks} of {layout.head_dim}",
         "KV dtype": layout.kv_format,
         "order in a block": kv_order,
         "layers": " ".join(f"{group.layer_ids}:{group.window}" for group in layout.groups),

@@ -47,7 +47,7 @@ class KVLender:
 
     Args:
         memory: of the pool.
-        shared_descriptor: of the same memory, where another process may map it.
+        shared_descriptors: of the same memory, rank by rank, where another process may map it.
         geometry: of this side.
         epoch: of this process.
         clock: in seconds.
@@ -58,7 +58,7 @@ class KVLender:
     def __init__(
         self,
         memory: KVMemory,
-        shared_descriptor: int | None,
+        shared_descriptors: Sequence[int],
         geometry: KVGeometry,
         *,
         epoch: int,
@@ -67,7 +67,7 @@ class KVLender:
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._memory = memory
-        self._descriptor = shared_descriptor
+        self._descriptors = tuple(shared_descriptors)
         self._geometry = geometry
         self._epoch = epoch
         self._clock = clock
@@ -251,10 +251,10 @@ class KVLender:
                     self._released.notify_all()
 
     def _send_terms(self, connection: socket.socket, fetch: Fetch) -> None:
-        shares = fetch.shares_memory and self._descriptor is not None
+        shares = fetch.shares_memory and bool(self._descriptors)
         terms = framed(Terms(self._geometry, self._memory.num_bytes if shares else 0))
-        if shares and self._descriptor is not None:
-            socket.send_fds(connection, [terms[:1]], [self._descriptor])
+        if shares:
+            socket.send_fds(connection, [terms[:1]], self._descriptors)
             terms = terms[1:]
         connection.sendall(terms)
 
@@ -262,7 +262,7 @@ class KVLender:
         """Everything, as it becomes ready; returns why it is worth nothing, if so."""
         index, layer, said_s = 0, 0, self._clock()
         news = self._news[fetch.lease_id]
-        shares = fetch.shares_memory and self._descriptor is not None
+        shares = fetch.shares_memory and bool(self._descriptors)
         while True:
             with self._lock:
                 if not _has_news(lease, index, layer):

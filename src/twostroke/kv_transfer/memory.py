@@ -15,7 +15,7 @@ from twostroke.kv_cache.layout import KVGroup, KVLayout
 
 SHARED_FROM_BYTES = 4 << 20
 """From here on a copy is worth a second thread, which takes a tenth of a millisecond to start."""
-_Piece = tuple[NDArray[np.uint8], NDArray[np.uint8]]
+Piece = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 """Where it goes, and where it is."""
 
 
@@ -26,27 +26,41 @@ class KVMemory:
     block 0: | layer 0: K V | layer 1: K V | …   block 1: | …     a piece is the K and V of some layers of one block
     ```
 
+    Where several ranks compute, each has all blocks, with its share of the KV heads: the first rank the first heads.
+
     Args:
-        layout: of the pool.
-        data: all blocks, in a row.
+        layout: of the pool, as each rank has it.
+        of_ranks: for each, all blocks, in a row.
     """
 
-    def __init__(self, layout: KVLayout, data: memoryview) -> None:
+    def __init__(self, layout: KVLayout, *of_ranks: memoryview) -> None:
         self.layout = layout
-        self._data = data.cast("B")
+        self._of_ranks = tuple(data.cast("B") for data in of_ranks)
         self._layer_bytes = layout.block_size * layout.bytes_per_token_and_layer
-        whole = np.frombuffer(self._data, np.uint8)
-        self._blocks: NDArray[np.uint8] = whole.reshape(-1, layout.layers_per_block, self._layer_bytes)
+        self._blocks: tuple[NDArray[np.uint8], ...] = tuple(
+            np.frombuffer(data, np.uint8).reshape(-1, layout.layers_per_block, self._layer_bytes)
+            for data in self._of_ranks
+        )
+
+    @property
+    def num_ranks(self) -> int:
+        """That have a share of it."""
+        return len(self._of_ranks)
 
     @property
     def num_bytes(self) -> int:
-        """Of all blocks."""
-        return len(self._data)
+        """Of all blocks, of each rank."""
+        return len(self._of_ranks[0])
 
     @property
     def num_blocks(self) -> int:
         """That are there."""
-        return len(self._blocks)
+        return len(self._blocks[0])
+
+    def heads(self, rank: int) -> NDArray[np.uint8]:
+        """A rank's bytes, [blocks, layers in a block, K and V, its KV heads, bytes of a head]."""
+        layout = self.layout
+        return self._blocks[rank].reshape(-1, layout.layers_per_block, 2, layout.num_kv_heads, layout.bytes_per_head)
 
     @property
     def num_layers(self) -> int:
@@ -54,7 +68,8 @@ class KVMemory:
         return sum(len(group.layer_ids) for group in self.layout.groups)
 
     def pieces(self, rows: Sequence[Sequence[int]], layers: range, starts: Sequence[int]) -> list[memoryview]:
-        """The bytes of some layers of blocks: group after group, block after block, in it layer after layer.
+        """The bytes of some layers of blocks: group after group, block after block, in it rank
+        after rank, layer after layer.
 
         Layers that are neighbours in a block are one piece: what a piece costs is paid once for them.
 
@@ -66,11 +81,13 @@ class KVMemory:
         found: list[memoryview] = []
         block_bytes, layer_bytes = self.layout.bytes_per_block, self._layer_bytes
         for group, row, start in zip(self.layout.groups, rows, starts, strict=True):
-            first, end = _of_group(group, layers)
+            first, end = layers_of_group(group, layers)
             if first < end:
                 begin, size = first * layer_bytes, (end - first) * layer_bytes
                 found += [
-                    self._data[at : at + size] for at in (block_id * block_bytes + begin for block_id in row[start:])
+                    data[at : at + size]
+                    for at in (block_id * block_bytes + begin for block_id in row[start:])
+                    for data in self._of_ranks
                 ]
         return found
 
@@ -82,39 +99,49 @@ class KVMemory:
         layers: range,
         starts: Sequence[int],
     ) -> int:
-        """The same pieces of another pool's blocks into those of this one; other threads run meanwhile.
-
-        Two threads share what is large: one alone does not keep the memory busy (twostroke bench handover).
+        """The same pieces of another pool's blocks, of as many ranks, into those of this one.
 
         Returns:
             Bytes that were copied.
         """
-        pieces: list[_Piece] = []
+        pieces: list[Piece] = []
         for group, their_row, row, start in zip(self.layout.groups, their_rows, rows, starts, strict=True):
-            first, end = _of_group(group, layers)
+            first, end = layers_of_group(group, layers)
             if first < end:
                 pieces += [
-                    (self._blocks[block_id, first:end], theirs._blocks[their_id, first:end])
+                    (ours[block_id, first:end], others[their_id, first:end])
+                    for ours, others in zip(self._blocks, theirs._blocks, strict=True)
                     for block_id, their_id in zip(row[start:], their_row[start:], strict=True)
                 ]
-        num_bytes = sum(ours.nbytes for ours, _ in pieces)
-        if num_bytes < SHARED_FROM_BYTES:
-            _copy(pieces)
-            return num_bytes
-        middle = len(pieces) // 2
-        helper = threading.Thread(target=_copy, args=(pieces[:middle],), name="twostroke-copy")
-        helper.start()
-        _copy(pieces[middle:])
-        helper.join()
+        return copy_pieces(pieces)
+
+
+def copy_pieces(pieces: Sequence[Piece]) -> int:
+    """All of them; other threads run meanwhile.
+
+    Two threads share what is large: one alone does not keep the memory busy (twostroke bench handover).
+
+    Returns:
+        Bytes that were copied.
+    """
+    num_bytes = sum(ours.nbytes for ours, _ in pieces)
+    if num_bytes < SHARED_FROM_BYTES:
+        _copy(pieces)
         return num_bytes
+    middle = len(pieces) // 2
+    helper = threading.Thread(target=_copy, args=(pieces[:middle],), name="twostroke-copy")
+    helper.start()
+    _copy(pieces[middle:])
+    helper.join()
+    return num_bytes
 
 
-def _copy(pieces: Sequence[_Piece]) -> None:
+def _copy(pieces: Sequence[Piece]) -> None:
     for ours, others in pieces:
         ours[:] = others
 
 
-def _of_group(group: KVGroup, layers: range) -> tuple[int, int]:
+def layers_of_group(group: KVGroup, layers: range) -> tuple[int, int]:
     """Where in a block of the group these layers begin and end: its ids ascend, so they are neighbours."""
     return bisect_left(group.layer_ids, layers.start), bisect_left(group.layer_ids, layers.stop)
 
@@ -122,21 +149,26 @@ def _of_group(group: KVGroup, layers: range) -> tuple[int, int]:
 class SharedMapping:
     """Another process's KV memory, to be read."""
 
-    def __init__(self, descriptor: int, num_bytes: int) -> None:
-        """Maps it for as long as somebody holds its memory; the descriptor is closed.
+    def __init__(self, descriptors: Sequence[int], num_bytes: int) -> None:
+        """Maps it for as long as somebody holds its memory.
+
+        Args:
+            descriptors: of its ranks' memory; they are closed.
+            num_bytes: of each.
 
         Raises:
             OSError: it cannot be mapped.
             ValueError: there is less of it.
         """
         try:
-            self._map = mmap.mmap(descriptor, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+            self._maps = [mmap.mmap(one, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ) for one in descriptors]
         finally:
-            os.close(descriptor)
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def memory(self, layout: KVLayout) -> KVMemory:
         """As blocks."""
-        return KVMemory(layout, memoryview(self._map))
+        return KVMemory(layout, *map(memoryview, self._maps))
 
 
 def shared_descriptor(num_bytes: int) -> int:

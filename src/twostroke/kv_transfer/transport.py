@@ -22,6 +22,8 @@ class KVSource(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     """Of the process: another one at the same address has not lent it."""
     lease_id: int
+    block_size: int = 0
+    """Tokens of a block there, as far as whoever names the source knows; 0: as many as here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class FetchingSide(Protocol):
         Args:
             source: where from.
             into: the blocks; they are written to until `is_done` is called, and not afterwards.
-            digest: name of the prefix's last block, which the lender must have, too.
+            digest: the lender's name of the prefix's last block, by its own block size.
             is_done: called once, in any thread.
 
         Returns:

@@ -1,6 +1,6 @@
 """What a request would cost here or there: a few formulas over what members report. Seconds from now.
 
-    N   prompt tokens            o   output tokens expected       B   tokens of a block
+    N   prompt tokens            o   output tokens expected       B   tokens of a block, the larger one
     c   of N, believed cached    r   prefill tokens/s             K   KV bytes of a token      b   link bytes/s
 
 Where the prompt is computed (p, or d itself):
@@ -121,7 +121,7 @@ class DecodeSide(NamedTuple):
     def of(cls, standing: Standing, request: RouteRequest, num_cached_tokens: int) -> DecodeSide:
         """Whether it fits at all is another question (`num_blocks_needed`)."""
         member = standing.member
-        num_tail = request.num_prompt_tokens % member.block_size
+        num_tail = request.num_prompt_tokens % max(member.block_size, request.block_size)
         num_missing_tokens = max(0, request.num_prompt_tokens - num_tail - num_cached_tokens)
         # cached blocks that nobody else holds are taken out of the free ones: nothing is saved by them here
         num_missing = num_blocks_needed(request, member) - (member.num_blocks - standing.num_used_blocks)

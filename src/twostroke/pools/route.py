@@ -23,7 +23,8 @@ class RouteRequest:
     block_hashes: Sequence[bytes] = ()
     """Chained, of the prompt's full blocks, from its start on."""
     block_size: int = 16
-    """Tokens that a hash stands for. A member with blocks of another size has none of these names."""
+    """Tokens that a hash stands for: the largest of all members' blocks. One whose blocks do not divide it has none of
+    these."""
     may_be_handed_over: bool = True
     """False for what only the member that decodes can answer, as prompt_logprobs."""
 

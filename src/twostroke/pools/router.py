@@ -237,7 +237,7 @@ class Router:
         return DecodeSide.of(self._roster[member_id], request, self._num_cached_tokens(member_id, request, keys))
 
     def _num_cached_tokens(self, member_id: str, request: RouteRequest, keys: Sequence[bytes]) -> int:
-        if request.block_size != self._roster[member_id].member.block_size:
+        if request.block_size % self._roster[member_id].member.block_size:
             return 0
         return self._prefixes.depth(member_id, keys) * self._config.hash_stride * request.block_size
 
@@ -246,7 +246,7 @@ class Router:
         return block_hashes[stride - 1 :: stride]
 
     def _remember(self, member_id: str, request: RouteRequest) -> None:
-        if request.block_size == self._roster[member_id].member.block_size:
+        if request.block_size % self._roster[member_id].member.block_size == 0:
             self._prefixes.add(member_id, self._strided(request.block_hashes))
 
     def _local_key(self, way: tuple[PrefillSide, DecodeSide]) -> tuple[float, str]:
@@ -268,5 +268,6 @@ class Router:
 
 
 def _kv_fits(giver: Member, taker: Member) -> bool:
-    """The same blocks on both sides; the transport itself compares everything else when it connects."""
-    return (giver.block_size, giver.kv_bytes_per_token) == (taker.block_size, taker.kv_bytes_per_token)
+    """Blocks that can be made of each other; the transport itself compares everything else when it connects."""
+    small, large = sorted((giver.block_size, taker.block_size))
+    return large % small == 0 and giver.kv_bytes_per_token == taker.kv_bytes_per_token

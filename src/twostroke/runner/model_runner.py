@@ -12,6 +12,7 @@ import torch
 
 from twostroke.batch import BlockTableUpdate, NewRequest, RequestResult, ScheduledBatch, StepResult, TokenLogprobs
 from twostroke.grammar.backend import GrammarBackend
+from twostroke.kernels.head_order import HeadOrder
 from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.model.decoder import DecoderModel
@@ -104,6 +105,11 @@ class ModelRunner:
     def kv_order(self) -> str:
         """Names the order of the bytes inside that memory's heads (`AttentionOperator.kv_order`)."""
         return self._model.attention.kv_order(self._kv.layout.kv_format)
+
+    def head_order(self, block_size: int) -> HeadOrder:
+        """That order, in blocks of any size."""
+        layout = self._kv.layout
+        return self._model.attention.head_order(layout.kv_format, layout.head_dim, block_size)
 
     def add_request(self, request: NewRequest) -> None:
         """Announces a request; it gets its row with the first batch that it is part of.

@@ -56,7 +56,7 @@ class KVHandover:
         if request.arrival.lend_as is None or reason not in _BY_ITSELF:
             return False
         room = self._has_room_beside(self._kv.num_blocks_held(request.request_id))
-        return room and self._kv.can_lend(request.request_id)
+        return room and self._kv.can_lend(request.request_id, request.arrival.lend_block_size)
 
     def lend(self, request: Request) -> None:
         """It does."""

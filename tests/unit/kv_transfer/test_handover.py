@@ -192,7 +192,7 @@ def test_another_length_is_refused(make_pools: MakePools) -> None:
     lent = make_pools()
     lent.lend(1)
     borrowing = Borrowing(PLAIN, lent.geometry)
-    borrowing.into = replace(borrowing.into, rows=(borrowing.into.rows[0][:4],))
+    borrowing.into = replace(borrowing.into, num_tokens=4 * PLAIN.block_size, rows=(borrowing.into.rows[0][:4],))
     assert "lease 1 is of 6 blocks; 4 were asked for" in borrowing.fetch(lent.source(1)).problem
 
 

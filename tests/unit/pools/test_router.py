@@ -28,7 +28,7 @@ def test_a_long_prompt_beside_streams_is_handed_over() -> None:
         ({"num_queued_prompt_tokens": 20_000}, BUSY, 800, RouteReason.PREFILL_BUSY),
         ({"kv_bytes_per_token": 100_000_000}, BUSY | {"kv_bytes_per_token": 100_000_000}, 800, RouteReason.SLOW_LINK),
         ({}, {}, 800, RouteReason.LOCAL_IS_CHEAPER),
-        ({"block_size": 32}, BUSY, 800, RouteReason.NO_PREFILL_MEMBER),
+        ({"block_size": 24}, BUSY, 800, RouteReason.NO_PREFILL_MEMBER),
         ({"is_draining": True}, BUSY, 800, RouteReason.NO_PREFILL_MEMBER),
         ({"num_blocks": 40, "num_free_blocks": 40}, BUSY, 800, RouteReason.NO_PREFILL_MEMBER),
     ],
@@ -165,11 +165,11 @@ def test_a_request_too_large_for_everybody() -> None:
     assert "may need 900 tokens of KV; the largest member that decodes, d0, has 160." in route.words
 
 
-def test_hashes_of_blocks_of_another_size_name_nothing() -> None:
+def test_hashes_of_blocks_that_are_no_whole_ones_of_a_member_name_nothing() -> None:
     router = router_of(decode_member(0, **BUSY))
     hashes = chain("a", 25)
     router.computed("d0", hashes)
-    for block_size, num_cached_tokens in ((16, 400), (32, 0)):
+    for block_size, num_cached_tokens in ((16, 400), (32, 800), (24, 0)):
         local = router.route(request(801, hashes, block_size=block_size)).local
         assert local is not None
         assert local.num_cached_tokens == num_cached_tokens

@@ -30,6 +30,7 @@ from twostroke.bench.handover.orders import (
     Report,
     line_of,
 )
+from twostroke.kernels.head_order import HeadOrder, plain_order
 from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_transfer.address import Address
 from twostroke.kv_transfer.borrower import KVBorrower
@@ -41,6 +42,11 @@ from twostroke.kv_transfer.transport import Fetched
 _GEOMETRY = KVGeometry({"model": "none"}, {}, layout_facts(LAYOUT, "none"))
 _UNTOUCHED = 0xA5
 """What the borrower's blocks hold before."""
+
+
+def _order(block_size: int) -> HeadOrder:
+    del block_size
+    return plain_order(LAYOUT.kv_format, LAYOUT.head_dim)
 
 
 def main() -> None:
@@ -80,7 +86,7 @@ class _Lender:
         epoch = secrets.randbits(63)
         self._lender = KVLender(
             KVMemory(LAYOUT, pool),
-            descriptor,
+            [descriptor],
             _GEOMETRY,
             epoch=epoch,
             clock=time.monotonic,
@@ -111,7 +117,7 @@ class _Borrower:
         pool.madvise(mmap.MADV_HUGEPAGE)  # as the engine's is
         self._blocks = np.frombuffer(pool, np.uint8).reshape(num_blocks, -1)
         self._blocks[:] = _UNTOUCHED
-        self._borrower = KVBorrower(KVMemory(LAYOUT, memoryview(pool)), _GEOMETRY, clock=time.monotonic)
+        self._borrower = KVBorrower(KVMemory(LAYOUT, memoryview(pool)), _GEOMETRY, order=_order, clock=time.monotonic)
 
     def borrow(self, order: Borrow) -> Borrowed:
         """Returns when it is there, and was looked at."""

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from twostroke.config.kv_format import KVFormat
 from twostroke.kernels.dispatch import AttentionOperator, GroupShape
+from twostroke.kernels.head_order import HeadOrder
 from twostroke.kernels.native.extension import KV_FORMAT_CODES, TYPE_CODES, Kernels, native
-from twostroke.kernels.native.kv_order import read_heads
+from twostroke.kernels.native.kv_order import head_order, read_heads
 from twostroke.kernels.reference.attention import PagedAttention
 from twostroke.kernels.tree_mask import TreeMasks, within_window
 from twostroke.log import get_logger
@@ -74,6 +75,10 @@ class NativeAttention:
     def kv_order(self, kv_format: KVFormat) -> str:
         """Tokens in lanes of sixteen; see csrc/kernels/kv_format.hpp."""
         return f"lanes16-{kv_format}"
+
+    def head_order(self, kv_format: KVFormat, head_dim: int, block_size: int) -> HeadOrder:
+        """See AttentionOperator."""
+        return head_order(kv_format, head_dim, block_size)
 
     def read_heads(self, heads: Tensor, kv_format: KVFormat, head_dim: int, *, values: bool) -> Tensor:
         """See AttentionOperator."""

@@ -1,4 +1,4 @@
-"""K and V of native blocks, read back for whoever compares or shows them; csrc/kernels/kv_format.hpp has the order."""
+"""K and V of native blocks, for whoever compares, shows or moves them; csrc/kernels/kv_format.hpp has the order."""
 
 from __future__ import annotations
 
@@ -6,11 +6,24 @@ import torch
 from torch import Tensor
 
 from twostroke.config.kv_format import KVFormat, is_quantized, slot_bytes
+from twostroke.kernels.head_order import HeadOrder, Section
 
 LANES = 16
 _DTYPES: dict[KVFormat, torch.dtype] = {"f32": torch.float32, "bf16": torch.bfloat16}
+_BYTES_OF_KEY_UNIT: dict[KVFormat, int] = {"f32": 4, "bf16": 4, "int8": 2, "int4": 1}
 _INT4_GROUP = 16
 """Dimensions of V whose low and high halves share bytes."""
+
+
+def head_order(kv_format: KVFormat, head_dim: int, block_size: int) -> HeadOrder:
+    """Where the bytes of a token are."""
+    lanes = min(LANES, block_size)
+    row_bytes = slot_bytes(kv_format, head_dim) - (4 if is_quantized(kv_format) else 0)
+    unit_bytes = _BYTES_OF_KEY_UNIT[kv_format]
+    keys = Section(lanes, row_bytes // unit_bytes, unit_bytes)
+    values = Section(min(2, block_size), head_dim, 2) if kv_format == "bf16" else Section(1, 1, row_bytes)
+    scales_and_zeros = (Section(block_size, 2, 2),) if is_quantized(kv_format) else ()
+    return HeadOrder((keys, *scales_and_zeros), (values, *scales_and_zeros))
 
 
 def read_heads(heads: Tensor, kv_format: KVFormat, head_dim: int, *, values: bool) -> Tensor:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from twostroke.config.kv_format import KVFormat, slot_bytes
 from twostroke.kernels.dispatch import GroupShape
+from twostroke.kernels.head_order import HeadOrder, plain_order
 from twostroke.kernels.reference.attention_plan import (
     PARTITION,
     AttentionPlan,
@@ -104,6 +105,11 @@ class PagedAttention:
     def kv_order(self, kv_format: KVFormat) -> str:
         """One slot after the other; see encode."""
         return f"plain-{kv_format}"
+
+    def head_order(self, kv_format: KVFormat, head_dim: int, block_size: int) -> HeadOrder:
+        """See AttentionOperator."""
+        del block_size
+        return plain_order(kv_format, head_dim)
 
     def read_heads(self, heads: Tensor, kv_format: KVFormat, head_dim: int, *, values: bool) -> Tensor:
         """See AttentionOperator; K and V lie alike."""

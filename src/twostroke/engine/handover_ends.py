@@ -1,0 +1,106 @@
+"""The ends of hand-overs, built for an engine that is one of a pool."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.handover_port import HandoverPort, LenderFacts
+from twostroke.engine.journal import Journal
+from twostroke.engine.kv_fetching import KVFetching
+from twostroke.engine.kv_lending import KVLending
+from twostroke.errors import SetupError
+from twostroke.kv_transfer.borrower import KVBorrower
+from twostroke.kv_transfer.geometry import KVGeometry
+from twostroke.kv_transfer.lender import KVLender
+from twostroke.kv_transfer.memory import KVMemory, shared_descriptor
+from twostroke.kv_transfer.transport import Fetched
+from twostroke.runner.model_runner import ModelRunner
+from twostroke.scheduler.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverEnds:
+    """What an engine in a pool needs besides its config."""
+
+    port: HandoverPort
+    epoch: int
+    """A number that no other process has."""
+    is_fetched: Callable[[int, Fetched], object]
+    """Called in another thread when an import has come, or will not; then Engine.kv_fetched is to be called."""
+    is_over: Callable[[int], object]
+    """The same of blocks on loan, and Engine.end_hold."""
+
+
+def descriptors_for(port: HandoverPort, num_ranks: int, num_bytes: int) -> tuple[int, ...]:
+    """Of memory for a KV cache that processes on this machine map, rank by rank, where any are to.
+
+    Other engines on this machine map what they fetch from; rank 0 maps that of all ranks, to lend and to fill it.
+
+    Args:
+        port: where the engine lends.
+        num_ranks: of the engine.
+        num_bytes: of each rank's cache.
+
+    Raises:
+        SetupError: the system has no such memory.
+    """
+    if num_ranks == 1 and (port.lends_at is None or not port.lends_at.is_local):
+        return ()
+    try:
+        return tuple(shared_descriptor(num_bytes) for _ in range(num_ranks))
+    except (OSError, AttributeError) as error:  # not on Linux: no such call
+        alone = " and --tensor-parallel-size 1" if num_ranks > 1 else ""
+        raise SetupError(
+            f"no shared memory for a KV cache of {num_bytes:,} bytes ({error}). Hand KV over by TCP (--kv-transport "
+            f"tcp){alone}, or serve with one process."
+        ) from None
+
+
+def open_ends(
+    ends: HandoverEnds,
+    geometry: KVGeometry,
+    scheduler: Scheduler,
+    journal: Journal,
+    runner: ModelRunner,
+    descriptors: Sequence[int],
+) -> tuple[KVLending | None, KVFetching | None, LenderFacts | None]:
+    """The two ends of hand-overs, as far as an engine has them, and where it lends.
+
+    Args:
+        ends: what they tell, and where they are.
+        geometry: of this engine.
+        scheduler: of the engine.
+        journal: of the engine.
+        runner: what computes in its KV cache.
+        descriptors: of all ranks' caches, where they are mapped.
+
+    Raises:
+        SetupError: nobody can be served at its address.
+    """
+    kv = runner.kv
+    own = kv.bytes_of_pool()
+    memory = KVMemory(kv.layout, own, *(memoryview(mmap.mmap(other, len(own))) for other in descriptors[1:]))
+    block_size, port = kv.layout.block_size, ends.port
+    lending = fetching = where = None
+    if port.lends_at is not None:
+        mapped = descriptors if port.lends_at.is_local else ()
+        lender = KVLender(memory, mapped, geometry, epoch=ends.epoch, clock=monotonic_clock, is_over=ends.is_over)
+        lending = KVLending(
+            scheduler, lender, block_size, split_layers=memory.num_layers if memory.num_ranks > 1 else 0
+        )
+        kv.layer_written = lending.layer_written
+        try:
+            where = LenderFacts(lender.listen(port.lends_at), ends.epoch)
+        except OSError as error:
+            raise SetupError(f"{port.lends_at}: nobody can fetch KV there ({error}). Give another address.") from None
+    if port.fetches:
+        borrower = KVBorrower(
+            memory, geometry, order=runner.head_order, clock=monotonic_clock, allows_drift=port.allows_drift
+        )
+        fetching = KVFetching(
+            scheduler, borrower, journal, block_size=block_size, clock=monotonic_clock, is_done=ends.is_fetched
+        )
+    return lending, fetching, where

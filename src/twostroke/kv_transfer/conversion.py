@@ -1,0 +1,142 @@
+"""Blocks of one shape filled from blocks of another: the same tokens of the same heads, each where they belong.
+
+Both sizes are multiples of the smaller one, the step; so is where a token range begins and ends, and a move is a step's
+tokens of some layers and heads from one block to another:
+
+```
+theirs, 16 tokens    | 0 .. 15 | 16 .. 31 | 32 .. 47 | 48 .. 63 |
+                          │          │          │         │
+ours, 32 tokens      | 0 ......... 31     | 32 ........ 63      |      of a tile whose lanes are more tokens than a
+                                                                       step, a step is some lanes of each unit
+```
+
+Where one side has more ranks, each of them has fewer heads: a move is between two ranks that have heads in common.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twostroke.kernels.head_order import HeadOrder, Section
+from twostroke.kv_transfer.memory import KVMemory, Piece, copy_pieces, layers_of_group
+
+OrderOf = Callable[[int], HeadOrder]
+"""Where a token is in a head of a block of so many tokens."""
+_Bytes = NDArray[np.uint8]
+
+
+class Conversion:
+    """From one pool's blocks to another's, of the same groups and format, and in all ranks the same heads.
+
+    Args:
+        ours: the pool that is filled.
+        theirs: where its tokens are now.
+        order: of both.
+    """
+
+    def __init__(self, ours: KVMemory, theirs: KVMemory, order: OrderOf) -> None:
+        self._ours, self._theirs = ours, theirs
+        self._our_size, self._their_size = ours.layout.block_size, theirs.layout.block_size
+        self._step = min(self._our_size, self._their_size)
+        assert max(self._our_size, self._their_size) % self._step == 0, (self._our_size, self._their_size)
+        mine, others = order(self._our_size), order(self._their_size)
+        self._parts = [
+            part
+            for rank, their_rank in itertools.product(range(ours.num_ranks), range(theirs.num_ranks))
+            for kind, (sections, their_sections) in enumerate(((mine.keys, others.keys), (mine.values, others.values)))
+            for part in zip(
+                self._cut(ours, rank, kind, sections, theirs.layout.num_kv_heads, their_rank),
+                self._cut(theirs, their_rank, kind, their_sections, ours.layout.num_kv_heads, rank),
+                strict=True,
+            )
+            if part[0].size
+        ]
+        for of_ours, of_theirs in self._parts:
+            assert of_ours.shape[4:] == of_theirs.shape[4:], (of_ours.shape, of_theirs.shape)
+
+    def _cut(
+        self, memory: KVMemory, rank: int, kind: int, sections: Sequence[Section], num_heads_there: int, there: int
+    ) -> list[_Bytes]:
+        """Each section of the K, or the V, by steps, of those heads of a rank that rank `there` has, too."""
+        layout = memory.layout
+        first, theirs = rank * layout.num_kv_heads, there * num_heads_there
+        shared = slice(
+            max(first, theirs) - first, max(0, min(first + layout.num_kv_heads, theirs + num_heads_there) - first)
+        )
+        heads = memory.heads(rank)[:, :, :, shared]
+        found: list[_Bytes] = []
+        at = 0
+        for section in sections:
+            found.append(_steps(heads, kind, at, section, layout.block_size, self._step))
+            at += layout.block_size * section.bytes_per_token
+        assert at == layout.bytes_per_head, (at, layout)
+        return found
+
+    def copy(
+        self,
+        first: int,
+        their_rows: Sequence[Sequence[int]],
+        rows: Sequence[Sequence[int]],
+        first_missing: Sequence[int],
+        layers: range,
+    ) -> int:
+        """Fills our blocks, as far as they are missing, with the tokens of some of theirs.
+
+        Args:
+            first: which entry of their tables their rows begin with.
+            their_rows: per KV group, ids of their blocks.
+            rows: per KV group, our whole table.
+            first_missing: per KV group, our first entry that is to be filled.
+            layers: ids in a row.
+
+        Returns:
+            Bytes that were copied.
+        """
+        pieces: list[Piece] = []
+        for group, their_row, row, missing in zip(
+            self._ours.layout.groups, their_rows, rows, first_missing, strict=True
+        ):
+            begin, end = layers_of_group(group, layers)
+            if begin < end:
+                for entry, their_id in enumerate(their_row, first):
+                    for start in range(entry * self._their_size, (entry + 1) * self._their_size, self._step):
+                        ours = start // self._our_size
+                        if missing <= ours < len(row):
+                            pieces += self._move(row[ours], their_id, start, begin, end)
+        return copy_pieces(pieces)
+
+    def _move(self, block_id: int, their_id: int, start: int, begin: int, end: int) -> list[Piece]:
+        """The tokens of a step, from `start` on, in layers `begin` to before `end` of both blocks."""
+        moved: list[Piece] = []
+        for ours, theirs in self._parts:
+            tile, part = divmod(start % self._our_size // self._step, ours.shape[2])
+            their_tile, their_part = divmod(start % self._their_size // self._step, theirs.shape[2])
+            moved.append((ours[block_id, tile, part, begin:end], theirs[their_id, their_tile, their_part, begin:end]))
+        return moved
+
+
+def _steps(heads: _Bytes, kind: int, at: int, section: Section, block_size: int, step: int) -> _Bytes:
+    """A section of all heads of a pool, cut into steps; a view.
+
+    Args:
+        heads: [blocks, layers, 2, heads, bytes of a run].
+        kind: 0: K; 1: V.
+        at: where the section begins in a run.
+        section: which.
+        block_size: tokens of a block.
+        step: tokens.
+
+    Returns:
+        [blocks, runs of tiles, steps in each, layers, heads, tiles in a step, units, bytes of a unit's lanes].
+    """
+    lanes, units, unit_bytes = section.lanes, section.units, section.unit_bytes
+    runs = heads[:, :, kind, :, at : at + block_size * section.bytes_per_token]
+    if step >= lanes:
+        whole = runs.reshape(*runs.shape[:3], block_size // step, 1, step // lanes, units, lanes * unit_bytes)
+        return whole.transpose(0, 3, 4, 1, 2, 5, 6, 7)
+    cut = runs.reshape(*runs.shape[:3], block_size // lanes, 1, units, lanes // step, step * unit_bytes)
+    return cut.transpose(0, 3, 6, 1, 2, 4, 5, 7)

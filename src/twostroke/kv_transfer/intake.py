@@ -1,0 +1,153 @@
+"""How what a lender has ready gets into a borrower's blocks: read or received, and as it is or taken apart.
+
+```
+                       blocks alike                          of another size, or among other ranks
+memory is shared       copied                                taken apart where they lie
+bytes are sent         received where they belong            received beside, some at once, and taken apart
+```
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from twostroke.kv_cache.holds import KVImport
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_transfer.conversion import Conversion, OrderOf
+from twostroke.kv_transfer.frames import Ready, TransferBroken, receive_pieces
+from twostroke.kv_transfer.memory import KVMemory
+
+_STAGED_BYTES = 4 << 20
+"""Of sent blocks that are taken apart, so many bytes at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """The lender's blocks, as far as the borrower knows them."""
+
+    layout: KVLayout
+    """As each of its ranks has it."""
+    num_ranks: int
+    memory: KVMemory | None
+    """All of them, where it is shared; else their bytes are sent."""
+
+
+class Intake(Protocol):
+    """Takes some layers of some entries to where they belong."""
+
+    def take(self, ready: Ready) -> int:
+        """Returns how many bytes came.
+
+        Raises:
+            TransferBroken: the lender says what cannot be.
+            OSError: the connection has broken, or nothing came in time.
+        """
+        ...
+
+
+def intake(
+    ours: KVMemory,
+    lent: Lent,
+    into: KVImport,
+    first_entries: Sequence[int],
+    order: OrderOf,
+    connection: socket.socket,
+) -> Intake:
+    """For one prefix.
+
+    Args:
+        ours: the borrower's blocks.
+        lent: those of the lender.
+        into: those that are to be filled.
+        first_entries: per KV group, the lender's first entry that was asked for.
+        order: where tokens are in a block of either.
+        connection: where bytes come from, where they are sent.
+    """
+    is_alike = (lent.layout, lent.num_ranks) == (ours.layout, ours.num_ranks)
+    if lent.memory is not None:
+        return _Copied(ours, lent.memory, into) if is_alike else _TakenApart(ours, lent.memory, into, order)
+    if is_alike:
+        return _Received(ours, into, connection)
+    bytes_per_block = lent.layout.bytes_per_block
+    num_staged = max(1, _STAGED_BYTES // (lent.num_ranks * bytes_per_block))
+    staged = (memoryview(bytearray(num_staged * bytes_per_block)) for _ in range(lent.num_ranks))
+    return _ReceivedBeside(ours, KVMemory(lent.layout, *staged), into, first_entries, order, connection)
+
+
+class _Copied:
+    def __init__(self, ours: KVMemory, theirs: KVMemory, into: KVImport) -> None:
+        self._ours, self._theirs, self._into = ours, theirs, into
+
+    def take(self, ready: Ready) -> int:
+        their_rows = _rows_of(ready, self._theirs)
+        rows, starts = _wanted(ready, self._into)
+        return self._ours.copy_from(self._theirs, their_rows, rows, range(ready.first_layer, ready.end_layer), starts)
+
+
+class _Received:
+    def __init__(self, ours: KVMemory, into: KVImport, connection: socket.socket) -> None:
+        self._ours, self._into, self._connection = ours, into, connection
+
+    def take(self, ready: Ready) -> int:
+        rows, starts = _wanted(ready, self._into)
+        places = self._ours.pieces(rows, range(ready.first_layer, ready.end_layer), starts)
+        receive_pieces(self._connection, places)
+        return sum(map(len, places))
+
+
+class _TakenApart:
+    def __init__(self, ours: KVMemory, theirs: KVMemory, into: KVImport, order: OrderOf) -> None:
+        self._theirs, self._into = theirs, into
+        self._conversion = Conversion(ours, theirs, order)
+
+    def take(self, ready: Ready) -> int:
+        layers = range(ready.first_layer, ready.end_layer)
+        their_rows = _rows_of(ready, self._theirs)
+        return self._conversion.copy(ready.first, their_rows, self._into.rows, self._into.first_missing, layers)
+
+
+class _ReceivedBeside:
+    def __init__(
+        self,
+        ours: KVMemory,
+        staged: KVMemory,
+        into: KVImport,
+        first_entries: Sequence[int],
+        order: OrderOf,
+        connection: socket.socket,
+    ) -> None:
+        self._staged, self._into, self._first_entries, self._connection = staged, into, first_entries, connection
+        self._conversion = Conversion(ours, staged, order)
+
+    def take(self, ready: Ready) -> int:
+        """Whole blocks of the lender's come, also where only some tokens of the first are missing here."""
+        layers, num_bytes = range(ready.first_layer, ready.end_layer), 0
+        num_groups, num_staged = len(self._first_entries), self._staged.num_blocks
+        for group_id, first in enumerate(self._first_entries):
+            for begin in range(max(first, ready.first), ready.end, num_staged):
+                num_blocks = min(num_staged, ready.end - begin)
+                staged = [range(num_blocks if group_id == other else 0) for other in range(num_groups)]
+                places = self._staged.pieces(staged, layers, [0] * num_groups)
+                receive_pieces(self._connection, places)
+                self._conversion.copy(begin, staged, self._into.rows, self._into.first_missing, layers)
+                num_bytes += sum(map(len, places))
+        return num_bytes
+
+
+def _wanted(ready: Ready, into: KVImport) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Per KV group our blocks of the entries that are ready, and which of them is the first that is missing."""
+    rows = [row[ready.first : ready.end] for row in into.rows]
+    return rows, [max(0, first - ready.first) for first in into.first_missing]
+
+
+def _rows_of(ready: Ready, theirs: KVMemory) -> tuple[tuple[int, ...], ...]:
+    """The lender's blocks, which are there."""
+    num_entries, num_groups = ready.end - ready.first, len(theirs.layout.groups)
+    if [len(row) for row in ready.rows] != [num_entries] * num_groups:
+        raise TransferBroken(f"{num_entries} entries, but not as many of its blocks in each KV group.")
+    if any(not 0 <= block_id < theirs.num_blocks for row in ready.rows for block_id in row):
+        raise TransferBroken(f"blocks that it does not have: it has {theirs.num_blocks}.")
+    return ready.rows
