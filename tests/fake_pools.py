@@ -321,6 +321,8 @@ class FakePools:
         """Taken for dead; they still talk."""
         self.leaving: list[FakeWorker] = []
         """Workers that take no more sequences."""
+        self._broken: list[FakeTransfer] = []
+        """Of borrowers that have died: the lender has still to notice."""
         self.tokens: dict[str, list[int]] = {}
         self.ended: set[str] = set()
         self.lost: dict[str, str] = {}
@@ -346,7 +348,7 @@ class FakePools:
         """It dies, or is only taken for dead; another takes its place."""
         self.workers.remove(worker)
         if really:
-            worker.is_dead = True
+            self._die(worker)
             worker.said.clear()
         else:
             self.zombies.append(worker)
@@ -355,6 +357,10 @@ class FakePools:
             self.leaving.remove(worker)
         else:
             self.start(worker.member.role)
+
+    def _die(self, worker: FakeWorker) -> None:
+        worker.is_dead = True
+        self._broken += worker.transfers
 
     def retire(self, worker: FakeWorker) -> None:
         """It is to leave."""
@@ -368,7 +374,7 @@ class FakePools:
             self.carry_out(self.dispatcher.migrate(worker_id))
         elif self.dispatcher.live_on(worker_id):
             return
-        worker.is_dead = True
+        self._die(worker)
         self.workers.remove(worker)
         self.leaving.remove(worker)
         self.carry_out(self.dispatcher.worker_gone(worker_id, "it left"))
@@ -395,7 +401,8 @@ class FakePools:
 
     def transfers(self) -> list[FakeTransfer]:
         """That are not over."""
-        return [t for worker in (*self.workers, *self.zombies) for t in worker.transfers if not t.is_over]
+        of_living = [transfer for worker in (*self.workers, *self.zombies) for transfer in worker.transfers]
+        return [transfer for transfer in (*of_living, *self._broken) if not transfer.is_over]
 
     def in_the_middle(self) -> None:
         """Of a step, between two layers: the wire runs."""

@@ -17,6 +17,7 @@ from twostroke.events import (
     KVImportEnded,
     RequestArrived,
     RequestFinishedByCaller,
+    RequestRouted,
     StepCommitted,
     StepScheduled,
     plain,
@@ -45,6 +46,10 @@ class PoolLog:
 
     def lose(self, process: str, at_s: float) -> None:
         self.events.append(EngineLost(at_s, process, f"{process} was ended by signal 9."))
+
+    def route(self, name: str, at_s: float, reason: str) -> None:
+        """The gateway has chosen."""
+        self.events.append(RequestRouted(at_s, GATEWAY, name, D, P, reason))
 
     def arrive(
         self,

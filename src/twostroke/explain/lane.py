@@ -124,6 +124,11 @@ class LaneBuilder:
         self._admitted_in_step = -1
         self._cause = causes.of_joining(self._name_there, event.time_s, view)
 
+    def routed(self, reason: str) -> None:
+        """A gateway has chosen its workers, for this reason; empty: nothing is known of that."""
+        if reason:
+            self._notes.append(f"routed: {reason}")
+
     def left(self, time_s: float, cause: Cause, *, is_withdrawn: bool = False) -> None:
         """It is no longer where it was, and is to go on elsewhere."""
         is_in_prefill = self._in_flight and self._in_flight[0].shares[self._name_there].stroke is Stroke.PREFILL

@@ -21,6 +21,7 @@ from twostroke.events import (
     KVImportEnded,
     RequestArrived,
     RequestFinishedByCaller,
+    RequestRouted,
     StepCommitted,
     StepScheduled,
 )
@@ -59,6 +60,8 @@ class LaneReader:
         self._fetched = Remembered[int, KVImportEnded]()
         self._fetching_at = Remembered[int, str]()
         """Where a prefix is fetched to, by its import."""
+        self._routes = Remembered[str, str]()
+        """Why an attempt runs where it does, by its name there, until it has arrived."""
         self._told = Remembered[str, RequestFinishedByCaller]()
         """Ends of sequences that nobody has seen yet."""
         self._over = Remembered[str, bool]()
@@ -179,6 +182,7 @@ class LaneReader:
         else:
             lane = LaneBuilder(name, arrival.arrival_time_s, event.process, has_arrival=True)
             lane.arrived(event, engine.view)
+        lane.routed(self._routes.pop(name, ""))
         if import_id is not None:
             self._fetching_at.pop(import_id, None)
         lane.told = self._told.pop(sequence_id, lane.told)
@@ -207,7 +211,9 @@ class LaneReader:
             lane.left(event.time_s, of_resuming(self._loss), is_withdrawn=True)
 
     def _gateway(self, event: Event) -> list[Lane]:
-        """A sequence has ended, wherever it is; a process that runs it says when."""
+        """A sequence has a place, or has ended, wherever it is; a process that runs it says when."""
+        if isinstance(event, RequestRouted) and self._follows(sequence_of(event.request_id)):
+            self._routes.put(event.request_id, event.reason)
         if not isinstance(event, RequestFinishedByCaller) or not self._follows(event.request_id):
             return []
         sequence_id = event.request_id

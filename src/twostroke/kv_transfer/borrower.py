@@ -296,9 +296,11 @@ class _Fetching:
         if refusal:
             raise TransferBroken(refusal)
         if terms.geometry.block_size != block_size:
-            raise TransferBroken(
-                f"its blocks have {terms.geometry.block_size} tokens; it was said to have {block_size}."
-            )
+            said = f"its blocks have {terms.geometry.block_size} tokens"
+            raise TransferBroken(f"{said}; blocks of {block_size} were asked for.")
+        num_ranks, num_kv_heads = terms.geometry.num_ranks, self._memory.layout.num_kv_heads * self._memory.num_ranks
+        if not num_ranks or num_kv_heads % num_ranks:
+            raise TransferBroken(f"{num_kv_heads} KV heads cannot be dealt among its {num_ranks} ranks.")
         return terms
 
 

@@ -125,6 +125,9 @@ class Route:
         """
         if self.decode_id is None:
             return self.detail
+        why = _WORDS[self.reason]
+        if self.local is not None and self.hand_over is not None:
+            why += f" (cost {self.local.cost_s:.3f} s so, {self.hand_over.cost_s:.3f} s handed over)"
         if self.prefill_id is None:
-            return f"{self.decode_id} computes the prompt itself: {_WORDS[self.reason]}"
-        return f"{self.prefill_id} computes the prompt for {self.decode_id}: {_WORDS[self.reason]}"
+            return f"{self.decode_id} computes the prompt itself: {why}"
+        return f"{self.prefill_id} computes the prompt for {self.decode_id}: {why}"

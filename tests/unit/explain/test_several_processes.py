@@ -209,3 +209,17 @@ def test_one_process_is_as_before() -> None:
     (lane,) = timeline_of(random_load(3), "r3").lanes
     assert len(lane.processes) == 1
     assert " where " not in timeline_text(timeline_of(random_load(3), "r3"))
+
+
+def test_a_lane_tells_why_the_gateway_chose_its_workers() -> None:
+    """Each attempt once, and nobody else's."""
+    log = PoolLog()
+    log.route("b#0.0", 0.0, "of another")
+    log.route("a#0.0", 0.0, "the hand-over is predicted to pay")
+    log.route("a#0.0@1", 4.0, "no prefill worker is ready")
+    died_and_resumed(log, "a#0.0")
+    log.events.sort(key=lambda event: event.time_s)
+    assert [note for note in the_lane(log).notes if note.startswith("routed")] == [
+        "routed: the hand-over is predicted to pay",
+        "routed: no prefill worker is ready",
+    ]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from lent_kv import DIGEST, EPOCH, NUM_ENTRIES, PLAIN, Borrowing, Pools
 from twostroke.kv_transfer.address import Address, connect, listen
@@ -172,6 +173,11 @@ def played(says: list[LenderSays | bytes], *, patience_s: float = 30) -> tuple[F
     return fetched, borrowing
 
 
+def saying(**layout: str) -> KVGeometry:
+    """That of a lender whose blocks lie otherwise."""
+    return replace(GEOMETRY, layout={**GEOMETRY.layout, **layout})
+
+
 TERMS = Terms(GEOMETRY, 0)
 HALF = bytes(NUM_BYTES // 2)
 
@@ -182,6 +188,11 @@ HALF = bytes(NUM_BYTES // 2)
         ([Refusal("it is raining")], "it is raining"),
         ([Waiting()], "expected its terms, not Waiting"),
         ([Terms(KVGeometry({"model": "n"}, {}, {}), 0)], "models differ"),
+        ([Terms(saying(block_size="8"), 0)], "its blocks have 8 tokens; blocks of 4 were asked for"),
+        ([Terms(saying(block_size="6"), 0)], "block_size is 4 here and 6 there"),
+        ([Terms(saying(block_size=""), 0)], "block layouts differ"),
+        ([Terms(saying(ranks="3"), 0)], "2 KV heads cannot be dealt among its 3 ranks"),
+        ([Terms(saying(ranks="0"), 0)], "among its 0 ranks"),
         ([TERMS, Valid()], "unexpected: Valid"),
         ([TERMS, All(DIGEST)], "sent 0 of 6 entries"),
         ([TERMS, Ready(0, 3, 0, 4, ()), HALF, All(DIGEST)], "sent 3 of 6 entries"),
@@ -250,6 +261,36 @@ def test_memory_that_is_not_there_is_not_read(
         is_over.set()
         lender.join()
     assert problem in fetched.problem
+
+
+def test_memory_of_some_of_its_ranks_is_not_read(tmp_path: Path) -> None:
+    listener, address = listen(Address(path=str(tmp_path / "kv")))
+    shared = (tmp_path / "shared").open("w+b")
+    shared.truncate(2 * PLAIN.bytes_per_block)
+
+    def lend() -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            receive(connection, FROM_BORROWER)
+            socket.send_fds(
+                connection, [framed(Terms(saying(ranks="2"), 2 * PLAIN.bytes_per_block))], [shared.fileno()]
+            )
+            connection.recv(1)
+
+    lender = threading.Thread(target=lend)
+    lender.start()
+    with listener, shared:
+        fetched = Borrowing(PLAIN, GEOMETRY).fetch(KVSource(address, EPOCH, 1))
+        lender.join()
+    assert "memory of 1 ranks; it has 2" in fetched.problem
+
+
+def test_a_prefix_that_is_no_whole_blocks_of_the_lenders_is_not_asked_for(make_pools: MakePools) -> None:
+    lent = make_pools()
+    lent.lend(1)
+    fetched = Borrowing(PLAIN, lent.geometry).fetch(lent.source(1, block_size=16))
+    assert "24 tokens are no whole blocks of 16" in fetched.problem
+    assert lent.lender.num_leases == 1
 
 
 def test_nobody_is_there(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 start       seconds until the engine takes requests, one prefill and one decode process / one process
 P idle      tokens per second of a decode process with all threads, while the prefill process has nothing to do / one
             process with as many: what the gateway's journal, the heartbeats and a sleeping process cost
-split       half of the threads each, every prompt handed over. With r and d, prefill and decode tokens per second of
-            one process with all threads, r' and d' with half of them, and n requests of p prompt and m output tokens:
+split       half of the threads each, every prompt handed over. All prompts take a process P seconds, all answers to
+            prompts that are cached D; with half of the threads, beside one that does the other, P' and D'; one prompt
+            p' and one such answer d':
 
-                one process     n p / r + n m / d          what it does first, it does alone
-                split           max(n p / r', n m / d')    both at once, the slower one counts
+                one process     P + D                        what it does first, it does alone
+                split           max(P' + d', p' + D')        both at once, the slower one counts; D begins behind the
+                                                             first prompt, and has the last answer left when P ends
 """
 
 from __future__ import annotations
@@ -61,33 +63,44 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 PREFILLS, DECODES, MIXED = (512, 1), (16, 96), (512, 96)
 """Prompt and output tokens of a request: all prefill, nearly all decode, and both."""
+PARTS = ("one prefill", "one decode", "half prefill", "half decode", "first prompt", "last answer", "one", "split")
+"""What the split is predicted from, and what it is, in seconds."""
 
 
 async def _measure(options: ReproduceOptions, threads: int, rounds: int, num_requests: int) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {name: [] for name in ("start", "idle", "split", "split_predicted")}
+    names = ("start", "idle", "split", "split_predicted", *PARTS)
+    found: dict[str, list[float]] = {name: [] for name in names}
     whole, half = _config(options, threads), _config(options, max(1, threads // 2))
     for _ in range(rounds):
         one_s, two_s = await _start_s(whole, None), await _start_s(whole, TWO)
         found["start"].append(two_s / one_s)
 
-    def load(lengths: tuple[int, int], seed: int) -> Workload:
-        """New prompts each time: nothing of them is cached."""
-        return of_lengths([lengths] * num_requests, vocab_size=options.vocab_size(), seed=seed)
+    def load(lengths: tuple[int, int], seed: int, number: int = num_requests) -> Workload:
+        """With a new seed new prompts: nothing of them is cached."""
+        return of_lengths([lengths] * number, vocab_size=options.vocab_size(), seed=seed)
 
     async with started(whole) as one, started(whole, TWO) as idle:
         for i in range(rounds + 1):
             alone_s = await _took_s(one, load(DECODES, i))
             beside_s = await _took_s(idle, load(DECODES, i))
             found["idle"] += [alone_s / beside_s] if i else []
-    async with started(whole) as one, started(half) as slow, started(half, TWO, placer=LeastBusy()) as split:
+    half_each = started(half, TWO, placer=LeastBusy())
+    async with started(whole) as one, started(half) as left, started(half) as right, half_each as split:
         for i in range(rounds + 1):
-            prefill_s, decode_s = await _took_s(one, load(PREFILLS, i)), await _took_s(one, load(DECODES, 100 + i))
-            slow_prefill_s = await _took_s(slow, load(PREFILLS, i))
-            slow_decode_s = await _took_s(slow, load(DECODES, 100 + i))
-            one_s, split_s = await _took_s(one, load(MIXED, 200 + i)), await _took_s(split, load(MIXED, 200 + i))
+            mixed, prompts, single = load(MIXED, 200 + i), load(PREFILLS, i), load(MIXED, 300 + i, 1)
+            one_s, split_s = await _took_s(one, mixed), await _took_s(split, mixed)
+            prefill_s, decode_s = await _took_s(one, prompts), await _took_s(one, mixed)  # these are cached now
+            await answer_all(right, mixed)
+            half_prefill_s, half_decode_s = await asyncio.gather(_took_s(left, prompts), _took_s(right, mixed))
+            both_s, last_s = await _took_s(left, single), await _took_s(left, single)
+            first_s = max(0.0, both_s - last_s)
+            parts = (prefill_s, decode_s, half_prefill_s, half_decode_s, first_s, last_s, one_s, split_s)
             if i:
+                for name, seconds in zip(PARTS, parts, strict=True):
+                    found[name].append(seconds)
+                predicted_s = max(half_prefill_s + last_s, first_s + half_decode_s)
                 found["split"].append(one_s / split_s)
-                found["split_predicted"].append((prefill_s + decode_s) / max(slow_prefill_s, slow_decode_s))
+                found["split_predicted"].append((prefill_s + decode_s) / predicted_s)
     return found
 
 
