@@ -171,9 +171,10 @@ class NixlReading:
 
     def bring(self, memory: KVMemory, rows: Sequence[Sequence[int]], ready: Ready, entries: Sequence[range]) -> int:
         """See Bringing."""
+        num_entries = ready.end - ready.first
+        if [len(row) for row in ready.rows] != [num_entries] * len(rows):
+            raise TransferBroken(f"{num_entries} entries, but not as many of its blocks in each KV group.")
         theirs = [row[wanted.start : wanted.stop] for row, wanted in zip(ready.rows, entries, strict=True)]
-        if [len(row) for row in theirs] != [len(row) for row in rows]:
-            raise TransferBroken(f"{ready.end - ready.first} entries, but not as many of its blocks in each KV group.")
         if any(not 0 <= block_id < self._num_blocks for row in theirs for block_id in row):
             raise TransferBroken(f"blocks that it does not have: it has {self._num_blocks}.")
         layers = range(ready.first_layer, ready.end_layer)
