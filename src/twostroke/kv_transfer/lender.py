@@ -212,8 +212,9 @@ class KVLender:
             if reason:
                 _send(connection, Refusal(reason))
                 return
-            self._send_terms(connection, fetch)
-            trouble = self._send_parts(connection, fetch, lease) or self._settle(connection, lease)
+            with contextlib.nullcontext() if self._nixl is None else self._nixl.lending():
+                self._send_terms(connection, fetch)
+                trouble = self._send_parts(connection, fetch, lease) or self._settle(connection, lease)
             _send(connection, Refusal(trouble) if trouble else Valid())
 
     def _refusal(self, fetch: Fetch) -> str:

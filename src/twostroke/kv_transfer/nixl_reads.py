@@ -6,17 +6,21 @@ one READ for what a `Ready` names, in which the lender's threads have no part.
 
 A READ that was posted cannot be called back. Whoever gives up waits for its end, so nobody gets blocks to which bytes
 are still on their way; a lender's death ends it with an error.
+
+NIXL's own thread looks for work without a pause, on a core that others compute with. So it is switched off: who reads
+looks after its read, and a lender's agent is looked after while somebody may read there (`lending`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -31,6 +35,8 @@ from twostroke.kv_transfer.memory import KVMemory, layers_of_group
 REMEDY = "Install it (pip install 'twostroke[nixl]'), or hand KV over by other means (--kv-transport auto)"
 POLLS_EVERY_S = 50e-6
 """A layer of a prompt takes tenths of milliseconds to milliseconds."""
+LOOKS_EVERY_S = 200e-6
+"""Of a lender: connections are made, and where the system cannot read another process's memory, bytes sent."""
 _MOST_PEERS = 8
 """Lenders to whom connections stay open."""
 
@@ -70,9 +76,12 @@ class NixlAgent:
         self._memory = memory  # as long as it is registered it must not go
         self._lock = threading.Lock()
         self._peers: dict[bytes, _Peer] = {}
+        self._num_loans = 0
+        self._is_looked_after = False
         try:
             # many threads fetch at once: the agent's own lock is what keeps them apart
-            config = nixl.nixl_agent_config(sync_mode=nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
+            sync_mode = nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+            config = nixl.nixl_agent_config(enable_prog_thread=False, sync_mode=sync_mode)
             self._agent = nixl.nixl_agent(f"twostroke-{secrets.token_hex(8)}", config)
             self._registered: Any = self.register(memory)
             addresses = tuple(memory.address(rank) for rank in range(memory.num_ranks))
@@ -80,6 +89,29 @@ class NixlAgent:
             """What others need for reading the pool."""
         except Exception as error:  # each of NIXL's errors has only Exception above it
             raise SetupError(f"NIXL {importlib.metadata.version('nixl_cu12')}: {error!r}. {REMEDY}.") from error
+
+    @contextlib.contextmanager
+    def lending(self) -> Generator[None]:
+        """Somebody may read here."""
+        with self._lock:
+            self._num_loans += 1
+            if not self._is_looked_after:
+                self._is_looked_after = True
+                threading.Thread(target=self._look_after, daemon=True, name="twostroke-nixl").start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_loans -= 1
+
+    def _look_after(self) -> None:
+        while True:
+            with self._lock:
+                if not self._num_loans:
+                    self._is_looked_after = False
+                    return
+            self._agent.get_new_notifs()  # there are none, but NIXL looks for all that has come
+            time.sleep(LOOKS_EVERY_S)
 
     def reading(self, remote: RemoteMemory, layout: KVLayout, num_bytes: int) -> NixlReading:
         """Reads of one prefix.

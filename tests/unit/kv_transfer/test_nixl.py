@@ -6,7 +6,7 @@ import contextlib
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
@@ -43,7 +43,8 @@ from twostroke.kv_transfer.nixl_reads import NixlAgent
 data = bytearray(b"7" * (NUM_BLOCKS * PLAIN.bytes_per_block))
 agent = NixlAgent(KVMemory(PLAIN, memoryview(data)))
 print(msgspec.msgpack.encode(agent.facts).hex(), flush=True)
-sys.stdin.read()
+with agent.lending():
+    sys.stdin.read()
 """
 
 
@@ -82,9 +83,11 @@ def played(says: list[LenderSays | Callable[[], object]]) -> tuple[Fetched, Borr
 
 
 @pytest.fixture
-def lent() -> NixlAgent:
+def lent() -> Iterator[NixlAgent]:
     """A pool in this process whose bytes are all 7."""
-    return NixlAgent(KVMemory(PLAIN, memoryview(bytearray(b"\x07" * NUM_BYTES))))
+    agent = NixlAgent(KVMemory(PLAIN, memoryview(bytearray(b"\x07" * NUM_BYTES))))
+    with agent.lending():
+        yield agent
 
 
 def test_blocks_are_read_and_nothing_is_sent(lent: NixlAgent) -> None:
