@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec.structs import replace
 
 from twostroke.config.engine import EngineConfig
-from twostroke.config.pools import PoolConfig
+from twostroke.config.pools import MAX_WORKERS, PoolConfig
 from twostroke.config.routing import RoutingConfig
 from twostroke.engine.client import EngineHealth, EngineState, OutputStream, PoolMember
 from twostroke.engine.clock import monotonic_clock
@@ -435,9 +435,12 @@ class PooledEngine:
                 )
                 for role in Role
                 for worker in self._pool.of(role)
+                if worker.state is not EngineState.FAILED
             ]
             for role, wanted in self._scaling.decide(workers, self._pools.scaling_interval_s).items():
-                self._resize(role, wanted.num_wanted, wanted.words, wanted.drain)
+                num_failed = sum(worker.state is EngineState.FAILED for worker in self._pool.of(role))
+                number = min(wanted.num_wanted + num_failed, MAX_WORKERS)  # who cannot be started carries no load
+                self._resize(role, number, wanted.words, wanted.drain)
 
     async def _look_after(self) -> None:
         """Ends workers that have gone silent, and reports each stall once."""

@@ -68,8 +68,11 @@ class KVHolds:
         """All of them."""
         return list(self._tables.values())
 
-    def num_blocks_for_import(self, cached: CachedPrefix, num_tokens: int) -> int:
-        """Blocks that `begin_import` takes out of the free ones."""
+    def num_blocks_for_import(self, cached: CachedPrefix, num_tokens: int) -> tuple[int, int]:
+        """Blocks that `begin_import` takes out of the free ones, and blocks that are held then.
+
+        Those that are shared with somebody who runs now count as well: it ends, and they are still held.
+        """
         return self._reservation.num_to_hold(cached, num_tokens)
 
     def begin_import(self, hold_id: int, cached: CachedPrefix, num_tokens: int) -> KVImport:

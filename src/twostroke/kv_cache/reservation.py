@@ -39,14 +39,17 @@ class Reservation(Protocol):
         """A table that begins with the cached prefix, which is shared from now on."""
         ...
 
-    def num_to_hold(self, cached: CachedPrefix, num_tokens: int) -> int:
-        """Blocks that `open_for` takes out of the free ones."""
+    def num_to_hold(self, cached: CachedPrefix, num_tokens: int) -> tuple[int, int]:
+        """Blocks that `open_for` takes out of the free ones, and blocks that its table holds.
+
+        The difference is shared with others, who may let go of them at any time.
+        """
         ...
 
     def open_for(self, cached: CachedPrefix, num_tokens: int) -> BlockTable:
         """A table for the first `num_tokens` tokens, whole blocks, as far as the query behind them sees them.
 
-        It begins with the cached prefix; the rest is allocated, and there are num_to_hold free blocks.
+        It begins with the cached prefix; the rest is allocated, and there are as many free blocks as num_to_hold says.
         """
         ...
 
@@ -114,10 +117,12 @@ class PagedReservation:
         table.num_named = len(table.rows[0])
         return table
 
-    def num_to_hold(self, cached: CachedPrefix, num_tokens: int) -> int:
-        """New blocks, and cached ones that nobody holds."""
+    def num_to_hold(self, cached: CachedPrefix, num_tokens: int) -> tuple[int, int]:
+        """New blocks, and cached ones that nobody holds; and all of them."""
         held, new = self._to_hold(cached, num_tokens)
-        return sum(map(len, new)) + sum(self._pool.ref_count(block_id) == 0 for row in held for block_id in row)
+        num_new = sum(map(len, new))
+        num_woken = sum(self._pool.ref_count(block_id) == 0 for row in held for block_id in row)
+        return num_new + num_woken, num_new + sum(map(len, held))
 
     def open_for(self, cached: CachedPrefix, num_tokens: int) -> BlockTable:
         """See Reservation.
@@ -274,7 +279,7 @@ class ContiguousReservation:
         rows = [list(range(start, start + self._row_len)) for start in borders]
         return BlockTable(rows, [0] * len(rows), self._layout.block_size)
 
-    def num_to_hold(self, cached: CachedPrefix, num_tokens: int) -> int:
+    def num_to_hold(self, cached: CachedPrefix, num_tokens: int) -> tuple[int, int]:
         """Never asked: without a prefix cache nothing is fetched into it."""
         raise AssertionError(f"{num_tokens} tokens to hold in contiguous runs, behind {cached.num_tokens}")
 

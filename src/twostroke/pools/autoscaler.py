@@ -169,7 +169,8 @@ def streams_within_target(step_s: float, step_s_per_sequence: float, tpot_target
     if step_s + step_s_per_sequence > tpot_target_s or step_s_per_sequence <= 0:
         return max_num_seqs
     # 20 x 0.001 is a little more than 0.05 - 0.03: what rounding takes is given back
-    return max(1, min(max_num_seqs, math.floor((tpot_target_s - step_s) / step_s_per_sequence + 1e-9)))
+    streams = min(float(max_num_seqs), (tpot_target_s - step_s) / step_s_per_sequence + 1e-9)
+    return max(1, math.floor(streams))
 
 
 def scale_prefill(load: PrefillLoad, config: ScalingConfig, state: ScalingState) -> ScalingDecision:

@@ -45,9 +45,9 @@ class KVHandover:
             Where its parts belong; None when there is no room for it now.
         """
         cached = self._kv.find_cached(block_hashes, num_tokens + 1)  # its last token, too, is one of the prefix
-        needed = self._kv.holds.num_blocks_for_import(cached, num_tokens)
+        needed, held = self._kv.holds.num_blocks_for_import(cached, num_tokens)
         promised = sum(self._kv.num_blocks_outstanding(request.request_id) for request in prefills)
-        if needed + promised > self._kv.num_free_blocks or not self._has_room_beside(needed):
+        if needed + promised > self._kv.num_free_blocks or not self._has_room_beside(held):
             return None
         return self._kv.holds.begin_import(import_id, cached, num_tokens)
 
@@ -70,6 +70,13 @@ class KVHandover:
     def ended(self, request: Request) -> None:
         """A request has ended, which may never have run."""
         self._end_import(request)
+
+    def check_invariants(self) -> None:
+        """What is held leaves room for the longest request."""
+        assert not self._kv.holds.num_blocks or self._has_room_beside(0), (
+            f"{self._kv.holds.num_blocks} blocks are held of {self._kv.num_usable_blocks}, and the longest request "
+            f"needs {self._num_for_longest}"
+        )
 
     def _end_import(self, request: Request) -> None:
         if request.arrival.import_id is not None:

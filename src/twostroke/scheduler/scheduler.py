@@ -446,6 +446,7 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Queues, states and block tables tell the same story."""
         self._kv.check_invariants()
+        self._handover.check_invariants()
         self._waiting.check_invariants()
         self._running.check_invariants()
         assert len(self._waiting) + len(self._running) == len(self._requests), "a request is in no queue or in two"

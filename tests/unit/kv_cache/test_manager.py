@@ -162,3 +162,17 @@ def test_without_prefix_caching_nothing_is_found() -> None:
     assert kv.find_cached(hashes, 9).num_tokens == 0
     kv.free("a")
     assert kv.usage().num_cached == 0
+
+
+def test_an_import_that_shares_blocks_with_a_request_holds_them_when_that_has_ended() -> None:
+    """It takes nothing of what is free, and leaves no less room than if it were the only one: KVHandover counts so."""
+    kv = make_kv()
+    hashes = hash_blocks(range(8), 4)
+    admit(kv, "a", hashes, 9)
+    compute(kv, "a", hashes, 8)
+    cached = kv.find_cached(hashes, 9)
+    assert kv.holds.num_blocks_for_import(cached, 8) == (0, 2)
+    kv.holds.begin_import(1, cached, 8)
+    kv.free("a")
+    assert (kv.holds.num_blocks, kv.usage().num_used) == (2, 2)
+    assert kv.holds.num_blocks_for_import(kv.find_cached((), 9), 8) == (2, 2)
