@@ -5,6 +5,7 @@ The profile `ci` is the default and repeats itself exactly; `--hypothesis-profil
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +43,26 @@ def find_program(pytestconfig: pytest.Config) -> Callable[[str, str], str]:
         return found
 
     return find
+
+
+@pytest.fixture(scope="session")
+def need_nixl(pytestconfig: pytest.Config) -> Callable[[], None]:
+    """The test is skipped without NIXL, an extra, or fails with --require-all."""
+
+    def need() -> None:
+        if importlib.util.find_spec("nixl_cu12") is None:
+            message = "not installed: nixl-cu12 (pip)"
+            (pytest.fail if pytestconfig.getoption("require_all") else pytest.skip)(message)
+
+    return need
+
+
+@pytest.fixture(params=["shm", "tcp", "inproc", "nixl"])
+def transport(request: pytest.FixtureRequest, need_nixl: Callable[[], None]) -> str:
+    """Every way that KV goes."""
+    if request.param == "nixl":
+        need_nixl()
+    return request.param
 
 
 @pytest.fixture(autouse=True, scope="session")

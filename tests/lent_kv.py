@@ -16,11 +16,13 @@ import numpy as np
 from twostroke.kernels.head_order import plain_order
 from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.kv_transfer.address import Address
+from twostroke.kv_transfer.address import Address, connect
 from twostroke.kv_transfer.borrower import KVBorrower
+from twostroke.kv_transfer.connection import Connection
 from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
 from twostroke.kv_transfer.lender import KVLender
 from twostroke.kv_transfer.memory import KVMemory, shared_descriptor
+from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.kv_transfer.transport import Fetched, KVSource
 
 PLAIN = KVLayout.of([None] * 4, block_size=4, num_kv_heads=2, head_dim=8, kv_format="bf16")
@@ -68,13 +70,32 @@ class Pools:
         self.lender.begin_part(lease_id, self.rows, NUM_ENTRIES, is_computed=True)
         self.lender.complete(lease_id, DIGEST)
 
-    def connect(self) -> socket.socket:
+    def borrowing(self, geometry: KVGeometry | None = None, **options: Any) -> Borrowing:
+        """Another pool that fetches from this one by the same means."""
+        return Borrowing(self.layout, geometry or self.geometry, by_nixl=self.address.by_nixl, **options)
+
+    def connect(self) -> Connection:
         """A borrower that the test plays itself."""
+        if self.address.name:
+            connection = connect(self.address, 30)
+            connection.settimeout(30)
+            return connection
         family = socket.AF_UNIX if self.address.is_local else socket.AF_INET
         connection = socket.socket(family)
         connection.settimeout(30)
         connection.connect(self.address.path or (self.address.host, self.address.port))
         return connection
+
+
+def address_by(transport: str, folder: Path) -> Address:
+    """Where nobody lends yet."""
+    match transport:
+        case "shm":
+            return Address(path=str(folder / f"kv-{next(_NAMES)}"))
+        case "inproc":
+            return Address(name=f"test-{next(_NAMES)}")
+        case _:
+            return Address(host="127.0.0.1", by_nixl=transport == "nixl")
 
 
 def pools(
@@ -89,17 +110,17 @@ def pools(
     blocks[:] = rng.integers(0, 256, blocks.shape, np.uint8)
     geometry = KVGeometry({"model": "m"}, {"kernels": "k"}, layout_facts(layout, "any"))
     over: queue.SimpleQueue[int] = queue.SimpleQueue()
+    memory = KVMemory(layout, data)
     lender = KVLender(
-        KVMemory(layout, data),
-        [descriptor],
+        memory,
+        NixlAgent(memory) if transport == "nixl" else [descriptor],
         geometry,
         epoch=EPOCH,
         clock=clock,
         is_over=over.put,
         patience_s=patience_s,
     )
-    path = str(folder / f"kv-{next(_NAMES)}")
-    address = lender.listen(Address(path=path) if transport == "shm" else Address(host="127.0.0.1"))
+    address = lender.listen(address_by(transport, folder))
     rows = rng.permutation(NUM_BLOCKS)[: NUM_ENTRIES * len(layout.groups)].reshape(len(layout.groups), NUM_ENTRIES)
     return Pools(layout, lender, address, blocks, geometry, over, tuple(tuple(map(int, row)) for row in rows))
 
@@ -107,7 +128,9 @@ def pools(
 class Borrowing:
     """The other pool."""
 
-    def __init__(self, layout: KVLayout, geometry: KVGeometry, *, seed: int = 0, **options: Any) -> None:
+    def __init__(
+        self, layout: KVLayout, geometry: KVGeometry, *, seed: int = 0, by_nixl: bool = False, **options: Any
+    ) -> None:
         self.layout = layout
         data = bytearray(NUM_BLOCKS * layout.bytes_per_block)
         self.blocks = np.frombuffer(data, np.uint8).reshape(NUM_BLOCKS, -1)
@@ -118,7 +141,8 @@ class Borrowing:
             "patience_s": 30,
             **options,
         }
-        self.borrower = KVBorrower(KVMemory(layout, memoryview(data)), geometry, **given)
+        memory = KVMemory(layout, memoryview(data))
+        self.borrower = KVBorrower(memory, geometry, nixl=NixlAgent(memory) if by_nixl else None, **given)
         found = np.random.default_rng(seed).permutation(NUM_BLOCKS)[: NUM_ENTRIES * len(layout.groups)]
         rows = tuple(tuple(map(int, row)) for row in found.reshape(len(layout.groups), NUM_ENTRIES))
         num_tokens = NUM_ENTRIES * layout.block_size

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lent_kv import address_by
 from twostroke.batch import NewRequest, TokenLogprobs
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.assembly import BuiltEngine, build_engine
@@ -17,7 +18,6 @@ from twostroke.engine.handover_ends import HandoverEnds
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.output_processor import TokenUpdate
 from twostroke.events import Event
-from twostroke.kv_transfer.address import Address
 from twostroke.kv_transfer.transport import Fetched, KVSource
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
@@ -77,12 +77,15 @@ class TwoPools:
     """One of each."""
 
     def __init__(
-        self, folder: Path, *, by_tcp: bool = False, decode: dict[str, Any] | None = None, **given: Any
+        self, folder: Path, *, transport: str = "shm", decode: dict[str, Any] | None = None, **given: Any
     ) -> None:
-        address = Address(host="127.0.0.1") if by_tcp else Address(path=str(folder / f"kv-{next(EPOCHS)}"))
+        address = address_by(transport, folder)
         given = {"threads": 1, "num_kv_blocks": 400, **given}
         self.prefill = Worker(EngineConfig.from_keywords(**given), HandoverPort(lends_at=address))
-        self.decode = Worker(EngineConfig.from_keywords(**{**given, **(decode or {})}), HandoverPort(fetches=True))
+        self.decode = Worker(
+            EngineConfig.from_keywords(**{**given, **(decode or {})}),
+            HandoverPort(fetches=True, fetches_by_nixl=address.by_nixl),
+        )
 
     def close(self) -> None:
         self.prefill.engine.close()

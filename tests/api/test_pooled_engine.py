@@ -34,9 +34,10 @@ def undisturbed() -> Drill:
     return asyncio.run(run(CONFIG, PoolConfig(decode=1), REQUESTS))
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_two_pools_answer_like_one_process(undisturbed: Drill, transport: Any) -> None:
-    found = asyncio.run(run(CONFIG, PoolConfig(prefill=1, decode=1, kv_transport=transport), REQUESTS))
+    workers = "thread" if transport == "inproc" else "process"
+    pools = PoolConfig(prefill=1, decode=1, kv_transport=transport, pool_workers=workers)
+    found = asyncio.run(run(CONFIG, pools, REQUESTS))
     assert found.token_ids == undisturbed.token_ids
     assert found.logprobs == undisturbed.logprobs
     assert found.texts == undisturbed.texts
@@ -240,6 +241,9 @@ def test_what_was_never_started_removes_nothing(tmp_path: Path, monkeypatch: pyt
         ({"decode": 65}, "decode"),
         ({"decode": 1, "prefill": 1, "kv_transport": "pigeon"}, "kv_transport"),
         ({"kv_transport": "tcp"}, "kv_transport"),
+        ({"decode": 1, "prefill": 1, "kv_transport": "inproc"}, "kv_transport='inproc': .* threads of one process"),
+        ({"decode": 1, "pool_workers": "fibre"}, "pool_workers"),
+        ({"decode": 1, "pool_workers": "thread", "cluster": "auto"}, "pool_workers='thread': threads are in no"),
         ({"prefill_block_size": 16}, "prefill_block_size"),
         ({"decode": 1, "prefill": 1, "prefill_block_size": 24}, "prefill_block_size=24.* power of two"),
         ({"decode": 1, "prefill": 1, "prefill_block_size": 256}, "prefill_block_size"),

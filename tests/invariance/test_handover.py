@@ -85,17 +85,16 @@ OTHER_SIZES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("by_tcp", [False, True], ids=["shm", "tcp"])
 @pytest.mark.parametrize("knobs", OTHER_SIZES, ids=str)
 @pytest.mark.parametrize("sizes", [(16, 32), (32, 16), (4, 64), (64, 1)], ids=str)
 def test_pools_of_other_block_sizes(
-    random_models: dict[str, Path], tmp_path: Path, sizes: tuple[int, int], knobs: str, by_tcp: bool
+    random_models: dict[str, Path], tmp_path: Path, sizes: tuple[int, int], knobs: str, transport: str
 ) -> None:
     """Chunks end anywhere in a block; a window that has moved on before the last whole block lends nothing."""
     family, more = OTHER_SIZES[knobs]
     given = {"model": str(random_models[family]), "threads": 1, "num_kv_blocks": 3000, "max_model_len": 256, **more}
     want = alone(EngineConfig.from_keywords(**given), requests())
-    pools = TwoPools(tmp_path, by_tcp=by_tcp, decode={"block_size": sizes[1]}, block_size=sizes[0], **given)
+    pools = TwoPools(tmp_path, transport=transport, decode={"block_size": sizes[1]}, block_size=sizes[0], **given)
     try:
         for _ in range(2):  # the second time both have cached prefixes
             assert same(pools.run(requests()), want)
@@ -108,7 +107,6 @@ def test_pools_of_other_block_sizes(
         pools.close()
 
 
-@pytest.mark.parametrize("by_tcp", [False, True], ids=["shm", "tcp"])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("ranks", [(1, 2), (2, 1), (2, 2)], ids=str)
 def test_engines_of_several_ranks(
@@ -117,7 +115,7 @@ def test_engines_of_several_ranks(
     monkeypatch: pytest.MonkeyPatch,
     ranks: tuple[int, int],
     family: str,
-    by_tcp: bool,
+    transport: str,
 ) -> None:
     """Each with its heads, and blocks of two sizes on top; a chunk at a time, layer by layer."""
     ranks_are_threads(monkeypatch)
@@ -126,7 +124,7 @@ def test_engines_of_several_ranks(
     want = alone(EngineConfig.from_keywords(**given), requests())
     for block_size in (16, 32):
         decode = {"tensor_parallel_size": ranks[1], "block_size": block_size}
-        pools = TwoPools(tmp_path, by_tcp=by_tcp, decode=decode, tensor_parallel_size=ranks[0], **given)
+        pools = TwoPools(tmp_path, transport=transport, decode=decode, tensor_parallel_size=ranks[0], **given)
         try:
             for _ in range(2):
                 assert same(pools.run(requests()), want)

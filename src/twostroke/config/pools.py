@@ -12,7 +12,8 @@ from twostroke.config.checks import number, one_of, switch, text, whole_number
 from twostroke.config.load import MAX_RANKS
 from twostroke.errors import InvalidParameter
 
-KVTransport = Literal["auto", "shm", "tcp"]
+KVTransport = Literal["auto", "shm", "tcp", "inproc", "nixl"]
+PoolWorkers = Literal["process", "thread"]
 MAX_WORKERS = 64
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}")
 
@@ -26,8 +27,12 @@ class PoolConfig:
     decode: int = 0
     """Processes that decode; 0, without prefill processes: one process does everything."""
     kv_transport: KVTransport = "auto"
-    """How KV goes from one process to another: 'shm' reads shared memory, 'tcp' sends it; 'auto' takes shared memory
-    on one machine, and TCP in a cluster."""
+    """How KV goes from one worker to another: 'shm' reads shared memory, 'tcp' sends it, 'nixl' has NIXL read it (pip
+    install 'twostroke[nixl]'), 'inproc' reads it where it lies, of workers that are threads; 'auto' takes shared memory
+    on one machine, TCP in a cluster, and 'inproc' with --pool-workers thread."""
+    pool_workers: PoolWorkers = "process"
+    """Workers are processes, or threads of the server's own process ('thread'), as for a notebook or a test: these take
+    turns at computing, and one that hangs cannot be ended, only left."""
     prefill_block_size: int | None = None
     """Tokens per KV block of prefill processes, where they are to have another block size than --block-size says: KV is
     converted on its way, and what is handed over is whole blocks of both."""
@@ -61,7 +66,7 @@ class PoolConfig:
         """Checks ranges, and that somebody decodes."""
         whole_number("prefill", self.prefill, 0, MAX_WORKERS)
         whole_number("decode", self.decode, 0, MAX_WORKERS)
-        one_of("kv_transport", self.kv_transport, get_args(KVTransport))
+        self._check_ways()
         if self.prefill_block_size is not None:
             check_block_size("prefill_block_size", self.prefill_block_size)
         if self.prefill_tensor_parallel_size is not None:
@@ -86,6 +91,13 @@ class PoolConfig:
         if not (self.max_prefill or self.max_decode):
             self._refuse({"scaling_interval_s"}, "needs pools that change", "Add --max-prefill or --max-decode.")
 
+    def _check_ways(self) -> None:
+        one_of("kv_transport", self.kv_transport, get_args(KVTransport))
+        one_of("pool_workers", self.pool_workers, get_args(PoolWorkers))
+        if self.kv_transport == "inproc" and self.pool_workers != "thread":
+            remedy = "Add --pool-workers thread, or use --kv-transport shm."
+            raise InvalidParameter("kv_transport", "inproc", "is for workers that are threads of one process", remedy)
+
     def _check_sizes_under_load(self) -> None:
         for name, fewest in (("max_prefill", self.prefill), ("max_decode", self.decode)):
             most = getattr(self, name)
@@ -108,16 +120,20 @@ class PoolConfig:
         if cluster != "auto" and not _HOST_AND_PORT.fullmatch(cluster):
             remedy = "Use --cluster auto on a node of the cluster; ray:// is for clients outside, which have no node."
             raise InvalidParameter("cluster", cluster, "must be 'auto' or HOST:PORT", remedy)
+        if self.pool_workers == "thread":
+            raise InvalidParameter("pool_workers", "thread", "threads are in no cluster", "Leave out one of them.")
         if self.kv_transport == "shm":
             remedy = "Leave it out, or use --kv-transport tcp."
             raise InvalidParameter("kv_transport", "shm", "processes on several nodes share no memory", remedy)
 
     @property
-    def transport(self) -> Literal["shm", "tcp"]:
+    def transport(self) -> Literal["shm", "tcp", "inproc", "nixl"]:
         """How KV goes, 'auto' decided."""
-        if self.kv_transport == "auto":
-            return "shm" if self.cluster is None else "tcp"
-        return self.kv_transport
+        if self.kv_transport != "auto":
+            return self.kv_transport
+        if self.pool_workers == "thread":
+            return "inproc"
+        return "shm" if self.cluster is None else "tcp"
 
     @property
     def num_workers(self) -> int:

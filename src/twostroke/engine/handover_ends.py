@@ -16,6 +16,7 @@ from twostroke.kv_transfer.borrower import KVBorrower
 from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.kv_transfer.lender import KVLender
 from twostroke.kv_transfer.memory import KVMemory, shared_descriptor
+from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.kv_transfer.transport import Fetched
 from twostroke.runner.model_runner import ModelRunner
 from twostroke.scheduler.scheduler import Scheduler
@@ -80,7 +81,7 @@ def open_ends(
         descriptors: of all ranks' caches, where they are mapped.
 
     Raises:
-        SetupError: nobody can be served at its address.
+        SetupError: nobody can be served at its address, or NIXL is not there.
     """
     kv = runner.kv
     own = kv.bytes_of_pool()
@@ -88,8 +89,8 @@ def open_ends(
     block_size, port = kv.layout.block_size, ends.port
     lending = fetching = where = None
     if port.lends_at is not None:
-        mapped = descriptors if port.lends_at.is_local else ()
-        lender = KVLender(memory, mapped, geometry, epoch=ends.epoch, clock=monotonic_clock, is_over=ends.is_over)
+        shared = NixlAgent(memory) if port.lends_at.by_nixl else descriptors if port.lends_at.is_local else ()
+        lender = KVLender(memory, shared, geometry, epoch=ends.epoch, clock=monotonic_clock, is_over=ends.is_over)
         lending = KVLending(
             scheduler, lender, block_size, split_layers=memory.num_layers if memory.num_ranks > 1 else 0
         )
@@ -100,7 +101,12 @@ def open_ends(
             raise SetupError(f"{port.lends_at}: nobody can fetch KV there ({error}). Give another address.") from None
     if port.fetches:
         borrower = KVBorrower(
-            memory, geometry, order=runner.head_order, clock=monotonic_clock, allows_drift=port.allows_drift
+            memory,
+            geometry,
+            order=runner.head_order,
+            clock=monotonic_clock,
+            allows_drift=port.allows_drift,
+            nixl=NixlAgent(memory) if port.fetches_by_nixl else None,
         )
         fetching = KVFetching(
             scheduler, borrower, journal, block_size=block_size, clock=monotonic_clock, is_done=ends.is_fetched

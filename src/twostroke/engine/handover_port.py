@@ -13,6 +13,8 @@ class HandoverPort(msgspec.Struct, frozen=True, array_like=True):
     lends_at: Address | None = None
     """Its KV can be fetched here; None: it lends nothing."""
     fetches: bool = False
+    fetches_by_nixl: bool = False
+    """Others lend to it by NIXL."""
     allows_drift: bool = False
     """It takes KV that was computed by other kernels or on other devices."""
     memory_share: float = 1.0

@@ -1,4 +1,4 @@
-"""Who starts the processes of the pools: this machine, or a cluster."""
+"""Who starts the processes of the pools: this machine, or a cluster; or nobody, where threads do."""
 
 from __future__ import annotations
 
@@ -87,6 +87,10 @@ def launcher_for(config: EngineConfig, pools: PoolConfig) -> Launcher:
     Raises:
         SetupError: what it needs is not installed.
     """
+    if pools.pool_workers == "thread":
+        from twostroke.engine.thread_launcher import ThreadLauncher  # brings torch, where a gateway has none
+
+        return ThreadLauncher()
     if pools.cluster is None:
         return LocalLauncher()
     from twostroke.engine.ray_launcher import RayLauncher  # Ray is an extra, and takes a while

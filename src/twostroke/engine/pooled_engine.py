@@ -32,6 +32,7 @@ from twostroke.errors import EngineError, EngineUnavailable, InvalidParameter
 from twostroke.events import Event, RequestRouted
 from twostroke.explain.names import GATEWAY
 from twostroke.kv_transfer.geometry import KVGeometry
+from twostroke.kv_transfer.nixl_reads import check_nixl
 from twostroke.log import get_logger
 from twostroke.packed_events import PackedEvent, PackedEventLog, pack, unpack
 from twostroke.pools.member import Role
@@ -60,7 +61,7 @@ class PooledEngine:
 
     Raises:
         InvalidParameter: the engine's settings do not go with pools.
-        SetupError: what the launcher needs is not installed.
+        SetupError: what the launcher or the transport needs is not installed.
     """
 
     def __init__(  # noqa: PLR0913 (as of RemoteEngine, and two more)
@@ -82,6 +83,8 @@ class PooledEngine:
             raise InvalidParameter("tensor_parallel_address", address, limit, "Leave it out: each starts its own.")
         if pools.prefill:
             _check(config)
+        if pools.transport == "nixl":
+            check_nixl()
         self._config = config
         self._pools = pools
         self._listeners = tuple(listeners)

@@ -8,6 +8,7 @@ it is gone, which it notices by its standard input.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import signal
@@ -44,6 +45,7 @@ from twostroke.engine.messages import (
     Report,
     ResetPrefixCache,
     Start,
+    Stop,
 )
 from twostroke.engine.wires import engine_ends, unbounded
 from twostroke.errors import TwostrokeError
@@ -75,8 +77,8 @@ class _Outbox:
         return events
 
 
-class _Channel:
-    """This process's ends of the two sockets."""
+class Channel:
+    """An engine's ends of the two sockets."""
 
     def __init__(self, folder: Path) -> None:
         self._context = zmq.Context()
@@ -89,6 +91,15 @@ class _Channel:
         self._is_closed = False
         self._has_reported = False
         """Since somebody last looked whether it has."""
+        self._came_round_s = math.inf
+        """When the loop last looked for commands; infinite before it runs, and while it waits for some."""
+        self.is_left = False
+        """Nobody listens any more, and nothing is sent."""
+
+    def leave(self) -> None:
+        """From any thread: what comes of the engine from now on is not heard, and its loop ends when it comes round."""
+        self.is_left = True
+        self.post(Stop())
 
     def post(self, command: Command) -> None:
         """From any thread of this process: a command that its loop obeys like one from outside."""
@@ -100,25 +111,35 @@ class _Channel:
                 self._own.connect(_OWN)
             self._own.send(COMMANDS.encode(command))
 
-    def tell_alive(self, is_over: threading.Event, every_s: float) -> None:
+    def tell_alive(self, is_over: threading.Event, every_s: float, step_patience_s: float) -> None:
         """Says that this process runs where it has said nothing else for a while, in a thread that does nothing else.
 
         Who reports needs no heartbeat, and each wakes the gateway up.
+
+        Args:
+            is_over: ends it.
+            every_s: how long a while is.
+            step_patience_s: of a loop that has not come round for so long it is not said.
         """
         while not is_over.wait(every_s):
-            if not self._has_reported:
+            if not self._has_reported and monotonic_clock() - self._came_round_s < step_patience_s:
                 self.send(Alive())
             self._has_reported = False
 
     def receive(self, *, wait: bool) -> Command | None:
         """The next command; None when there is none and nobody waits."""
+        self._came_round_s = math.inf if wait else monotonic_clock()
         try:
             return COMMANDS.decode(self._commands.recv(0 if wait else zmq.NOBLOCK))
         except zmq.Again:
             return None
+        finally:
+            self._came_round_s = monotonic_clock()
 
     def send(self, report: Report) -> None:
         """Queues a report, from any thread."""
+        if self.is_left:
+            return
         self._has_reported = True
         frame = REPORTS.encode(report)
         with self._sends:
@@ -142,17 +163,43 @@ def serve(folder: Path, around_executor: Callable[[Executor], Executor] | None =
         folder: of the sockets.
         around_executor: puts another executor around the one that computes; tests inject faults there.
     """
-    channel = _Channel(folder)
+    return run(Channel(folder), around_executor)
+
+
+def run(
+    channel: Channel,
+    around_executor: Callable[[Executor], Executor] | None = None,
+    *,
+    is_whole_process: bool = True,
+    step_patience_s: float = math.inf,
+) -> int:
+    """The same for sockets that are there, which are closed in the end.
+
+    Args:
+        channel: to whoever gives commands.
+        around_executor: as above.
+        is_whole_process: nothing else lives in this process: its clock and its memory are the engine's.
+        step_patience_s: it counts as alive for so long without looking for commands.
+    """
     try:
         start = channel.receive(wait=True)
+        if isinstance(start, Stop):
+            return 0
         assert isinstance(start, Start), f"the first command was {start}"
-        return _run(channel, start, around_executor)
+        if is_whole_process:
+            monotonic_clock.ahead_s = start.clock_ahead_s
+        return _run(channel, start, around_executor, is_whole_process, step_patience_s)
     finally:
         channel.close()
 
 
-def _run(channel: _Channel, start: Start, around_executor: Callable[[Executor], Executor] | None) -> int:
-    monotonic_clock.ahead_s = start.clock_ahead_s
+def _run(
+    channel: Channel,
+    start: Start,
+    around_executor: Callable[[Executor], Executor] | None,
+    is_whole_process: bool,
+    step_patience_s: float,
+) -> int:
     outbox = _Outbox()
     ends = None if start.handover is None else _handover_ends(start.handover, channel)
     try:
@@ -161,7 +208,8 @@ def _run(channel: _Channel, start: Start, around_executor: Callable[[Executor], 
         channel.send(Refused(type(error).__name__, str(error)))
         return 1
     built.grammars.warm_up()
-    keep_what_is_there()
+    if is_whole_process:
+        keep_what_is_there()
     channel.send(Ready(built.facts, built.lender, built.geometry, built.machine))
     channel.send(Progress((), outbox.take()))
     is_over = threading.Event()
@@ -169,7 +217,7 @@ def _run(channel: _Channel, start: Start, around_executor: Callable[[Executor], 
     if start.handover is not None:
         every_s = start.handover.heartbeat_s
         heart = threading.Thread(
-            target=channel.tell_alive, args=(is_over, every_s), daemon=True, name="twostroke-heart"
+            target=channel.tell_alive, args=(is_over, every_s, step_patience_s), daemon=True, name="twostroke-heart"
         )
         heart.start()
     try:
@@ -187,7 +235,7 @@ def _run(channel: _Channel, start: Start, around_executor: Callable[[Executor], 
     return 0
 
 
-def _handover_ends(port: HandoverPort, channel: _Channel) -> HandoverEnds:
+def _handover_ends(port: HandoverPort, channel: Channel) -> HandoverEnds:
     """What threads of the hand-over have to say goes the way of all commands."""
     return HandoverEnds(
         port,
@@ -197,9 +245,9 @@ def _handover_ends(port: HandoverPort, channel: _Channel) -> HandoverEnds:
     )
 
 
-def _loop(channel: _Channel, engine: Engine, outbox: _Outbox) -> None:
+def _loop(channel: Channel, engine: Engine, outbox: _Outbox) -> None:
     """Commands between steps, steps while there is work, sleep otherwise."""
-    while True:
+    while not channel.is_left:
         command = channel.receive(wait=not engine.has_work)
         num_obeyed = 0
         while command is not None:
@@ -213,7 +261,7 @@ def _loop(channel: _Channel, engine: Engine, outbox: _Outbox) -> None:
             channel.send(Progress(updates, events))
 
 
-def _obey(command: Command, channel: _Channel, engine: Engine) -> bool:
+def _obey(command: Command, channel: Channel, engine: Engine) -> bool:
     """Does what it says; False ends the loop."""
     match command:
         case Add(request):

@@ -43,7 +43,6 @@ from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.messages import Ready, Start
 from twostroke.engine.wires import NetworkEnd, NetworkWires
 from twostroke.errors import SetupError
-from twostroke.kv_transfer.address import Address
 from twostroke.log import get_logger
 from twostroke.pools.member import Role
 from twostroke.version import __version__
@@ -222,7 +221,7 @@ class RayLauncher:
                 raise SetupError(f"{name} could not be placed in the cluster ({_first_lines(error)}).") from error
             raise
         if port.lends_at is not None:
-            port = msgspec.structs.replace(port, lends_at=Address(host=seated.host))
+            port = msgspec.structs.replace(port, lends_at=msgspec.structs.replace(port.lends_at, host=seated.host))
         load = replace(config.load, threads=self._num_cpus)
         if wish.is_spread:
             load = replace(load, tensor_parallel_address=f"{seated.host}:{seated.free_port}")

@@ -187,9 +187,18 @@ class WorkerPool:
             name=name,
         )
         if role is Role.DECODE:
-            return msgspec.structs.replace(port, fetches=True)
-        if self._pools.transport == "tcp":
-            return msgspec.structs.replace(port, lends_at=Address(host="127.0.0.1"))
+            return msgspec.structs.replace(port, fetches=True, fetches_by_nixl=self._pools.transport == "nixl")
+        return msgspec.structs.replace(port, lends_at=self._lending_address())
+
+    def _lending_address(self) -> Address:
         assert self._folder is not None, "not started"
-        path = self._folder / f"kv-{next(self._numbers)}"
-        return msgspec.structs.replace(port, lends_at=Address(path=str(path)))
+        path = str(self._folder / f"kv-{next(self._numbers)}")
+        match self._pools.transport:
+            case "shm":
+                return Address(path=path)
+            case "inproc":
+                return Address(name=path)  # it is no file, but no other pool of this process has the same
+            case "tcp":
+                return Address(host="127.0.0.1")
+            case "nixl":
+                return Address(host="127.0.0.1", by_nixl=True)

@@ -13,6 +13,7 @@ from twostroke.config.load import MAX_RANKS
 from twostroke.errors import EngineError
 from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_transfer.address import connect
+from twostroke.kv_transfer.connection import Connection
 from twostroke.kv_transfer.conversion import OrderOf
 from twostroke.kv_transfer.frames import (
     FROM_LENDER,
@@ -31,8 +32,10 @@ from twostroke.kv_transfer.frames import (
     receive,
 )
 from twostroke.kv_transfer.geometry import KVGeometry
-from twostroke.kv_transfer.intake import Lent, intake
+from twostroke.kv_transfer.in_process import memory_here
+from twostroke.kv_transfer.intake import Bringing, Intake, Lent, Sent, intake
 from twostroke.kv_transfer.memory import KVMemory, SharedMapping
+from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.kv_transfer.transport import Fetched, KVSource
 
 PATIENCE_S = 10.0
@@ -49,6 +52,7 @@ class KVBorrower:
         clock: in seconds.
         allows_drift: take KV that was computed by other numerics.
         patience_s: how long a lender may say nothing at all.
+        nixl: reads from lenders who lend by it; it is closed here.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class KVBorrower:
         clock: Callable[[], float],
         allows_drift: bool = False,
         patience_s: float = PATIENCE_S,
+        nixl: NixlAgent | None = None,
     ) -> None:
         self._memory = memory
         self._geometry = geometry
@@ -67,14 +72,20 @@ class KVBorrower:
         self._clock = clock
         self._allows_drift = allows_drift
         self._patience_s = patience_s
-        self._mappings = _Mappings()
+        self._memories = _Memories(nixl)
 
     def fetch(
         self, source: KVSource, into: KVImport, digest: bytes, is_done: Callable[[Fetched], object]
     ) -> Callable[[], None]:
         """See FetchingSide; `is_done` is called in the thread that fetches."""
         task = _Fetching(
-            self._memory, self._geometry, self._order, self._mappings, self._clock, self._allows_drift, self._patience_s
+            self._memory,
+            self._geometry,
+            self._order,
+            self._memories,
+            self._clock,
+            self._allows_drift,
+            self._patience_s,
         )
 
         def run() -> None:
@@ -85,20 +96,26 @@ class KVBorrower:
 
     def close(self) -> None:
         """Forgets what others have shared."""
-        self._mappings.clear()
+        self._memories.close()
 
 
-class _Mappings:
-    """Memory of other processes that is mapped here, by their epochs: mapping gigabytes takes a while."""
+class _Memories:
+    """Of other processes: what is mapped here, by their epochs, as mapping gigabytes takes a while, and who reads what
+    is not.
+
+    Args:
+        nixl: reads from those who lend by it.
+    """
 
     _MOST = 8
     """Processes whose memory stays mapped."""
 
-    def __init__(self) -> None:
+    def __init__(self, nixl: NixlAgent | None) -> None:
+        self.nixl = nixl
         self._lock = threading.Lock()
         self._known: dict[int, SharedMapping] = {}
 
-    def get(self, epoch: int, descriptors: Sequence[int], num_bytes: int) -> SharedMapping:
+    def mapped(self, epoch: int, descriptors: Sequence[int], num_bytes: int) -> SharedMapping:
         """The mapping of a process; the descriptors are closed."""
         with self._lock:
             mapping = self._known.pop(epoch, None)
@@ -112,10 +129,12 @@ class _Mappings:
                 del self._known[next(iter(self._known))]
             return mapping
 
-    def clear(self) -> None:
+    def close(self) -> None:
         """Forgets them."""
         with self._lock:
             self._known.clear()
+        if self.nixl is not None:
+            self.nixl.close()
 
 
 class _Fetching:
@@ -126,7 +145,7 @@ class _Fetching:
         memory: KVMemory,
         geometry: KVGeometry,
         order: OrderOf,
-        mappings: _Mappings,
+        memories: _Memories,
         clock: Callable[[], float],
         allows_drift: bool,
         patience_s: float,
@@ -134,12 +153,12 @@ class _Fetching:
         self._memory = memory
         self._geometry = geometry
         self._order = order
-        self._mappings = mappings
+        self._memories = memories
         self._clock = clock
         self._allows_drift = allows_drift
         self._patience_s = patience_s
         self._lock = threading.Lock()
-        self._connection: socket.socket | None = None
+        self._connection: Connection | None = None
         self._is_given_up = False
         self._num_bytes = 0
         self._first_byte_s = 0.0
@@ -174,14 +193,32 @@ class _Fetching:
                 self._connection = None
         return Fetched(problem, self._num_bytes, self._first_byte_s, drift, self._busy_s)
 
-    def _fetch(self, connection: socket.socket, source: KVSource, into: KVImport, digest: bytes) -> str:
+    def _fetch(self, connection: Connection, source: KVSource, into: KVImport, digest: bytes) -> str:
         """All of it; returns how the lender's numerics differ."""
         their_size = source.block_size or self._memory.layout.block_size
         question = self._question(source, into, their_size)
         num_blocks = question.num_blocks
         connection.sendall(framed(question))
         terms, lent = self._receive_terms(connection, source, their_size)
-        way_in = intake(self._memory, lent, into, question.first_entries, self._order, connection)
+        with self._bringing(connection, terms, lent) as bringing:
+            way_in = intake(self._memory, lent, into, question.first_entries, self._order, bringing)
+            num_entries, theirs_digest = self._take_all(connection, way_in, num_blocks)
+        if num_entries != num_blocks or theirs_digest != digest:
+            raise TransferBroken(
+                f"it has sent {num_entries} of {num_blocks} entries, of the prefix {theirs_digest.hex()}; "
+                f"{digest.hex()} was asked for."
+            )
+        connection.sendall(framed(Copied()))
+        match receive(connection, FROM_LENDER):
+            case Valid():
+                return self._geometry.drift(terms.geometry)
+            case Refusal(reason):
+                raise TransferBroken(reason)
+            case other:
+                raise TransferBroken(f"unexpected: {type(other).__name__}")
+
+    def _take_all(self, connection: Connection, way_in: Intake, num_blocks: int) -> tuple[int, bytes]:
+        """What the lender has, until there is no more: how many entries that was, and of which prefix."""
         due = _Due(num_blocks, self._memory.num_layers)
         while True:
             match receive(connection, FROM_LENDER):
@@ -194,25 +231,20 @@ class _Fetching:
                     self._busy_s += self._clock() - begin_s
                 case Waiting():
                     pass
-                case All(theirs_digest):
-                    break
+                case All(digest):
+                    return due.entry, digest
                 case Refusal(reason):
                     raise TransferBroken(reason)
                 case other:
                     raise TransferBroken(f"unexpected: {type(other).__name__}")
-        if due.entry != num_blocks or theirs_digest != digest:
-            raise TransferBroken(
-                f"it has sent {due.entry} of {num_blocks} entries, of the prefix {theirs_digest.hex()}; "
-                f"{digest.hex()} was asked for."
-            )
-        connection.sendall(framed(Copied()))
-        match receive(connection, FROM_LENDER):
-            case Valid():
-                return self._geometry.drift(terms.geometry)
-            case Refusal(reason):
-                raise TransferBroken(reason)
-            case other:
-                raise TransferBroken(f"unexpected: {type(other).__name__}")
+
+    def _bringing(self, connection: Connection, terms: Terms, lent: Lent) -> Bringing:
+        """How bytes come that are not copied out of shared memory."""
+        if self._memories.nixl is None or terms.remote is None:
+            return Sent(connection)
+        if len(terms.remote.addresses) != lent.num_ranks:
+            raise TransferBroken(f"memory of {len(terms.remote.addresses)} ranks; it has {lent.num_ranks}.")
+        return self._memories.nixl.reading(terms.remote, lent.layout, terms.num_bytes_shared)
 
     def _question(self, source: KVSource, into: KVImport, their_size: int) -> Fetch:
         if into.num_tokens % their_size:
@@ -223,15 +255,15 @@ class _Fetching:
             source.lease_id,
             tuple(first * self._memory.layout.block_size // their_size for first in into.first_missing),
             into.num_tokens // their_size,
-            source.address.is_local,
+            source.address.shares_memory and (self._memories.nixl is not None or not source.address.by_nixl),
             self._geometry,
             self._allows_drift,
         )
 
-    def _receive_terms(self, connection: socket.socket, source: KVSource, their_size: int) -> tuple[Terms, Lent]:
+    def _receive_terms(self, connection: Connection, source: KVSource, their_size: int) -> tuple[Terms, Lent]:
         """The answer, and the lender's blocks: their memory, too, where it comes with it."""
         head, descriptors = b"", list[int]()
-        if source.address.is_local:
+        if isinstance(connection, socket.socket) and source.address.is_local:
             head, descriptors, _, _ = socket.recv_fds(connection, 1, MAX_RANKS)
             if not head:
                 raise TransferBroken("the other side has closed the connection.")
@@ -243,12 +275,13 @@ class _Fetching:
             num_kv_heads = self._memory.layout.num_kv_heads * self._memory.num_ranks // num_ranks
             layout = replace(self._memory.layout, block_size=their_size, num_kv_heads=num_kv_heads)
             if not descriptors:
-                return terms, Lent(layout, num_ranks, None)
+                name = source.address.name
+                return terms, Lent(layout, num_ranks, memory_here(name) if name else None)
             if len(descriptors) != num_ranks:
                 raise TransferBroken(f"memory of {len(descriptors)} ranks; it has {num_ranks}.")
             unused.pop_all()  # from here on the mapping's
             try:
-                mapping = self._mappings.get(source.epoch, descriptors, terms.num_bytes_shared)
+                mapping = self._memories.mapped(source.epoch, descriptors, terms.num_bytes_shared)
                 return terms, Lent(layout, num_ranks, mapping.memory(layout))
             except ValueError as error:
                 raise TransferBroken(f"its memory of {terms.num_bytes_shared:,} bytes is none: {error}") from None

@@ -20,7 +20,6 @@ A frame is its length in four bytes and msgpack; the bytes that `Ready` announce
 
 from __future__ import annotations
 
-import socket
 import struct
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -28,9 +27,10 @@ from typing import TypeVar
 import msgspec
 
 from twostroke.errors import EngineError
+from twostroke.kv_transfer.connection import Connection
 from twostroke.kv_transfer.geometry import KVGeometry
 
-PROTOCOL = 2
+PROTOCOL = 3
 _LENGTH = struct.Struct("<I")
 _MAX_FRAME_BYTES = 1 << 20
 
@@ -66,12 +66,23 @@ class Refusal(_Frame, frozen=True):
     reason: str
 
 
+class RemoteMemory(msgspec.Struct, frozen=True, array_like=True):
+    """Where another process's NIXL finds a lender's KV memory."""
+
+    agent: bytes
+    """How its agent is reached, and what it has registered: NIXL's own words."""
+    addresses: tuple[int, ...]
+    """Rank by rank, where the memory begins in the lender's process."""
+
+
 class Terms(_Frame, frozen=True):
     """The lease is there."""
 
     geometry: KVGeometry
     num_bytes_shared: int
-    """Of the lender's KV memory, whose descriptor comes with this frame; 0: the bytes are sent."""
+    """Of the lender's KV memory, of each rank, which the borrower reads itself; 0: the bytes are sent."""
+    remote: RemoteMemory | None = None
+    """Where NIXL reads it; None: its descriptors come with this frame, or it lies in the borrower's own process."""
 
 
 class Ready(_Frame, frozen=True):
@@ -117,7 +128,7 @@ def framed(frame: LenderSays | BorrowerSays) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def receive(connection: socket.socket, decoder: msgspec.msgpack.Decoder[_Said], head: bytes = b"") -> _Said:
+def receive(connection: Connection, decoder: msgspec.msgpack.Decoder[_Said], head: bytes = b"") -> _Said:
     """The next frame, of which `head` has come already.
 
     Raises:
@@ -133,7 +144,7 @@ def receive(connection: socket.socket, decoder: msgspec.msgpack.Decoder[_Said], 
         raise TransferBroken(f"a frame that is not understood ({error}): a peer of another version?") from error
 
 
-def receive_exactly(connection: socket.socket, num_bytes: int) -> bytearray:
+def receive_exactly(connection: Connection, num_bytes: int) -> bytearray:
     """So many bytes, in memory of their own."""
     data = bytearray(num_bytes)
     if num_bytes:
@@ -141,7 +152,7 @@ def receive_exactly(connection: socket.socket, num_bytes: int) -> bytearray:
     return data
 
 
-def send_pieces(connection: socket.socket, pieces: Sequence[memoryview]) -> None:
+def send_pieces(connection: Connection, pieces: Sequence[memoryview]) -> None:
     """All of them in their order, without gathering them first."""
     for batch in _batches(pieces):
         left = batch
@@ -149,7 +160,7 @@ def send_pieces(connection: socket.socket, pieces: Sequence[memoryview]) -> None
             left = _behind(left, connection.sendmsg(left))
 
 
-def receive_pieces(connection: socket.socket, places: Sequence[memoryview]) -> None:
+def receive_pieces(connection: Connection, places: Sequence[memoryview]) -> None:
     """Fills all of them in their order, which were not empty.
 
     Raises:

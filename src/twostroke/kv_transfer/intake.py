@@ -3,25 +3,29 @@
 ```
                        blocks alike                          of another size, or among other ranks
 memory is shared       copied                                taken apart where they lie
-bytes are sent         received where they belong            received beside, some at once, and taken apart
+bytes are brought      brought where they belong             brought beside, some at once, and taken apart
 ```
+
+Brought: sent by the lender over the connection, or read by NIXL out of its memory.
 """
 
 from __future__ import annotations
 
-import socket
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Protocol
 
 from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_transfer.connection import Connection
 from twostroke.kv_transfer.conversion import Conversion, OrderOf
 from twostroke.kv_transfer.frames import Ready, TransferBroken, receive_pieces
 from twostroke.kv_transfer.memory import KVMemory
 
 _STAGED_BYTES = 4 << 20
-"""Of sent blocks that are taken apart, so many bytes at once."""
+"""Of brought blocks that are taken apart, so many bytes at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,60 @@ class Lent:
     """As each of its ranks has it."""
     num_ranks: int
     memory: KVMemory | None
-    """All of them, where it is shared; else their bytes are sent."""
+    """All of them, where it is shared; else their bytes are brought."""
+
+
+class Bringing(contextlib.AbstractContextManager["Bringing"], Protocol):
+    """How bytes of a lender's blocks come where its memory is not shared; one for each prefix."""
+
+    def staging(self, memory: KVMemory) -> KVMemory:
+        """Memory beside the pool, into which bytes are going to be brought."""
+        ...
+
+    def bring(self, memory: KVMemory, rows: Sequence[Sequence[int]], ready: Ready, entries: Sequence[range]) -> int:
+        """Fills the layers that are ready of some blocks.
+
+        Args:
+            memory: whose blocks, of the lender's shape.
+            rows: per KV group, ids of blocks in it.
+            ready: what the lender has ready.
+            entries: per KV group, which of these are wanted; the first is 0.
+
+        Returns:
+            Bytes that came.
+
+        Raises:
+            TransferBroken: the lender says what cannot be.
+            OSError: the connection has broken, or nothing came in time.
+        """
+        ...
+
+
+class Sent:
+    """The lender sends them: those of each group from its first one that was asked for, in their order."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def staging(self, memory: KVMemory) -> KVMemory:
+        """See Bringing."""
+        return memory
+
+    def bring(self, memory: KVMemory, rows: Sequence[Sequence[int]], ready: Ready, entries: Sequence[range]) -> int:
+        """See Bringing."""
+        del entries
+        places = memory.pieces(rows, range(ready.first_layer, ready.end_layer), [0] * len(rows))
+        receive_pieces(self._connection, places)
+        return sum(map(len, places))
+
+    def __enter__(self) -> Sent:
+        """The connection is closed by who has made it."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        """See above."""
 
 
 class Intake(Protocol):
@@ -54,7 +111,7 @@ def intake(
     into: KVImport,
     first_entries: Sequence[int],
     order: OrderOf,
-    connection: socket.socket,
+    bringing: Bringing,
 ) -> Intake:
     """For one prefix.
 
@@ -64,17 +121,18 @@ def intake(
         into: those that are to be filled.
         first_entries: per KV group, the lender's first entry that was asked for.
         order: where tokens are in a block of either.
-        connection: where bytes come from, where they are sent.
+        bringing: of the lender's bytes, where its memory is not shared.
     """
     is_alike = (lent.layout, lent.num_ranks) == (ours.layout, ours.num_ranks)
     if lent.memory is not None:
         return _Copied(ours, lent.memory, into) if is_alike else _TakenApart(ours, lent.memory, into, order)
     if is_alike:
-        return _Received(ours, into, connection)
+        return _Brought(ours, into, bringing)
     bytes_per_block = lent.layout.bytes_per_block
     num_staged = max(1, _STAGED_BYTES // (lent.num_ranks * bytes_per_block))
     staged = (memoryview(bytearray(num_staged * bytes_per_block)) for _ in range(lent.num_ranks))
-    return _ReceivedBeside(ours, KVMemory(lent.layout, *staged), into, first_entries, order, connection)
+    beside = bringing.staging(KVMemory(lent.layout, *staged))
+    return _BroughtBeside(ours, beside, into, first_entries, order, bringing)
 
 
 class _Copied:
@@ -87,15 +145,15 @@ class _Copied:
         return self._ours.copy_from(self._theirs, their_rows, rows, range(ready.first_layer, ready.end_layer), starts)
 
 
-class _Received:
-    def __init__(self, ours: KVMemory, into: KVImport, connection: socket.socket) -> None:
-        self._ours, self._into, self._connection = ours, into, connection
+class _Brought:
+    def __init__(self, ours: KVMemory, into: KVImport, bringing: Bringing) -> None:
+        self._ours, self._into, self._bringing = ours, into, bringing
 
     def take(self, ready: Ready) -> int:
         rows, starts = _wanted(ready, self._into)
-        places = self._ours.pieces(rows, range(ready.first_layer, ready.end_layer), starts)
-        receive_pieces(self._connection, places)
-        return sum(map(len, places))
+        missing = [row[start:] for row, start in zip(rows, starts, strict=True)]
+        entries = [range(min(start, ready.end - ready.first), ready.end - ready.first) for start in starts]
+        return self._bringing.bring(self._ours, missing, ready, entries)
 
 
 class _TakenApart:
@@ -109,7 +167,7 @@ class _TakenApart:
         return self._conversion.copy(ready.first, their_rows, self._into.rows, self._into.first_missing, layers)
 
 
-class _ReceivedBeside:
+class _BroughtBeside:
     def __init__(
         self,
         ours: KVMemory,
@@ -117,9 +175,9 @@ class _ReceivedBeside:
         into: KVImport,
         first_entries: Sequence[int],
         order: OrderOf,
-        connection: socket.socket,
+        bringing: Bringing,
     ) -> None:
-        self._staged, self._into, self._first_entries, self._connection = staged, into, first_entries, connection
+        self._staged, self._into, self._first_entries, self._bringing = staged, into, first_entries, bringing
         self._conversion = Conversion(ours, staged, order)
 
     def take(self, ready: Ready) -> int:
@@ -129,11 +187,11 @@ class _ReceivedBeside:
         for group_id, first in enumerate(self._first_entries):
             for begin in range(max(first, ready.first), ready.end, num_staged):
                 num_blocks = min(num_staged, ready.end - begin)
-                staged = [range(num_blocks if group_id == other else 0) for other in range(num_groups)]
-                places = self._staged.pieces(staged, layers, [0] * num_groups)
-                receive_pieces(self._connection, places)
+                at = begin - ready.first
+                entries = [range(at, at + num_blocks if group_id == other else at) for other in range(num_groups)]
+                staged = [range(len(wanted)) for wanted in entries]
+                num_bytes += self._bringing.bring(self._staged, staged, ready, entries)
                 self._conversion.copy(begin, staged, self._into.rows, self._into.first_missing, layers)
-                num_bytes += sum(map(len, places))
         return num_bytes
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 
 from twostroke.errors import EngineError
 from twostroke.kv_transfer.address import Address, listen
+from twostroke.kv_transfer.connection import Connection, Listener
 from twostroke.kv_transfer.frames import (
     FROM_BORROWER,
     PROTOCOL,
@@ -30,6 +31,7 @@ from twostroke.kv_transfer.frames import (
 from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.kv_transfer.leases import Lease, LeaseBook
 from twostroke.kv_transfer.memory import KVMemory
+from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.log import get_logger
 
 log = get_logger(__name__)
@@ -47,7 +49,8 @@ class KVLender:
 
     Args:
         memory: of the pool.
-        shared_descriptors: of the same memory, rank by rank, where another process may map it.
+        shared: how other processes read the same memory: descriptors, rank by rank, for those who map it, or NIXL's
+            agent, which has it registered; empty: they do not.
         geometry: of this side.
         epoch: of this process.
         clock: in seconds.
@@ -58,7 +61,7 @@ class KVLender:
     def __init__(
         self,
         memory: KVMemory,
-        shared_descriptors: Sequence[int],
+        shared: Sequence[int] | NixlAgent,
         geometry: KVGeometry,
         *,
         epoch: int,
@@ -67,7 +70,10 @@ class KVLender:
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._memory = memory
-        self._descriptors = tuple(shared_descriptors)
+        self._nixl = shared if isinstance(shared, NixlAgent) else None
+        self._descriptors = () if isinstance(shared, NixlAgent) else tuple(shared)
+        self._is_read_here = False
+        """By borrowers in this process."""
         self._geometry = geometry
         self._epoch = epoch
         self._clock = clock
@@ -82,13 +88,14 @@ class KVLender:
         self._news: dict[int, threading.Condition] = {}
         """Of leases that are read, for those who read them. Each has its own: a layer of one prompt must not wake up
         the readers of all that wait behind it, who would hold up the very thread that computes."""
-        self._listeners: list[socket.socket] = []
+        self._listeners: list[Listener] = []
         self._is_closed = False
         threading.Thread(target=self._reap, daemon=True, name="twostroke-lease-reaper").start()
 
     def listen(self, address: Address) -> Address:
         """Takes borrowers at an address; returns where that is, if a port was to be found."""
-        listener, bound = listen(address)
+        listener, bound = listen(address, self._memory)
+        self._is_read_here |= bool(address.name)
         self._listeners.append(listener)
         threading.Thread(target=self._accept, args=(listener,), daemon=True, name="twostroke-lender").start()
         return bound
@@ -164,7 +171,7 @@ class KVLender:
             for lease_id in over:
                 self._is_over(lease_id)
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: Listener) -> None:
         while not self._is_closed:
             try:
                 connection, _ = listener.accept()
@@ -177,11 +184,11 @@ class KVLender:
                 continue
             self.serve(connection)
 
-    def serve(self, connection: socket.socket) -> None:
+    def serve(self, connection: Connection) -> None:
         """Serves one borrower, in a thread of its own."""
         threading.Thread(target=self._serve, args=(connection,), daemon=True, name="twostroke-loan").start()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: Connection) -> None:
         connection.settimeout(self._patience_s)
         with connection:
             try:
@@ -189,7 +196,7 @@ class KVLender:
             except (OSError, EngineError) as error:
                 log.info("a borrower was lost: %s", error)
 
-    def _lend(self, connection: socket.socket) -> None:
+    def _lend(self, connection: Connection) -> None:
         fetch = receive(connection, FROM_BORROWER)
         if not isinstance(fetch, Fetch):
             raise TransferBroken(f"a connection begins with a question, not with {type(fetch).__name__}.")
@@ -205,8 +212,9 @@ class KVLender:
             if reason:
                 _send(connection, Refusal(reason))
                 return
-            self._send_terms(connection, fetch)
-            trouble = self._send_parts(connection, fetch, lease) or self._settle(connection, lease)
+            with contextlib.nullcontext() if self._nixl is None else self._nixl.lending():
+                self._send_terms(connection, fetch)
+                trouble = self._send_parts(connection, fetch, lease) or self._settle(connection, lease)
             _send(connection, Refusal(trouble) if trouble else Valid())
 
     def _refusal(self, fetch: Fetch) -> str:
@@ -250,19 +258,26 @@ class KVLender:
                         del self._news[fetch.lease_id]
                     self._released.notify_all()
 
-    def _send_terms(self, connection: socket.socket, fetch: Fetch) -> None:
-        shares = fetch.shares_memory and bool(self._descriptors)
-        terms = framed(Terms(self._geometry, self._memory.num_bytes if shares else 0))
-        if shares:
+    def _send_terms(self, connection: Connection, fetch: Fetch) -> None:
+        if not self._is_read_by(fetch):
+            _send(connection, Terms(self._geometry, 0))
+            return
+        remote = None if self._nixl is None else self._nixl.facts
+        terms = framed(Terms(self._geometry, self._memory.num_bytes, remote))
+        if self._descriptors and isinstance(connection, socket.socket):
             socket.send_fds(connection, [terms[:1]], self._descriptors)
             terms = terms[1:]
         connection.sendall(terms)
 
-    def _send_parts(self, connection: socket.socket, fetch: Fetch, lease: Lease) -> str:
+    def _is_read_by(self, fetch: Fetch) -> bool:
+        """Whether the borrower reads the blocks itself, as it may: nothing but their numbers is sent."""
+        return fetch.shares_memory and bool(self._descriptors or self._nixl or self._is_read_here)
+
+    def _send_parts(self, connection: Connection, fetch: Fetch, lease: Lease) -> str:
         """Everything, as it becomes ready; returns why it is worth nothing, if so."""
         index, layer, said_s = 0, 0, self._clock()
         news = self._news[fetch.lease_id]
-        shares = fetch.shares_memory and bool(self._descriptors)
+        is_read = self._is_read_by(fetch)
         while True:
             with self._lock:
                 if not _has_news(lease, index, layer):
@@ -277,9 +292,9 @@ class KVLender:
                 return trouble
             if part is not None and ready > layer:
                 starts = [max(0, first - part.first) for first in fetch.first_entries]
-                rows = part.rows if shares else ()
+                rows = part.rows if is_read else ()
                 _send(connection, Ready(part.first, part.end, layer, ready, rows))
-                if not shares:
+                if not is_read:
                     send_pieces(connection, self._memory.pieces(part.rows, range(layer, ready), starts))
                 layer = ready
                 if layer == self._memory.num_layers:
@@ -293,7 +308,7 @@ class KVLender:
                 continue
             said_s = self._clock()
 
-    def _settle(self, connection: socket.socket, lease: Lease) -> str:
+    def _settle(self, connection: Connection, lease: Lease) -> str:
         copied = receive(connection, FROM_BORROWER)
         if not isinstance(copied, Copied):
             raise TransferBroken(f"expected that it has copied all, not {type(copied).__name__}.")
@@ -310,5 +325,5 @@ def _has_news(lease: Lease, index: int, layer: int) -> bool:
     return lease.is_complete
 
 
-def _send(connection: socket.socket, frame: LenderSays) -> None:
+def _send(connection: Connection, frame: LenderSays) -> None:
     connection.sendall(framed(frame))

@@ -57,6 +57,10 @@ class KVMemory:
         """That are there."""
         return len(self._blocks[0])
 
+    def address(self, rank: int) -> int:
+        """Where a rank's memory begins in this process."""
+        return int(self._blocks[rank].ctypes.data)
+
     def heads(self, rank: int) -> NDArray[np.uint8]:
         """A rank's bytes, [blocks, layers in a block, K and V, its KV heads, bytes of a head]."""
         layout = self.layout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,13 @@ def test_bytes_are_those_of_the_formula(tmp_path: Path) -> None:
         assert "share_of_link" not in row
     print_handover(result.results, Console(file=(shown := io.StringIO()), width=200))
     assert shown.getvalue().count(" yes ") == 2
+
+
+def test_nixl_brings_the_same_bytes(tmp_path: Path, need_nixl: Callable[[], None]) -> None:
+    need_nixl()
+    result = run_handover(HandoverOptions(megabytes=(2,), repeats=1, results=tmp_path, transports=("nixl",)))
+    (row,) = result.results["handovers"]
+    assert row["is_exact"]
 
 
 @pytest.mark.parametrize(

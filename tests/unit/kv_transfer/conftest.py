@@ -14,11 +14,6 @@ from twostroke.kv_cache.layout import KVLayout
 MakePools = Callable[..., Pools]
 
 
-@pytest.fixture(params=["shm", "tcp"])
-def transport(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.fixture
 def clock() -> Clock:
     return Clock()

@@ -1,4 +1,4 @@
-"""Lender and borrower over both transports, with their real threads: what arrives, and what is never believed."""
+"""Lender and borrower over every transport, with their real threads: what arrives, and what is never believed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from lent_kv import DIGEST, EPOCH, NUM_ENTRIES, PLAIN, UNTOUCHED, WINDOWED, Borrowing, Clock, Pools
+from lent_kv import DIGEST, EPOCH, NUM_ENTRIES, PLAIN, UNTOUCHED, WINDOWED, Clock, Pools
 from twostroke.kv_cache.layout import KVLayout
 
 MakePools = Callable[..., Pools]
@@ -17,7 +17,7 @@ MakePools = Callable[..., Pools]
 @pytest.mark.parametrize("layout", [PLAIN, WINDOWED], ids=["plain", "windowed"])
 def test_a_prompt_goes_over(layout: KVLayout, make_pools: MakePools) -> None:
     lent = make_pools(layout)
-    borrowing = Borrowing(layout, lent.geometry)
+    borrowing = lent.borrowing()
     lent.lend(1)
     fetched = borrowing.fetch(lent.source(1))
     assert (fetched.problem, fetched.drift) == ("", "")
@@ -36,7 +36,7 @@ def test_what_is_there_or_out_of_sight_is_not_moved(
     layout: KVLayout, first_missing: tuple[int, ...], make_pools: MakePools
 ) -> None:
     lent = make_pools(layout)
-    borrowing = Borrowing(layout, lent.geometry)
+    borrowing = lent.borrowing()
     borrowing.missing_from(*first_missing)
     lent.lend(1)
     fetched = borrowing.fetch(lent.source(1))
@@ -49,7 +49,7 @@ def test_what_is_there_or_out_of_sight_is_not_moved(
 def test_layers_go_over_as_they_are_computed(layout: KVLayout, make_pools: MakePools) -> None:
     """A cached beginning, then two steps; the borrower asks before any of it is there."""
     lent = make_pools(layout)
-    borrowing = Borrowing(layout, lent.geometry)
+    borrowing = lent.borrowing()
     borrowing.missing_from(*[1] * len(layout.groups))
     final = lent.blocks.copy()
     lent.blocks[list(sum((row[2:] for row in lent.rows), ()))] = 0
@@ -78,7 +78,7 @@ def test_layers_go_over_as_they_are_computed(layout: KVLayout, make_pools: MakeP
 def test_another_process_at_the_address_is_told_apart(make_pools: MakePools) -> None:
     lent = make_pools()
     lent.lend(1)
-    borrowing = Borrowing(PLAIN, lent.geometry)
+    borrowing = lent.borrowing()
     fetched = borrowing.fetch(lent.source(1, epoch=EPOCH + 1))
     assert "the process that granted this lease is gone" in fetched.problem
     assert (borrowing.blocks == UNTOUCHED).all()
@@ -87,7 +87,7 @@ def test_another_process_at_the_address_is_told_apart(make_pools: MakePools) -> 
 
 def test_an_unknown_lease_is_waited_for_and_refused(make_pools: MakePools, clock: Clock) -> None:
     lent = make_pools(patience_s=0.01)
-    fetched = Borrowing(PLAIN, lent.geometry).fetch(lent.source(9))
+    fetched = lent.borrowing().fetch(lent.source(9))
     assert "lease 9 is over, or was never granted here" in fetched.problem
 
 
@@ -102,7 +102,7 @@ def test_an_unknown_lease_is_waited_for_and_refused(make_pools: MakePools, clock
 def test_other_geometry_is_refused(changed: dict[str, dict[str, str]], said: str, make_pools: MakePools) -> None:
     lent = make_pools()
     lent.lend(1)
-    borrowing = Borrowing(PLAIN, msgspec.structs.replace(lent.geometry, **changed))
+    borrowing = lent.borrowing(msgspec.structs.replace(lent.geometry, **changed))
     assert said in borrowing.fetch(lent.source(1)).problem
     assert (borrowing.blocks == UNTOUCHED).all()
     assert lent.lender.num_leases == 1
@@ -112,7 +112,7 @@ def test_other_numerics_are_taken_where_that_is_allowed_and_said(make_pools: Mak
     lent = make_pools()
     lent.lend(1)
     geometry = msgspec.structs.replace(lent.geometry, numerics={"kernels": "other"})
-    borrowing = Borrowing(PLAIN, geometry, allows_drift=True)
+    borrowing = lent.borrowing(geometry, allows_drift=True)
     fetched = borrowing.fetch(lent.source(1))
     assert (fetched.problem, fetched.drift) == ("", "kernels is other here and k there")
     borrowing.check(lent.blocks, lent.rows)
@@ -120,7 +120,7 @@ def test_other_numerics_are_taken_where_that_is_allowed_and_said(make_pools: Mak
 
 def test_a_lease_that_dies_is_not_believed(make_pools: MakePools) -> None:
     lent = make_pools()
-    borrowing = Borrowing(PLAIN, lent.geometry)
+    borrowing = lent.borrowing()
     lent.lender.grant(1, NUM_ENTRIES)
     lent.lender.begin_part(1, lent.rows, 3, is_computed=True)
     borrowing.begin(lent.source(1))
@@ -133,7 +133,7 @@ def test_a_lease_that_dies_is_not_believed(make_pools: MakePools) -> None:
 
 def test_a_lender_that_stops_says_so(make_pools: MakePools) -> None:
     lent = make_pools()
-    borrowing = Borrowing(PLAIN, lent.geometry)
+    borrowing = lent.borrowing()
     lent.lender.grant(1, NUM_ENTRIES)
     lent.lender.begin_part(1, lent.rows, 3, is_computed=True)
     borrowing.begin(lent.source(1))
@@ -145,7 +145,7 @@ def test_a_lender_that_stops_says_so(make_pools: MakePools) -> None:
 
 def test_a_borrower_gives_up_and_another_one_gets_it(make_pools: MakePools) -> None:
     lent = make_pools()
-    first, second = (Borrowing(PLAIN, lent.geometry, seed=seed) for seed in (0, 1))
+    first, second = (lent.borrowing(seed=seed) for seed in (0, 1))
     lent.lender.grant(1, NUM_ENTRIES)
     lent.lender.begin_part(1, lent.rows, 3, is_computed=True)
     first.begin(lent.source(1))()
@@ -161,7 +161,7 @@ def test_a_borrower_gives_up_and_another_one_gets_it(make_pools: MakePools) -> N
 def test_what_was_fetched_is_not_fetched_again(make_pools: MakePools) -> None:
     lent = make_pools()
     lent.lend(1)
-    first, second = (Borrowing(PLAIN, lent.geometry, seed=seed) for seed in (0, 1))
+    first, second = (lent.borrowing(seed=seed) for seed in (0, 1))
     assert first.fetch(lent.source(1)).problem == ""
     assert "lease 1 is over" in second.fetch(lent.source(1)).problem
     assert lent.over.get(timeout=60) == 1
@@ -170,7 +170,7 @@ def test_what_was_fetched_is_not_fetched_again(make_pools: MakePools) -> None:
 
 def test_several_prompts_go_over_at_once(make_pools: MakePools) -> None:
     lent = make_pools()
-    borrowings = [Borrowing(PLAIN, lent.geometry, seed=seed) for seed in range(8)]
+    borrowings = [lent.borrowing(seed=seed) for seed in range(8)]
     for lease_id, borrowing in enumerate(borrowings):
         borrowing.begin(lent.source(lease_id))
     for lease_id in range(len(borrowings)):
@@ -183,7 +183,7 @@ def test_several_prompts_go_over_at_once(make_pools: MakePools) -> None:
 def test_another_prompt_is_not_believed(make_pools: MakePools) -> None:
     lent = make_pools()
     lent.lend(1)
-    fetched = Borrowing(PLAIN, lent.geometry).fetch(lent.source(1), b"another")
+    fetched = lent.borrowing().fetch(lent.source(1), b"another")
     assert f"{DIGEST.hex()}; {b'another'.hex()} was asked for" in fetched.problem
     assert lent.lender.num_leases == 1
 
@@ -191,7 +191,7 @@ def test_another_prompt_is_not_believed(make_pools: MakePools) -> None:
 def test_another_length_is_refused(make_pools: MakePools) -> None:
     lent = make_pools()
     lent.lend(1)
-    borrowing = Borrowing(PLAIN, lent.geometry)
+    borrowing = lent.borrowing()
     borrowing.into = replace(borrowing.into, num_tokens=4 * PLAIN.block_size, rows=(borrowing.into.rows[0][:4],))
     assert "lease 1 is of 6 blocks; 4 were asked for" in borrowing.fetch(lent.source(1)).problem
 
@@ -202,4 +202,4 @@ def test_nobody_came_in_time(make_pools: MakePools, clock: Clock) -> None:
     clock.now_s = 11
     lent.lender.layer_ready([], 0)  # wakes the reaper
     assert lent.over.get(timeout=60) == 1
-    assert "lease 1 is over" in Borrowing(PLAIN, lent.geometry).fetch(lent.source(1)).problem
+    assert "lease 1 is over" in lent.borrowing().fetch(lent.source(1)).problem

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from lent_kv import DIGEST, EPOCH, NUM_ENTRIES, PLAIN, Borrowing, Pools
 from twostroke.kv_transfer.address import Address, connect, listen
+from twostroke.kv_transfer.connection import Connection
 from twostroke.kv_transfer.frames import (
     FROM_BORROWER,
     FROM_LENDER,
@@ -54,7 +55,7 @@ def fetch_of(lent: Pools, **changed: object) -> Fetch:
     return Fetch(**{**asked, **changed})  # pyright: ignore
 
 
-def asked(lent: Pools, question: Fetch) -> tuple[socket.socket, LenderSays]:
+def asked(lent: Pools, question: Fetch) -> tuple[Connection, LenderSays]:
     """A connection, and the first answer on it."""
     connection = lent.connect()
     connection.sendall(framed(question))
@@ -131,7 +132,7 @@ def test_who_speaks_otherwise_is_hung_up_on(sent: bytes, make_pools: MakePools) 
         connection.sendall(sent)
         with pytest.raises((TransferBroken, ConnectionResetError)):
             receive(connection, FROM_LENDER)
-    assert Borrowing(PLAIN, lent.geometry).fetch(lent.source(1)).problem == ""  # the others are served
+    assert lent.borrowing().fetch(lent.source(1)).problem == ""  # the others are served
 
 
 def test_a_borrower_that_says_nothing_is_hung_up_on(make_pools: MakePools) -> None:

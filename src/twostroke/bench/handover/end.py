@@ -37,6 +37,7 @@ from twostroke.kv_transfer.borrower import KVBorrower
 from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
 from twostroke.kv_transfer.lender import KVLender
 from twostroke.kv_transfer.memory import KVMemory, shared_descriptor
+from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.kv_transfer.transport import Fetched
 
 _GEOMETRY = KVGeometry({"model": "none"}, {}, layout_facts(LAYOUT, "none"))
@@ -58,7 +59,7 @@ def main() -> None:
                 end = _Lender(order)
                 _report(end.begun)
             case BeBorrower() as order:
-                end = _Borrower(order.num_blocks)
+                end = _Borrower(order)
                 _report(Begun(Address(), 0))
             case Lend() as order:
                 assert isinstance(end, _Lender)
@@ -84,9 +85,10 @@ class _Lender:
         for block_id in range(order.num_blocks):
             blocks[block_id] = block_bytes(block_id)
         epoch = secrets.randbits(63)
+        memory = KVMemory(LAYOUT, pool)
         self._lender = KVLender(
-            KVMemory(LAYOUT, pool),
-            [descriptor],
+            memory,
+            NixlAgent(memory) if order.address.by_nixl else [descriptor],
             _GEOMETRY,
             epoch=epoch,
             clock=time.monotonic,
@@ -112,12 +114,15 @@ class _Lender:
 class _Borrower:
     """A pool into which blocks are fetched."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, order: BeBorrower) -> None:
+        num_blocks = order.num_blocks
         pool = mmap.mmap(-1, num_blocks * LAYOUT.bytes_per_block, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         pool.madvise(mmap.MADV_HUGEPAGE)  # as the engine's is
         self._blocks = np.frombuffer(pool, np.uint8).reshape(num_blocks, -1)
         self._blocks[:] = _UNTOUCHED
-        self._borrower = KVBorrower(KVMemory(LAYOUT, memoryview(pool)), _GEOMETRY, order=_order, clock=time.monotonic)
+        memory = KVMemory(LAYOUT, memoryview(pool))
+        nixl = NixlAgent(memory) if order.by_nixl else None
+        self._borrower = KVBorrower(memory, _GEOMETRY, order=_order, clock=time.monotonic, nixl=nixl)
 
     def borrow(self, order: Borrow) -> Borrowed:
         """Returns when it is there, and was looked at."""

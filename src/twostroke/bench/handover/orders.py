@@ -29,6 +29,8 @@ class BeBorrower(_Line, frozen=True):
     """The first order of the other."""
 
     num_blocks: int
+    by_nixl: bool
+    """The lender lends by it."""
 
 
 class Lend(_Line, frozen=True):

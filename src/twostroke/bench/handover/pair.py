@@ -63,7 +63,7 @@ class Pair:
         self._ours = tuple(rng.sample(range(num_in_pool), num_blocks))
         self._num_leases = 0
         lender.send(BeLender(address, num_in_pool))
-        borrower.send(BeBorrower(num_in_pool))
+        borrower.send(BeBorrower(num_in_pool, address.by_nixl))
         begun, _ = lender.receive(), borrower.receive()
         assert isinstance(begun, Begun)
         self._begun = begun

@@ -24,8 +24,11 @@ from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, me
 from twostroke.config.checks import number, one_of, whole_number
 from twostroke.errors import InvalidParameter
 from twostroke.kv_transfer.address import Address
+from twostroke.kv_transfer.nixl_reads import check_nixl
 
 TRANSPORTS = ("shm", "tcp")
+NIXL = "nixl"
+"""An extra, so it is measured where it is asked for."""
 LINK = "link"
 """TCP over it."""
 MEGABYTE = 1_000_000
@@ -39,7 +42,8 @@ class HandoverOptions:
     megabytes: tuple[int, ...] = (33, 256)
     """Of each hand-over, in millions of bytes, rounded up to whole blocks; give it several times."""
     transports: tuple[str, ...] = TRANSPORTS
-    """shm: memory that both processes map; tcp: over the loopback. Give it several times."""
+    """shm: memory that both processes map; tcp: over the loopback; nixl: read by NIXL in the way that it finds best
+    (UCX_TLS names others). Give it several times."""
     netns: bool = False
     """Also by TCP between two network namespaces with a link between them; needs root, and Linux's ip and tc."""
     link_gbit_per_s: float = 1.0
@@ -54,7 +58,7 @@ class HandoverOptions:
     def __post_init__(self) -> None:
         """Checks."""
         for transport in self.transports:
-            one_of("transports", transport, TRANSPORTS)
+            one_of("transports", transport, (*TRANSPORTS, NIXL))
         for megabytes in self.megabytes:
             whole_number("megabytes", megabytes, 1, _MOST_MEGABYTES)
         number("link_gbit_per_s", self.link_gbit_per_s, 0.01, 100, "from 0.01 to 100")
@@ -67,10 +71,13 @@ def run_handover(options: HandoverOptions | None = None) -> BenchResult:
     """Measures, saves, and returns what was found.
 
     Raises:
-        SetupError: no link between namespaces can be made here; a hand-over failed, or brought other bytes.
+        SetupError: no link between namespaces can be made here; NIXL is not installed; a hand-over failed, or brought
+            other bytes.
     """
     options = options or HandoverOptions()
     check_folder(options.results)
+    if NIXL in options.transports:
+        check_nixl()
     rows: list[dict[str, Any]] = []
     for transport in (*options.transports, *((LINK,) if options.netns else ())):
         for megabytes in tqdm(options.megabytes, desc=transport, leave=False, disable=None):
@@ -111,7 +118,7 @@ def _pair(transport: str, num_bytes: int, gbit_per_s: float) -> Generator[Pair]:
             folder = made.enter_context(tempfile.TemporaryDirectory(prefix="twostroke-"))
             address = Address(path=str(Path(folder) / "kv"))
         else:
-            address = Address(host="127.0.0.1")
+            address = Address(host="127.0.0.1", by_nixl=transport == NIXL)
         yield made.enter_context(pair(address, num_bytes, prefixes))
 
 

@@ -1,0 +1,247 @@
+"""Reads of other processes' KV memory by NIXL: the only module that knows it, imported where somebody asked for it.
+
+NIXL moves bytes and nothing else: who lends what, what is ready and whether it may be believed goes over the connection
+of frames.py, as with shared memory. A lender registers its memory and says how its agent is reached; a borrower posts
+one READ for what a `Ready` names, in which the lender's threads have no part.
+
+A READ that was posted cannot be called back. Whoever gives up waits for its end, so nobody gets blocks to which bytes
+are still on their way; a lender's death ends it with an error.
+
+NIXL's own thread looks for work without a pause, on a core that others compute with. So it is switched off: who reads
+looks after its read, and a lender's agent is looked after while somebody may read there (`lending`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Generator, Iterable, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twostroke.errors import SetupError
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_transfer.frames import Ready, RemoteMemory, TransferBroken
+from twostroke.kv_transfer.memory import KVMemory, layers_of_group
+
+REMEDY = "Install it (pip install 'twostroke[nixl]'), or hand KV over by other means (--kv-transport auto)"
+POLLS_EVERY_S = 50e-6
+"""A layer of a prompt takes tenths of milliseconds to milliseconds."""
+LOOKS_EVERY_S = 200e-6
+"""Of a lender: connections are made, and where the system cannot read another process's memory, bytes sent."""
+_MOST_PEERS = 8
+"""Lenders to whom connections stay open."""
+
+
+def check_nixl() -> None:
+    """Whether it is installed, without loading it.
+
+    Raises:
+        SetupError: it is not.
+    """
+    if importlib.util.find_spec("nixl_cu12") is None:
+        raise SetupError(f"--kv-transport nixl needs NIXL, which is not installed. {REMEDY}.")
+
+
+def _load_nixl() -> Any:
+    check_nixl()
+    try:
+        import nixl_cu12._api as nixl  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise SetupError(f"--kv-transport nixl needs NIXL, which cannot be loaded here: {error}. {REMEDY}.") from None
+    logging.getLogger("nixl").setLevel(logging.WARNING)  # it would tell of its birth on the standard output
+    return nixl
+
+
+class NixlAgent:
+    """This process's agent, and the pool that it has registered; `close` it.
+
+    Args:
+        memory: of the pool.
+
+    Raises:
+        SetupError: NIXL is not there, or does not take this memory.
+    """
+
+    def __init__(self, memory: KVMemory) -> None:
+        nixl = _load_nixl()
+        self._memory = memory  # as long as it is registered it must not go
+        self._lock = threading.Lock()
+        self._peers: dict[bytes, _Peer] = {}
+        self._num_loans = 0
+        self._is_looked_after = False
+        try:
+            # many threads fetch at once: the agent's own lock is what keeps them apart
+            sync_mode = nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+            config = nixl.nixl_agent_config(enable_prog_thread=False, sync_mode=sync_mode)
+            self._agent = nixl.nixl_agent(f"twostroke-{secrets.token_hex(8)}", config)
+            self._registered: Any = self.register(memory)
+            addresses = tuple(memory.address(rank) for rank in range(memory.num_ranks))
+            self.facts = RemoteMemory(self._agent.get_agent_metadata(), addresses)
+            """What others need for reading the pool."""
+        except Exception as error:  # each of NIXL's errors has only Exception above it
+            raise SetupError(f"NIXL {importlib.metadata.version('nixl_cu12')}: {error!r}. {REMEDY}.") from error
+
+    @contextlib.contextmanager
+    def lending(self) -> Generator[None]:
+        """Somebody may read here."""
+        with self._lock:
+            self._num_loans += 1
+            if not self._is_looked_after:
+                self._is_looked_after = True
+                threading.Thread(target=self._look_after, daemon=True, name="twostroke-nixl").start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_loans -= 1
+
+    def _look_after(self) -> None:
+        while True:
+            with self._lock:
+                if not self._num_loans:
+                    self._is_looked_after = False
+                    return
+            self._agent.get_new_notifs()  # there are none, but NIXL looks for all that has come
+            time.sleep(LOOKS_EVERY_S)
+
+    def reading(self, remote: RemoteMemory, layout: KVLayout, num_bytes: int) -> NixlReading:
+        """Reads of one prefix.
+
+        Args:
+            remote: the lender's memory.
+            layout: of its blocks, as each of its ranks has it.
+            num_bytes: of each rank.
+
+        Raises:
+            TransferBroken: its agent cannot be reached.
+        """
+        with self._lock:
+            peer = self._peers.pop(remote.agent, None)
+            if peer is None:
+                peer = _Peer(self._ask(self._agent.add_remote_agent, remote.agent))
+            self._peers[remote.agent] = peer
+            peer.num_readers += 1
+            unused = [agent for agent, other in self._peers.items() if not other.num_readers]
+            for agent in unused[: max(0, len(self._peers) - _MOST_PEERS)]:
+                self._ask(self._agent.remove_remote_agent, self._peers.pop(agent).name)
+        return NixlReading(self, peer, remote, layout, num_bytes)
+
+    def done(self, peer: _Peer) -> None:
+        """One reading less."""
+        with self._lock:
+            peer.num_readers -= 1
+
+    def register(self, memory: KVMemory) -> Any:
+        """Makes NIXL know some memory; what is returned undoes it."""
+        regions = [(memory.address(rank), memory.num_bytes, 0, "") for rank in range(memory.num_ranks)]
+        return self._agent.register_memory(regions, "DRAM")
+
+    def forget(self, registered: Any) -> None:
+        """Undoes `register`."""
+        self._agent.deregister_memory(registered)
+
+    def read(self, peer: _Peer, places: NDArray[np.uint64], spans: NDArray[np.uint64]) -> None:
+        """Fills places, one span of the peer's memory each; comes back when nothing is on its way any more.
+
+        Raises:
+            TransferBroken: it could not be read.
+        """
+        agent = self._agent
+        here, there = (agent.get_xfer_descs(rows, "DRAM") for rows in (places, spans))
+        handle = self._ask(agent.initialize_xfer, "READ", here, there, peer.name)
+        try:
+            state = self._ask(agent.transfer, handle)
+            while state == "PROC":
+                time.sleep(POLLS_EVERY_S)
+                state = self._ask(agent.check_xfer_state, handle)
+        finally:
+            self._ask(agent.release_xfer_handle, handle)
+        if state != "DONE":
+            raise TransferBroken(f"NIXL could not read its memory: {state}.")
+
+    def close(self) -> None:
+        """Nobody reads here or from here any more."""
+        self.forget(self._registered)
+
+    @staticmethod
+    def _ask(call: Any, *given: Any) -> Any:
+        try:
+            return call(*given)
+        except Exception as error:  # see above
+            raise TransferBroken(f"NIXL: {error or type(error).__name__}.") from None
+
+
+class _Peer:
+    """A lender's agent."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.num_readers = 0
+
+
+class NixlReading:
+    """Brings bytes of one lender; see Bringing."""
+
+    def __init__(self, agent: NixlAgent, peer: _Peer, remote: RemoteMemory, layout: KVLayout, num_bytes: int) -> None:
+        self._agent, self._peer, self._remote, self._layout = agent, peer, remote, layout
+        self._num_blocks = num_bytes // layout.bytes_per_block
+        self._staged: Any = None
+
+    def staging(self, memory: KVMemory) -> KVMemory:
+        """See Bringing."""
+        self._staged = self._agent.register(memory)
+        return memory
+
+    def bring(self, memory: KVMemory, rows: Sequence[Sequence[int]], ready: Ready, entries: Sequence[range]) -> int:
+        """See Bringing."""
+        num_entries = ready.end - ready.first
+        if [len(row) for row in ready.rows] != [num_entries] * len(rows):
+            raise TransferBroken(f"{num_entries} entries, but not as many of its blocks in each KV group.")
+        theirs = [row[wanted.start : wanted.stop] for row, wanted in zip(ready.rows, entries, strict=True)]
+        if any(not 0 <= block_id < self._num_blocks for row in theirs for block_id in row):
+            raise TransferBroken(f"blocks that it does not have: it has {self._num_blocks}.")
+        layers = range(ready.first_layer, ready.end_layer)
+        here = (memory.address(rank) for rank in range(memory.num_ranks))
+        places = _spans(memory.layout, here, rows, layers)
+        if len(places):
+            self._agent.read(self._peer, places, _spans(self._layout, self._remote.addresses, theirs, layers))
+        return int(places[:, 1].sum())
+
+    def __enter__(self) -> NixlReading:
+        """Of one prefix, until its end."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        """Nothing is on its way any more."""
+        if self._staged is not None:
+            self._agent.forget(self._staged)
+        self._agent.done(self._peer)
+
+
+def _spans(
+    layout: KVLayout, addresses: Iterable[int], rows: Sequence[Sequence[int]], layers: range
+) -> NDArray[np.uint64]:
+    """Some layers of blocks, rank after rank in each block: where each begins, how long it is, on device 0."""
+    begins = np.array(list(addresses), np.uint64)
+    layer_bytes = layout.block_size * layout.bytes_per_token_and_layer
+    found = [np.zeros((0, 3), np.uint64)]
+    for group, row in zip(layout.groups, rows, strict=True):
+        first, end = layers_of_group(group, layers)
+        if first < end and len(row):
+            offsets = np.array(row, np.uint64) * np.uint64(layout.bytes_per_block) + np.uint64(first * layer_bytes)
+            spans = np.zeros((len(row) * len(begins), 3), np.uint64)
+            spans[:, 0] = (offsets[:, None] + begins).ravel()
+            spans[:, 1] = (end - first) * layer_bytes
+            found.append(spans)
+    return np.concatenate(found)
