@@ -118,6 +118,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest request."""
+        return self._max_model_len
+
+    @property
     def kv_usage(self) -> KVUsage:
         """Where the blocks are."""
         return self._kv.usage()

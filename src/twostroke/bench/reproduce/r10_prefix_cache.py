@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 from twostroke.bench.counting_engine import counting_engine
-from twostroke.bench.drive import Run
 from twostroke.bench.figure import MEASURED, PREDICTED
 from twostroke.bench.lru_replay import LruReplay
 from twostroke.bench.model_engine import model_engine
@@ -24,6 +23,7 @@ from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproductio
 from twostroke.bench.workload import TraceEntry, TraceSpec, Workload, of_trace, read_trace
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.served_run import Run
 
 SPEC = TraceSpec(divisor=64)
 CAPACITIES = (1000, 3000, 10_000, 30_000, None)
