@@ -11,6 +11,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.step_model import StepTimeModel
 from twostroke.engine.assembly import build_engine
 from twostroke.engine.engine import Engine
 from twostroke.events import EventLog
@@ -40,6 +41,7 @@ def model_engine(
     scheduler: SchedulerConfig | None = None,
     cache: CacheConfig | None = None,
     listeners: Sequence[EventLog] = (),
+    step_times: StepTimeModel | None = None,
 ) -> ModelEngine:
     """Loads a model.
 
@@ -49,6 +51,7 @@ def model_engine(
         scheduler: as for any engine.
         cache: as for any engine.
         listeners: hear every event.
+        step_times: what limits of time are kept by, where the scheduler has some.
     """
     scheduler, cache = scheduler or SchedulerConfig(), cache or CacheConfig()
     if load.max_model_len is not None and cache.num_kv_blocks is None and cache.kv_cache_memory is None:
@@ -61,5 +64,5 @@ def model_engine(
         return recorders[-1]
 
     config = EngineConfig(load=load, cache=cache, scheduler=scheduler)
-    built = build_engine(config, around_executor=record, listeners=listeners)
+    built = build_engine(config, around_executor=record, listeners=listeners, step_times=step_times)
     return ModelEngine(built.engine, recorders[0], built.facts.startup_lines)

@@ -34,6 +34,7 @@ from twostroke.cli.flags import CacheFlags, LoadByFlags, LoadFlags, SchedulerFla
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.event_sinks import read_events
+from twostroke.planner.accuracy import PredictionOptions, print_prediction, run_prediction
 
 app = App(name="bench", help="Measure: results are JSON with commit, hardware and configuration.")
 
@@ -114,6 +115,17 @@ def ranks(*, options: Annotated[RanksOptions, Parameter(name="*", group="Ranks")
 def drill(*, options: Annotated[DrillOptions, Parameter(name="*", group="Drill")] = DrillOptions()) -> None:
     """Streams through two pools whose processes are killed and frozen: none may differ from the undisturbed."""
     print_drill(run_drill(options))
+
+
+@app.command
+def prediction(
+    *, options: Annotated[PredictionOptions, Parameter(name="*", group="Prediction")] = PredictionOptions()
+) -> None:
+    """How far predicted TTFT, TPOT and throughput are off, on workloads that the calibration has not seen."""
+    found = run_prediction(options)
+    print_prediction(found)
+    if not found["holds"]:
+        sys.exit(1)
 
 
 @app.command

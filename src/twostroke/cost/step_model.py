@@ -105,26 +105,6 @@ class StepTimeModel:
         attention_s = work.num_pairs * self.pair_s + work.num_seen * self.seen_s
         return self.layers.at(work.num_tokens) + self.head.at(work.num_logits_rows) + attention_s
 
-    def most_tokens(self, beside: StepWork, pairs_per_token: float, limit_s: float, most: int) -> int:
-        """Tokens of a chunk that fit into a step of at most `limit_s`, beside what it does anyway; 0: none do.
-
-        Args:
-            beside: the work of everybody else.
-            pairs_per_token: keys that each of them sees, in all layers.
-            limit_s: seconds.
-            most: tokens that are wanted.
-        """
-
-        def fits(num_tokens: int) -> bool:
-            pairs = round(num_tokens * pairs_per_token)
-            return self.seconds(beside + StepWork(num_tokens, 0, pairs, 0)) <= limit_s
-
-        low, high = 0, most + 1  # low fits, or is none; high does not, or is too many
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
-
 
 def scaled(model: StepTimeModel, factor: float) -> StepTimeModel:
     """The same on a machine that takes `factor` times as long for everything."""

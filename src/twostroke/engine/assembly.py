@@ -19,6 +19,8 @@ from twostroke.config.kv_format import KVFormat, resolve_kv_format, slot_bytes
 from twostroke.config.load import DEFAULT_GROUP_SIZE
 from twostroke.config.model import ModelConfig
 from twostroke.cost.step_cost import MachineLimits, ModelShape
+from twostroke.cost.step_model import StepTimeModel
+from twostroke.cost.step_work import Layers
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.drafting import Drafter, DrafterFacts, Surroundings, Target, find_drafter
 from twostroke.engine.engine import Engine
@@ -29,6 +31,7 @@ from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.identity import identity_facts, numerics_facts
 from twostroke.engine.journal import Journal, engine_started
 from twostroke.engine.output_processor import OutputProcessor
+from twostroke.engine.pace import Pace, pace_of
 from twostroke.engine.ranks import Ranks, RankStart
 from twostroke.engine.split_checks import check_can_split
 from twostroke.engine.text_engine import TextEngine
@@ -61,6 +64,9 @@ from twostroke.scheduler.scheduler import Scheduler
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 log = get_logger(__name__)
+
+_Costs = tuple[ModelShape, MachineLimits, Pace | None]
+"""What the costs and the times of steps are worked out from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,7 @@ def build_engine(
     around_drafter: Callable[[Drafter], Drafter] | None = None,
     handover: HandoverEnds | None = None,
     machine: MachineLimits | None = None,
+    step_times: StepTimeModel | None = None,
 ) -> BuiltEngine:
     """Loads a model and builds the engine that runs sequences of its token ids.
 
@@ -137,6 +144,7 @@ def build_engine(
         around_drafter: puts another drafter around the one that the settings name, or in its place (benchmarks do).
         handover: where KV goes and comes from, in an engine that is one of a pool.
         machine: what the machine can do; None: that is measured.
+        step_times: what limits of time are kept by; None: a calibration, if there is one.
 
     Raises:
         SetupError: no such model, files that contradict each other, sizes that do not fit.
@@ -168,11 +176,15 @@ def build_engine(
         # opened before a weight is read, which may take minutes: a path that cannot be written is refused at once
         path = config.load.event_log
         event_log = None if path is None else if_it_fails.enter_context(JsonlEventLog(path))
+        shape = _shape(config, loaded, layout)
+        pace = pace_of(config, loaded.path, shape, machine, step_times) if config.scheduler.has_slo else None
         engine, lender, geometry = _build_engine(
-            config, loaded, layout, sizing, machine, event_log, listeners, around_executor, handover
+            config, loaded, layout, sizing, (shape, machine, pace), event_log, listeners, around_executor, handover
         )
         if_it_fails.pop_all()  # the engine's from here on
     lines = _startup_lines(loaded, num_weight_bytes, layout, sizing, time.perf_counter() - begin_s)
+    if pace is not None:
+        lines += pace.lines
     for line in lines:
         # a note, such as a shorter context than the model's, is nothing to find out from a refused prompt
         log.log(logging.WARNING if line.startswith("note") else logging.INFO, line)
@@ -201,13 +213,14 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
     loaded: _Loaded,
     layout: KVLayout,
     sizing: KVSizing,
-    machine: MachineLimits,
+    costs: _Costs,
     event_log: JsonlEventLog | None,
     listeners: Sequence[EventLog],
     around_executor: Callable[[Executor], Executor] | None,
     handover: HandoverEnds | None,
 ) -> tuple[Engine, LenderFacts | None, KVGeometry | None]:
     """Reads the weights and builds what runs them."""
+    pace = costs[2]
     descriptors: tuple[int, ...] = ()
     if handover is not None:
         num_kv_blocks = sizing.num_blocks + sizing.num_scratch_blocks + loaded.drafter_facts.num_branch_blocks
@@ -220,9 +233,11 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
         max_model_len=sizing.max_model_len,
         speculation=config.speculative_config,
         max_drafts=loaded.drafter_facts.max_drafts,
+        step_times=None if pace is None else pace.step_times,
+        layers=Layers(loaded.config.layer_windows),
     )
     process = "" if handover is None else handover.port.name
-    journal = _journal(config, loaded, layout, sizing, machine, event_log, listeners, process)
+    journal = _journal(config, loaded, layout, sizing, costs, event_log, listeners, process)
     lending = fetching = where = geometry = None
     if handover is not None:
         geometry = _geometry(config, loaded, runner)
@@ -411,19 +426,10 @@ def _usable_processors() -> int:
     return os.cpu_count() or 1
 
 
-def _journal(  # noqa: PLR0913 (everything that was found out before)
-    config: EngineConfig,
-    loaded: _Loaded,
-    layout: KVLayout,
-    sizing: KVSizing,
-    machine: MachineLimits,
-    event_log: JsonlEventLog | None,
-    listeners: Sequence[EventLog],
-    process: str,
-) -> Journal:
-    """The event log, begun with everything that a replay has to be built from."""
+def _shape(config: EngineConfig, loaded: _Loaded, layout: KVLayout) -> ModelShape:
+    """What the costs of its steps depend on."""
     model = loaded.config
-    shape = ModelShape(
+    return ModelShape(
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size,
         num_heads=model.num_heads,
@@ -434,6 +440,21 @@ def _journal(  # noqa: PLR0913 (everything that was found out before)
         bytes_per_weight=_weight_bytes(config, loaded) / num_parameters(model),
         bytes_per_kv_element=slot_bytes(layout.kv_format, layout.head_dim) / layout.head_dim,
     )
+
+
+def _journal(  # noqa: PLR0913 (everything that was found out before)
+    config: EngineConfig,
+    loaded: _Loaded,
+    layout: KVLayout,
+    sizing: KVSizing,
+    costs: _Costs,
+    event_log: JsonlEventLog | None,
+    listeners: Sequence[EventLog],
+    process: str,
+) -> Journal:
+    """The event log, begun with everything that a replay has to be built from."""
+    model = loaded.config
+    shape, machine, pace = costs
     started = engine_started(
         config.scheduler,
         config.cache,
@@ -445,7 +466,12 @@ def _journal(  # noqa: PLR0913 (everything that was found out before)
         speculation=config.speculative_config,
         process=process,
     )
-    started = replace(started, machine=machine, max_drafts=loaded.drafter_facts.max_drafts)
+    started = replace(
+        started,
+        machine=machine,
+        max_drafts=loaded.drafter_facts.max_drafts,
+        step_times=None if pace is None else pace.step_times,
+    )
     return Journal(started, shape, event_log, listeners)
 
 

@@ -19,9 +19,9 @@ from twostroke.cost.step_fit import fit_step_model, quality_of
 from twostroke.cost.step_model import FitQuality, StepTimeModel, scaled
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted, Event
-from twostroke.scheduler.replay import Difference, replay, scheduler_of
+from twostroke.scheduler.replay import Difference, layers_of, replay, scheduler_of
 from twostroke.served_run import Run
-from twostroke.simulation.observed import layers_of, observed_steps
+from twostroke.simulation.observed import observed_steps
 from twostroke.simulation.requests import Recording, SimulatedRequest, faster, recording_of
 from twostroke.simulation.settings import WhatIf, with_block_size
 from twostroke.simulation.simulate import Simulation

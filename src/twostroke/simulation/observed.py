@@ -7,12 +7,7 @@ from collections.abc import Iterable
 from twostroke.cost.step_fit import TimedStep
 from twostroke.cost.step_work import Layers
 from twostroke.events import EngineStarted, Event, StepCommitted, StepScheduled
-
-
-def layers_of(started: EngineStarted) -> Layers:
-    """What its queries see, layer by layer."""
-    groups = started.layout["groups"]
-    return Layers([group["window"] for group in groups for _ in group["layer_ids"]])
+from twostroke.scheduler.replay import layers_of
 
 
 class ObservedSteps:
@@ -28,6 +23,8 @@ class ObservedSteps:
 
     def __init__(self) -> None:
         self.steps: list[TimedStep] = []
+        self.started: EngineStarted | None = None
+        """How the engine began that ran them."""
         self._layers = Layers(())
         self._decided: dict[int, StepScheduled] = {}
         self._last_s = 0.0
@@ -36,7 +33,7 @@ class ObservedSteps:
         """Hears one event; see EventLog."""
         match event:
             case EngineStarted():
-                self._layers = layers_of(event)
+                self.started, self._layers = event, layers_of(event)
                 self._decided.clear()
                 self._last_s = event.time_s
             case StepScheduled() if not event.batch.is_empty:

@@ -65,19 +65,6 @@ def test_more_work_never_takes_less(more: int, num_tokens: int, num_rows: int) -
     assert model.seconds(work + StepWork(more, more, more, more)) >= model.seconds(work) - 1e-12
 
 
-@given(st.floats(0.001, 1.0), st.integers(0, 64), st.integers(1, 512))
-def test_a_chunk_fits_exactly_when_it_is_said_to(limit_s: float, num_decodes: int, most: int) -> None:
-    beside = Layers([None] * 2).work([(500, 1, 1)] * num_decodes)
-    num = TRUTH.most_tokens(beside, 1000.0, limit_s, most)
-
-    def seconds(tokens: int) -> float:
-        return TRUTH.seconds(beside + StepWork(tokens, 0, tokens * 1000, 0))
-
-    assert 0 <= num <= most
-    assert num == 0 or seconds(num) <= limit_s
-    assert num == most or seconds(num + 1) > limit_s
-
-
 def test_a_slower_machine_takes_longer_for_everything() -> None:
     work = StepWork(100, 3, 5000, 700)
     assert scaled(TRUTH, 3.0).seconds(work) == pytest.approx(3 * TRUTH.seconds(work))
