@@ -37,8 +37,9 @@ from twostroke.cost.step_fit import fit_step_model
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.errors import InvalidParameter
 from twostroke.events import Event
-from twostroke.planner.replay import figures, simulate
+from twostroke.planner.replay import figures
 from twostroke.simulation.requests import recording_of
+from twostroke.simulation.simulate import simulate
 
 GOAL_MEDIAN, GOAL_P95 = 0.10, 0.20
 COMPARED = ("ttft_p50", "tpot_p50", "output_tok_s")

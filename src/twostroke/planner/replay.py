@@ -18,13 +18,13 @@ from twostroke.bench.summary import summarize
 from twostroke.cost.step_fit import fit_step_model, quality_of
 from twostroke.cost.step_model import FitQuality, StepTimeModel, scaled
 from twostroke.errors import InvalidParameter
-from twostroke.events import EngineStarted, Event
-from twostroke.scheduler.replay import Difference, layers_of, replay, scheduler_of
+from twostroke.events import Event
+from twostroke.scheduler.replay import Difference, replay
 from twostroke.served_run import Run
 from twostroke.simulation.observed import observed_steps
-from twostroke.simulation.requests import Recording, SimulatedRequest, faster, recording_of
+from twostroke.simulation.requests import Recording, faster, recording_of
 from twostroke.simulation.settings import WhatIf, with_block_size
-from twostroke.simulation.simulate import Simulation
+from twostroke.simulation.simulate import simulate
 from twostroke.simulation.whole import check_whole
 
 
@@ -102,18 +102,6 @@ def predict(recording: Recording, step_times: StepTimeModel, what_if: WhatIf) ->
     began_s = time.perf_counter()
     run = simulate(started, requests, scaled(step_times, what_if.step_time_factor))
     return Predicted(what_if=what_if, run=run, wall_s=time.perf_counter() - began_s)
-
-
-def simulate(started: EngineStarted, requests: Sequence[SimulatedRequest], step_times: StepTimeModel) -> Run:
-    """An engine like the one that was recorded, in simulated time."""
-    simulation = Simulation(
-        scheduler_of(started),
-        layers_of(started),
-        step_times,
-        block_size=started.layout["block_size"],
-        names_blocks=started.cache["enable_prefix_caching"],
-    )
-    return simulation.run(requests)
 
 
 def figures(run: Run) -> dict[str, Any]:

@@ -17,8 +17,10 @@ from twostroke.batch import Commit, ScheduledBatch, ScheduledRequest, StepSecond
 from twostroke.cost.step_model import PredictsSteps
 from twostroke.cost.step_work import Layers
 from twostroke.errors import InvalidParameter
+from twostroke.events import EngineStarted
 from twostroke.request import FinishReason
 from twostroke.request_times import RequestTimes
+from twostroke.scheduler.replay import layers_of, scheduler_of
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.served_run import Run, ServedRequest, StepSample
 from twostroke.simulation.requests import SimulatedRequest
@@ -167,3 +169,15 @@ class Simulation:
 
 def _next_arrival(waiting: Sequence[SimulatedRequest]) -> float | None:
     return waiting[0].arrival.arrival_time_s if waiting else None
+
+
+def simulate(started: EngineStarted, requests: Sequence[SimulatedRequest], step_times: PredictsSteps) -> Run:
+    """An engine like the one that was recorded, in simulated time."""
+    simulation = Simulation(
+        scheduler_of(started),
+        layers_of(started),
+        step_times,
+        block_size=started.layout["block_size"],
+        names_blocks=started.cache["enable_prefix_caching"],
+    )
+    return simulation.run(requests)

@@ -21,12 +21,12 @@ from twostroke.cost.step_work import Layers
 from twostroke.engine.event_sinks import read_events
 from twostroke.errors import InvalidParameter
 from twostroke.events import Event, StepScheduled
-from twostroke.planner.replay import figures, replay_log, simulate
+from twostroke.planner.replay import figures, replay_log
 from twostroke.request import FinishReason
 from twostroke.served_run import Run
 from twostroke.simulation.requests import SimulatedRequest, recording_of
 from twostroke.simulation.settings import WhatIf, with_block_size
-from twostroke.simulation.simulate import Simulation
+from twostroke.simulation.simulate import Simulation, simulate
 from twostroke.simulation.whole import check_whole
 
 SECOND = StepTimeModel(layers=Curve((1,), (1.0,)), head=Curve((1,), (0.0,)), pair_s=0.0, seen_s=0.0)
