@@ -25,6 +25,7 @@ app.command("twostroke.cli.train_medusa:train_medusa", name="train-medusa")
 app.command("twostroke.cli.calibrate:calibrate")
 app.command("twostroke.cli.explain:explain")
 app.command("twostroke.cli.replay:replay")
+app.command("twostroke.cli.doctor:doctor")
 app.command("twostroke.cli.bench:app", name="bench")
 
 

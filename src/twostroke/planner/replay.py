@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from twostroke.bench.from_log import run_of_log
 from twostroke.bench.summary import summarize
+from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_fit import fit_step_model, quality_of
 from twostroke.cost.step_model import FitQuality, StepTimeModel, scaled
 from twostroke.errors import InvalidParameter
@@ -100,6 +101,8 @@ def predict(recording: Recording, step_times: StepTimeModel, what_if: WhatIf) ->
     before, after = recording.started.layout["block_size"], started.layout["block_size"]
     requests = with_block_size(faster(recording.requests, what_if.request_rate_factor), before, after)
     began_s = time.perf_counter()
+    if SchedulerConfig(**started.scheduler).has_slo:  # a controller believes what it was told, and follows what comes
+        started = replace(started, step_times=started.step_times or step_times)
     run = simulate(started, requests, scaled(step_times, what_if.step_time_factor))
     return Predicted(what_if=what_if, run=run, wall_s=time.perf_counter() - began_s)
 
@@ -110,6 +113,7 @@ def figures(run: Run) -> dict[str, Any]:
     latency = summary["latency"]
     return {
         **{f"{name}_{q}": latency[f"{name}_s"].get(q) for name in ("ttft", "tpot", "itl") for q in ("p50", "p99")},
+        "itl_max": max((gap for request in run.requests for gap in request.times.itl_s), default=None),
         "output_tok_s": summary["throughput"]["output_tok_s"],
         "requests_per_s": summary["throughput"]["requests_per_s"],
         "duration_s": summary["duration_s"],

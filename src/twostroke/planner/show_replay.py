@@ -10,7 +10,7 @@ from rich.table import Table
 
 from twostroke.planner.replay import Predicted, Replayed, figures
 
-_TIMES = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "itl_p50", "itl_p99")
+_TIMES = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "itl_p50", "itl_p99", "itl_max")
 _RATES = ("output_tok_s", "requests_per_s", "duration_s")
 _COUNTS = ("num_steps", "num_preemptions", "num_cached_tokens")
 
