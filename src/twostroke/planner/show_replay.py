@@ -39,6 +39,8 @@ def print_replayed(found: Replayed, console: Console | None = None) -> None:
         f"simulated {found.back_test.run.duration_s:,.2f} s in {found.back_test.wall_s:.2f} s: "
         f"{found.back_test.speed:,.0f} times as fast"
     )
+    for i, predicted in enumerate(found.what_ifs):
+        say(f"what if {chr(ord('A') + i)}: {predicted.what_if.words}")
     console.print(_table(found))
 
 
@@ -80,7 +82,8 @@ def _what_if(predicted: Predicted) -> dict[str, Any]:
 
 def _table(found: Replayed) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = ["", "measured", "predicted", "off by", *(predicted.what_if.words for predicted in found.what_ifs)]
+    letters = [f"what if {chr(ord('A') + i)}" for i in range(len(found.what_ifs))]
+    columns = ["", "measured", "predicted", "off by", *letters]
     for i, name in enumerate(columns):
         table.add_column(name, justify="right" if i else "left", overflow="fold")
     measured, back_test = figures(found.measured), figures(found.back_test.run)
