@@ -114,6 +114,8 @@ def signals_of(events: Iterable[Event]) -> Signals:
     """
     reader = _Reader()
     for event in events:
+        if isinstance(event, MeasurementBegan):  # what came before warmed the engine up
+            reader = _Reader(reader.found.started)
         reader.take(event)
     if not reader.found.num_steps:
         raise InvalidParameter("event_log", "these events", "must hold at least one finished step")
@@ -130,8 +132,9 @@ class _Watched:
 
 
 class _Reader:
-    def __init__(self) -> None:
-        self.found = Signals()
+    def __init__(self, started: EngineStarted | None = None) -> None:
+        self.found = Signals(started=started)
+        self._has_begun = False
         self._requests: dict[str, _Watched] = {}
         self._decided: dict[int, StepScheduled] = {}
         self._last_s: float | None = None
@@ -148,18 +151,13 @@ class _Reader:
 
     def take(self, event: Event) -> None:
         found = self.found
-        if not found.begin_s:
-            found.begin_s = event.time_s
+        if not self._has_begun:
+            self._has_begun, found.begin_s = True, event.time_s
         found.end_s = max(found.end_s, event.time_s)
         match event:
             case EngineStarted():
                 found.started = event
                 self._decided, self._requests, self._last_s = {}, {}, None
-            case MeasurementBegan():
-                started = found.started
-                self.__init__()
-                self.found.started = started
-                self.found.begin_s = event.time_s
             case RequestArrived():
                 self._requests[event.request_id] = _Watched(event.arrival)
                 tenant = event.arrival.tenant
