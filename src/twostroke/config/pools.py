@@ -43,6 +43,9 @@ class PoolConfig:
     may differ then, too, and answers say so (usage.numeric_drift)."""
     heartbeat_timeout_s: float = 2.0
     """A process that says nothing for so long is ended, and what it did goes on elsewhere."""
+    step_timeout_s: float = 15.0
+    """A process whose engine has not come round for so long, beyond twenty times what its step takes the machine at
+    best, hangs: it is ended, and what it did goes on elsewhere."""
     max_prefill: int = 0
     """Under load there may be so many prefill processes; 0: as many as --prefill says, whatever the load."""
     max_decode: int = 0
@@ -73,6 +76,7 @@ class PoolConfig:
             whole_number("prefill_tensor_parallel_size", self.prefill_tensor_parallel_size, 1, MAX_RANKS)
         switch("allow_numeric_drift", self.allow_numeric_drift)
         number("heartbeat_timeout_s", self.heartbeat_timeout_s, 0.2, 600, "0.2 to 600 (seconds)")
+        number("step_timeout_s", self.step_timeout_s, 1, 86400, "1 to 86400 (seconds)")
         switch("cluster_roles", self.cluster_roles)
         if self.cluster is not None:
             self._check_cluster(self.cluster)

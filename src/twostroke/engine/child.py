@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +41,12 @@ class Child(Protocol):
     def forget(self) -> None:
         """It has ended: what was kept for it goes."""
         ...
+
+
+def kill_group(pid: int) -> None:
+    """Kills whoever a child has started in its session, its ranks, also those that are stopped; and itself."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 class LocalChild:
@@ -82,6 +91,7 @@ class LocalChild:
     def kill(self) -> None:
         """See Child."""
         if self._process.returncode is None:
+            kill_group(self._process.pid)
             self._process.kill()
 
     def forget(self) -> None:

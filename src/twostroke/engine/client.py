@@ -13,6 +13,7 @@ from twostroke.engine.load import Load
 from twostroke.engine.output_processor import OutputKind
 from twostroke.outputs import RequestOutput
 from twostroke.pools.member import Role
+from twostroke.pools.ratio import SuggestedRatio
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 
@@ -155,6 +156,10 @@ class ScalablePools(Protocol):
 
     def members(self) -> list[PoolMember]:
         """All, those that start and those that leave included."""
+        ...
+
+    def suggested_ratio(self) -> SuggestedRatio | None:
+        """How many members of each pool the load of the last minute speaks for; None while too little is known."""
         ...
 
     def scale(self, sizes: Mapping[Role, int]) -> None:

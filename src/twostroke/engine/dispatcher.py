@@ -220,7 +220,7 @@ class Dispatcher:
             self._withdraw(sequence, outcome, FinishReason.ABORT, None, but=worker_id)
             sequence.num_fruitless += 1
             if sequence.num_fruitless >= MAX_ATTEMPTS:
-                outcome.lost.append((sequence.name, f"{cause}, {MAX_ATTEMPTS} times while this request ran"))
+                outcome.lost.append((sequence.name, f"{cause}, {MAX_ATTEMPTS} times in a row with this request"))
                 self._forget(sequence)
             else:
                 self.num_resumed += 1

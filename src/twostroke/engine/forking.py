@@ -15,10 +15,14 @@ from pathlib import Path
 
 import msgspec
 
-from twostroke.engine.child import ending_words
+from twostroke.engine.child import ending_words, kill_group
 from twostroke.errors import SetupError
 
 SERVER = (sys.executable, "-m", "twostroke.engine.fork_server")
+TOLD_WITHIN_S = 1.0
+"""How a child has ended is known to the server, as its parent, and told as soon."""
+FORKED_WITHIN_S = 60.0
+"""The server imports everything first."""
 LARGEST_REPLY = 1 << 12
 
 
@@ -68,7 +72,9 @@ class ForkedChild:
         self._pipe = pipe
         self.folder = folder
         """Of what it needs."""
-        self._ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._ending: asyncio.Future[str] = loop.create_future()
+        loop.add_reader(descriptor, self._has_ended)
 
     @property
     def pid(self) -> int:
@@ -82,6 +88,7 @@ class ForkedChild:
     def kill(self) -> None:
         """See Child."""
         if not self._ending.done():
+            kill_group(self._pid)
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
@@ -93,18 +100,15 @@ class ForkedChild:
         """It has."""
         if not self._ending.done():
             self._ending.set_result(how)
+            asyncio.get_running_loop().remove_reader(self._descriptor)
             os.close(self._descriptor)
             os.close(self._pipe)
 
-    def watch(self) -> None:
-        """The server, who would have told how it ends, is gone: that it has ended can be seen all the same."""
+    def _has_ended(self) -> None:
+        """Its descriptor says so. How, the server tells; one that is gone, or stopped, is not waited for."""
         loop = asyncio.get_running_loop()
-
-        def has_ended() -> None:
-            loop.remove_reader(self._descriptor)
-            self.ended("has ended")
-
-        loop.add_reader(self._descriptor, has_ended)
+        loop.remove_reader(self._descriptor)
+        loop.call_later(TOLD_WITHIN_S, self.ended, "has ended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +159,23 @@ class ForkServer:
             os.close(reading)
         asked = _Asked(folder, writing, asyncio.get_running_loop().create_future())
         self._asked.append(asked)
-        return await asked.child
+        in_time = asyncio.get_running_loop().call_later(FORKED_WITHIN_S, self._end_server)
+        try:
+            return await asked.child
+        finally:
+            in_time.cancel()
 
     async def close(self) -> None:
         """No more children; those that live go on."""
         self._lose()
         if self._process is not None:
             await self._process.wait()
+
+    def _end_server(self) -> None:
+        """It hangs, or was stopped: whoever waits for a child is told, and another one is started with the next."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
 
     async def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -205,7 +219,9 @@ class ForkServer:
             case ForkFailed(reason):
                 self._refuse(self._asked.popleft(), reason)
             case Ended(pid, code):
-                self._children.pop(pid).ended(ending_words(code))
+                child = self._children.pop(pid, None)
+                if child is not None:
+                    child.ended(ending_words(code))
 
     def _lose(self) -> None:
         """The server is gone, or is to go: it ends with its connection."""
@@ -216,8 +232,6 @@ class ForkServer:
         self._control = None
         while self._asked:
             self._refuse(self._asked.popleft(), "the process that others are forked from has ended")
-        for child in self._children.values():
-            child.watch()
         self._children.clear()
 
     @staticmethod

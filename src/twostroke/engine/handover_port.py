@@ -21,6 +21,8 @@ class HandoverPort(msgspec.Struct, frozen=True, array_like=True):
     """Of the memory that is free; the rest is for the other processes of the pools."""
     heartbeat_s: float = 0.5
     """A process that has said nothing else for so long says that it lives."""
+    step_timeout_s: float = 15.0
+    """An engine that does not come round for so long, its step's own time aside, hangs: that it lives is not said."""
     name: str = ""
     """Of the process, in its events; empty: it names itself."""
 

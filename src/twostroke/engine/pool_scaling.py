@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from twostroke.pools.autoscaler import (
     scale_prefill,
 )
 from twostroke.pools.member import Role
+from twostroke.pools.ratio import SuggestedRatio, suggested_ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,53 @@ class WorkerFigures:
     """None while it starts."""
     facts: EngineFacts | None = None
     num_free_blocks: int = 0
+
+
+WINDOW_S = 60.0
+"""Over so long a load is looked at."""
+
+
+class ObservedLoad:
+    """What arrived and what was made, over the last minute; and the ratio of the pools that it speaks for."""
+
+    def __init__(self, tpot_target_s: float) -> None:
+        self._tpot_target_s = tpot_target_s
+        self._seen: deque[tuple[float, int, int]] = deque()
+        """When, prompt tokens, output tokens."""
+
+    def saw(self, now_s: float, *, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
+        """Prompt tokens were sent somewhere to be computed, or output tokens came."""
+        self._seen.append((now_s, num_prompt_tokens, num_output_tokens))
+        self._forget(now_s)
+
+    def suggested(self, workers: Sequence[WorkerFigures], now_s: float) -> SuggestedRatio | None:
+        """What this load and the measured speeds speak for; None while one of them is not known.
+
+        Args:
+            workers: of both pools.
+            now_s: the clock.
+        """
+        self._forget(now_s)
+        loads = [worker.load for worker in workers if worker.load is not None]
+        rates = [1 / load.prefill_s_per_token for load in loads if load.prefill_s_per_token > 0]
+        decoding = [load for load in loads if load.decode_step_s > 0]
+        facts = [worker.facts for worker in workers if worker.facts is not None and worker.role is not Role.PREFILL]
+        if not (self._seen and rates and decoding and facts):
+            return None
+        seconds = max(1.0, now_s - self._seen[0][0])
+        return suggested_ratio(
+            prompt_tokens_per_s=sum(prompt for _, prompt, _ in self._seen) / seconds,
+            output_tokens_per_s=sum(output for _, _, output in self._seen) / seconds,
+            prefill_tokens_per_s=sum(rates) / len(rates),
+            step_s=sum(load.decode_step_s for load in decoding) / len(decoding),
+            step_s_per_sequence=sum(load.step_s_per_sequence for load in decoding) / len(decoding),
+            tpot_target_s=self._tpot_target_s,
+            max_num_seqs=min(each.max_num_seqs for each in facts),
+        )
+
+    def _forget(self, now_s: float) -> None:
+        while self._seen and self._seen[0][0] < now_s - WINDOW_S:
+            self._seen.popleft()
 
 
 def limits_of(pools: PoolConfig) -> dict[Role, ScalingConfig]:

@@ -28,6 +28,8 @@ MAX_FAST_DEATHS = 3
 """Deaths in a row that come soon: then it is no accident, and nobody counts on it until it is back."""
 SOON_S = 5.0
 """A process that is dead so short a time after it was ready, and has made no token, died soon."""
+LOADING_SILENCE_S = 60.0
+"""From its start on a process loads its model; one that was stopped meanwhile, or hangs before it begins, is ended."""
 RESTART_DELAYS_S = (0.0, 0.5, 2.0, 5.0, 10.0)
 """Before a start, by the fast deaths before it; the last one from then on."""
 
@@ -66,6 +68,7 @@ class PoolWorker:
         port: makes, for each process anew, where it lends and whether it fetches.
         pool: hears of it.
         launcher: starts a process.
+        num_starts: processes that were started in this place before.
     """
 
     def __init__(
@@ -76,14 +79,17 @@ class PoolWorker:
         port: Callable[[str], HandoverPort],
         pool: Pool,
         launcher: Launcher,
+        *,
+        num_starts: int = 0,
     ) -> None:
         self.role = role
-        self._place = place
+        self.place = place
+        """Which of its pool's."""
         self._config = config
         self._port = port
         self._pool = pool
         self._launcher = launcher
-        self._num_starts = 0
+        self._num_starts = self._num_earlier = num_starts
         self._num_fast_deaths = 0
         self._spawned: EngineProcess | None = None
         """The child, from its first moment to its last."""
@@ -106,7 +112,7 @@ class PoolWorker:
     @property
     def worker_id(self) -> str:
         """Of the process that runs now, and its name in events; none has the same."""
-        return f"{self.role}-{self._place}.{self._num_starts}"
+        return f"{self.role}-{self.place}.{self._num_starts}"
 
     @property
     def pid(self) -> int | None:
@@ -114,9 +120,14 @@ class PoolWorker:
         return None if self._process is None else self._process.pid
 
     @property
+    def num_starts(self) -> int:
+        """Processes that were started in this place, before its time, too."""
+        return self._num_starts
+
+    @property
     def num_restarts(self) -> int:
         """How often it was started again."""
-        return max(0, self._num_starts - 1)
+        return max(0, self._num_starts - self._num_earlier - 1)
 
     @property
     def is_ready(self) -> bool:
@@ -136,7 +147,7 @@ class PoolWorker:
 
     def start(self) -> None:
         """Begins its life."""
-        self._task = asyncio.create_task(self._live(), name=f"twostroke-{self.role}-{self._place}")
+        self._task = asyncio.create_task(self._live(), name=f"twostroke-{self.role}-{self.place}")
         self._task.add_done_callback(self._life_ended)
 
     def send(self, command: Command) -> None:
@@ -219,7 +230,7 @@ class PoolWorker:
         if process is None:
             return "was not needed any more"
         try:
-            report = await process.receive()
+            report = await self._first_report(process)
             if not isinstance(report, Ready):
                 return await self._not_loaded(process, report)
             assert report.geometry is not None, "a process of a pool says what it computes"
@@ -251,6 +262,17 @@ class PoolWorker:
                 process.kill()
             self._process = self._spawned = self.facts = None
             await process.stop()
+
+    async def _first_report(self, process: EngineProcess) -> Report | None:
+        """What it says when its model is loaded; until then it says that it lives, from when it knows what to load."""
+        while True:
+            try:
+                report = await asyncio.wait_for(process.receive(), LOADING_SILENCE_S)
+            except TimeoutError:
+                process.kill()
+                return Refused(SetupError.__name__, f"it said nothing for {LOADING_SILENCE_S:g} s while it was loaded.")
+            if not isinstance(report, Alive):
+                return report
 
     async def _launch(self, config: EngineConfig, port: HandoverPort) -> EngineProcess | None:
         """A process, which may wait long for its place; None: it was closed meanwhile."""

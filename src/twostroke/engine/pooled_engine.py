@@ -22,7 +22,7 @@ from twostroke.engine.launcher import Launcher, launcher_for
 from twostroke.engine.load import Load, combined
 from twostroke.engine.messages import Add, CacheWasReset, Finish, Progress, Report, ResetPrefixCache
 from twostroke.engine.output_processor import OutputKind
-from twostroke.engine.pool_scaling import PoolScaling, WorkerFigures, limits_of
+from twostroke.engine.pool_scaling import ObservedLoad, PoolScaling, WorkerFigures, limits_of
 from twostroke.engine.pool_worker import PoolWorker
 from twostroke.engine.reception import Reception
 from twostroke.engine.remote_engine import SHUTTING_DOWN
@@ -36,6 +36,7 @@ from twostroke.kv_transfer.nixl_reads import check_nixl
 from twostroke.log import get_logger
 from twostroke.packed_events import PackedEvent, PackedEventLog, pack, unpack
 from twostroke.pools.member import Role
+from twostroke.pools.ratio import SuggestedRatio
 from twostroke.request import FinishReason
 from twostroke.tokenizer.tokenizer import Tokenizer
 
@@ -105,6 +106,7 @@ class PooledEngine:
         self._has_met = False
         self._resets: list[tuple[set[str], asyncio.Future[bool]]] = []
         self._scaling = PoolScaling(limits_of(pools))
+        self._observed = ObservedLoad(pools.tpot_target_s)
         self._tasks: list[asyncio.Task[None]] = []
         self._progress_s = monotonic_clock()
         self._log = GatewayLog(self._tell_soon)
@@ -263,6 +265,10 @@ class PooledEngine:
             for w in self._pool.workers
         ]
 
+    def suggested_ratio(self) -> SuggestedRatio | None:
+        """See ScalablePools."""
+        return self._observed.suggested(self._figures(), self.now_s())
+
     def drain(self) -> None:
         """Takes no more requests; what runs goes on."""
         self._is_draining = True
@@ -318,6 +324,9 @@ class PooledEngine:
                     worker.meter.append(event)
                     self._router.heard(worker.worker_id, event)
                 self._router.reported(worker.worker_id, worker.meter.load(""), self.now_s())
+                if updates:
+                    num_tokens = sum(len(update.token_ids) for update in updates)
+                    self._observed.saw(self.now_s(), num_output_tokens=num_tokens)
                 outcome = self._dispatcher.take_in(worker.worker_id, updates)
                 self._carry_out(outcome)
                 if events:
@@ -340,7 +349,7 @@ class PooledEngine:
         if was_there or not worker.is_retired:
             self._router.left(worker.worker_id)
             self._log.lost(worker.worker_id, cause)
-            self._reset_by(worker.worker_id, had_blocks=True)
+            self._reset_by(worker.worker_id, had_blocks=True, for_all=True)
             self._carry_out(self._dispatcher.worker_gone(worker.worker_id, cause))
         if not worker.is_retired:
             asyncio.get_running_loop().run_in_executor(None, self._on_trouble, cause)
@@ -381,6 +390,8 @@ class PooledEngine:
                 num_tokens = len(new.prompt_token_ids) + len(new.output_token_ids)
                 if worker.role is Role.PREFILL:
                     self._scaling.arrived(num_tokens)
+                if worker.role is Role.PREFILL or request.import_id is None:  # a prompt that is fetched was sent before
+                    self._observed.saw(self.now_s(), num_prompt_tokens=num_tokens)
                 worker.meter.sent(new.request_id, request.tenant, num_tokens=num_tokens, max_tokens=request.max_tokens)
             case Finish(request_id):
                 worker.meter.ended(request_id)
@@ -401,14 +412,15 @@ class PooledEngine:
             for listener in self._listeners:
                 listener.append(event, same)
 
-    def _reset_by(self, worker_id: str, *, had_blocks: bool) -> None:
-        """A worker has forgotten its prefixes, one way or the other."""
+    def _reset_by(self, worker_id: str, *, had_blocks: bool, for_all: bool = False) -> None:
+        """A worker has forgotten its prefixes: as it was told the longest ago, or by its death, whoever asked."""
         for asked, reset in self._resets:
             if worker_id in asked:
                 asked.discard(worker_id)
                 if not asked and not reset.done():
                     reset.set_result(had_blocks)
-                break
+                if not for_all:
+                    break
         self._resets = [(asked, reset) for asked, reset in self._resets if asked]
 
     def _resize(self, role: Role, number: int, reason: str, first: Sequence[str] = ()) -> None:
@@ -424,23 +436,26 @@ class PooledEngine:
             await asyncio.sleep(self._pools.scaling_interval_s)
             if self._is_draining:
                 continue
-            workers = [
-                WorkerFigures(
-                    worker.worker_id,
-                    worker.role,
-                    self._dispatcher.live_on(worker.worker_id),
-                    worker.meter.load("") if worker.is_ready else None,
-                    worker.facts,
-                    self._router.num_free_blocks(worker.worker_id),
-                )
-                for role in Role
-                for worker in self._pool.of(role)
-                if worker.state is not EngineState.FAILED
-            ]
-            for role, wanted in self._scaling.decide(workers, self._pools.scaling_interval_s).items():
+            for role, wanted in self._scaling.decide(self._figures(), self._pools.scaling_interval_s).items():
                 num_failed = sum(worker.state is EngineState.FAILED for worker in self._pool.of(role))
                 number = min(wanted.num_wanted + num_failed, MAX_WORKERS)  # who cannot be started carries no load
                 self._resize(role, number, wanted.words, wanted.drain)
+
+    def _figures(self) -> list[WorkerFigures]:
+        """Of the workers that stay, as they are now."""
+        return [
+            WorkerFigures(
+                worker.worker_id,
+                worker.role,
+                self._dispatcher.live_on(worker.worker_id),
+                worker.meter.load("") if worker.is_ready else None,
+                worker.facts,
+                self._router.num_free_blocks(worker.worker_id),
+            )
+            for role in Role
+            for worker in self._pool.of(role)
+            if worker.state is not EngineState.FAILED
+        ]
 
     async def _look_after(self) -> None:
         """Ends workers that have gone silent, and reports each stall once."""

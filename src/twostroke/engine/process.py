@@ -49,7 +49,7 @@ from twostroke.engine.messages import (
 )
 from twostroke.engine.wires import engine_ends, unbounded
 from twostroke.errors import TwostrokeError
-from twostroke.events import Event
+from twostroke.events import Event, StepScheduled
 from twostroke.log import get_logger
 from twostroke.packed_events import PackedEvent, pack
 from twostroke.runner.executor import Executor
@@ -57,6 +57,8 @@ from twostroke.runner.executor import Executor
 log = get_logger(__name__)
 
 _OWN = "inproc://own-commands"
+FLOORS_OF_A_STEP = 20
+"""A step that takes so many times what the machine could do at best is late, not lost."""
 COMMANDS_A_STEP = 64
 """Most that are obeyed between two steps: a request of a thousand prompts does not hold up those that run."""
 
@@ -64,11 +66,14 @@ COMMANDS_A_STEP = 64
 class _Outbox:
     """Events on their way to the other process."""
 
-    def __init__(self) -> None:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
         self._events: list[PackedEvent] = []
 
     def append(self, event: Event) -> None:
-        """Keeps one until the next report."""
+        """Keeps one until the next report; of a step that begins its heart hears how long it may take."""
+        if isinstance(event, StepScheduled):
+            self._channel.step_floor_s = 0.0 if event.cost is None else event.cost.seconds
         self._events.append(pack(event))
 
     def take(self) -> list[PackedEvent]:
@@ -93,8 +98,14 @@ class Channel:
         """Since somebody last looked whether it has."""
         self._came_round_s = math.inf
         """When the loop last looked for commands; infinite before it runs, and while it waits for some."""
+        self.step_floor_s = 0.0
+        """What the step that was begun last takes the machine at best."""
         self.is_left = False
         """Nobody listens any more, and nothing is sent."""
+
+    def is_loading(self) -> None:
+        """It will not come round before the model is there, however long that takes."""
+        self._came_round_s = math.inf
 
     def leave(self) -> None:
         """From any thread: what comes of the engine from now on is not heard, and its loop ends when it comes round."""
@@ -119,10 +130,11 @@ class Channel:
         Args:
             is_over: ends it.
             every_s: how long a while is.
-            step_patience_s: of a loop that has not come round for so long it is not said.
+            step_patience_s: of a loop that has not come round for so long it is not said, beyond what its step takes.
         """
         while not is_over.wait(every_s):
-            if not self._has_reported and monotonic_clock() - self._came_round_s < step_patience_s:
+            allowed_s = step_patience_s + FLOORS_OF_A_STEP * self.step_floor_s
+            if not self._has_reported and monotonic_clock() - self._came_round_s < allowed_s:
                 self.send(Alive())
             self._has_reported = False
 
@@ -171,7 +183,7 @@ def run(
     around_executor: Callable[[Executor], Executor] | None = None,
     *,
     is_whole_process: bool = True,
-    step_patience_s: float = math.inf,
+    step_patience_s: float | None = None,
 ) -> int:
     """The same for sockets that are there, which are closed in the end.
 
@@ -179,7 +191,8 @@ def run(
         channel: to whoever gives commands.
         around_executor: as above.
         is_whole_process: nothing else lives in this process: its clock and its memory are the engine's.
-        step_patience_s: it counts as alive for so long without looking for commands.
+        step_patience_s: it counts as alive for so long without looking for commands, its step aside; default:
+            as it is told.
     """
     try:
         start = channel.receive(wait=True)
@@ -198,9 +211,42 @@ def _run(
     start: Start,
     around_executor: Callable[[Executor], Executor] | None,
     is_whole_process: bool,
-    step_patience_s: float,
+    step_patience_s: float | None,
 ) -> int:
-    outbox = _Outbox()
+    outbox = _Outbox(channel)
+    heart = None if start.handover is None else _Heart(channel, start.handover, step_patience_s)
+    try:
+        return _serve(channel, start, around_executor, outbox, is_whole_process=is_whole_process)
+    finally:
+        if heart is not None:
+            heart.stop()
+
+
+class _Heart:
+    """Says that the process lives, from when it knows what to load."""
+
+    def __init__(self, channel: Channel, port: HandoverPort, step_patience_s: float | None) -> None:
+        channel.is_loading()
+        self._is_over = threading.Event()
+        patience_s = port.step_timeout_s if step_patience_s is None else step_patience_s
+        beat = (self._is_over, port.heartbeat_s, patience_s)
+        self._thread = threading.Thread(target=channel.tell_alive, args=beat, daemon=True, name="twostroke-heart")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """It says so no more."""
+        self._is_over.set()
+        self._thread.join()
+
+
+def _serve(
+    channel: Channel,
+    start: Start,
+    around_executor: Callable[[Executor], Executor] | None,
+    outbox: _Outbox,
+    *,
+    is_whole_process: bool,
+) -> int:
     ends = None if start.handover is None else _handover_ends(start.handover, channel)
     try:
         built = build_engine(start.config, around_executor, listeners=(outbox,), handover=ends, machine=start.machine)
@@ -212,14 +258,6 @@ def _run(
         keep_what_is_there()
     channel.send(Ready(built.facts, built.lender, built.geometry, built.machine))
     channel.send(Progress((), outbox.take()))
-    is_over = threading.Event()
-    heart = None
-    if start.handover is not None:
-        every_s = start.handover.heartbeat_s
-        heart = threading.Thread(
-            target=channel.tell_alive, args=(is_over, every_s, step_patience_s), daemon=True, name="twostroke-heart"
-        )
-        heart.start()
     try:
         _loop(channel, built.engine, outbox)
     except Exception as error:
@@ -229,9 +267,6 @@ def _run(
         return 1
     finally:
         built.engine.close()
-        is_over.set()
-        if heart is not None:
-            heart.join()
     return 0
 
 

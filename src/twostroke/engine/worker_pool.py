@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +63,8 @@ class WorkerPool:
         self._num_live = num_live
         self._migrate = migrate
         self._workers: list[PoolWorker] = []
-        self._places = {Role.PREFILL: itertools.count(), Role.DECODE: itertools.count()}
+        self._starts: Counter[tuple[Role, int]] = Counter()
+        """In each place, processes so far: one that is filled again goes on counting, so names stay unique."""
         self._folder: Path | None = None
         self._numbers = itertools.count()
         self._leaving: set[asyncio.Task[None]] = set()
@@ -141,7 +143,9 @@ class WorkerPool:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _grow(self, role: Role, number: int) -> None:
-        new = [self._worker(role, place) for place in itertools.islice(self._places[role], max(0, number))]
+        taken = {worker.place for worker in self._workers if worker.role is role}
+        free = (place for place in itertools.count() if place not in taken)
+        new = [self._worker(role, place) for place in itertools.islice(free, max(0, number))]
         self._workers += new
         for worker in new:
             worker.has_started.add_done_callback(lambda started: started.cancelled() or started.exception())
@@ -157,6 +161,7 @@ class WorkerPool:
         worker_id = worker.worker_id
         await worker.close()
         self._workers.remove(worker)
+        self._starts[worker.role, worker.place] = worker.num_starts
         log.info("%s has left the pool", worker_id)
         self._hears.worker_gone(worker, f"{worker_id} has left the pool")
 
@@ -166,7 +171,15 @@ class WorkerPool:
         def config_of(name: str) -> EngineConfig:
             return replace(config, load=replace(config.load, event_log=log_of(config.load.event_log, name)))
 
-        return PoolWorker(role, place, config_of, lambda name: self._port(role, name), self._hears, self._launcher)
+        return PoolWorker(
+            role,
+            place,
+            config_of,
+            lambda name: self._port(role, name),
+            self._hears,
+            self._launcher,
+            num_starts=self._starts[role, place],
+        )
 
     def _of_prefill(self) -> EngineConfig:
         """What computes prompts: nobody drafts, and its blocks and ranks may be others."""
@@ -184,6 +197,7 @@ class WorkerPool:
             allows_drift=self._pools.allow_numeric_drift,
             memory_share=1 / max(self._pools.num_workers, len(self._workers)),
             heartbeat_s=self._pools.heartbeat_timeout_s / HEARTBEATS_IN_TIME,
+            step_timeout_s=self._pools.step_timeout_s,
             name=name,
         )
         if role is Role.DECODE:
@@ -192,6 +206,7 @@ class WorkerPool:
 
     def _lending_address(self) -> Address:
         assert self._folder is not None, "not started"
+        self._folder.mkdir(mode=0o700, exist_ok=True)  # somebody may have tidied up
         path = str(self._folder / f"kv-{next(self._numbers)}")
         match self._pools.transport:
             case "shm":

@@ -39,6 +39,8 @@ log = get_logger(__name__)
 PATIENCE_S = 10.0
 """How long a peer may say nothing, or take nothing."""
 WAITING_EVERY_S = 1.0
+_REST_BYTES = 4096
+"""Of what a borrower says when nobody asks it any more."""
 REAPS_EVERY_S = 0.5
 
 
@@ -190,11 +192,13 @@ class KVLender:
 
     def _serve(self, connection: Connection) -> None:
         connection.settimeout(self._patience_s)
-        with connection:
+        with connection, contextlib.nullcontext() if self._nixl is None else self._nixl.lending():
             try:
                 self._lend(connection)
             except (OSError, EngineError) as error:
                 log.info("a borrower was lost: %s", error)
+            if self._nixl is not None:
+                _await_end(connection)
 
     def _lend(self, connection: Connection) -> None:
         fetch = receive(connection, FROM_BORROWER)
@@ -212,9 +216,8 @@ class KVLender:
             if reason:
                 _send(connection, Refusal(reason))
                 return
-            with contextlib.nullcontext() if self._nixl is None else self._nixl.lending():
-                self._send_terms(connection, fetch)
-                trouble = self._send_parts(connection, fetch, lease) or self._settle(connection, lease)
+            self._send_terms(connection, fetch)
+            trouble = self._send_parts(connection, fetch, lease) or self._settle(connection, lease)
             _send(connection, Refusal(trouble) if trouble else Valid())
 
     def _refusal(self, fetch: Fetch) -> str:
@@ -327,3 +330,14 @@ def _has_news(lease: Lease, index: int, layer: int) -> bool:
 
 def _send(connection: Connection, frame: LenderSays) -> None:
     connection.sendall(framed(frame))
+
+
+def _await_end(connection: Connection) -> None:
+    """Until the borrower has hung up: it may be in the middle of a read, which needs this side to come to its end, also
+    where the lease is worth nothing any more or the borrower has been silent for too long."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_WR)
+        connection.settimeout(None)
+        rest = memoryview(bytearray(_REST_BYTES))
+        while connection.recvmsg_into([rest])[0]:
+            pass

@@ -47,7 +47,7 @@ def test_a_request_that_is_handed_over() -> None:
         (Label.RECOMPUTE, 2.0, D),
         (Label.DECODE, 3.0, D),
     ]
-    told = "4.000 MB from prefill-0.1 in 500.000 ms (0.01 GB/s), 50% of it during the prefill"
+    told = "4.000 MB from prefill-0.1 in 500.000 ms (0.01 GB/s while bytes came), 50% of it during the prefill"
     assert lane.segments[2].reason == told
     assert (lane.begin_s, lane.end_s, lane.first_token_s, lane.finish_reason) == (0.0, 3.0, 1.0, FinishReason.LENGTH)
     assert (lane.num_prompt_tokens, lane.num_cached_tokens, lane.num_output_tokens) == (PROMPT, 4, 3)

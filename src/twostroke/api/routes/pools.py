@@ -32,7 +32,7 @@ def pools_router(context: ServerContext) -> APIRouter:
 
     @router.get("/pools", responses=_NO_POOLS)
     async def show() -> Response:
-        """Every worker: its pool, its state and how many sequences need it."""
+        """Every worker: its pool, its state and how many sequences need it; and the ratio that the load speaks for."""
         return _shown(_pools(context))
 
     @router.post("/pools", responses=_NO_POOLS)
@@ -58,4 +58,7 @@ def _pools(context: ServerContext) -> ScalablePools:
 
 
 def _shown(pools: ScalablePools) -> Response:
-    return json_response({"workers": [dataclasses.asdict(member) for member in pools.members()]})
+    ratio = pools.suggested_ratio()
+    suggested = None if ratio is None else {**dataclasses.asdict(ratio), "prefill_per_decode": ratio.prefill_per_decode}
+    workers = [dataclasses.asdict(member) for member in pools.members()]
+    return json_response({"workers": workers, "suggested_ratio": suggested})

@@ -3,13 +3,13 @@
 start       seconds until the engine takes requests, one prefill and one decode process / one process
 P idle      tokens per second of a decode process with all threads, while the prefill process has nothing to do / one
             process with as many: what the gateway's journal, the heartbeats and a sleeping process cost
-split       half of the threads each, every prompt handed over. All prompts take a process P seconds, all answers to
-            prompts that are cached D; with half of the threads, beside one that does the other, P' and D'; one prompt
-            p' and one such answer d':
+split       half of the threads each, every prompt handed over. With half of the threads a process takes P' seconds for
+            all prompts, D' for all answers to prompts that are cached, each beside another process that does the
+            other; p' for one such prompt and d' for one such answer:
 
-                one process     P + D                        what it does first, it does alone
                 split           max(P' + d', p' + D')        both at once, the slower one counts; D begins behind the
                                                              first prompt, and has the last answer left when P ends
+                one process     measured                     its steps do both: it takes less than P and D one by one
 """
 
 from __future__ import annotations
@@ -63,7 +63,16 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 PREFILLS, DECODES, MIXED = (512, 1), (16, 96), (512, 96)
 """Prompt and output tokens of a request: all prefill, nearly all decode, and both."""
-PARTS = ("one prefill", "one decode", "half prefill", "half decode", "first prompt", "last answer", "one", "split")
+PARTS = (
+    "one prefill",
+    "one decode",
+    "half prefill",
+    "half decode",
+    "first prompt",
+    "last answer",
+    "one mixed",
+    "split mixed",
+)
 """What the split is predicted from, and what it is, in seconds."""
 
 
@@ -100,7 +109,7 @@ async def _measure(options: ReproduceOptions, threads: int, rounds: int, num_req
                     found[name].append(seconds)
                 predicted_s = max(half_prefill_s + last_s, first_s + half_decode_s)
                 found["split"].append(one_s / split_s)
-                found["split_predicted"].append((prefill_s + decode_s) / predicted_s)
+                found["split_predicted"].append(one_s / predicted_s)
     return found
 
 
