@@ -22,9 +22,10 @@ from twostroke.kernels.dispatch import Operators, operators_for
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.sizing import FreeMemory, KVSizing, size_kv_cache
 from twostroke.log import get_logger
-from twostroke.model.loader import check_weights, weight_bytes
+from twostroke.model.loader import check_weights
 from twostroke.model.model_files import find_model
 from twostroke.model.registry import num_parameters
+from twostroke.model.weight_size import weight_bytes
 from twostroke.model.weight_source import WeightSource
 from twostroke.runner.memory import context_bytes, free_host_bytes, step_bytes
 from twostroke.tokenizer.tokenizer import Tokenizer
@@ -184,10 +185,10 @@ def loaded_weight_bytes(config: EngineConfig, prepared: Prepared, num_ranks: int
         prepared.weights,
         prepared.config,
         prepared.dtype,
+        prepared.operators,
         config.load.quantization,
         config.load.group_size or DEFAULT_GROUP_SIZE,
-        keeps_quantized=prepared.operators.keeps_quantized,
-        num_ranks=num_ranks,
+        num_ranks,
     )
 
 
