@@ -25,8 +25,9 @@ from twostroke.bench.report import Hardware
 from twostroke.bench.spec.measure import DecodeStep, SpecEngine, SpecRun
 from twostroke.bench.spec.synthetic import PromptIds
 from twostroke.calibrate.guesses import SetGuesses
-from twostroke.calibrate.options import CalibrateOptions, whole_numbers
+from twostroke.calibrate.options import CalibrateOptions
 from twostroke.calibrate.texts import pieces
+from twostroke.config.checks import whole_numbers
 from twostroke.config.load import LoadConfig
 from twostroke.config.speculation import MAX_DRAFTS, Method, SpeculativeConfig
 from twostroke.cost.calibration import Calibration, DrafterFigures, Timing, check_writable, seconds_at

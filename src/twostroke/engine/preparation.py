@@ -165,7 +165,7 @@ def account_for_memory(
         config.cache,
         max_model_len=config.load.max_model_len,
         model_context=prepared.config.max_context,
-        max_tokens_per_step=_max_tokens_per_step(config, prepared.config),
+        max_tokens_per_step=max_tokens_per_step(config, prepared.config),
         memory=memory,
         bytes_beside_block=drafts.kv_bytes_per_block,
     )
@@ -235,7 +235,7 @@ def free_memory(
         bytes_per_element=prepared.dtype.itemsize,
     )
     if free_bytes is None:
-        free_bytes = _free_bytes(prepared.device)
+        free_bytes = free_bytes_of(prepared.device)
     free = int(share * free_bytes) // config.load.num_local_ranks
     num_weight_bytes += prepared.drafter_facts.num_weight_bytes
     if num_weight_bytes > free:
@@ -250,7 +250,7 @@ def free_memory(
     )
 
 
-def _max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:
+def max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:
     """Most tokens that one step can add to one request."""
     if config.scheduler.enable_chunked_prefill:
         return config.scheduler.max_num_batched_tokens
@@ -297,7 +297,8 @@ def _usable_processors() -> int:
     return os.cpu_count() or 1
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes_of(device: torch.device) -> int:
+    """What can be taken of it now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return free_host_bytes()
