@@ -186,7 +186,7 @@ def _machine(load: LoadConfig, options: PlanOptions, prepared: Prepared) -> Mach
 
 
 def _measured(load: LoadConfig, prepared: Prepared) -> MachineLimits:
-    """A floor takes the better rate: bfloat16 is slow in torch where processors have nothing for it, and our kernels then
+    """A floor takes the better rate: where a processor has nothing for bfloat16, torch is slow in it, and our kernels
     compute in float32."""
     num_threads = prepared.num_threads * load.num_local_ranks
     types = dict.fromkeys((prepared.dtype, torch.float32))

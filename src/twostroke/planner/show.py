@@ -27,7 +27,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     console.print(_prompts(plan))
     _say(console, f"\ndecoding, {plan.context} tokens of context each, up to {plan.most_requests} requests")
     console.print(_frontier(plan))
-    _say(console, "\nwhat a change would do")
+    _say(console, "\nwhat a change would do (GB of weights, requests by their blocks, x: times what it is)")
     console.print(_changes(plan))
     for line in advice(plan):
         _say(console, line)
@@ -102,7 +102,7 @@ def _frontier(plan: Plan) -> Table:
 
 
 def _changes(plan: Plan) -> Table:
-    table = _table("change", "weights", "KV blocks", "requests", "TPOT floor", "x", "tok/s at most", "x")
+    table = _table("change", "GB", "blocks", "requests", "TPOT floor", "x", "tok/s", "x", gap=1)
     table.add_row("as it is", *_figures(plan.base, None, plan.base))
     for change in plan.changes:
         if change.outcome is not None:
@@ -111,7 +111,7 @@ def _changes(plan: Plan) -> Table:
 
 
 def _figures(outcome: Outcome, change: Change | None, base: Outcome) -> list[str]:
-    cells = [f"{outcome.weight_bytes / 1e9:,.3f} GB", f"{outcome.num_blocks:,}", f"{outcome.num_requests:,}"]
+    cells = [f"{outcome.weight_bytes / 1e9:,.3f}", f"{outcome.num_blocks:,}", f"{outcome.num_requests:,}"]
     for name, text in (
         ("tpot_floor_s", _ms(outcome.tpot_floor_s)),
         ("most_tokens_per_s", f"{outcome.most_tokens_per_s:,.0f}"),
@@ -121,8 +121,8 @@ def _figures(outcome: Outcome, change: Change | None, base: Outcome) -> list[str
     return cells
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def _table(*columns: str, gap: int = 2) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i == 0 or not name else "right", no_wrap=True)
     return table
