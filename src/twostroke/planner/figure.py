@@ -31,7 +31,7 @@ def draw_plan(plan: Plan, path: Path) -> Path:
             for rate, seconds, batch in points:
                 place = {"xytext": (3, 4), "textcoords": "offset points"}
                 axes.annotate(str(batch), (rate, seconds * 1e3), fontsize=7, color=colour, **place)
-        axes.set_xscale("log")
+        axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("output tokens/s of all requests (numbers: requests at once)")
         axes.set_ylabel("TPOT, ms")

@@ -10,6 +10,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+import torch
 from hypothesis import given
 from torch import Tensor
 
@@ -257,3 +258,24 @@ def test_more_memory_never_holds_less(random_models: dict[str, Path], memory: in
     less, more = plan_of(config, memory), plan_of(config, memory + (1 << 20))
     assert less.num_blocks <= more.num_blocks
     assert less.max_model_len <= more.max_model_len
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_exact_for_a_draft_model(kernels: str) -> None:
+    drafts = {"speculative_config": {"method": "draft_model"}, "num_kv_blocks": 50, "kernels": kernels}
+    config = EngineConfig.from_keywords(model="embedded", threads=1, **drafts)
+    plan = plan_of(config)
+    built = build_engine(config)
+    runner: Any = built.engine._executor._runner  # pyright: ignore
+    try:
+        seen: set[int] = set()
+        assert sum(tensor.nbytes for tensor in tensors_of(runner._model, seen)) == plan.weight_bytes
+        own = [t.nbytes for t in tensors_of(runner._proposer, seen) if t.is_floating_point() or is_packed(t)]
+        assert sum(own) == plan.draft_weight_bytes
+        assert runner._kv.nbytes < plan.kv_bytes == 50 * plan.kv_bytes_per_block
+    finally:
+        built.engine.close()
+
+
+def is_packed(tensor: Tensor) -> bool:
+    return tensor.dtype is torch.uint8
