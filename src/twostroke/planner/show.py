@@ -51,6 +51,8 @@ def advice(plan: Plan) -> list[str]:
         lines.append("times are floors of operations and bytes: nothing is faster, everything real is slower")
     if plan.machine.is_published and plan.memory.quantization is not None:
         lines.append("weights are counted as the CPU's kernels pack them; those of CUDA here multiply them as floats")
+    if not plan.machine.is_published:
+        lines.append("rates were measured just now: where others are at work on this machine, real floors are lower")
     if not plan.machine.is_published and plan.memory.quantization is not None:
         lines.append("the rate of arithmetic is that of floats: where compute binds, products of 8 bits may be faster")
     return lines
