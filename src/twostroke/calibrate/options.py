@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from twostroke.config.checks import text, whole_number
+from twostroke.config.checks import text, whole_number, whole_numbers
 from twostroke.config.kv_format import KVCacheDType
 from twostroke.config.speculation import MAX_AUTO_DRAFTS, MAX_DRAFTS, Method
 from twostroke.errors import InvalidParameter
@@ -108,24 +108,3 @@ class CalibrateOptions:
     def companions(self) -> Mapping[str, str | None]:
         """Method to what drafts, for those that have something of their own."""
         return {"draft_model": self.draft_model, "medusa": self.medusa, "eagle": self.eagle}
-
-
-def whole_numbers(name: str, given: str, low: int, high: int) -> tuple[int, ...]:
-    """A list with commas between, sorted, each once.
-
-    Raises:
-        InvalidParameter: empty, what is no whole number, or outside low to high.
-
-    >>> whole_numbers("sizes", "4,1,4", 1, 8)
-    (1, 4)
-    """
-    found: set[int] = set()
-    for part in filter(None, given.split(",")):
-        if not part.strip().isdecimal():
-            raise InvalidParameter(name, given, f"has {part!r}, which is no whole number")
-        if not low <= int(part) <= high:
-            raise InvalidParameter(name, given, f"has {part}; from {low} to {high}")
-        found.add(int(part))
-    if not found:
-        raise InvalidParameter(name, given, "names no number", "Give some with commas between, or leave it out.")
-    return tuple(sorted(found))

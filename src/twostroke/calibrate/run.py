@@ -28,9 +28,10 @@ from twostroke.bench.spec.measure import DecodeStep, SpecEngine, SpecRun
 from twostroke.bench.spec.synthetic import PromptIds
 from twostroke.bench.steps import measure_steps
 from twostroke.calibrate.guesses import SetGuesses
-from twostroke.calibrate.options import CalibrateOptions, whole_numbers
+from twostroke.calibrate.options import CalibrateOptions
 from twostroke.calibrate.texts import pieces
 from twostroke.config.cache import CacheConfig
+from twostroke.config.checks import whole_numbers
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import MAX_DRAFTS, Method, SpeculativeConfig

@@ -28,9 +28,8 @@ from twostroke.bench.model_engine import ModelEngine, model_engine
 from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, percentiles, save
 from twostroke.bench.steps import measure_steps
 from twostroke.bench.workload import of_lengths
-from twostroke.calibrate.options import whole_numbers
 from twostroke.config.cache import CacheConfig
-from twostroke.config.checks import whole_number
+from twostroke.config.checks import whole_number, whole_numbers
 from twostroke.config.load import LoadConfig, QuantizationOnLoad
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_fit import fit_step_model
