@@ -12,6 +12,7 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig, QuantizationOnLoad
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.cost.step_model import PredictsSteps
+from twostroke.engine.calibrated import find_calibration
 from twostroke.engine.preparation import Prepared, free_bytes_of, model_shape, prepare
 from twostroke.errors import InvalidParameter, TwostrokeError
 from twostroke.planner.devices import find_device
@@ -55,6 +56,8 @@ class Plan:
     """None where no prompt of the lengths that are asked for fits."""
     is_predicted: bool
     """Whether measured steps predict times; else there are floors alone."""
+    predicted_by: str
+    """What they are predicted by, or why they are not."""
 
 
 def make_plan(config: EngineConfig, options: PlanOptions, steps: PredictsSteps | None = None) -> Plan:
@@ -63,16 +66,21 @@ def make_plan(config: EngineConfig, options: PlanOptions, steps: PredictsSteps |
     Args:
         config: what would be given to the engine.
         options: the machine, the load, and what is compared.
-        steps: fitted to this machine and model; None, and for a machine of published figures: floors alone.
+        steps: fitted to this machine and model; None: as calibrated, if they are. For a machine of published figures
+            there are floors alone.
 
     Raises:
         SetupError: no such model, or one that does not fit, with what would.
-        InvalidParameter: numbers that contradict the model.
+        InvalidParameter: numbers that contradict the model, or what lies where a calibration should is none.
     """
     prepared = prepare(config)
     machine = _machine(config.load, options, prepared)
+    predicted_by = "step times as given"
     if machine.is_published:
-        steps = None
+        steps, predicted_by = None, "figures of a data sheet tell floors"
+    elif steps is None:
+        calibration, predicted_by = find_calibration(prepared.path, config.load, config.cache)
+        steps = None if calibration is None else calibration.step_times
     memory = plan_memory(config, prepared, machine.memory_bytes)
     context = _context(options, memory)
     case = _Case(config, prepared, machine, context, steps)
@@ -99,6 +107,7 @@ def make_plan(config: EngineConfig, options: PlanOptions, steps: PredictsSteps |
         changes=_changes(case, options),
         two_pools=two_pools,
         is_predicted=steps is not None,
+        predicted_by=predicted_by,
     )
 
 

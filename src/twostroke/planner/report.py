@@ -47,6 +47,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
             "price_per_hour": plan.machine.price_per_hour,
         },
         "is_predicted": plan.is_predicted,
+        "predicted_by": plan.predicted_by,
         "context": plan.context,
         "most_requests": plan.most_requests,
         "tpot_floor_s": plan.base.tpot_floor_s,

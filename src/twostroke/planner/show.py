@@ -47,7 +47,10 @@ def advice(plan: Plan) -> list[str]:
         if pools.is_hidden is not None:
             line += f"; yours {'does' if pools.is_hidden else 'does not'}"
         lines.append(line)
-    if not plan.is_predicted:
+    if plan.is_predicted:
+        lines.append(f"times are predicted by measured steps ({plan.predicted_by}), beside floors that nothing beats")
+    else:
+        lines.append(f"no times are predicted: {plan.predicted_by}")
         lines.append("times are floors of operations and bytes: nothing is faster, everything real is slower")
     if plan.machine.is_published and plan.memory.quantization is not None:
         lines.append("weights are counted as the CPU's kernels pack them; those of CUDA here multiply them as floats")
