@@ -17,8 +17,10 @@ from torch import Tensor
 import gguf_files
 import quantized_folders
 from model_folders import SHAPES, write_random_model
+from twostroke.communicator.alone import Alone
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
+from twostroke.config.load import Quantization
 from twostroke.engine.assembly import build_engine
 from twostroke.engine.preparation import prepare
 from twostroke.errors import DoesNotFit
@@ -26,6 +28,8 @@ from twostroke.kernels import native
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.sizing import blocks_of_request
 from twostroke.layers.rotary import Rotary
+from twostroke.layers.row_split import RowSplit
+from twostroke.model.loader import load_model
 from twostroke.planner.memory import MemoryPlan, kinds_of, plan_memory, with_kv_format, with_quantization
 from twostroke.runner.kv_storage import KVStorage
 
@@ -279,3 +283,38 @@ def test_exact_for_a_draft_model(kernels: str) -> None:
 
 def is_packed(tensor: Tensor) -> bool:
     return tensor.dtype is torch.uint8
+
+
+class OneOfSeveral(Alone):
+    """Of a rank that is never asked to gather."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_exact_for_the_rank_that_has_most(
+    random_models: dict[str, Path], family: str, quantization: Quantization | None
+) -> None:
+    if not native.is_built():
+        pytest.skip("ranks need the native kernels")
+    given = {"model": str(random_models[family]), "quantization": quantization, "tensor_parallel_size": 2}
+    config = EngineConfig.from_keywords(**given)
+    prepared = prepare(config)
+    sizes = [
+        bytes_of(
+            load_model(
+                prepared.weights,
+                prepared.config,
+                dtype=prepared.dtype,
+                device=prepared.device,
+                max_model_len=64,
+                operators=prepared.operators,
+                quantization=quantization,
+                split=RowSplit(OneOfSeveral(rank, 2)),
+            )
+        )
+        for rank in range(2)
+    ]
+    assert max(sizes) == plan_memory(config, prepared, MEMORY).weight_bytes
