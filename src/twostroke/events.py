@@ -26,6 +26,7 @@ import msgspec
 
 from twostroke.batch import Commit, ScheduledBatch
 from twostroke.cost.step_cost import MachineLimits, StepCost
+from twostroke.cost.step_model import StepTimeModel
 from twostroke.errors import InvalidParameter, UnreadableEvent
 from twostroke.kv_check import NO_SUSPECTS, Suspects, Verdict
 from twostroke.request import Arrival, FinishReason
@@ -55,6 +56,8 @@ class EngineStarted:
     """Fields of SpeculativeConfig; None where nobody drafts."""
     max_drafts: int | None = None
     """Most tokens in a row that who drafts can guess; None: any number."""
+    step_times: StepTimeModel | None = None
+    """By which steps are kept below a limit of time, where there is one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from twostroke import LLM, RequestOutput, SamplingParams
-from twostroke.engine import assembly
+from twostroke.engine import preparation
 from twostroke.engine.drafting import DrafterFacts, GivenDrafter, Surroundings
 from twostroke.runner.branches import MAX_BRANCHES, Branch, BranchBlocks, blocks_of_branch
 from twostroke.speculation.proposer import DraftRequest, Drafts
@@ -100,7 +100,7 @@ def test_a_branch_changes_no_bit(
         return GivenDrafter(Knowing(texts), "one that knows", DrafterFacts(num_branch_blocks=num_blocks))
 
     monkeypatch.setattr(BranchBlocks, "keep", counting)
-    monkeypatch.setattr(assembly, "find_drafter", find_drafter)
+    monkeypatch.setattr(preparation, "find_drafter", find_drafter)
     speculation = {"method": "ngram", "num_speculative_tokens": NUM_PLACES}
     with LLM(folder, **config, speculative_config=speculation) as llm:
         branched = llm.generate(prompts, params)

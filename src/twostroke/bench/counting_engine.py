@@ -8,7 +8,7 @@ from pathlib import Path
 
 from twostroke.batch import ScheduledBatch
 from twostroke.bench.counting_executor import CountingExecutor, SimulatedClock
-from twostroke.bench.drive import RecordingExecutor, Run, drive
+from twostroke.bench.drive import RecordingExecutor, drive
 from twostroke.bench.workload import Workload
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
@@ -19,6 +19,7 @@ from twostroke.engine.journal import Journal, engine_started
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.scheduler.scheduler import Scheduler
+from twostroke.served_run import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,74 +5,22 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from tqdm.auto import tqdm
 
-from twostroke.batch import Limit, NewRequest, ScheduledBatch, StepResult
+from twostroke.batch import NewRequest, ScheduledBatch, StepResult
 from twostroke.bench.workload import Workload, WorkloadRequest
 from twostroke.engine.clock import Clock, monotonic_clock
 from twostroke.engine.engine import Engine
 from twostroke.engine.generation import GenerationRequest
 from twostroke.kv_check import KVCheck, KVDifference
-from twostroke.request import FinishReason
 from twostroke.request_times import RequestTimes
 from twostroke.runner.executor import Executor
 from twostroke.sampling_params import SamplingParams
+from twostroke.served_run import Run, ServedRequest, StepSample
 
 Wait = Callable[[float], None]
 """Lets that many seconds pass."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepSample:
-    """One step as it was decided and as long as it took."""
-
-    end_s: float
-    """When its result was there, after the start of the run."""
-    wall_s: float
-    """Of the whole engine step."""
-    operator_s: float
-    """Of these, in the model's operators."""
-    num_seqs: int
-    num_prefill_tokens: int
-    num_decode_tokens: int
-    limited_by: Limit
-    num_waiting: int
-
-    @property
-    def own_s(self) -> float:
-        """The engine's own time: everything but the model's operators."""
-        return self.wall_s - self.operator_s
-
-    @property
-    def num_tokens(self) -> int:
-        """Query tokens of the pass."""
-        return self.num_prefill_tokens + self.num_decode_tokens
-
-
-@dataclass(slots=True)
-class ServedRequest:
-    """A request's way through an engine; times count from the start of the run."""
-
-    request_id: str
-    times: RequestTimes
-    num_cached_tokens: int = 0
-    finish_reason: FinishReason | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A workload's way through an engine."""
-
-    requests: tuple[ServedRequest, ...]
-    steps: tuple[StepSample, ...]
-    duration_s: float
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Tokens made."""
-        return sum(len(r.times.token_times_s) for r in self.requests)
 
 
 class RecordingExecutor:

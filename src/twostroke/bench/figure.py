@@ -15,8 +15,20 @@ Draw = Callable[[Any], None]
 """Draws into a figure of matplotlib, whose own type would load it."""
 
 
-def save_figure(draw: Draw, path: Path, *, size: tuple[float, float] = (7.0, 4.0)) -> Path:
-    """Draws a figure, in inches of `size`, and writes it as PNG.
+def save_figure(
+    draw: Draw,
+    path: Path,
+    *,
+    size: tuple[float, float] = (7.0, 4.0),
+    instead: str = "go without plots (--no-plots)",
+) -> Path:
+    """Draws a figure and writes it as PNG.
+
+    Args:
+        draw: what is drawn.
+        path: of the file.
+        size: in inches.
+        instead: what to do where it cannot be drawn.
 
     Raises:
         SetupError: matplotlib is not installed.
@@ -26,7 +38,7 @@ def save_figure(draw: Draw, path: Path, *, size: tuple[float, float] = (7.0, 4.0
     except ImportError as error:
         raise SetupError(
             "plots need matplotlib, which is not installed. Install it with the extra 'bench' "
-            "(pip install 'twostroke[bench]'), or go without plots (--no-plots)."
+            f"(pip install 'twostroke[bench]'), or {instead}."
         ) from error
     # a Figure of its own, not pyplot's: no display, no global state, safe in a server
     figure = Figure(figsize=size, layout="constrained")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from twostroke.bench.drive import Run, ServedRequest, StepSample
 from twostroke.errors import InvalidParameter
 from twostroke.events import (
     EngineLost,
@@ -27,6 +26,7 @@ from twostroke.events import (
     event_log_with_a_gap,
 )
 from twostroke.request_times import RequestTimes
+from twostroke.served_run import Run, ServedRequest, StepSample
 
 
 def run_of_log(events: Iterable[Event]) -> Run:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from twostroke.bench.drive import RecordingExecutor, Run, drive
+from twostroke.bench.drive import RecordingExecutor, drive
 from twostroke.bench.workload import Workload
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.engine.assembly import build_text_engine
+from twostroke.cost.step_model import StepTimeModel
+from twostroke.engine.assembly import build_engine
 from twostroke.engine.engine import Engine
+from twostroke.events import EventLog
 from twostroke.runner.executor import Executor
+from twostroke.served_run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,11 @@ class ModelEngine:
 
 
 def model_engine(
-    load: LoadConfig, scheduler: SchedulerConfig | None = None, cache: CacheConfig | None = None
+    load: LoadConfig,
+    scheduler: SchedulerConfig | None = None,
+    cache: CacheConfig | None = None,
+    listeners: Sequence[EventLog] = (),
+    step_times: StepTimeModel | None = None,
 ) -> ModelEngine:
     """Loads a model.
 
@@ -42,6 +50,8 @@ def model_engine(
             at its longest, and no more, so that several engines fit side by side.
         scheduler: as for any engine.
         cache: as for any engine.
+        listeners: hear every event.
+        step_times: what limits of time are kept by, where the scheduler has some.
     """
     scheduler, cache = scheduler or SchedulerConfig(), cache or CacheConfig()
     if load.max_model_len is not None and cache.num_kv_blocks is None and cache.kv_cache_memory is None:
@@ -53,5 +63,6 @@ def model_engine(
         recorders.append(RecordingExecutor(executor))
         return recorders[-1]
 
-    text = build_text_engine(EngineConfig(load=load, cache=cache, scheduler=scheduler), around_executor=record)
-    return ModelEngine(text.engine, recorders[0], text.startup_lines)
+    config = EngineConfig(load=load, cache=cache, scheduler=scheduler)
+    built = build_engine(config, around_executor=record, listeners=listeners, step_times=step_times)
+    return ModelEngine(built.engine, recorders[0], built.facts.startup_lines)

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.bench.command import command_line, settings
-from twostroke.bench.drive import Run
 from twostroke.bench.figure import MEASURED, PREDICTED, save_figure
 from twostroke.bench.model_engine import model_engine
 from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, save
@@ -24,6 +23,7 @@ from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter
 from twostroke.model.model_files import find_model
+from twostroke.served_run import Run
 
 _LIMIT_COLOURS = {"tokens": "#3b6ea5", "seqs": "#7a9e3f", "kv": "#c2410c", "none": "#d5dbe1"}
 

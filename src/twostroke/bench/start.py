@@ -29,11 +29,11 @@ from twostroke.bench.command import command_line, settings
 from twostroke.bench.memory import anonymous_bytes
 from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, save
 from twostroke.config.checks import whole_number
-from twostroke.config.load import DEFAULT_GROUP_SIZE, LoadConfig
+from twostroke.config.load import LoadConfig
 from twostroke.errors import SetupError
 from twostroke.kernels.dispatch import operators_for
-from twostroke.model.loader import weight_bytes
 from twostroke.model.model_files import ModelFiles, find_model
+from twostroke.model.weight_size import weight_bytes
 
 QUANTIZATIONS = ("none", "int8", "int4")
 
@@ -170,12 +170,12 @@ def _weight_bytes(options: StartOptions, files: ModelFiles) -> dict[str, int]:
     """For each row its bytes of weights; one that the model cannot be loaded in is refused here, before any runs."""
     config = files.config()
     dtype = cast(torch.dtype, getattr(torch, config.dtype))
-    keeps_quantized = operators_for(torch.device("cpu"), dtype).keeps_quantized
+    operators = operators_for(torch.device("cpu"), dtype)
     stored = files.weights(config, None).quantization
     found: dict[str, int] = {}
     for row in options.quantization or (QUANTIZATIONS if stored is None else QUANTIZATIONS[:1]):
         source, on_load = files.weights(config, _on_load(row)), _on_load(row)
-        found[row] = weight_bytes(source, config, dtype, on_load, DEFAULT_GROUP_SIZE, keeps_quantized=keeps_quantized)
+        found[row] = weight_bytes(source, config, dtype, operators, on_load)
     return found
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from twostroke.batch import Limit
-from twostroke.bench.drive import Run, StepSample
 from twostroke.bench.report import percentiles
+from twostroke.served_run import Run, StepSample
 
 _PARTS = 100
 """Most points of a time series in a result file."""

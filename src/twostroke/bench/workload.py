@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ import numpy.typing as npt
 from twostroke.bench.lengths import MAX_LENGTH, Lengths
 from twostroke.config.checks import number, whole_number
 from twostroke.errors import InvalidParameter
+from twostroke.simulation.trace import TRACE_BLOCK, TraceEntry
 
 MIN_RATE, MAX_RATE = 1e-6, 1e9
 """Of arrivals per second, and of what a trace's times are divided by: beyond, waiting times are no times any more."""
@@ -27,9 +26,6 @@ RESERVED_TOKEN_IDS = 16
 
 MAX_HASH_IDS = 1_000_000
 """Of a trace: as many as two tokens of a vocabulary of 1,024 tell apart."""
-
-TRACE_BLOCK = 512
-"""Tokens behind one hash id of a Mooncake trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,48 +202,6 @@ def with_arrivals(workload: Workload, arrivals_s: Sequence[float]) -> Workload:
     """The same requests at other times, which must not fall."""
     pairs = zip(workload.requests, arrivals_s, strict=True)
     return Workload(tuple(replace(r, arrival_s=t) for r, t in pairs), workload.description)
-
-
-@dataclass(frozen=True, slots=True)
-class TraceEntry:
-    """One line of a Mooncake trace."""
-
-    timestamp_s: float
-    input_length: int
-    output_length: int
-    hash_ids: tuple[int, ...]
-    """One per 512 prompt tokens, the last one of what is left; equal ids, equal text from the prompt's beginning on."""
-
-
-def read_trace(path: Path) -> list[TraceEntry]:
-    """Reads a Mooncake trace: JSON lines with `timestamp` in ms, `input_length`, `output_length`, `hash_ids`.
-
-    Raises:
-        InvalidParameter: there is no such file, or a line is not of this form.
-    """
-    try:
-        return list(_entries(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise InvalidParameter(
-            "trace", str(path), f"cannot be read ({error.strerror})", "See benchmarks/README.md."
-        ) from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidParameter(
-            "trace", str(path), f"must be a Mooncake trace ({error!r})", "See benchmarks/README.md."
-        ) from error
-
-
-def _entries(text: str) -> Iterator[TraceEntry]:
-    for line in text.splitlines():
-        if line.strip():
-            row = json.loads(line)
-            whole_number("input_length", row["input_length"], 1, MAX_LENGTH)
-            whole_number("output_length", row["output_length"], 0, MAX_LENGTH)
-            number("timestamp", row["timestamp"], 0.0, 1e15, "milliseconds, at least 0")
-            hash_ids = tuple(int(i) for i in row["hash_ids"])
-            if len(hash_ids) != -(-row["input_length"] // TRACE_BLOCK):
-                raise ValueError(f"{len(hash_ids)} hash ids for {row['input_length']} tokens")
-            yield TraceEntry(row["timestamp"] / 1000, row["input_length"], row["output_length"], hash_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,18 +6,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from twostroke.bench.lengths import Lengths
-from twostroke.bench.workload import (
-    MAX_RATE,
-    MIN_RATE,
-    SyntheticSpec,
-    TraceSpec,
-    Workload,
-    of_trace,
-    read_trace,
-    synthetic,
-)
+from twostroke.bench.workload import MAX_RATE, MIN_RATE, SyntheticSpec, TraceSpec, Workload, of_trace, synthetic
 from twostroke.config.checks import number, whole_number
 from twostroke.errors import InvalidParameter
+from twostroke.simulation.trace import read_trace
 
 MAX_SEED = 2**32 - 1
 MAX_NAME_BYTES = 200

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from twostroke.config.checks import text, whole_number
+from twostroke.config.checks import text, whole_number, whole_numbers
+from twostroke.config.kv_format import KVCacheDType
 from twostroke.config.speculation import MAX_AUTO_DRAFTS, MAX_DRAFTS, Method
 from twostroke.errors import InvalidParameter
 
@@ -18,6 +19,8 @@ DEFAULT_SIZES = "1,2,3,4,5,6,7,8,9,12,16,24,32,48,64"
 class CalibrateOptions:
     """What is tried, and on what."""
 
+    drafts: bool = True
+    """Also time every way of drafting; without, it takes about a minute, and step times are all there is."""
     methods: str | None = None
     """Who drafts, with commas between; default: every method that the model has something for."""
     exit_layers: str | None = None
@@ -42,13 +45,21 @@ class CalibrateOptions:
     """Whose acceptances count."""
     repeats: int = 15
     """Steps of each size, at least; the lower quartile counts, as others on the machine can only make steps longer."""
+    max_num_batched_tokens: int = 512
+    """Tokens of the largest step that is timed; that of the server that goes by it."""
+    max_num_seqs: int = 64
+    """Requests in the fullest."""
+    kv_cache_dtype: KVCacheDType = "auto"
+    """Format of the KV cache."""
     seed: int = 0
     """Of the places in the text where prompts begin."""
-    output: Path = Path("calibration.json")
-    """File for what was measured."""
+    output: Path | None = None
+    """File for what was measured; default: beside the model, where a server finds it, or else in ~/.cache/twostroke."""
 
     def __post_init__(self) -> None:
         """Checks what needs no model."""
+        if not self.drafts:
+            self._check_without_drafts()
         for method in self.asked or ():
             if method not in get_args(Method):
                 known = ", ".join(get_args(Method))
@@ -75,6 +86,12 @@ class CalibrateOptions:
         whole_number("repeats", self.repeats, 3, 10_000)
         whole_number("seed", self.seed, 0)
 
+    def _check_without_drafts(self) -> None:
+        """What is about drafts alone changes nothing."""
+        for name in ("methods", "exit_layers", "draft_model", "medusa", "eagle"):
+            if getattr(self, name) is not None:
+                raise InvalidParameter(name, getattr(self, name), "changes nothing with --no-drafts", "Leave one out.")
+
     def _check_sizes(self) -> None:
         sizes = whole_numbers("sizes", self.sizes, 1, MAX_DRAFTS + 1)
         if sizes[0] != 1:
@@ -91,24 +108,3 @@ class CalibrateOptions:
     def companions(self) -> Mapping[str, str | None]:
         """Method to what drafts, for those that have something of their own."""
         return {"draft_model": self.draft_model, "medusa": self.medusa, "eagle": self.eagle}
-
-
-def whole_numbers(name: str, given: str, low: int, high: int) -> tuple[int, ...]:
-    """A list with commas between, sorted, each once.
-
-    Raises:
-        InvalidParameter: empty, what is no whole number, or outside low to high.
-
-    >>> whole_numbers("sizes", "4,1,4", 1, 8)
-    (1, 4)
-    """
-    found: set[int] = set()
-    for part in filter(None, given.split(",")):
-        if not part.strip().isdecimal():
-            raise InvalidParameter(name, given, f"has {part!r}, which is no whole number")
-        if not low <= int(part) <= high:
-            raise InvalidParameter(name, given, f"has {part}; from {low} to {high}")
-        found.add(int(part))
-    if not found:
-        raise InvalidParameter(name, given, "names no number", "Give some with commas between, or leave it out.")
-    return tuple(sorted(found))

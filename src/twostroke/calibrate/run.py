@@ -1,4 +1,6 @@
-"""`twostroke calibrate`: measures what drafting costs and gives with a model on this machine, one request at a time.
+"""`twostroke calibrate`: measures how long steps of a model take on this machine, and what drafting costs and gives.
+
+Steps of all kinds are in steps.py. Drafts, with one request at a time:
 
     v(n)      an engine whose drafts are free and wrong, so that each step has the size that is asked for: one size
               after the other and again from the first, so that whoever else uses the machine is in the way of all
@@ -15,30 +17,39 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
 from tqdm.auto import tqdm
 
 from twostroke.bench.command import model_name, settings
-from twostroke.bench.report import Hardware
 from twostroke.bench.spec.measure import DecodeStep, SpecEngine, SpecRun
 from twostroke.bench.spec.synthetic import PromptIds
+from twostroke.bench.steps import measure_steps
 from twostroke.calibrate.guesses import SetGuesses
-from twostroke.calibrate.options import CalibrateOptions, whole_numbers
+from twostroke.calibrate.options import CalibrateOptions
 from twostroke.calibrate.texts import pieces
+from twostroke.config.cache import CacheConfig
+from twostroke.config.checks import whole_numbers
 from twostroke.config.load import LoadConfig
+from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import MAX_DRAFTS, Method, SpeculativeConfig
 from twostroke.cost.calibration import Calibration, DrafterFigures, Timing, check_writable, seconds_at
+from twostroke.cost.step_fit import fit_step_model
+from twostroke.cost.step_model import StepTimeModel
+from twostroke.cost.step_work import Layers
+from twostroke.engine.calibrated import place_to_write
 from twostroke.engine.drafting import Drafter, GivenDrafter
 from twostroke.errors import ClientError, InvalidParameter, SetupError
+from twostroke.hardware import Hardware
 from twostroke.model.model_files import find_model
 
 
 def calibrate(
     options: CalibrateOptions | None = None, load: LoadConfig | None = None, *, progress: bool = False
-) -> Calibration:
-    """Measures, saves, and returns what was found.
+) -> tuple[Calibration, Path]:
+    """Measures, saves, and returns what was found and where it is.
 
     Raises:
         InvalidParameter: a setting that does not go with the model, or a file that cannot be read or written.
@@ -46,7 +57,45 @@ def calibrate(
     """
     options, load = options or CalibrateOptions(), load or LoadConfig()
     _check_load(load)
-    check_writable(options.output)
+    output = options.output or place_to_write(find_model(load.model).path, load)
+    check_writable(output)
+    scheduler = SchedulerConfig(
+        max_num_batched_tokens=options.max_num_batched_tokens, max_num_seqs=options.max_num_seqs
+    )
+    cache = CacheConfig(kv_cache_dtype=options.kv_cache_dtype)
+    drafting = _drafting(options, load, progress) if options.drafts else None
+    measured = measure_steps(load, scheduler, cache, progress=progress)
+    step_times = fit_step_model(measured.steps)
+    step_s, drafters, left_out = drafting or (_by_model(step_times, measured.layers, options), (), {})
+    found = Calibration(
+        model=model_name(load.model),
+        load=settings(load),
+        machine=asdict(Hardware.of_this_machine()),
+        context_tokens=options.context_tokens,
+        most_drafts=options.most_drafts,
+        step_s=step_s,
+        step_times=step_times,
+        limits=measured.limits,
+        scheduler=settings(scheduler),
+        cache=settings(cache),
+        drafters=drafters,
+        left_out=left_out,
+    )
+    found.write(output)
+    return found, output
+
+
+def _by_model(step_times: StepTimeModel, layers: Layers, options: CalibrateOptions) -> tuple[Timing, ...]:
+    """v(n), where it is not measured by itself."""
+    sizes = whole_numbers("sizes", options.sizes, 1, MAX_DRAFTS + 1)
+    works = [(size, layers.work([(options.context_tokens, size, size)])) for size in sizes]
+    return tuple(Timing(size, step_times.seconds(work)) for size, work in works)
+
+
+def _drafting(
+    options: CalibrateOptions, load: LoadConfig, progress: bool
+) -> tuple[tuple[Timing, ...], tuple[DrafterFigures, ...], dict[str, str]]:
+    """v(n), every way of drafting, and those that the model has nothing for."""
     drafters: list[DrafterFigures] = []
     left_out: dict[str, str] = {}
     with closing(_Bench(options, load)) as bench:
@@ -58,18 +107,7 @@ def calibrate(
                 if _is_asked_for(config, options):
                     raise
                 left_out[config.method] = str(error)
-    found = Calibration(
-        model=model_name(load.model),
-        load=settings(load),
-        machine=asdict(Hardware.of_this_machine()),
-        context_tokens=options.context_tokens,
-        most_drafts=options.most_drafts,
-        step_s=step_s,
-        drafters=tuple(drafters),
-        left_out=left_out,
-    )
-    found.write(options.output)
-    return found
+    return step_s, tuple(drafters), left_out
 
 
 def _check_load(load: LoadConfig) -> None:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 from rich.console import Console
 from rich.table import Table
 
 from twostroke.cost.calibration import Calibration, best_exit_layer, choices_of, recommended
+from twostroke.cost.step_model import StepTimeModel
 
 
 def print_calibration(found: Calibration, console: Console | None = None) -> None:
-    """Steps by their size, drafters by what they give, and what to do."""
+    """Steps of every kind, steps by their size, drafters by what they give, and what to do."""
     console = console or Console()
+    if found.step_times is not None:
+        _print_step_times(found.step_times, console)
     plain_s = found.verify_s(1)
     console.print(f"{found.model}, one request, {found.context_tokens} tokens of context", highlight=False)
     steps = _table("query tokens", "step ms", "of one token's")
     for timing in found.step_s:
         steps.add_row(str(timing.size), f"{timing.seconds * 1e3:.3f}", f"{timing.seconds / plain_s:.2f}")
     console.print(steps)
+    if not found.drafters and not found.left_out:
+        return
     drafters = _table("drafts", "stand", "found", "draft ms", "+ step ms", "best k", "tok/pass", "tok/s", "gain")
     for choice in choices_of(found):
         drafter, last = choice.drafter, choice.drafter.draft_s[-1]
@@ -36,6 +42,29 @@ def print_calibration(found: Calibration, console: Console | None = None) -> Non
     console.print(drafters)
     for line in advice(found):
         console.print(line, highlight=False, soft_wrap=True)
+
+
+def _print_step_times(model: StepTimeModel, console: Console) -> None:
+    """The two curves, and what a context adds."""
+    table = _table("of a step: tokens", "layers ms", "rows of logits", "head ms")
+    columns = itertools.zip_longest(
+        *(zip(curve.counts, curve.seconds, strict=True) for curve in (model.layers, model.head)), fillvalue=None
+    )
+    for layers, head in columns:
+        cells = [cell for pair in (layers, head) for cell in (("", "") if pair is None else _timing(*pair))]
+        table.add_row(*cells)
+    console.print(table)
+    seen_us, pair_ns = model.seen_s * 1e6, model.pair_s * 1e9
+    line = f"a decode: + {seen_us:.3f} us for each token and layer it sees; a chunk: + {pair_ns:.2f} ns for each pair"
+    console.print(line, highlight=False)
+    if model.quality is not None:
+        quality = model.quality
+        line = f"off by {quality.median_error:.1%} in the median of {quality.num_steps} kinds of steps"
+        console.print(f"{line}, {quality.p95_error:.1%} at the 95th percentile", highlight=False)
+
+
+def _timing(count: int, seconds: float) -> tuple[str, str]:
+    return str(count), f"{seconds * 1e3:.3f}"
 
 
 def advice(found: Calibration) -> list[str]:

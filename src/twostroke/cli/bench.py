@@ -34,6 +34,7 @@ from twostroke.cli.flags import CacheFlags, LoadByFlags, LoadFlags, SchedulerFla
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.event_sinks import read_events
+from twostroke.planner.accuracy import PredictionOptions, print_prediction, run_prediction
 
 app = App(name="bench", help="Measure: results are JSON with commit, hardware and configuration.")
 
@@ -117,6 +118,17 @@ def drill(*, options: Annotated[DrillOptions, Parameter(name="*", group="Drill")
 
 
 @app.command
+def prediction(
+    *, options: Annotated[PredictionOptions, Parameter(name="*", group="Prediction")] = PredictionOptions()
+) -> None:
+    """How far predicted TTFT, TPOT and throughput are off, on workloads that the calibration has not seen."""
+    found = run_prediction(options)
+    print_prediction(found)
+    if not found["holds"]:
+        sys.exit(1)
+
+
+@app.command
 def reproduce(
     *names: str,
     options: Annotated[ReproduceOptions, Parameter(name="*", group="Reproduction")] = ReproduceOptions(),
@@ -126,7 +138,7 @@ def reproduce(
     Parameters
     ----------
     names
-        r1, r2, r3, r4, r7, r10, r11, r13, r14, engine-time, vs-transformers, long-prompt,
+        r1, r2, r3, r4, r5, r6, r7, r10, r11, r13, r14, engine-time, vs-transformers, long-prompt,
         server-throughput, overload, two-tenants, pools, chaos, or all (also when none is given).
     """
     from twostroke.bench.reproduce.run import reproduce as run

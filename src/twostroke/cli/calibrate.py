@@ -1,4 +1,4 @@
-"""`twostroke calibrate MODEL`: which way of drafting is the fastest with a model on this machine."""
+"""`twostroke calibrate MODEL`: how long its steps take on this machine, and which way of drafting is the fastest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def calibrate(
     load: LoadBesideModelFlags = LoadBesideModel(),
     json_output: JsonFlag = False,
 ) -> None:
-    """Measure steps and every way of drafting on this machine, and recommend a --speculative-config.
+    """Measure the step times of a model on this machine, and every way of drafting; recommend a --speculative-config.
+
+    A server finds the step times beside the model and goes by them (--itl-slo); so does `twostroke plan`.
 
     Parameters
     ----------
@@ -35,9 +37,9 @@ def calibrate(
     from twostroke.calibrate.run import calibrate as run  # loads torch
     from twostroke.calibrate.show import print_calibration
 
-    found = run(options, with_model(load, by_place=model, by_flag=model_flag), progress=not json_output)
+    found, output = run(options, with_model(load, by_place=model, by_flag=model_flag), progress=not json_output)
     if json_output:
         print(json.dumps(msgspec.to_builtins(found)))
     else:
         print_calibration(found)
-        print(f"written: {options.output}")
+        print(f"written: {output}")

@@ -23,7 +23,10 @@ app.command("twostroke.cli.run_batch:run_batch", name="run-batch")
 app.command("twostroke.cli.quantize:quantize")
 app.command("twostroke.cli.train_medusa:train_medusa", name="train-medusa")
 app.command("twostroke.cli.calibrate:calibrate")
+app.command("twostroke.cli.plan:plan")
 app.command("twostroke.cli.explain:explain")
+app.command("twostroke.cli.replay:replay")
+app.command("twostroke.cli.doctor:doctor")
 app.command("twostroke.cli.bench:app", name="bench")
 
 

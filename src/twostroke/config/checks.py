@@ -56,3 +56,24 @@ def number(name: str, value: object, low: float, high: float, limit: str, *, low
     # the range first: an int beyond every float has no isfinite
     if not is_number or not low <= given <= high or (low_open and given == low) or not math.isfinite(given):
         raise InvalidParameter(name, value, f"must be {limit}")
+
+
+def whole_numbers(name: str, given: str, low: int, high: int) -> tuple[int, ...]:
+    """A list with commas between, sorted, each once.
+
+    Raises:
+        InvalidParameter: empty, what is no whole number, or outside low to high.
+
+    >>> whole_numbers("sizes", "4,1,4", 1, 8)
+    (1, 4)
+    """
+    found: set[int] = set()
+    for part in filter(None, given.split(",")):
+        if not part.strip().isdecimal():
+            raise InvalidParameter(name, given, f"has {part!r}, which is no whole number")
+        if not low <= int(part) <= high:
+            raise InvalidParameter(name, given, f"has {part}; from {low} to {high}")
+        found.add(int(part))
+    if not found:
+        raise InvalidParameter(name, given, "names no number", "Give some with commas between, or leave it out.")
+    return tuple(sorted(found))

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from twostroke.config.checks import number, one_of, switch, whole_number
+from twostroke.config.durations import seconds
+from twostroke.errors import InvalidParameter
 
 Policy = Literal["fcfs", "priority", "fair"]
 Batching = Literal["continuous", "static"]
@@ -31,6 +33,12 @@ class SchedulerConfig:
     who was served least goes first."""
     ageing_s: float = 10.0
     """Under the priority policy one level of priority is worth this many seconds of waiting."""
+    itl_slo: str | float | None = None
+    """Limit of the time between two tokens of a request, such as 50ms: each step takes as many prompt tokens as keep it
+    (99 of 100 steps), by the model of step times that `calibrate` fitted, or else by the machine's limits. Default: no
+    limit but max_num_batched_tokens."""
+    ttft_slo: str | float | None = None
+    """Limit of the time to the first token: without itl_slo, steps take no more prompt tokens than keep it."""
     fair_prompt_weight: float = 1.0
     """Under the fair policy, what a computed prompt token counts."""
     fair_output_weight: float = 2.0
@@ -53,3 +61,26 @@ class SchedulerConfig:
         for name in ("fair_prompt_weight", "fair_output_weight"):
             number(name, getattr(self, name), 0, 1e6, "more than 0 and at most 1000000", low_open=True)
         switch("enable_chunked_prefill", self.enable_chunked_prefill)
+        self._check_slos()
+
+    @property
+    def itl_slo_s(self) -> float | None:
+        """In seconds."""
+        return None if self.itl_slo is None else seconds("itl_slo", self.itl_slo)
+
+    @property
+    def ttft_slo_s(self) -> float | None:
+        """In seconds."""
+        return None if self.ttft_slo is None else seconds("ttft_slo", self.ttft_slo)
+
+    @property
+    def has_slo(self) -> bool:
+        """Whether steps go by a limit of time."""
+        return self.itl_slo is not None or self.ttft_slo is not None
+
+    def _check_slos(self) -> None:
+        """Times, and what has to be on for them to mean something."""
+        for name, value in (("itl_slo", self.itl_slo_s), ("ttft_slo", self.ttft_slo_s)):
+            if value is not None and not (self.enable_chunked_prefill and self.mixing == "mixed"):
+                limit = "needs chunked prefill, mixed with decodes"
+                raise InvalidParameter(name, getattr(self, name), limit, "Leave it out, or leave these on.")

@@ -23,9 +23,11 @@ from typing import Any, Literal
 import msgspec
 
 from twostroke.cost.acceptance import expected_tokens
+from twostroke.cost.step_cost import MachineLimits
+from twostroke.cost.step_model import StepTimeModel
 from twostroke.errors import InvalidParameter
 
-VERSION = 1
+VERSION = 2
 LEAST_GAIN = 1.03
 """Less is within what measuring can tell, and not recommended."""
 
@@ -96,7 +98,7 @@ class DrafterFigures:
 class Calibration:
     """Everything that was measured."""
 
-    version: Literal[1] = VERSION
+    version: Literal[2] = VERSION
     model: str
     load: dict[str, Any]
     """Fields of the LoadConfig that it was loaded with."""
@@ -108,7 +110,15 @@ class Calibration:
     """As far as the acceptances were measured, and choices go."""
     step_s: tuple[Timing, ...]
     """Seconds of a step of one request, by its query tokens."""
-    drafters: tuple[DrafterFigures, ...]
+    step_times: StepTimeModel | None = None
+    """Of steps of any kind; None: they were not measured."""
+    limits: MachineLimits | None = None
+    """What the machine does at best."""
+    scheduler: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of the SchedulerConfig whose steps were timed: as far as they go, nothing is a guess."""
+    cache: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of its CacheConfig."""
+    drafters: tuple[DrafterFigures, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict[str, str])
     """Methods that the model has nothing for, and why."""
 

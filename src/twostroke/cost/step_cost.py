@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from twostroke.batch import ScheduledBatch
+from twostroke.cost.step_work import num_pairs, num_seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,19 +119,21 @@ def step_cost(shape: ModelShape, shares: Iterable[Share], machine: MachineLimits
     num_layers = len(shape.layer_windows)
     num_tokens = sum(share.num_scheduled_tokens for share in shares)
     num_logits_rows = sum(share.num_logits_rows for share in shares)
-    num_pairs = num_seen = 0
+    all_pairs = all_seen = 0
     for window in set(shape.layer_windows):
         num_alike = shape.layer_windows.count(window)
-        num_pairs += num_alike * sum(_num_pairs(share, window) for share in shares)
-        num_seen += num_alike * sum(_num_seen(share, window) for share in shares)
+        for share in shares:
+            start, count = share.num_computed_tokens, share.num_scheduled_tokens
+            all_pairs += num_alike * num_pairs(start, count, window)
+            all_seen += num_alike * num_seen(start, count, window)
 
     num_streamed = num_layers * shape.num_layer_parameters
-    operations = 2.0 * num_streamed * num_tokens + 4.0 * shape.num_heads * shape.head_dim * num_pairs
+    operations = 2.0 * num_streamed * num_tokens + 4.0 * shape.num_heads * shape.head_dim * all_pairs
     operations += 2.0 * shape.num_head_parameters * num_logits_rows
     if num_logits_rows:
         num_streamed += shape.num_head_parameters
     weight_bytes = float(num_streamed * shape.bytes_per_weight) if num_tokens else 0.0
-    kv_read_bytes = float(num_seen * shape.kv_bytes_per_token_and_layer)
+    kv_read_bytes = float(all_seen * shape.kv_bytes_per_token_and_layer)
     kv_written_bytes = float(num_tokens * num_layers * shape.kv_bytes_per_token_and_layer)
     num_bytes = weight_bytes + kv_read_bytes + kv_written_bytes
     intensity = operations / num_bytes if num_bytes else 0.0
@@ -143,25 +146,3 @@ def step_cost(shape: ModelShape, shares: Iterable[Share], machine: MachineLimits
         "compute" if intensity >= machine.balance else "memory",
         max(operations / machine.flops_per_s, num_bytes / machine.bytes_per_s),
     )
-
-
-def _num_pairs(share: Share, window: int | None) -> int:
-    """Query-key pairs in one layer: those of all positions before the end, less those before the start.
-
-    ```
-    full     q sees   1 2 3 4 5 6    n (n + 1) / 2          window 3     1 2 3 3 3 3
-    ```
-    """
-
-    def up_to(position: int) -> int:
-        if window is None or position <= window:
-            return position * (position + 1) // 2
-        return window * (window + 1) // 2 + (position - window) * window
-
-    return up_to(share.num_computed_tokens + share.num_scheduled_tokens) - up_to(share.num_computed_tokens)
-
-
-def _num_seen(share: Share, window: int | None) -> int:
-    """Tokens whose K and V the share's queries see in one layer, each counted once."""
-    first = 0 if window is None else max(0, share.num_computed_tokens - window + 1)
-    return share.num_computed_tokens + share.num_scheduled_tokens - first

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-import torch
 
 from twostroke.communicator.interface import Communicator
 from twostroke.config.engine import EngineConfig
-from twostroke.config.kv_format import KVFormat, resolve_kv_format, slot_bytes
 from twostroke.config.load import DEFAULT_GROUP_SIZE
 from twostroke.config.model import ModelConfig
 from twostroke.cost.step_cost import MachineLimits, ModelShape
+from twostroke.cost.step_model import StepTimeModel
+from twostroke.cost.step_work import Layers
 from twostroke.engine.clock import monotonic_clock
-from twostroke.engine.drafting import Drafter, DrafterFacts, Surroundings, Target, find_drafter
+from twostroke.engine.drafting import Drafter, Target
 from twostroke.engine.engine import Engine
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.engine.facts import EngineFacts, input_processor
@@ -29,31 +26,35 @@ from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.identity import identity_facts, numerics_facts
 from twostroke.engine.journal import Journal, engine_started
 from twostroke.engine.output_processor import OutputProcessor
+from twostroke.engine.pace import Pace, pace_of
+from twostroke.engine.preparation import (
+    Prepared,
+    account_for_memory,
+    free_memory,
+    loaded_weight_bytes,
+    model_shape,
+    prepare,
+    step_tokens,
+)
 from twostroke.engine.ranks import Ranks, RankStart
-from twostroke.engine.split_checks import check_can_split
 from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import DoesNotFit, RankLost, SetupError
 from twostroke.events import EventLog
 from twostroke.grammar.backend import GrammarBackend
-from twostroke.grammar.guidance import Guidance
-from twostroke.kernels.dispatch import Operators, operators_for
 from twostroke.kernels.large_pages import return_unused
 from twostroke.kernels.reference.row_tiles import proofs
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
-from twostroke.kv_cache.sizing import FreeMemory, KVSizing, size_kv_cache
+from twostroke.kv_cache.sizing import KVSizing
 from twostroke.kv_check import tolerance
 from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
 from twostroke.layers.row_split import RowSplit
 from twostroke.log import get_logger
-from twostroke.model.loader import check_weights, load_model, weight_bytes
-from twostroke.model.model_files import find_model
+from twostroke.model.loader import load_model
 from twostroke.model.registry import num_parameters
-from twostroke.model.weight_source import WeightSource
 from twostroke.runner.executor import Executor, InProcessExecutor
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.machine_limits import measure_machine_limits
-from twostroke.runner.memory import context_bytes, free_host_bytes, step_bytes
 from twostroke.runner.model_runner import ModelRunner
 from twostroke.runner.tensor_parallel import TensorParallelExecutor, follow
 from twostroke.sampling.sampler import Sampler
@@ -62,31 +63,8 @@ from twostroke.tokenizer.tokenizer import Tokenizer
 
 log = get_logger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """A model in memory, and what was read beside it."""
-
-    path: Path
-    config: ModelConfig
-    weights: WeightSource
-    dtype: torch.dtype
-    kv_format: KVFormat
-    device: torch.device
-    operators: Operators
-    num_threads: int
-    tokenizer: Tokenizer
-    tokenizer_path: Path
-    eos_token_ids: frozenset[int]
-    grammars: GrammarBackend
-    layout: KVLayout
-    drafter: Drafter | None
-    num_ranks: int
-
-    @property
-    def drafter_facts(self) -> DrafterFacts:
-        """Of nobody, where nobody drafts."""
-        return DrafterFacts() if self.drafter is None else self.drafter.facts
+_Costs = tuple[ModelShape, MachineLimits, Pace | None]
+"""What the costs and the times of steps are worked out from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +105,7 @@ def build_engine(
     around_drafter: Callable[[Drafter], Drafter] | None = None,
     handover: HandoverEnds | None = None,
     machine: MachineLimits | None = None,
+    step_times: StepTimeModel | None = None,
 ) -> BuiltEngine:
     """Loads a model and builds the engine that runs sequences of its token ids.
 
@@ -137,13 +116,14 @@ def build_engine(
         around_drafter: puts another drafter around the one that the settings name, or in its place (benchmarks do).
         handover: where KV goes and comes from, in an engine that is one of a pool.
         machine: what the machine can do; None: that is measured.
+        step_times: what limits of time are kept by; None: a calibration, if there is one.
 
     Raises:
         SetupError: no such model, files that contradict each other, sizes that do not fit.
         InvalidParameter: the event log cannot be written.
     """
     begin_s = time.perf_counter()
-    loaded = _prepare(config)
+    loaded = prepare(config)
     if around_drafter is not None and loaded.drafter is not None:
         loaded = replace(loaded, drafter=around_drafter(loaded.drafter))
     return_unused()  # reading a large tokenizer takes twice what it keeps
@@ -152,27 +132,21 @@ def build_engine(
     machine = machine or measure_machine_limits(
         loaded.dtype, loaded.device, loaded.num_threads * config.load.num_local_ranks
     )
-    num_weight_bytes = _weight_bytes(config, loaded, config.load.tensor_parallel_size)
-    sizing = size_kv_cache(
-        layout,
-        config.cache,
-        max_model_len=config.load.max_model_len,
-        model_context=loaded.config.max_context,
-        max_tokens_per_step=_max_tokens_per_step(config, loaded.config),
-        memory=_free_memory(
-            config, loaded, layout, num_weight_bytes, 1.0 if handover is None else handover.port.memory_share
-        ),
-        bytes_beside_block=loaded.drafter_facts.kv_bytes_per_block,
-    )
+    account = account_for_memory(config, loaded, share=1.0 if handover is None else handover.port.memory_share)
+    sizing = account.sizing
     with ExitStack() as if_it_fails:
         # opened before a weight is read, which may take minutes: a path that cannot be written is refused at once
         path = config.load.event_log
         event_log = None if path is None else if_it_fails.enter_context(JsonlEventLog(path))
+        shape = model_shape(config, loaded)
+        pace = pace_of(config, loaded.path, shape, machine, step_times) if config.scheduler.has_slo else None
         engine, lender, geometry = _build_engine(
-            config, loaded, layout, sizing, machine, event_log, listeners, around_executor, handover
+            config, loaded, layout, sizing, (shape, machine, pace), event_log, listeners, around_executor, handover
         )
         if_it_fails.pop_all()  # the engine's from here on
-    lines = _startup_lines(loaded, num_weight_bytes, layout, sizing, time.perf_counter() - begin_s)
+    lines = _startup_lines(loaded, account.weight_bytes, layout, sizing, time.perf_counter() - begin_s)
+    if pace is not None:
+        lines += pace.lines
     for line in lines:
         # a note, such as a shorter context than the model's, is nothing to find out from a refused prompt
         log.log(logging.WARNING if line.startswith("note") else logging.INFO, line)
@@ -198,16 +172,17 @@ def build_engine(
 
 def _build_engine(  # noqa: PLR0913 (everything that was found out before)
     config: EngineConfig,
-    loaded: _Loaded,
+    loaded: Prepared,
     layout: KVLayout,
     sizing: KVSizing,
-    machine: MachineLimits,
+    costs: _Costs,
     event_log: JsonlEventLog | None,
     listeners: Sequence[EventLog],
     around_executor: Callable[[Executor], Executor] | None,
     handover: HandoverEnds | None,
 ) -> tuple[Engine, LenderFacts | None, KVGeometry | None]:
     """Reads the weights and builds what runs them."""
+    pace = costs[2]
     descriptors: tuple[int, ...] = ()
     if handover is not None:
         num_kv_blocks = sizing.num_blocks + sizing.num_scratch_blocks + loaded.drafter_facts.num_branch_blocks
@@ -220,9 +195,11 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
         max_model_len=sizing.max_model_len,
         speculation=config.speculative_config,
         max_drafts=loaded.drafter_facts.max_drafts,
+        step_times=None if pace is None else pace.step_times,
+        layers=Layers(loaded.config.layer_windows),
     )
     process = "" if handover is None else handover.port.name
-    journal = _journal(config, loaded, layout, sizing, machine, event_log, listeners, process)
+    journal = _journal(config, loaded, layout, sizing, costs, event_log, listeners, process)
     lending = fetching = where = geometry = None
     if handover is not None:
         geometry = _geometry(config, loaded, runner)
@@ -242,7 +219,7 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
 
 
 def _executor(
-    config: EngineConfig, loaded: _Loaded, sizing: KVSizing, descriptors: tuple[int, ...]
+    config: EngineConfig, loaded: Prepared, sizing: KVSizing, descriptors: tuple[int, ...]
 ) -> tuple[Executor, ModelRunner]:
     """Loads the model, here or here and in other processes, and opens the one door to it; and what is here."""
     descriptor = descriptors[0] if descriptors else None
@@ -274,7 +251,7 @@ def run_rank(start: RankStart, communicator: Communicator) -> None:
         SetupError: its share cannot be loaded.
         RankLost: another rank is gone.
     """
-    loaded = _prepare(start.config)
+    loaded = prepare(start.config)
     sizing = KVSizing(start.num_blocks, start.max_model_len, start.num_blocks * loaded.layout.bytes_per_block, 0)
     _check_own_memory(start.config, loaded, sizing)
     descriptor = start.kv_descriptors[communicator.rank] if start.kv_descriptors else None
@@ -284,7 +261,7 @@ def run_rank(start: RankStart, communicator: Communicator) -> None:
 
 
 def _runner(
-    config: EngineConfig, loaded: _Loaded, sizing: KVSizing, split: RowSplit, descriptor: int | None = None
+    config: EngineConfig, loaded: Prepared, sizing: KVSizing, split: RowSplit, descriptor: int | None = None
 ) -> ModelRunner:
     """Reads the weights of a rank and builds what runs them, with its KV cache in shared memory where that is given."""
     model = load_model(
@@ -309,7 +286,7 @@ def _runner(
     )
     sampler = Sampler(loaded.config.vocab_size, loaded.eos_token_ids, loaded.device, loaded.operators.gumbel_argmax)
     target = Target(
-        model, kv, sampler, sizing.max_model_len, _step_tokens(config, loaded), config.scheduler.max_num_seqs
+        model, kv, sampler, sizing.max_model_len, step_tokens(config, loaded), config.scheduler.max_num_seqs
     )
     return ModelRunner(
         model,
@@ -322,7 +299,7 @@ def _runner(
     )
 
 
-def _geometry(config: EngineConfig, loaded: _Loaded, runner: ModelRunner) -> KVGeometry:
+def _geometry(config: EngineConfig, loaded: Prepared, runner: ModelRunner) -> KVGeometry:
     """What another process has to agree on."""
     dtype = str(loaded.dtype).removeprefix("torch.")
     return KVGeometry(
@@ -332,108 +309,19 @@ def _geometry(config: EngineConfig, loaded: _Loaded, runner: ModelRunner) -> KVG
     )
 
 
-def _prepare(config: EngineConfig) -> _Loaded:
-    """Everything that can be refused before a weight is read."""
-    load = config.load
-    device = torch.device(load.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise SetupError("device=cuda: this PyTorch sees no CUDA device. Use --device cpu, or install a CUDA build.")
-    files = find_model(load.model)
-    model_config = files.config().fixed_for(load.max_model_len)
-    dtype_name = model_config.dtype if load.dtype == "auto" else load.dtype
-    dtype = getattr(torch, dtype_name)
-    kv_format = resolve_kv_format(config.cache.kv_cache_dtype, dtype_name)
-    operators = operators_for(device, dtype, load.kernels, load.activation_quantization)
-    check_can_split(config, model_config, operators)
-    num_threads = load.threads or max(1, _usable_processors() // load.num_local_ranks)
-    operators.set_num_threads(num_threads)
-    of_tokenizer = files if load.tokenizer is None else find_model(load.tokenizer, with_weights=False)
-    tokenizer = of_tokenizer.tokenizer()
-    tokenizer.check_vocab(model_config.vocab_size)
-    eos_token_ids = files.eos_token_ids(tokenizer, model_config.vocab_size)
-    recommended = files.sampling_defaults()
-    if recommended:
-        log.info("%s: sampling defaults %s are not applied; give them per request", files.path.name, recommended)
-    weights = files.weights(model_config, load.quantization)
-    if load.activation_quantization is not None and weights.quantization is None and load.quantization is None:
-        raise SetupError(
-            f"activation_quantization={load.activation_quantization}: it is about quantized weights, and those of "
-            f"{files.path} are not. Leave it out, or quantize them (--quantization int8 or int4)."
-        )
-    check_weights(weights, model_config, load.quantization, load.group_size or DEFAULT_GROUP_SIZE)
-    layout = KVLayout.of(
-        model_config.layer_windows,
-        block_size=config.cache.block_size,
-        num_kv_heads=model_config.num_kv_heads // load.tensor_parallel_size,
-        head_dim=model_config.head_dim,
-        kv_format=kv_format,
-    )
-    drafter = None
-    if config.speculative_config is not None:
-        around = Surroundings(files.path, model_config, tokenizer, dtype, device, operators, kv_format, layout)
-        drafter = find_drafter(config.speculative_config, around)
-    return _Loaded(
-        files.path,
-        model_config,
-        weights,
-        dtype,
-        kv_format,
-        device,
-        operators,
-        num_threads,
-        tokenizer,
-        of_tokenizer.path,
-        eos_token_ids,
-        Guidance(tokenizer, model_config.vocab_size, eos_token_ids),
-        layout,
-        drafter,
-        load.tensor_parallel_size,
-    )
-
-
-def _weight_bytes(config: EngineConfig, loaded: _Loaded, num_ranks: int = 1) -> int:
-    """Of the whole model, or of that of several ranks which has most."""
-    return weight_bytes(
-        loaded.weights,
-        loaded.config,
-        loaded.dtype,
-        config.load.quantization,
-        config.load.group_size or DEFAULT_GROUP_SIZE,
-        keeps_quantized=loaded.operators.keeps_quantized,
-        num_ranks=num_ranks,
-    )
-
-
-def _usable_processors() -> int:
-    """Those this process may run on; where the system does not say (macOS, Windows), all there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _journal(  # noqa: PLR0913 (everything that was found out before)
     config: EngineConfig,
-    loaded: _Loaded,
+    loaded: Prepared,
     layout: KVLayout,
     sizing: KVSizing,
-    machine: MachineLimits,
+    costs: _Costs,
     event_log: JsonlEventLog | None,
     listeners: Sequence[EventLog],
     process: str,
 ) -> Journal:
     """The event log, begun with everything that a replay has to be built from."""
     model = loaded.config
-    shape = ModelShape(
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        vocab_size=model.vocab_size,
-        layer_windows=model.layer_windows,
-        bytes_per_weight=_weight_bytes(config, loaded) / num_parameters(model),
-        bytes_per_kv_element=slot_bytes(layout.kv_format, layout.head_dim) / layout.head_dim,
-    )
+    shape, machine, pace = costs
     started = engine_started(
         config.scheduler,
         config.cache,
@@ -445,48 +333,21 @@ def _journal(  # noqa: PLR0913 (everything that was found out before)
         speculation=config.speculative_config,
         process=process,
     )
-    started = replace(started, machine=machine, max_drafts=loaded.drafter_facts.max_drafts)
+    started = replace(
+        started,
+        machine=machine,
+        max_drafts=loaded.drafter_facts.max_drafts,
+        step_times=None if pace is None else pace.step_times,
+    )
     return Journal(started, shape, event_log, listeners)
 
 
-def _max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:
-    """Most tokens that one step can add to one request."""
-    if config.scheduler.enable_chunked_prefill:
-        return config.scheduler.max_num_batched_tokens
-    return model.max_context
-
-
-def _free_memory(
-    config: EngineConfig, loaded: _Loaded, layout: KVLayout, num_weight_bytes: int, share: float
-) -> FreeMemory:
-    """What there is for KV, of the share of the free memory that is this engine's."""
-    tables = context_bytes(
-        loaded.config,
-        layout,
-        max_model_len=_longest_request(config, loaded),
-        max_num_seqs=config.scheduler.max_num_seqs,
-        bytes_per_element=loaded.dtype.itemsize,
-    )
-    free = int(share * _free_bytes(loaded.device)) // config.load.num_local_ranks
-    num_weight_bytes += loaded.drafter_facts.num_weight_bytes
-    if num_weight_bytes > free:
-        raise DoesNotFit(
-            f"the weights of {loaded.path.name} take {num_weight_bytes:,} bytes; {free:,} are free. Free some memory, "
-            "or quantize the weights (--quantization int8 or int4)."
-        )
-    return FreeMemory(
-        free_bytes=free - num_weight_bytes,
-        step_bytes=_step_bytes(config, loaded),
-        context_bytes=tables,
-    )
-
-
-def _check_own_memory(config: EngineConfig, loaded: _Loaded, sizing: KVSizing) -> None:
+def _check_own_memory(config: EngineConfig, loaded: Prepared, sizing: KVSizing) -> None:
     """Of a rank on a host of its own, whose memory rank 0 did not see when it chose the number of blocks."""
     if config.load.tensor_parallel_address is None:
         return
-    num_weight_bytes = _weight_bytes(config, loaded, config.load.tensor_parallel_size)
-    usable = _free_memory(config, loaded, loaded.layout, num_weight_bytes, 1.0).usable_bytes
+    num_weight_bytes = loaded_weight_bytes(config, loaded, config.load.tensor_parallel_size)
+    usable = free_memory(config, loaded, num_weight_bytes).usable_bytes
     if sizing.kv_bytes > usable:
         raise DoesNotFit(
             f"KV memory of {sizing.kv_bytes:,} bytes, as rank 0 chose for every rank; this host has {usable:,} for it. "
@@ -494,47 +355,8 @@ def _check_own_memory(config: EngineConfig, loaded: _Loaded, sizing: KVSizing) -
         )
 
 
-def _longest_request(config: EngineConfig, loaded: _Loaded) -> int:
-    """What is asked for; whether the KV memory holds it comes out later."""
-    return config.load.max_model_len or loaded.config.max_context
-
-
-def _step_tokens(config: EngineConfig, loaded: _Loaded) -> int:
-    """Of the largest step; no step has more tokens than all its requests together."""
-    longest, scheduler = _longest_request(config, loaded), config.scheduler
-    most = scheduler.max_num_batched_tokens
-    if not scheduler.enable_chunked_prefill:
-        most = max(most, longest + scheduler.max_num_seqs)
-    if config.cache.kv_check_rate:  # a pass over one block is a step, too
-        most = max(most, config.cache.block_size)
-    return min(most, longest * scheduler.max_num_seqs)
-
-
-def _step_bytes(config: EngineConfig, loaded: _Loaded) -> int:
-    """What the largest step takes, and what drafts keep of steps."""
-    max_tokens, max_num_seqs = _step_tokens(config, loaded), config.scheduler.max_num_seqs
-    drafts = loaded.drafter_facts
-    kept = drafts.bytes_per_token * max_tokens + drafts.bytes_per_request * max_num_seqs
-    return (
-        kept
-        + drafts.num_branch_blocks * loaded.layout.bytes_per_block
-        + step_bytes(
-            loaded.config,
-            max_tokens=max_tokens,
-            max_num_seqs=max_num_seqs,
-            bytes_per_element=loaded.dtype.itemsize,
-        )
-    )
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return free_host_bytes()
-
-
 def _startup_lines(
-    loaded: _Loaded, num_weight_bytes: int, layout: KVLayout, sizing: KVSizing, load_s: float
+    loaded: Prepared, num_weight_bytes: int, layout: KVLayout, sizing: KVSizing, load_s: float
 ) -> tuple[str, ...]:
     config = loaded.config
     threads = f", {loaded.num_threads} threads" if loaded.device.type == "cpu" else ""

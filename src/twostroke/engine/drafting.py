@@ -19,10 +19,11 @@ from twostroke.model.checkpoint import companion, find_model_folder
 from twostroke.model.decoder import DecoderModel, Placement
 from twostroke.model.draft_folder import DraftFolder
 from twostroke.model.eagle import EagleHead, check_eagle, eagle_config, feature_layers
-from twostroke.model.loader import check_weights, load_model, weight_bytes
+from twostroke.model.loader import check_weights, load_model
 from twostroke.model.medusa import MedusaHeads, check_medusa, medusa_shape
 from twostroke.model.model_files import ModelFiles, find_model
 from twostroke.model.registry import num_parameters
+from twostroke.model.weight_size import weight_bytes
 from twostroke.model.weight_source import WeightSource
 from twostroke.runner.branches import MAX_BRANCHES, blocks_of_branch
 from twostroke.runner.kv_storage import KVStorage
@@ -214,8 +215,8 @@ class _DraftModel:
     @property
     def facts(self) -> DrafterFacts:
         """See Drafter."""
-        keeps = self.surroundings.operators.keeps_quantized
-        weights = weight_bytes(self.weights, self.config, self.surroundings.dtype, None, keeps_quantized=keeps)
+        around = self.surroundings
+        weights = weight_bytes(self.weights, self.config, around.dtype, around.operators)
         return DrafterFacts(num_weight_bytes=weights, kv_bytes_per_block=self._layout.bytes_per_block)
 
     @property

@@ -20,7 +20,7 @@ from twostroke.config.kv_format import KVFormat, slot_bytes
 from twostroke.config.load import ActivationQuantization, Kernels
 from twostroke.errors import SetupError
 from twostroke.kernels.head_order import HeadOrder
-from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
 from twostroke.kernels.stacked_weight import StackedWeight
 from twostroke.kernels.streamed_weight import Matrix
 from twostroke.kernels.tree_mask import TreeMasks
@@ -136,6 +136,27 @@ class AttentionOperator(Protocol):
         ...
 
 
+class PackedSizes(Protocol):
+    """Bytes that packing makes of weights, known before there are any."""
+
+    def weight(
+        self, shape: tuple[int, int], quantized: QuantizedFormat | None, dtype: torch.dtype, *, gated: bool
+    ) -> int:
+        """Of a weight [N, K], without its bias.
+
+        Args:
+            shape: N and K; of a gated one, the rows of both factors together.
+            quantized: None: it is of floats.
+            dtype: of floats, and of the activations.
+            gated: whether it goes to `pack_gated`.
+        """
+        ...
+
+    def bias(self, num_rows: int, dtype: torch.dtype, *, gated: bool) -> int:
+        """Of the bias of so many rows."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Operators:
     """One backend; kernels/reference documents shapes and numerics of each, and every backend is tested against it."""
@@ -145,6 +166,7 @@ class Operators:
     """How many threads compute, for the whole process."""
     pack_linear: Callable[[Weight, Tensor | None], Linear]
     pack_gated: Callable[[Weight, Tensor | None], GatedLinear]
+    packed_sizes: PackedSizes
     keeps_quantized: bool
     """Whether a quantized weight stays one when it is packed; else it takes the room of the numbers it stands for."""
     quantize_per_channel: Callable[[Tensor], QuantizedWeight]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,17 @@ import torch
 from torch import Tensor
 
 _ROWS_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedFormat:
+    """What weights of K columns have to have in common to be rows of one, and what the size of one depends on."""
+
+    bits: int
+    group_size: int
+    has_mins: bool = False
+    order_digest: bytes | None = None
+    """Of `QuantizedWeight.order`; None where columns are in their own order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +46,12 @@ class QuantizedWeight:
     def shape(self) -> torch.Size:
         """[N, K], as of a tensor."""
         return self.codes.shape
+
+    @property
+    def format(self) -> QuantizedFormat:
+        """What it has in common with others like it."""
+        digest = None if self.order is None else order_digest(self.order)
+        return QuantizedFormat(self.bits, self.group_size, self.mins is not None, digest)
 
     def dequantize(self) -> Tensor:
         """The numbers that the codes stand for, columns in the order of the inputs. [N, K] in `dtype`
@@ -83,6 +101,11 @@ class QuantizedWeight:
 
     def _tensors(self) -> dict[str, Tensor | None]:
         return {"codes": self.codes, "scales": self.scales, "mins": self.mins, "order": self.order}
+
+
+def order_digest(order: Tensor) -> bytes:
+    """Tells orders of columns apart, int64 [K]."""
+    return hashlib.blake2b(order.cpu().numpy().tobytes(), digest_size=16).digest()
 
 
 DIVISORS = (-8.0, -7.5, -7.0, -6.5, -8.5, 7.0)

@@ -90,10 +90,7 @@ def size_kv_cache(
         return (num_needed + num_spare + num_scratch) * per_block
 
     def blocks_for(num_tokens: int) -> int:
-        """What the scheduler will ask for, by the same arithmetic."""
-        if config.kv_reservation == "contiguous":
-            return layout.run_blocks(num_tokens)
-        return layout.peak_blocks(num_tokens, max_tokens_per_step)
+        return blocks_of_request(layout, config, num_tokens, max_tokens_per_step)
 
     wanted = max_model_len or model_context
     fits = _longest_request(blocks_for, num_dependable, wanted)
@@ -121,6 +118,20 @@ def size_kv_cache(
     full = num_blocks // blocks_for(fits)
     kv_bytes = (num_blocks + num_scratch) * per_block
     return KVSizing(num_blocks, fits, kv_bytes, full, num_scratch, tuple(remarks))
+
+
+def blocks_of_request(layout: KVLayout, config: CacheConfig, num_tokens: int, max_tokens_per_step: int) -> int:
+    """Most blocks that the scheduler will ask for on behalf of one request, by its own arithmetic.
+
+    Args:
+        layout: the model's KV layout.
+        config: paged, or a contiguous reservation.
+        num_tokens: of the request; of a contiguous reservation, of the longest there may be.
+        max_tokens_per_step: what one step can add to it.
+    """
+    if config.kv_reservation == "contiguous":
+        return layout.run_blocks(num_tokens)
+    return layout.peak_blocks(num_tokens, max_tokens_per_step)
 
 
 def _num_blocks(layout: KVLayout, config: CacheConfig, memory: FreeMemory, num_scratch: int, per_block: int) -> int:

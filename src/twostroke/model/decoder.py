@@ -28,6 +28,10 @@ class Parameter:
     """None for a vector."""
     is_split: bool = False
     """Whether each rank has only its share of the rows of each part (layers/row_split.py)."""
+    is_gated: bool = False
+    """Whether it is packed for a gated product (`pack_gated`)."""
+    num_copies: int = 1
+    """How often it is kept, of all ranks together: for each head, say."""
 
     @property
     def size(self) -> int:

@@ -89,7 +89,7 @@ class Llama(DecoderModel):
         }
         found = {f"{norm}.weight": Parameter((hidden,)) for norm in ("attention_norm", "mlp_norm")}
         for name, (rows, columns, has_bias) in linears.items():
-            found[f"{name}.weight"] = Parameter(rows, columns, is_split=True)
+            found[f"{name}.weight"] = Parameter(rows, columns, is_split=True, is_gated=name == "gate_up")
             if has_bias:
                 found[f"{name}.bias"] = Parameter(rows, is_split=True)
         return found

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, get_args
@@ -21,7 +19,7 @@ from twostroke.kernels.large_pages import return_unused
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.stacked_weight import StackedWeight, stack
 from twostroke.kernels.streamed_weight import StreamedWeight
-from twostroke.layers.row_split import RowSplit, rows_of
+from twostroke.layers.row_split import RowSplit
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import Checkpoint, shorten
 from twostroke.model.decoder import DecoderModel, Parameter, Placement
@@ -29,6 +27,8 @@ from twostroke.model.float_weights import FloatWeights
 from twostroke.model.quantized_checkpoint import QuantizedCheckpoint
 from twostroke.model.registry import architecture, model_class
 from twostroke.model.weight_map import checkpoint_names
+from twostroke.model.weight_pieces import Piece, is_multiplied, is_one_weight, pieces_of
+from twostroke.model.weight_size import weight_bytes
 from twostroke.model.weight_source import ALL_ROWS, ROWS_TOGETHER, WeightSource
 
 log = get_logger(__name__)
@@ -110,16 +110,14 @@ def load_model(  # noqa: PLR0913 (what a model is made of, each by its name)
     parameters = kind.parameters(config)
     parts = {name: checkpoint_names(names, name) for name in parameters}
     check_weights(source, config, quantization, group_size)
-    on_load = _OnLoad.of(quantization, group_size)
-    multiplied = {name for name, parameter in parameters.items() if _is_multiplied(name, config, parameter)}
+    multiplied = {name for name, parameter in parameters.items() if is_multiplied(name, config, parameter)}
     split = split or RowSplit()
-    pieces = {name: _pieces(source, parts[name], parameter, split) for name, parameter in parameters.items()}
-    weights = _Weights(source, pieces, dtype, device, multiplied, on_load and on_load.quantizer(operators))
+    pieces = {name: pieces_of(source, parts[name], parameter, split.own) for name, parameter in parameters.items()}
+    weights = _Weights(source, pieces, dtype, device, multiplied, _quantizer(quantization, group_size, operators))
     if config.tie_word_embeddings:
         _check_tied_head(source, parts["embedding.weight"][0], dtype)
     model = kind(config, weights, Placement(operators, dtype, device, max_model_len, split))
-    keeps_quantized = operators.keeps_quantized
-    mib = weight_bytes(source, config, dtype, quantization, group_size, keeps_quantized=keeps_quantized) >> 20
+    mib = weight_bytes(source, config, dtype, operators, quantization, group_size) >> 20
     log.info("%s: %d MiB of weights in %.1f s", source.path.name, mib, time.perf_counter() - start_s)
     return model
 
@@ -146,67 +144,11 @@ def check_weights(
         _check_widths(source, multiplied_parts(config), group_size)
 
 
-def weight_bytes(
-    source: WeightSource,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    quantization: Quantization | None,
-    group_size: int = DEFAULT_GROUP_SIZE,
-    *,
-    keeps_quantized: bool = True,
-    num_ranks: int = 1,
-) -> int:
-    """Bytes of all weights once they are loaded; tied ones count once. Of several ranks, the one that has most.
-
-    Args:
-        source: of the weights; one that it lacks counts as floats.
-        config: of the same model.
-        dtype: of floats.
-        quantization: of float weights that are multiplied.
-        group_size: of its 4 bits.
-        keeps_quantized: Operators.keeps_quantized of the backend.
-        num_ranks: that have a share of the rows each (layers/row_split.py).
-    """
-    on_load = _OnLoad.of(quantization, group_size)
-    of_floats = dtype.itemsize if on_load is None else on_load.bytes_per_weight
-    totals = [0.0] * num_ranks
-    for name, parameter in model_class(config.architecture).parameters(config).items():
-        size = _loaded_bytes(source, name, parameter, config, dtype, of_floats, keeps_quantized=keeps_quantized)
-        num_rows = sum(parameter.rows)
-        for rank in range(num_ranks):
-            own = (
-                sum(len(rows_of(rank, num_ranks, rows)) for rows in parameter.rows) if parameter.is_split else num_rows
-            )
-            totals[rank] += size * own / num_rows
-    return math.ceil(max(totals))
-
-
-def _loaded_bytes(
-    source: WeightSource,
-    name: str,
-    parameter: Parameter,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    of_floats: float,
-    *,
-    keeps_quantized: bool,
-) -> float:
-    """Of one weight, whole; `of_floats` are the bytes of each number that is multiplied and stored as a float."""
-    if not (keeps_quantized and _is_multiplied(name, config, parameter)):
-        return parameter.size * dtype.itemsize
-    parts = [source.weights.get(part) for part in checkpoint_names(architecture(config.architecture).names, name)]
-    total = 0.0
-    for part in parts:
-        size = parameter.size / len(parts) if part is None else math.prod(part.shape)
-        total += size * (of_floats if part is None or part.bytes_per_weight is None else part.bytes_per_weight)
-    return total
-
-
 def multiplied_parts(config: ModelConfig) -> set[str]:
     """Checkpoint names of the matrices that are multiplied: what quantizing is about."""
     names = architecture(config.architecture).names
     parameters = model_class(config.architecture).parameters(config).items()
-    multiplied = (name for name, parameter in parameters if _is_multiplied(name, config, parameter))
+    multiplied = (name for name, parameter in parameters if is_multiplied(name, config, parameter))
     return {part for name in multiplied for part in checkpoint_names(names, name)}
 
 
@@ -225,75 +167,15 @@ def read_float(source: WeightSource, name: str, dtype: torch.dtype) -> Tensor:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _OnLoad:
-    """A way to quantize floats while they are loaded."""
-
-    quantization: QuantizationOnLoad
-    group_size: int
-
-    @classmethod
-    def of(cls, quantization: Quantization | None, group_size: int) -> _OnLoad | None:
-        """None where the checkpoint's own format is kept."""
-        if quantization == "int8" or quantization == "int4":
-            return cls(quantization, group_size)
-        return None
-
-    @property
-    def bytes_per_weight(self) -> float:
-        """A code, and its share of a group's float16 scale; 8 bits repeat a channel's for every 128 weights."""
-        return 1 + 2 / 128 if self.quantization == "int8" else 0.5 + 2 / self.group_size
-
-    def quantizer(self, operators: Operators) -> Callable[[Tensor], QuantizedWeight]:
-        """The backend's."""
-        if self.quantization == "int8":
-            return operators.quantize_per_channel
-        return lambda weight: operators.quantize_in_groups(weight, self.group_size)
-
-
-def _is_multiplied(name: str, config: ModelConfig, parameter: Parameter) -> bool:
-    """Whether it is a matrix of a product; a table that tokens are looked up in is not, unless it is the head too."""
-    return parameter.columns is not None and (name != "embedding.weight" or config.tie_word_embeddings)
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Rows [begin, begin + num_rows) of a stored weight."""
-
-    name: str
-    begin: int
-    num_rows: int
-    is_whole: bool
-
-
-def _pieces(source: WeightSource, parts: Sequence[str], parameter: Parameter, split: RowSplit) -> tuple[_Piece, ...]:
-    """What of the stored parts a rank has: its rows of q, those of k, and those of v, say, wherever they are stored."""
-    found: list[_Piece] = []
-    num_stored = [source.weights[part].shape[0] for part in parts]
-    offset = 0
-    for num_rows in parameter.rows:
-        own = split.own(num_rows) if parameter.is_split else range(num_rows)
-        wanted, offset = range(offset + own.start, offset + own.stop), offset + num_rows
-        start = 0
-        for part, size in zip(parts, num_stored, strict=True):
-            begin, end = max(wanted.start - start, 0), min(wanted.stop - start, size)
-            if begin < end:
-                found.append(_Piece(part, begin, end - begin, end - begin == size))
-            start += size
-    return _joined(found, dict(zip(parts, num_stored, strict=True)))
-
-
-def _joined(pieces: Sequence[_Piece], num_stored: Mapping[str, int]) -> tuple[_Piece, ...]:
-    """Neighbours in one stored weight as one piece."""
-    found: list[_Piece] = []
-    for piece in pieces:
-        last = found[-1] if found else None
-        if last is not None and last.name == piece.name and last.begin + last.num_rows == piece.begin:
-            num_rows = last.num_rows + piece.num_rows
-            found[-1] = _Piece(piece.name, last.begin, num_rows, num_rows == num_stored[piece.name])
-        else:
-            found.append(piece)
-    return tuple(found)
+def _quantizer(
+    quantization: Quantization | None, group_size: int, operators: Operators
+) -> Callable[[Tensor], QuantizedWeight] | None:
+    """The backend's; None where the checkpoint's own format is kept."""
+    if quantization == "int8":
+        return operators.quantize_per_channel
+    if quantization == "int4":
+        return lambda weight: operators.quantize_in_groups(weight, group_size)
+    return None
 
 
 class _Weights(Mapping[str, Weight]):
@@ -302,7 +184,7 @@ class _Weights(Mapping[str, Weight]):
     def __init__(
         self,
         source: WeightSource,
-        pieces: Mapping[str, Sequence[_Piece]],
+        pieces: Mapping[str, Sequence[Piece]],
         dtype: torch.dtype,
         device: torch.device,
         multiplied: Set[str],
@@ -319,15 +201,13 @@ class _Weights(Mapping[str, Weight]):
             found = stack([self._read_piece(piece, copy=True) for piece in pieces])
             assert not isinstance(found, StackedWeight), name
             return _plain(found)
-        stored = [self._source.weights[piece.name] for piece in pieces]
-        is_of_floats = all(part.bytes_per_weight is None for part in stored)
-        if is_of_floats or (len({piece.name for piece in pieces}) == 1 and stored[0].is_by_rows):
-            shape = (sum(piece.num_rows for piece in pieces), stored[0].shape[1])
+        if is_one_weight(self._source, pieces):
+            shape = (sum(piece.num_rows for piece in pieces), self._source.weights[pieces[0].name].shape[1])
             return StreamedWeight(shape, self._dtype, partial(self._rows, pieces))
         # whether quantized maps are alike is seen from all of them
         return stack([self._on_load(self._read_piece(piece)) for piece in pieces])
 
-    def _rows(self, pieces: Sequence[_Piece], begin: int, end: int) -> Tensor | QuantizedWeight:
+    def _rows(self, pieces: Sequence[Piece], begin: int, end: int) -> Tensor | QuantizedWeight:
         """Rows of pieces that lie one under the other."""
         found: list[Tensor | QuantizedWeight] = []
         for piece in pieces:
@@ -339,7 +219,7 @@ class _Weights(Mapping[str, Weight]):
         assert not isinstance(rows, StackedWeight), pieces
         return self._on_load(rows)
 
-    def _read_piece(self, piece: _Piece, *, copy: bool = False) -> Tensor | QuantizedWeight:
+    def _read_piece(self, piece: Piece, *, copy: bool = False) -> Tensor | QuantizedWeight:
         """What is not stored by rows is read as a whole, and of it the rows are taken."""
         if piece.is_whole:
             return self._read(piece.name, copy=copy)
@@ -453,7 +333,7 @@ def _is_harmless(name: str, source: WeightSource, config: ModelConfig) -> bool:
     """
     if name.endswith(".bias"):
         weight = source.weights.get(name.removesuffix("bias") + "weight")
-        return weight is not None and weight.bytes_per_weight is not None and _is_zero(source, name)
+        return weight is not None and weight.format is not None and _is_zero(source, name)
     return name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
 
 

@@ -84,6 +84,14 @@ class PackedLayout(ABC):
             CorruptCheckpoint: they contradict each other.
         """
 
+    def group_of(self, parts: Mapping[str, Tensor]) -> Tensor | None:
+        """Which group each input is in, [K]; None: groups are neighbours.
+
+        compressed-tensors begins with -1 everywhere, and leaves it so where nothing was ordered.
+        """
+        group_of = parts.get("weight_g_idx")
+        return None if group_of is None or bool((group_of == -1).all()) else group_of
+
     def rows_of(self, suffix: str, part: Tensor, rows: slice, n: int) -> Tensor:
         """What some rows of a weight [n, K] need of one of its tensors.
 
@@ -167,7 +175,11 @@ class Gptq(PackedLayout):
         bits = self.config.bits
         codes = _fields(parts["qweight"].T, bits)
         zeros = self._zeros(module, _fields(parts["qzeros"], bits)[:, : len(codes)].T)
-        return Unpacked(codes, parts["scales"].T, zeros, parts.get("g_idx"))
+        return Unpacked(codes, parts["scales"].T, zeros, self.group_of(parts))
+
+    def group_of(self, parts: Mapping[str, Tensor]) -> Tensor | None:
+        """See PackedLayout."""
+        return parts.get("g_idx")
 
     def _zeros(self, module: str, stored: Tensor) -> Tensor | None:
         middle, most = 2 ** (self.config.bits - 1), 2**self.config.bits - 1
@@ -220,7 +232,7 @@ class PackQuantized(PackedLayout):
         if zeros is not None:
             zeros = _fields(zeros.T, self.config.bits)[:, : len(codes)].T
         scales = parts["weight_scale"].view(-1, self.num_groups(codes.shape[1])).expand(len(codes), -1)
-        return Unpacked(codes, scales, zeros, _group_of(parts))
+        return Unpacked(codes, scales, zeros, self.group_of(parts))
 
 
 class IntQuantized(PackedLayout):
@@ -252,19 +264,13 @@ class IntQuantized(PackedLayout):
         zeros = parts.get("weight_zero_point")
         if zeros is not None:
             zeros = self._unsigned(module, zeros).view(-1, rows[1]).expand(rows)
-        return Unpacked(codes, parts["weight_scale"].view(-1, rows[1]).expand(rows), zeros, _group_of(parts))
+        return Unpacked(codes, parts["weight_scale"].view(-1, rows[1]).expand(rows), zeros, self.group_of(parts))
 
     def _unsigned(self, module: str, signed: Tensor) -> Tensor:
         middle = 2 ** (self.config.bits - 1)
         if self.config.bits < 8 and not bool(((signed >= -middle) & (signed < middle)).all()):
             raise CorruptCheckpoint(f"{module}.weight has numbers beyond its {self.config.bits} bits.")
         return (signed + middle if self.config.bits < 8 else signed.view(torch.uint8) ^ 128).to(torch.uint8)
-
-
-def _group_of(parts: Mapping[str, Tensor]) -> Tensor | None:
-    """compressed-tensors begins with -1 everywhere, and leaves it so where nothing was ordered."""
-    group_of = parts.get("weight_g_idx")
-    return None if group_of is None or bool((group_of == -1).all()) else group_of
 
 
 def _scale(config: QuantizationConfig, n: int, groups: int) -> Part:

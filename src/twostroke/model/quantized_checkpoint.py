@@ -10,7 +10,7 @@ from torch import Tensor
 
 from twostroke.config.quantization import GROUP_SIZES, LEFT_OUT_BY, QuantizationConfig
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel
-from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight, order_digest
 from twostroke.model.checkpoint import Checkpoint
 from twostroke.model.float_weights import check_floats
 from twostroke.model.packed_layouts import LAYOUTS, PackedLayout
@@ -132,8 +132,16 @@ class QuantizedCheckpoint:
             if kind not in part.types:
                 raise UnsupportedModel(f"{self.path}: {name} has type {kind}; known: {', '.join(part.types)}.")
         size, _ = _kernel_groups(group_size, k)
-        floats_per_row = -(-k // size) * (1 if self._config.symmetric else 2)
-        return StoredWeight((n, k), bits / 8 + 2 * floats_per_row / k, bool(self._layout.by_rows))
+        order = self._order(module, self._group_of(module), k)
+        digest = None if order is None else order_digest(order)
+        stored_format = QuantizedFormat(bits, size, not self._config.symmetric, digest)
+        return StoredWeight((n, k), stored_format, bool(self._layout.by_rows))
+
+    def _group_of(self, module: str) -> Tensor | None:
+        """Which group each input is in: a number for each, read early, as the size of what is packed depends on it."""
+        parts = self._parts_of[module]
+        indices = {suffix: self._checkpoint.read(name) for suffix, name in parts.items() if suffix.endswith("g_idx")}
+        return self._layout.group_of(indices)
 
     def _order(self, module: str, group_of: Tensor | None, k: int) -> Tensor | None:
         """The inputs sorted by their group. int64 [K], or None where they are already."""

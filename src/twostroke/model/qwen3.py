@@ -36,5 +36,6 @@ class Qwen3(Llama):
     @classmethod
     def layer_parameters(cls, config: ModelConfig) -> dict[str, Parameter]:
         """Llama's, and the two norms."""
-        norms = {f"{name}.weight": Parameter((config.head_dim,)) for name in ("q_norm", "k_norm")}
+        num_heads = {"q_norm": config.num_heads, "k_norm": config.num_kv_heads}
+        norms = {f"{name}.weight": Parameter((config.head_dim,), num_copies=num) for name, num in num_heads.items()}
         return super().layer_parameters(config) | norms

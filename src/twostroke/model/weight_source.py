@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
 
 ALL_ROWS = slice(None)
 ROWS_TOGETHER = 8
@@ -22,7 +22,7 @@ class StoredWeight:
     """What is known of a weight before it is read."""
 
     shape: tuple[int, ...]
-    bytes_per_weight: float | None = None
+    format: QuantizedFormat | None = None
     """Of a quantized one, once it is loaded; None for floats, which take the type that the model runs in."""
     is_by_rows: bool = True
     """Whether some of its rows can be read without the others."""

@@ -10,6 +10,7 @@ from twostroke.batch import ScheduledBatch, StepSeconds
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
+from twostroke.cost.step_work import Layers
 from twostroke.events import (
     EngineLost,
     EngineStarted,
@@ -96,8 +97,21 @@ def scheduler_of(started: EngineStarted) -> Scheduler:
         _layout_of(started.layout), started.num_blocks, CacheConfig(**started.cache), started.max_model_len
     )
     drafts = None if started.speculation is None else SpeculativeConfig(**started.speculation)
-    config = SchedulerConfig(**started.scheduler)
-    return Scheduler(config, kv, max_model_len=started.max_model_len, speculation=drafts, max_drafts=started.max_drafts)
+    return Scheduler(
+        SchedulerConfig(**started.scheduler),
+        kv,
+        max_model_len=started.max_model_len,
+        speculation=drafts,
+        max_drafts=started.max_drafts,
+        step_times=started.step_times,
+        layers=layers_of(started),
+    )
+
+
+def layers_of(started: EngineStarted) -> Layers:
+    """What its queries see, layer by layer."""
+    groups = started.layout["groups"]
+    return Layers([group["window"] for group in groups for _ in group["layer_ids"]])
 
 
 def _layout_of(fields: dict[str, Any]) -> KVLayout:

@@ -26,6 +26,8 @@ from collections.abc import Callable, Sequence
 from twostroke.batch import UNTIMED, BlockTableUpdate, Commit, Preemption, ScheduledBatch, StepSeconds, Stroke
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
+from twostroke.cost.step_model import PredictsSteps
+from twostroke.cost.step_work import Layers
 from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_cache.manager import KVCacheManager, KVUsage
 from twostroke.kv_check import KVCheck, Suspects
@@ -47,6 +49,7 @@ from twostroke.scheduler.fair import FairOrder
 from twostroke.scheduler.kv_checks import KVChecks
 from twostroke.scheduler.kv_handover import KVHandover
 from twostroke.scheduler.policy import FixedOrder, Key, Order, make_policy
+from twostroke.scheduler.step_budget import make_step_budget
 from twostroke.scheduler.step_plan import Queues, Share, StepPlan
 
 _Phase = Callable[[StepPlan], None]
@@ -63,6 +66,8 @@ class Scheduler:
         max_model_len: int,
         speculation: SpeculativeConfig | None = None,
         max_drafts: int | None = None,
+        step_times: PredictsSteps | None = None,
+        layers: Layers | None = None,
     ) -> None:
         """Chooses the parts.
 
@@ -72,6 +77,8 @@ class Scheduler:
             max_model_len: tokens of the longest request.
             speculation: who drafts; None: nobody.
             max_drafts: most tokens in a row that it can guess; None: any number.
+            step_times: how long steps take; needed where the settings limit that.
+            layers: of the model, for the work of a step; likewise.
 
         Raises:
             DoesNotFit: one request of max_model_len tokens needs more blocks than there are.
@@ -80,7 +87,7 @@ class Scheduler:
         assert max_model_len <= kv.max_model_len, f"{max_model_len} tokens; the KV cache knows {kv.max_model_len}"
         self._kv = kv
         self._max_model_len = max_model_len
-        self._max_num_batched_tokens = config.max_num_batched_tokens
+        self._budget = make_step_budget(config, step_times, layers)
         # Everybody who runs can have a token in every step.
         max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._chunk_rule = make_chunk_rule(config, kv.keeps_computed_kv)
@@ -118,6 +125,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest request."""
+        return self._max_model_len
+
+    @property
     def kv_usage(self) -> KVUsage:
         """Where the blocks are."""
         return self._kv.usage()
@@ -143,19 +155,21 @@ class Scheduler:
         """Decides the next step.
 
         Args:
-            now_s: the caller's clock, for policies that want one; today's keys do not move with it.
+            now_s: the caller's clock, for budgets that go by it; the keys of the queues do not move with it.
 
         Returns:
             The decision. An empty batch is not executed and gets no update; everything else gets exactly one.
         """
-        del now_s
-        plan = StepPlan(self._max_num_batched_tokens, self._kv.keeps_computed_kv)
+        head = self._waiting.first if self._waiting else None
+        plan = StepPlan(self._budget.tokens(now_s, self._running, head), self._kv.keeps_computed_kv)
         for phases in self._rounds:
             for phase in phases:
                 phase(plan)
             if plan.shares:
                 break
-        return self._close(plan)
+        batch = self._close(plan)
+        self._budget.decided(batch)
+        return batch
 
     def update(self, step: int, commits: Sequence[Commit], seconds: StepSeconds = UNTIMED) -> None:
         """Takes in the outcome of a step: one commit for each scheduled request that has not ended since.
@@ -170,6 +184,7 @@ class Scheduler:
         """
         assert step == next(iter(self._in_flight), None), f"step {step}; in flight: {list(self._in_flight)}"
         shares = self._in_flight.pop(step)
+        self._budget.took(step, seconds.step_s - seconds.draft_s)
         self._drafts.learn([share.scheduled for share in shares.values()], commits, seconds)
         for commit in commits:
             share = shares.pop(commit.request_id, None)

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twostroke.bench.counting_engine import counting_engine
-from twostroke.bench.drive import Run, ServedRequest
 from twostroke.bench.from_log import run_of_log
 from twostroke.bench.lengths import Lengths
 from twostroke.bench.slots import continuous_schedule, static_schedule
@@ -22,6 +21,7 @@ from twostroke.engine.event_sinks import read_events
 from twostroke.errors import InvalidParameter
 from twostroke.events import MeasurementBegan
 from twostroke.scheduler.replay import replay
+from twostroke.served_run import Run, ServedRequest
 
 
 def _run(lengths: list[tuple[int, int]], arrivals: list[float] | None = None, **scheduler: object) -> Run:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from oracle.naive_prefix_cache import NaivePrefixCache
 from twostroke.bench.lru_replay import LruReplay
-from twostroke.bench.workload import TraceEntry, TraceSpec, WorkloadRequest, of_trace
+from twostroke.bench.workload import TraceSpec, WorkloadRequest, of_trace
+from twostroke.simulation.trace import TraceEntry
 
 OUTPUT = 1
 PROMPTS = st.lists(

@@ -244,3 +244,15 @@ def test_the_price_of_invariance_is_reported_for_every_shape(model: str, tmp_pat
     assert len(found.claims) == len(invariance_price.ROWS) + len(invariance_price.CONTEXTS)
     assert all(claim.measured > 0 and claim.holds is None for claim in found.claims)
     assert not _reproduce("invariance-price", model, tmp_path, with_model=False).claims
+
+
+def test_r5_measures_budgets_and_predicts_them(model: str, tmp_path: Path) -> None:
+    found = _reproduce("r5", model, tmp_path)
+    names = {claim.what for claim in found.claims}
+    assert {"p99 ITL ms, unchunked", "TTFT ms, budget 64", "p99 ITL ms, itl_slo 4x"} <= names
+    assert all(claim.predicted for claim in found.claims if claim.what.startswith(("p99 ITL ms, b", "TTFT ms, b")))
+
+
+def test_r6_measures_all_four(model: str, tmp_path: Path) -> None:
+    found = _reproduce("r6", model, tmp_path)
+    assert {"median TTFT ms, both", "p99 ITL ms, chunked"} <= {claim.what for claim in found.claims}

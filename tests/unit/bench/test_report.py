@@ -12,18 +12,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from twostroke.bench.report import (
-    BenchResult,
-    Commit,
-    Hardware,
-    compare,
-    load,
-    median,
-    percentiles,
-    print_comparison,
-    save,
-)
+from twostroke.bench.report import BenchResult, Commit, compare, load, median, percentiles, print_comparison, save
 from twostroke.errors import InvalidParameter
+from twostroke.hardware import Hardware
 
 
 def _result(**results: object) -> BenchResult:

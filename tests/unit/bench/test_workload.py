@@ -12,16 +12,15 @@ import pytest
 from twostroke.bench.lengths import Lengths
 from twostroke.bench.workload import (
     SyntheticSpec,
-    TraceEntry,
     TraceSpec,
     block_content,
     of_lengths,
     of_trace,
-    read_trace,
     synthetic,
     with_arrivals,
 )
 from twostroke.errors import InvalidParameter
+from twostroke.simulation.trace import TraceEntry, read_trace
 
 
 def _spec(**changes: object) -> SyntheticSpec:

@@ -31,7 +31,7 @@ FEW: dict[str, Any] = {
 def test_what_is_measured_is_written_and_can_be_acted_upon(tmp_path: Path) -> None:
     output = tmp_path / "calibration.json"
     options = CalibrateOptions(methods="ngram,early_exit,medusa", exit_layers="3,1", output=output, **FEW)
-    found = calibrate(options, LOAD)
+    found, _ = calibrate(options, LOAD)
     assert Calibration.read(output) == found
     assert [timing.size for timing in found.step_s] == [1, 2, 5]
     assert [d.words for d in found.drafters] == ["ngram", "early_exit 1", "early_exit 3", "medusa"]
@@ -80,7 +80,7 @@ def test_methods_without_anything_to_draft_with_are_left_out(random_models: dict
     data = tmp_path / "data.txt"
     data.write_text("def f(x): return x\n" * 50, encoding="utf-8")
     options = CalibrateOptions(data=data, output=output, **FEW)
-    found = calibrate(options, LoadConfig(model=str(model), threads=1))
+    found, _ = calibrate(options, LoadConfig(model=str(model), threads=1))
     assert found.left_out.keys() == {"draft_model", "medusa", "eagle"}
     assert "nothing of that method comes with" in found.left_out["medusa"]
     assert {drafter.method for drafter in found.drafters} == {"ngram", "early_exit"}

@@ -294,6 +294,59 @@ def test_one_line_says_that_the_native_kernels_lack_a_type() -> None:
     assert SLOWER not in twostroke(*ONE_TOKEN, "--dtype", "float16", "--kernels", "reference").stderr
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log of a benchmark's run."""
+    folder = tmp_path_factory.mktemp("recorded")
+    log = folder / "events.jsonl"
+    work = ["--num-requests", "6", "--prompt-lengths", "uniform:8:60", "--output-lengths", "fixed:8"]
+    done = twostroke("bench", "offline", *work, "--results", str(folder), "--event-log", str(log), *SMALL)
+    assert done.returncode == 0, done.stderr
+    return log
+
+
+def test_replay_decides_again_and_asks_what_if(recorded: Path) -> None:
+    done = twostroke("replay", str(recorded), "--set", "max_num_batched_tokens=32", "--set", "max-num-seqs=2")
+    assert done.returncode == 0, done.stderr
+    assert "steps come out the same, block by block" in done.stdout
+    assert "what if A: max_num_batched_tokens=32 max_num_seqs=2" in done.stdout
+    told = json.loads(twostroke("replay", str(recorded), "--set", "max_num_seqs=1", "--json").stdout)
+    assert told["decides_alike"] is True
+    assert told["what_if"][0]["settings"] == {"max_num_seqs": 1}
+    assert told["what_if"][0]["num_steps"] > told["measured"]["num_steps"]
+    assert told["back_test"]["error"]["num_steps"] == 0
+
+
+def test_doctor_reads_a_log(recorded: Path) -> None:
+    done = twostroke("doctor", str(recorded))
+    assert done.returncode == 0, done.stderr
+    assert "bound by" in done.stdout
+    told = json.loads(twostroke("doctor", str(recorded), "--json").stdout)
+    assert told["signals"]["num_requests"] == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["replay", "{log}", "--set", "threads=3"], "names a setting that cannot be simulated"),
+        (["replay", "{log}", "--set", "max_num_seqs=none"], "max_num_seqs"),
+        (["replay", "{log}.gone"], "cannot be read"),
+        (["replay", "{holes}"], "a log that lacks step"),
+        (["doctor"], "give either a file or a server"),
+        (["doctor", "{log}", "--url", "http://127.0.0.1:1"], "give either a file or a server"),
+    ],
+)
+def test_replay_and_doctor_refuse(recorded: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+    lines = recorded.read_text().splitlines(keepends=True)
+    holes = tmp_path / "holes.jsonl"
+    scheduled = [i for i, line in enumerate(lines) if '"StepScheduled"' in line]
+    holes.write_text("".join(line for i, line in enumerate(lines) if i != scheduled[3]))
+    done = twostroke(*(a.format(log=recorded, holes=holes) for a in arguments))
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_explain_a_request_of_an_event_log(tmp_path: Path) -> None:
     log, trace = tmp_path / "events.jsonl", tmp_path / "trace.json"
     done = twostroke("generate", "x", "--max-tokens", "4", "--ignore-eos", "--quiet", "--event-log", str(log), *SMALL)

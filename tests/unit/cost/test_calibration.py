@@ -168,7 +168,7 @@ def test_seconds_are_those_measured_and_never_below_the_least(timings: tuple[Tim
     [
         ("nothing", "is no calibration"),
         ("{}", "is no calibration .*missing required field"),
-        ('{"version": 2}', "is no calibration .*2"),
+        ('{"version": 3}', "is no calibration .*3"),
         ("[1]", "is no calibration"),
     ],
 )

@@ -19,7 +19,7 @@ from model_folders import write_random_model
 from twostroke import LLM, RequestOutput, SamplingParams
 from twostroke.batch import NewRequest, ScheduledBatch, StepResult
 from twostroke.config.engine import EngineConfig
-from twostroke.engine import assembly
+from twostroke.engine import assembly, preparation
 from twostroke.engine.assembly import build_text_engine
 from twostroke.engine.event_sinks import read_events
 from twostroke.engine.output_processor import OutputKind
@@ -316,7 +316,7 @@ def test_the_tables_of_the_context_are_kept_free(
         lengths.append(max_model_len)
         return 1 << 60
 
-    monkeypatch.setattr(assembly, "context_bytes", more_than_there_is)
+    monkeypatch.setattr(preparation, "context_bytes", more_than_there_is)
     with pytest.raises(DoesNotFit, match=r"1,152,921,504,606,846,976 for the tables .* lower --max-model-len"):
         text_engine(folder, **given)
     assert lengths == [counted]
@@ -543,7 +543,7 @@ def test_quantizing_activations_is_refused_where_it_changes_nothing(
 
 
 def test_memory_is_not_given_to_kv_to_the_last_byte(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twostroke.engine.assembly.free_host_bytes", lambda: 1 << 28)
+    monkeypatch.setattr("twostroke.engine.preparation.free_host_bytes", lambda: 1 << 28)
     with pytest.raises(DoesNotFit, match="activations of the largest step"):
         text_engine(folder, kv_cache_memory=(1 << 28) - (1 << 21))
 

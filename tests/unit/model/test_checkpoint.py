@@ -20,9 +20,10 @@ from twostroke.errors import CorruptCheckpoint, ModelNotFound, SetupError, Unsup
 from twostroke.kernels.dispatch import operators_for
 from twostroke.model.checkpoint import Checkpoint, find_model_folder, read_model_config
 from twostroke.model.decoder import DecoderModel
-from twostroke.model.loader import load_model, open_weights, weight_bytes
+from twostroke.model.loader import load_model, open_weights
 from twostroke.model.registry import ARCHITECTURES, Architecture, architecture, model_class, num_parameters
 from twostroke.model.weight_map import LLAMA, checkpoint_names
+from twostroke.model.weight_size import weight_bytes
 
 CPU = torch.device("cpu")
 TOKEN_IDS = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -85,7 +86,8 @@ def test_running_changes_no_weight(sound: Path) -> None:
     assert not first.requires_grad
     assert torch.equal(logits(model), first)
     weights = open_weights(sound, model.config)
-    assert weight_bytes(weights, model.config, torch.float32, None) == 4 * num_parameters(model.config)
+    plain = operators_for(CPU, torch.float32, "reference")
+    assert weight_bytes(weights, model.config, torch.float32, plain) == 4 * num_parameters(model.config)
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float32], ids=str)

@@ -35,7 +35,8 @@ from twostroke.kernels.dispatch import operators_for
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.decoder import DecoderModel
-from twostroke.model.loader import load_model, open_weights, weight_bytes
+from twostroke.model.loader import load_model, open_weights
+from twostroke.model.weight_size import weight_bytes
 
 CPU = torch.device("cpu")
 TOKEN_IDS = [int(i) for i in np.random.default_rng(0).integers(0, 128, 48)]
@@ -64,7 +65,7 @@ def expected_logits(folder: Path, *, rounds_inputs: bool = False) -> Tensor:
         source = open_folder(folder)
         for name, module in model.named_modules():
             stored = source.weights.get(f"{name}.weight")
-            if stored is not None and stored.bytes_per_weight is not None:
+            if stored is not None and stored.format is not None:
                 module.register_forward_pre_hook(rounded)
     return transformers_logits(model, TOKEN_IDS)
 
@@ -227,18 +228,14 @@ def test_what_the_weights_will_take_is_known_before_they_are_read() -> None:
         source = open_folder(FIXTURES / name)
         for parameter, stored in source.weights.items():
             found = source.read(parameter, torch.bfloat16)
-            if isinstance(found, QuantizedWeight):
-                floats = [found.scales, *([] if found.mins is None else [found.mins])]
-                taken = found.codes.numel() * found.bits / 8 + sum(2 * tensor.numel() for tensor in floats)
-                assert stored.bytes_per_weight == taken / found.codes.numel()
-            else:
-                assert stored.bytes_per_weight is None
+            assert stored.format == (found.format if isinstance(found, QuantizedWeight) else None)
     config = read_model_config(FIXTURES / AWQ)
     num_quantized = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64)
     num_floats = 2 * 128 * 64 + 5 * 64
     source = open_weights(FIXTURES / AWQ, config)
-    for keeps, per_weight in ((True, 0.5 + 4 / 32), (False, 2)):
-        taken = weight_bytes(source, config, torch.bfloat16, None, keeps_quantized=keeps)
+    kernels: tuple[tuple[Kernels, float], ...] = (("auto", 0.5 + 4 / 32), ("reference", 2))
+    for name, per_weight in kernels if native.is_built() else kernels[1:]:
+        taken = weight_bytes(source, config, torch.bfloat16, operators_for(CPU, torch.bfloat16, name))
         assert taken == num_quantized * per_weight + 2 * num_floats
 
 

@@ -22,7 +22,7 @@ def test_sizes_of_no_tensor_are_no_question_of_memory(name: str, tmp_path: Path)
 
 
 def test_weights_that_do_not_fit(random_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twostroke.engine.assembly.free_host_bytes", lambda: 1000)
+    monkeypatch.setattr("twostroke.engine.preparation.free_host_bytes", lambda: 1000)
     with pytest.raises(DoesNotFit, match=r"the weights of \S+ take [\d,]+ bytes; 1,000 are free"):
         LLM(str(random_models["llama"]))
 

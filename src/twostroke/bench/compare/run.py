@@ -35,9 +35,10 @@ from twostroke.bench.compare.standing import Standing
 from twostroke.bench.figure import save_figure
 from twostroke.bench.lengths import Lengths
 from twostroke.bench.limits import Limits, measure_limits
-from twostroke.bench.report import BenchResult, Hardware, check_folder, save
+from twostroke.bench.report import BenchResult, check_folder, save
 from twostroke.bench.workload import SyntheticSpec, synthetic
 from twostroke.errors import InvalidParameter, TwostrokeError
+from twostroke.hardware import Hardware
 from twostroke.kernels.dispatch import operators_for
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.model_files import find_folder_only

@@ -21,10 +21,11 @@ from twostroke.bench.operators.attention import attention_subjects
 from twostroke.bench.operators.linear import linear_subjects
 from twostroke.bench.operators.rowwise import norm_subjects, rotate_subjects, sampling_subjects
 from twostroke.bench.operators.subject import Subject
-from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, Hardware, check_folder, median, save
+from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, median, save
 from twostroke.config.checks import one_of, switch, text, whole_number
 from twostroke.config.load import MAX_THREADS, Kernels
 from twostroke.config.model import ModelConfig
+from twostroke.hardware import Hardware
 from twostroke.kernels import native
 from twostroke.kernels.dispatch import operators_for
 from twostroke.model.model_files import find_model

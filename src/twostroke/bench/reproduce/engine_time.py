@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from twostroke.bench.counting_engine import counting_engine
-from twostroke.bench.drive import Run
 from twostroke.bench.figure import MEASURED, PREDICTED
 from twostroke.bench.model_engine import model_engine
 from twostroke.bench.report import percentiles
@@ -13,6 +12,7 @@ from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproductio
 from twostroke.bench.workload import Workload, of_lengths
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.served_run import Run
 
 SIZES = (1, 8, 32, 64)
 GOALS_MS = {1: 0.3, 64: 1.0}

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from twostroke.bench.counting_engine import counting_engine
-from twostroke.bench.drive import Run
 from twostroke.bench.figure import MEASURED, PREDICTED
 from twostroke.bench.memory import peak_resident_bytes, reset_peak, resident_bytes
 from twostroke.bench.model_engine import model_engine
@@ -28,6 +27,7 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.model_files import find_folder_only
+from twostroke.served_run import Run
 
 BUDGET = 512
 NUM_SHORT = 8

@@ -15,15 +15,16 @@ from dataclasses import replace
 from typing import Any
 
 from twostroke.bench.counting_engine import counting_engine
-from twostroke.bench.drive import Run
 from twostroke.bench.figure import MEASURED, PREDICTED
 from twostroke.bench.lru_replay import LruReplay
 from twostroke.bench.model_engine import model_engine
 from twostroke.bench.report import median, percentiles
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
-from twostroke.bench.workload import TraceEntry, TraceSpec, Workload, of_trace, read_trace
+from twostroke.bench.workload import TraceSpec, Workload, of_trace
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.served_run import Run
+from twostroke.simulation.trace import TraceEntry, read_trace
 
 SPEC = TraceSpec(divisor=64)
 CAPACITIES = (1000, 3000, 10_000, 30_000, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from twostroke.bench.drive import Run
 from twostroke.bench.figure import MEASURED, PREDICTED
 from twostroke.bench.lengths import Lengths
 from twostroke.bench.model_engine import ModelEngine, model_engine
@@ -13,6 +12,7 @@ from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproductio
 from twostroke.bench.workload import SyntheticSpec, synthetic
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.served_run import Run
 
 NUM_SEQS = 16
 MOST = 0.02

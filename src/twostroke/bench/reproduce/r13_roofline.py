@@ -13,11 +13,11 @@ import torch
 
 from twostroke.bench.figure import MEASURED, PREDICTED, bars
 from twostroke.bench.limits import measure_limits
-from twostroke.bench.report import Hardware
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.bench.sweep.run import SweepOptions, measure_sweep
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
+from twostroke.hardware import Hardware
 from twostroke.kernels.dispatch import operators_for
 from twostroke.model.model_files import find_model
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from twostroke.bench.counting_engine import counting_engine
-from twostroke.bench.drive import Run
 from twostroke.bench.figure import MEASURED, PREDICTED, bars
 from twostroke.bench.model_engine import model_engine
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.bench.workload import Workload, of_lengths
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.served_run import Run
 
 PROMPT, OUTPUT = 500, 200
 MODES = ("without", "with")

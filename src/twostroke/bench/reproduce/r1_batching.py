@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from twostroke.bench.counting_engine import counting_engine
-from twostroke.bench.drive import Run
 from twostroke.bench.figure import MEASURED, PREDICTED, bars
 from twostroke.bench.lengths import Lengths
 from twostroke.bench.model_engine import ModelEngine, model_engine
@@ -27,6 +26,7 @@ from twostroke.bench.step_time import StepTimes, measure_step_times
 from twostroke.bench.workload import SyntheticSpec, Workload, synthetic
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.served_run import Run
 
 SLOTS = (4, 8, 16, 32)
 LENGTHS = {"exponential": Lengths.exponential(64), "uniform": Lengths.uniform(1, 128), "constant": Lengths.fixed(64)}

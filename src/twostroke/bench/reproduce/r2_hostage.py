@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 from twostroke.bench.counting_engine import counting_engine
-from twostroke.bench.drive import Run
 from twostroke.bench.figure import MEASURED, PREDICTED, bars
 from twostroke.bench.report import median
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
@@ -18,6 +17,7 @@ from twostroke.bench.slots import SlotCount, continuous_schedule, static_schedul
 from twostroke.bench.workload import Workload, of_lengths, with_arrivals
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.served_run import Run
 
 SLOTS = 10
 LONG, SHORT = 2000, 20

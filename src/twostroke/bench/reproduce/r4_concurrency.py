@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from twostroke.bench.counting_engine import counting_engine
-from twostroke.bench.drive import Run
 from twostroke.bench.figure import MEASURED, PREDICTED, bars
 from twostroke.bench.report import percentiles
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
@@ -18,6 +17,7 @@ from twostroke.bench.reproduce.skewed import Residence, skewed_workloads
 from twostroke.bench.workload import Workload
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.served_run import Run
 
 LONGEST_THAT_FIT = 8
 """Requests of the greatest length for which there is KV memory."""

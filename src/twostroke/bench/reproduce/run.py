@@ -20,6 +20,8 @@ RESULTS = {
     "r2": ("twostroke.bench.reproduce.r2_hostage", "one long request holds nine short ones hostage"),
     "r3": ("twostroke.bench.reproduce.r3_kv_waste", "KV memory that holds nothing, paged against contiguous"),
     "r4": ("twostroke.bench.reproduce.r4_concurrency", "requests at once in equal KV memory"),
+    "r5": ("twostroke.bench.reproduce.r5_chunk_budget", "the budget of a step: ITL against TTFT, and a controller"),
+    "r6": ("twostroke.bench.reproduce.r6_ablation", "chunks and mixed batches, each alone and both"),
     "r7": ("twostroke.bench.reproduce.r7_disaggregation", "goodput with and without disaggregation"),
     "r10": ("twostroke.bench.reproduce.r10_prefix_cache", "prefix-cache hits on request traces"),
     "r11": ("twostroke.bench.reproduce.r11_cache_overhead", "the cost of prefix caching without hits"),

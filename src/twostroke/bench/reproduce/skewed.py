@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.bench.reproduce.claim import ReproduceOptions
-from twostroke.bench.workload import TraceSpec, Workload, of_lengths, of_trace, read_trace
+from twostroke.bench.workload import TraceSpec, Workload, of_lengths, of_trace
+from twostroke.simulation.trace import read_trace
 
 DIVISOR = 16
 """Trace lengths are divided by this: prompts of 750 tokens on average, 7,900 at most."""

@@ -17,7 +17,7 @@ from twostroke.bench.command import command_line, model_name, settings
 from twostroke.bench.figure import save_figure
 from twostroke.bench.limits import measure_limits
 from twostroke.bench.model_engine import ModelEngine, model_engine
-from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, Hardware, check_folder, save
+from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, save
 from twostroke.bench.sweep.fit import QuadraticFit, fit_quadratic
 from twostroke.bench.sweep.points import DecodePoint, PrefillPoint, measure_decode, measure_prefill, output_length
 from twostroke.bench.sweep.show import draw
@@ -27,6 +27,7 @@ from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.errors import InvalidParameter
+from twostroke.hardware import Hardware
 from twostroke.kernels.dispatch import operators_for
 from twostroke.model.model_files import find_model
 

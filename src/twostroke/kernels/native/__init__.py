@@ -73,6 +73,7 @@ def operators(level: str | None = None, activation_quantization: ActivationQuant
         set_num_threads=extension.set_num_threads,
         pack_linear=partial(pack_linear, pack_part),
         pack_gated=partial(pack_gated, pack_part, pack_whole),
+        packed_sizes=linear.PanelSizes(),
         keeps_quantized=True,
         quantize_per_channel=quantizer.per_channel,
         quantize_in_groups=quantizer.in_groups,

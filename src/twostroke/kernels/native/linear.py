@@ -12,7 +12,7 @@ from torch import Tensor
 
 from twostroke.kernels.large_pages import large_pages
 from twostroke.kernels.native.extension import TYPE_CODES, Kernels, address, native
-from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
 from twostroke.kernels.stacked_weight import StackedWeight, stack
 from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
 
@@ -198,9 +198,35 @@ class _QuantizedPanels(_Panels):
 
 def _of_channels(bias: Tensor, n: int, *, gated: bool) -> Tensor:
     """The bias in the order of the panels' channels, float32, zero where a panel is filled up."""
-    num_vectors = -(-n // 16) * (2 if gated else 1)
-    rows = torch.tensor([native.row_of_channel(channel, n, gated) for channel in range(-(-num_vectors // 4) * 64)])
+    rows = torch.tensor([native.row_of_channel(channel, n, gated) for channel in range(_num_channels(n, gated=gated))])
     return torch.where(rows < 0, torch.zeros(()), bias.float()[rows.clamp_min(0)]).contiguous()
+
+
+def _num_channels(n: int, *, gated: bool) -> int:
+    """Of all panels."""
+    num_vectors = -(-n // 16) * (2 if gated else 1)
+    return -(-num_vectors // 4) * _PANEL
+
+
+class PanelSizes:
+    """Panels that are filled up, with biases in float32 and orders of columns in int32."""
+
+    def weight(
+        self, shape: tuple[int, int], quantized: QuantizedFormat | None, dtype: torch.dtype, *, gated: bool
+    ) -> int:
+        """See PackedSizes."""
+        n, k = shape[0] // 2 if gated else shape[0], shape[1]
+        if quantized is None:
+            return native.packed_bytes(n, k, gated, TYPE_CODES[dtype])
+        order = 0 if quantized.order_digest is None else k * torch.int32.itemsize
+        form = quantized.bits, quantized.group_size, quantized.has_mins
+        return order + native.packed_quantized_bytes(n, k, gated, *form)
+
+    def bias(self, num_rows: int, dtype: torch.dtype, *, gated: bool) -> int:
+        """See PackedSizes."""
+        del dtype
+        n = num_rows // 2 if gated else num_rows
+        return _num_channels(n, gated=gated) * torch.float32.itemsize
 
 
 class NativeLinear:

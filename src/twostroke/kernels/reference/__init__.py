@@ -19,6 +19,7 @@ def operators() -> Operators:
         set_num_threads=torch.set_num_threads,
         pack_linear=partial(pack_linear, linear.PackedLinear),
         pack_gated=partial(pack_gated, linear.PackedLinear, linear.PackedGated),
+        packed_sizes=linear.PlainSizes(),
         keeps_quantized=False,
         quantize_per_channel=quantized_weight.quantize_per_channel,
         quantize_in_groups=quantized_weight.quantize_in_groups,

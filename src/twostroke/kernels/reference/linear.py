@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
 from twostroke.kernels.reference.elementwise import silu_and_mul
 from twostroke.kernels.reference.row_tiles import in_row_tiles, linear_heights
 from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
@@ -51,3 +52,19 @@ class PackedGated:
     def __call__(self, x: Tensor) -> Tensor:
         """Maps x [num_rows, K] to [num_rows, N]."""
         return silu_and_mul(self._linear(x))
+
+
+class PlainSizes:
+    """Weights as torch keeps them, quantized ones as the numbers they stand for."""
+
+    def weight(
+        self, shape: tuple[int, int], quantized: QuantizedFormat | None, dtype: torch.dtype, *, gated: bool
+    ) -> int:
+        """See PackedSizes."""
+        del quantized, gated
+        return shape[0] * shape[1] * dtype.itemsize
+
+    def bias(self, num_rows: int, dtype: torch.dtype, *, gated: bool) -> int:
+        """See PackedSizes."""
+        del gated
+        return num_rows * dtype.itemsize

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Layout:
     is_exact: bool = False
 
     @property
-    def bytes_per_weight(self) -> float:
-        """A code, and its share of the group's scale and minimum."""
-        return self.bits / 8 + 2 * (1 + self.has_minima) / self.group_size
+    def format(self) -> QuantizedFormat:
+        """Of what they become."""
+        return QuantizedFormat(self.bits, self.group_size, self.has_minima)
 
     def repack(self, blocks: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> QuantizedWeight:
         """Blocks [N, num_blocks, block_bytes] of a weight of `shape` [N, K], for activations of `dtype`.

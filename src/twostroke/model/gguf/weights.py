@@ -12,7 +12,7 @@ from torch import Tensor
 from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint
 from twostroke.gguf.container import GGUFFile, StoredTensor
-from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import shorten
 from twostroke.model.gguf.blocks import REPACKED
@@ -55,7 +55,7 @@ class GGUFWeights:
                 f"{file.path}: the tensors do not fit its metadata ({config.architecture}); {'; '.join(problems)}."
             )
         self.weights: Mapping[str, StoredWeight] = {
-            name: StoredWeight(tensor.shape, _bytes_per_weight(tensor)) for name, tensor in self._stored.items()
+            name: StoredWeight(tensor.shape, _format(tensor)) for name, tensor in self._stored.items()
         }
         counts = Counter(tensor.type.name for tensor in self._stored.values())
         self.quantization = "gguf" if counts.keys() - _FLOATS else None
@@ -95,8 +95,8 @@ def _in_halves(num_rows: int, num_heads: int) -> Tensor:
     return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).flatten()
 
 
-def _bytes_per_weight(tensor: StoredTensor) -> float | None:
-    return REPACKED[tensor.type.name].bytes_per_weight if tensor.type.is_quantized else None
+def _format(tensor: StoredTensor) -> QuantizedFormat | None:
+    return REPACKED[tensor.type.name].format if tensor.type.is_quantized else None
 
 
 def _described(type_name: str, count: int) -> str:

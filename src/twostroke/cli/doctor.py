@@ -1,0 +1,51 @@
+"""`twostroke doctor`: what binds an engine, and which lever to pull; from a log, a dump, or a server that runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from twostroke.cli.explain import Server
+from twostroke.cli.flags import JsonFlag
+from twostroke.engine.event_sinks import merged_events
+from twostroke.errors import InvalidParameter
+from twostroke.events import Event, from_json
+
+
+def doctor(
+    *event_log: Path,
+    url: str | None = None,
+    api_key: str | None = None,
+    json_output: JsonFlag = False,
+) -> None:
+    """Name what binds an engine, with the evidence, one lever with its predicted gain, and faults.
+
+    It only looks: nothing that serves is touched.
+
+    Parameters
+    ----------
+    event_log
+        A file that --event-log wrote, or the dump of a server's flight recorder; of a server with --prefill and
+        --decode the files of its processes.
+    url
+        A server that runs, such as http://127.0.0.1:8000, instead of a file; it knows its last minutes.
+    api_key
+        The server's key, if it has one.
+    json_output
+        One JSON object instead of text.
+    """
+    from twostroke.planner.doctor import diagnose
+    from twostroke.planner.show_doctor import diagnosis_json, print_diagnosis
+
+    if bool(event_log) == (url is not None):
+        raise InvalidParameter("event_log", event_log, "give either a file or a server (--url)")
+    events = list(merged_events(event_log)) if url is None else _recorded(Server(url, api_key))
+    found = diagnose(events)
+    if json_output:
+        print(json.dumps(diagnosis_json(found)))
+    else:
+        print_diagnosis(found)
+
+
+def _recorded(server: Server) -> list[Event]:
+    return [from_json(line) for line in server.get("/flight_recorder").splitlines() if line]

@@ -1,0 +1,72 @@
+"""`twostroke plan MODEL`: what a model takes and does on a machine, before it is deployed."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from twostroke.cli.flags import (
+    CacheFlags,
+    JsonFlag,
+    LoadBesideModel,
+    LoadBesideModelFlags,
+    ModelFlag,
+    SchedulerFlags,
+    SpeculationFlag,
+    with_model,
+)
+from twostroke.config.cache import CacheConfig
+from twostroke.config.engine import EngineConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.planner.options import PlanOptions
+
+
+def plan(  # noqa: PLR0913 (what an engine is given, and what is asked)
+    model: str | None = None,
+    /,
+    *,
+    model_flag: ModelFlag = None,
+    options: Annotated[PlanOptions, Parameter(name="*", group="Plan")] = PlanOptions(),
+    load: LoadBesideModelFlags = LoadBesideModel(),
+    cache: CacheFlags = CacheConfig(),
+    scheduler: SchedulerFlags = SchedulerConfig(),
+    speculative_config: SpeculationFlag = None,
+    json_output: JsonFlag = False,
+) -> None:
+    """Say what a model takes and does on this machine or a known GPU: memory to the byte, floors of times, what changes
+    would do. No weight is read.
+
+    Parameters
+    ----------
+    model
+        A model folder, a GGUF file, a hub id, or 'embedded', which is the default.
+    model_flag
+        The same as a flag.
+    json_output
+        The plan as one JSON object instead of tables.
+    """
+    from twostroke.planner.plan import make_plan  # loads torch
+
+    config = EngineConfig(
+        load=with_model(load, by_place=model, by_flag=model_flag),
+        cache=cache,
+        scheduler=scheduler,
+        speculative_config=speculative_config,
+    )
+    made = make_plan(config, options)
+    if options.png is not None:
+        from twostroke.planner.figure import draw_plan
+
+        draw_plan(made, options.png)
+    if json_output:
+        from twostroke.planner.report import as_json
+
+        print(json.dumps(as_json(made)))
+        return
+    from twostroke.planner.show import print_plan
+
+    print_plan(made)
+    if options.png is not None:
+        print(f"drawn: {options.png}")

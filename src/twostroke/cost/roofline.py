@@ -1,0 +1,43 @@
+"""The step-time model of a machine that was not calibrated: bytes at its bandwidth, operations at its matrix rate.
+
+    layers(n) = max(bytes of the layers / bandwidth, 2 P n / rate)        head(r) = the same of the LM head
+    pair_s    = 4 x heads x head_dim / rate                               seen_s  = K and V of a token / bandwidth
+
+Floors: a real step takes longer. They say what no kernel can do better, and where a prediction can begin before
+anything has run.
+"""
+
+from __future__ import annotations
+
+from twostroke.cost.step_cost import MachineLimits, ModelShape
+from twostroke.cost.step_model import Curve, StepTimeModel, knots
+
+
+def roofline(shape: ModelShape, machine: MachineLimits, *, most_tokens: int = 512) -> StepTimeModel:
+    """The floors of every step.
+
+    Args:
+        shape: of the model, with the bytes that its weights and its KV are stored in.
+        machine: what it does at best.
+        most_tokens: of a step; beyond, the curves go on as lines.
+
+    >>> shape = ModelShape(hidden_size=4, intermediate_size=8, num_heads=2, num_kv_heads=1, head_dim=2, vocab_size=10,
+    ...                    layer_windows=(None,), bytes_per_weight=2, bytes_per_kv_element=2)
+    >>> model = roofline(shape, MachineLimits(flops_per_s=100.0, bytes_per_s=100.0), most_tokens=2)
+    >>> model.layers.seconds      # 144 parameters: 288 bytes, or 288 operations a token
+    (2.88, 5.76)
+    """
+    num_layers = len(shape.layer_windows)
+    layers = num_layers * shape.num_layer_parameters
+    return StepTimeModel(
+        layers=_curve(layers, shape, machine, most_tokens),
+        head=_curve(shape.num_head_parameters, shape, machine, most_tokens),
+        pair_s=4 * shape.num_heads * shape.head_dim / machine.flops_per_s,
+        seen_s=shape.kv_bytes_per_token_and_layer / machine.bytes_per_s,
+    )
+
+
+def _curve(num_parameters: int, shape: ModelShape, machine: MachineLimits, most: int) -> Curve:
+    read_s = num_parameters * shape.bytes_per_weight / machine.bytes_per_s
+    counts = knots(most)
+    return Curve(counts, tuple(max(read_s, 2 * num_parameters * n / machine.flops_per_s) for n in counts))

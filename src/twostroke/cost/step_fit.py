@@ -1,0 +1,187 @@
+"""Fits a step-time model to steps that ran: least squares of the relative error, with no time below zero.
+
+    p_i = predicted seconds, linear in the figures that are sought:   sum_j  a_ij x_j
+    min  sum_i  ((p_i - t_i) / t_i)^2 ,   x_j >= 0
+
+A curve's figures are its rises from knot to knot, so it never falls; between two knots the next rise counts by the
+way that is behind, so every a_ij is known. Solved by the active-set method of Lawson and Hanson (Solving Least Squares
+Problems, 1974, chapter 23). Somebody else on the machine only ever makes a step longer: of steps with the same counts a
+low quantile goes in, and what then still lies far above is left out of a second fit.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.cost.step_model import Curve, FitQuality, StepTimeModel, knots
+from twostroke.cost.step_work import StepWork
+from twostroke.errors import InvalidParameter
+
+QUANTILE = 0.4
+"""Of the times of steps that are alike: near the median, which is what a run will see, a little off the hiccups."""
+LEAST_STEPS = 8
+"""That are different: fewer say nothing."""
+_HICCUP = 1.6
+"""Times the predicted: not the step's own doing."""
+_ALIKE = 0.02
+"""Counts of attention that differ by less are alike: a context grows by a token a step."""
+
+_Floats = npt.NDArray[np.float64]
+
+
+class TimedStep(NamedTuple):
+    """A step that ran."""
+
+    work: StepWork
+    seconds: float
+
+
+def fit_step_model(steps: Iterable[TimedStep]) -> StepTimeModel:
+    """The model that is nearest to these steps.
+
+    Raises:
+        InvalidParameter: too few different steps to tell anything from.
+    """
+    given = [step for step in steps if step.work.num_tokens and step.seconds > 0]
+    usual = _usual(given)
+    if len(usual) < LEAST_STEPS:
+        limit = f"must be {LEAST_STEPS} and more different ones to fit a model of their times"
+        raise InvalidParameter("steps", len(usual), limit)
+    shape = _Shape.of([step.work for step in usual])
+    found = shape.model(_solve(shape, usual))
+    calm = [step for step in usual if step.seconds <= _HICCUP * found.seconds(step.work)]
+    if LEAST_STEPS <= len(calm) < len(usual):
+        shape = _Shape.of([step.work for step in calm])
+        found = shape.model(_solve(shape, calm))
+    return replace(found, quality=quality_of(found, usual))
+
+
+def quality_of(model: StepTimeModel, steps: Sequence[TimedStep]) -> FitQuality:
+    """How far a model is from steps, be they those it was fitted to or others."""
+    errors = [abs(model.seconds(step.work) / step.seconds - 1) for step in steps]
+    median, p95 = (float(np.quantile(errors, q)) for q in (0.5, 0.95))
+    return FitQuality(num_steps=len(errors), median_error=median, p95_error=p95)
+
+
+class _Shape(NamedTuple):
+    """Which figures are sought: rises to the knots of both curves, then seconds of a pair and of a token seen."""
+
+    token_knots: tuple[int, ...]
+    row_knots: tuple[int, ...]
+
+    @classmethod
+    def of(cls, works: Sequence[StepWork]) -> _Shape:
+        """Knots that steps have something to say about."""
+        return cls(
+            _told_apart([work.num_tokens for work in works]),
+            _told_apart([max(1, work.num_logits_rows) for work in works]),
+        )
+
+    def row(self, work: StepWork) -> list[float]:
+        """How much each figure counts in the time of a step."""
+        tokens = _rises(self.token_knots, work.num_tokens)
+        rows = _rises(self.row_knots, work.num_logits_rows)
+        return [*tokens, *rows, work.num_pairs, work.num_seen]
+
+    def model(self, figures: Sequence[float]) -> StepTimeModel:
+        """With these figures."""
+        split = len(self.token_knots)
+        *head, pair_s, seen_s = figures[split:]
+        return StepTimeModel(
+            layers=Curve(self.token_knots, tuple(accumulate(figures[:split]))),
+            head=Curve(self.row_knots, tuple(accumulate(head))),
+            pair_s=pair_s,
+            seen_s=seen_s,
+        )
+
+
+def _usual(steps: Sequence[TimedStep]) -> list[TimedStep]:
+    """One for all that are alike."""
+    alike: Mapping[tuple[int, ...], list[TimedStep]] = defaultdict(list)
+    for step in steps:
+        work = step.work
+        near = (_level(work.num_pairs), _level(work.num_seen))
+        alike[work.num_tokens, work.num_logits_rows, *near].append(step)
+    found: list[TimedStep] = []
+    for group in alike.values():
+        group.sort(key=lambda step: step.seconds)
+        middle = group[int(QUANTILE * (len(group) - 1))]
+        pairs, seen = (sum(getattr(s.work, n) for s in group) // len(group) for n in ("num_pairs", "num_seen"))
+        work = StepWork(middle.work.num_tokens, middle.work.num_logits_rows, pairs, seen)
+        found.append(TimedStep(work, middle.seconds))
+    return found
+
+
+def _level(count: int) -> int:
+    return round(np.log1p(count) / _ALIKE) if count else 0
+
+
+def _told_apart(counts: Sequence[int]) -> tuple[int, ...]:
+    """Knots that have a count near: the ends, and each doubling with one on the way to the knot before or behind."""
+    largest = max(counts)
+    known = sorted(set(counts))
+    found: list[int] = []
+    for knot in knots(largest):
+        place = bisect.bisect_left(known, knot / 1.3)
+        if place < len(known) and known[place] <= knot * 1.3:
+            found.append(knot)
+    if known[0] not in found:
+        found.append(known[0])
+    return tuple(sorted({*found, largest}))
+
+
+def _rises(places: tuple[int, ...], count: int) -> list[float]:
+    """How much of the rise to each knot is behind at `count`; as Curve.at has it.
+
+    >>> _rises((1, 2, 4), 3), _rises((1, 2, 4), 1)
+    ([1.0, 1.0, 0.5], [1.0, 0.0, 0.0])
+    """
+    if count <= 0:
+        return [0.0] * len(places)
+    behind = [1.0]
+    for low, high in itertools.pairwise(places):
+        behind.append(min(1.0, max(0.0, (count - low) / (high - low))))
+    return behind
+
+
+def _solve(shape: _Shape, steps: Sequence[TimedStep]) -> list[float]:
+    seconds = np.array([step.seconds for step in steps])
+    rows = np.array([shape.row(step.work) for step in steps], dtype=np.float64) / seconds[:, None]
+    scale = np.maximum(np.abs(rows).max(axis=0), 1e-30)  # pairs count millions, rises at most one
+    found = _least_squares(rows / scale, np.ones(len(steps)))
+    return [float(value) for value in found / scale]
+
+
+def _least_squares(a: _Floats, b: _Floats) -> _Floats:
+    """min |a x - b| with x >= 0 (Lawson and Hanson, algorithm NNLS)."""
+    num = a.shape[1]
+    x, free = np.zeros(num), np.zeros(num, dtype=bool)
+    tolerance = 1e-10 * max(1.0, float(np.abs(a.T @ b).max()))
+    for _ in range(10 * num):
+        gradient = a.T @ (b - a @ x)
+        gradient[free] = -np.inf
+        best = int(np.argmax(gradient))
+        if gradient[best] <= tolerance:
+            break
+        free[best] = True
+        while True:
+            trial = np.zeros(num)
+            trial[free] = np.linalg.lstsq(a[:, free], b, rcond=None)[0]
+            if (trial[free] > 0).all():
+                x = trial
+                break
+            below = free & (trial <= 0)
+            step = float(np.min(x[below] / np.maximum(x[below] - trial[below], 1e-300)))
+            x = x + step * (trial - x)
+            free &= x > 1e-14
+            x[~free] = 0.0
+    return x

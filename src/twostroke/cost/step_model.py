@@ -1,0 +1,131 @@
+"""How long a step takes, from its counts (step_work.py): what calibration fits and everything that predicts goes by.
+
+    t = layers(tokens) + head(rows of logits) + pairs x pair_s + seen x seen_s
+
+    layers   seconds for so many query tokens, keys left out: at first flat (the weights are read, however many
+             tokens share them), then a line (arithmetic); where it bends is this machine's balance
+    head     the same for the LM head and sampling, none for no row
+    pair_s   of one query-key pair of a chunk in one layer
+    seen_s   of one token's K and V that a decode reads in one layer
+
+Curves are lines between measured points, so kernels may have steps. Nothing in here knows bytes or rates: a fixed cost
+of a step is a part of its curve.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from twostroke.cost.step_work import StepWork
+from twostroke.errors import InvalidParameter
+
+
+class PredictsSteps(Protocol):
+    """Says how long a step takes."""
+
+    def seconds(self, work: StepWork) -> float:
+        """Of a step that does so much."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Seconds by a count: lines between points, and beyond the last two along theirs.
+
+    >>> Curve((1, 3), (1.0, 2.0)).at(2), Curve((1, 3), (1.0, 2.0)).at(5), Curve((1, 3), (1.0, 2.0)).at(0)
+    (1.5, 3.0, 0.0)
+    """
+
+    counts: tuple[int, ...]
+    """Rising, from 1 on."""
+    seconds: tuple[float, ...]
+    """One per count, 0 or more. Nothing takes no time."""
+
+    def __post_init__(self) -> None:
+        """Refuses what is no curve: files come from anywhere."""
+        counts = list(self.counts)
+        if not counts or counts[0] < 1 or counts != sorted(set(counts)) or len(counts) != len(self.seconds):
+            raise InvalidParameter("curve", counts, "must be one and more counts, rising, from 1 on, each with seconds")
+        for value in self.seconds:
+            if not 0 <= value < float("inf"):
+                raise InvalidParameter("curve", value, "must be seconds, 0 or more")
+
+    def at(self, count: int) -> float:
+        """Seconds of so many."""
+        if count <= 0:
+            return 0.0
+        counts, seconds = self.counts, self.seconds
+        if count <= counts[0] or len(counts) == 1:
+            return seconds[0]
+        right = min(bisect.bisect_left(counts, count), len(counts) - 1)
+        low, low_s = counts[right - 1], seconds[right - 1]
+        slope = (seconds[right] - low_s) / (counts[right] - low)
+        if count > counts[-1]:
+            return seconds[-1] + max(0.0, slope) * (count - counts[-1])  # more never takes less
+        return low_s + slope * (count - low)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitQuality:
+    """How far a fit is from the steps it was made of."""
+
+    num_steps: int
+    median_error: float
+    """Of |predicted / measured - 1|."""
+    p95_error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeModel:
+    """The fitted figures of one model, loaded in one way, on one machine.
+
+    >>> layers, head = Curve((1, 512), (0.010, 0.521)), Curve((1,), (0.001,))
+    >>> model = StepTimeModel(layers=layers, head=head, pair_s=0.0, seen_s=1e-7)
+    >>> round(model.seconds(StepWork(num_tokens=1, num_logits_rows=1, num_pairs=0, num_seen=10_000)), 4)
+    0.012
+    """
+
+    layers: Curve
+    head: Curve
+    pair_s: float
+    seen_s: float
+    quality: FitQuality | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuses what is no time."""
+        for name in ("pair_s", "seen_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InvalidParameter(name, getattr(self, name), "must be seconds, 0 or more")
+
+    def seconds(self, work: StepWork) -> float:
+        """Of a step that does so much."""
+        attention_s = work.num_pairs * self.pair_s + work.num_seen * self.seen_s
+        return self.layers.at(work.num_tokens) + self.head.at(work.num_logits_rows) + attention_s
+
+
+def scaled(model: StepTimeModel, factor: float) -> StepTimeModel:
+    """The same on a machine that takes `factor` times as long for everything."""
+    return StepTimeModel(
+        layers=_scaled(model.layers, factor),
+        head=_scaled(model.head, factor),
+        pair_s=model.pair_s * factor,
+        seen_s=model.seen_s * factor,
+        quality=model.quality,
+    )
+
+
+def _scaled(curve: Curve, factor: float) -> Curve:
+    return Curve(curve.counts, tuple(value * factor for value in curve.seconds))
+
+
+def knots(largest: int, extra: Sequence[int] = ()) -> tuple[int, ...]:
+    """Where a curve gets its points: each doubling up to the largest count, and that.
+
+    >>> knots(6), knots(64, extra=(48,))
+    ((1, 2, 4, 6), (1, 2, 4, 8, 16, 32, 48, 64))
+    """
+    doublings = {1 << i for i in range(largest.bit_length())}
+    return tuple(sorted(n for n in doublings | {largest, *extra} if n <= largest))

@@ -1,0 +1,304 @@
+"""What is found out before a weight is read: what can be refused, and where memory goes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from twostroke.config.engine import EngineConfig
+from twostroke.config.kv_format import KVFormat, resolve_kv_format, slot_bytes
+from twostroke.config.load import DEFAULT_GROUP_SIZE
+from twostroke.config.model import ModelConfig
+from twostroke.cost.step_cost import ModelShape
+from twostroke.engine.drafting import Drafter, DrafterFacts, Surroundings, find_drafter
+from twostroke.engine.split_checks import check_can_split
+from twostroke.errors import DoesNotFit, SetupError
+from twostroke.grammar.backend import GrammarBackend
+from twostroke.grammar.guidance import Guidance
+from twostroke.kernels.dispatch import Operators, operators_for
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_cache.sizing import FreeMemory, KVSizing, size_kv_cache
+from twostroke.log import get_logger
+from twostroke.model.loader import check_weights
+from twostroke.model.model_files import find_model
+from twostroke.model.registry import num_parameters
+from twostroke.model.weight_size import weight_bytes
+from twostroke.model.weight_source import WeightSource
+from twostroke.runner.memory import context_bytes, free_host_bytes, step_bytes
+from twostroke.tokenizer.tokenizer import Tokenizer
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model that can be loaded, and what was read beside it."""
+
+    path: Path
+    config: ModelConfig
+    weights: WeightSource
+    dtype: torch.dtype
+    kv_format: KVFormat
+    device: torch.device
+    operators: Operators
+    num_threads: int
+    tokenizer: Tokenizer
+    tokenizer_path: Path
+    eos_token_ids: frozenset[int]
+    grammars: GrammarBackend
+    layout: KVLayout
+    drafter: Drafter | None
+    num_ranks: int
+
+    @property
+    def drafter_facts(self) -> DrafterFacts:
+        """Of nobody, where nobody drafts."""
+        return DrafterFacts() if self.drafter is None else self.drafter.facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryAccount:
+    """Where an engine's memory goes, in bytes, and what the KV blocks hold. Of several ranks, each rank's."""
+
+    weight_bytes: int
+    """Of several ranks, of the one that has most."""
+    draft_weight_bytes: int
+    """Of a draft model's, or of heads that draft."""
+    memory: FreeMemory
+    """What is free once all weights are there, and what of it must stay free beside the KV cache."""
+    kv_bytes_per_token: int
+    kv_bytes_per_block: int
+    """What drafts keep beside it included."""
+    sizing: KVSizing
+    """Blocks, scratch blocks, the longest request, and how many of these fit."""
+
+
+def prepare(config: EngineConfig) -> Prepared:
+    """Finds everything of a model but its weights.
+
+    Args:
+        config: everything a user may set.
+
+    Raises:
+        SetupError: whatever can be refused before a weight is read.
+        InvalidParameter: a setting that does not go with the model.
+    """
+    load = config.load
+    device = torch.device(load.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SetupError("device=cuda: this PyTorch sees no CUDA device. Use --device cpu, or install a CUDA build.")
+    files = find_model(load.model)
+    model_config = files.config().fixed_for(load.max_model_len)
+    dtype_name = model_config.dtype if load.dtype == "auto" else load.dtype
+    dtype = getattr(torch, dtype_name)
+    kv_format = resolve_kv_format(config.cache.kv_cache_dtype, dtype_name)
+    operators = operators_for(device, dtype, load.kernels, load.activation_quantization)
+    check_can_split(config, model_config, operators)
+    num_threads = load.threads or max(1, _usable_processors() // load.num_local_ranks)
+    operators.set_num_threads(num_threads)
+    of_tokenizer = files if load.tokenizer is None else find_model(load.tokenizer, with_weights=False)
+    tokenizer = of_tokenizer.tokenizer()
+    tokenizer.check_vocab(model_config.vocab_size)
+    eos_token_ids = files.eos_token_ids(tokenizer, model_config.vocab_size)
+    recommended = files.sampling_defaults()
+    if recommended:
+        log.info("%s: sampling defaults %s are not applied; give them per request", files.path.name, recommended)
+    weights = files.weights(model_config, load.quantization)
+    if load.activation_quantization is not None and weights.quantization is None and load.quantization is None:
+        raise SetupError(
+            f"activation_quantization={load.activation_quantization}: it is about quantized weights, and those of "
+            f"{files.path} are not. Leave it out, or quantize them (--quantization int8 or int4)."
+        )
+    check_weights(weights, model_config, load.quantization, load.group_size or DEFAULT_GROUP_SIZE)
+    layout = KVLayout.of(
+        model_config.layer_windows,
+        block_size=config.cache.block_size,
+        num_kv_heads=model_config.num_kv_heads // load.tensor_parallel_size,
+        head_dim=model_config.head_dim,
+        kv_format=kv_format,
+    )
+    drafter = None
+    if config.speculative_config is not None:
+        around = Surroundings(files.path, model_config, tokenizer, dtype, device, operators, kv_format, layout)
+        drafter = find_drafter(config.speculative_config, around)
+    return Prepared(
+        files.path,
+        model_config,
+        weights,
+        dtype,
+        kv_format,
+        device,
+        operators,
+        num_threads,
+        tokenizer,
+        of_tokenizer.path,
+        eos_token_ids,
+        Guidance(tokenizer, model_config.vocab_size, eos_token_ids),
+        layout,
+        drafter,
+        load.tensor_parallel_size,
+    )
+
+
+def account_for_memory(
+    config: EngineConfig, prepared: Prepared, *, free_bytes: int | None = None, share: float = 1.0
+) -> MemoryAccount:
+    """What the weights take, and how the rest is cut up.
+
+    Args:
+        config: everything a user may set.
+        prepared: what it comes to.
+        free_bytes: of the device; None: as much as is free now.
+        share: of them that is this engine's.
+
+    Raises:
+        DoesNotFit: the weights are larger than that, or an explicit size is, with the arithmetic.
+    """
+    num_weight_bytes = loaded_weight_bytes(config, prepared, config.load.tensor_parallel_size)
+    memory = free_memory(config, prepared, num_weight_bytes, share, free_bytes)
+    drafts = prepared.drafter_facts
+    sizing = size_kv_cache(
+        prepared.layout,
+        config.cache,
+        max_model_len=config.load.max_model_len,
+        model_context=prepared.config.max_context,
+        max_tokens_per_step=max_tokens_per_step(config, prepared.config),
+        memory=memory,
+        bytes_beside_block=drafts.kv_bytes_per_block,
+    )
+    return MemoryAccount(
+        weight_bytes=num_weight_bytes,
+        draft_weight_bytes=drafts.num_weight_bytes,
+        memory=memory,
+        kv_bytes_per_token=prepared.layout.bytes_per_token,
+        kv_bytes_per_block=prepared.layout.bytes_per_block + drafts.kv_bytes_per_block,
+        sizing=sizing,
+    )
+
+
+def loaded_weight_bytes(config: EngineConfig, prepared: Prepared, num_ranks: int = 1) -> int:
+    """Of the whole model, or of that of several ranks which has most."""
+    return weight_bytes(
+        prepared.weights,
+        prepared.config,
+        prepared.dtype,
+        prepared.operators,
+        config.load.quantization,
+        config.load.group_size or DEFAULT_GROUP_SIZE,
+        num_ranks,
+    )
+
+
+def model_shape(config: EngineConfig, prepared: Prepared) -> ModelShape:
+    """The numbers that operations and bytes are counted from, for all ranks together."""
+    model, layout = prepared.config, prepared.layout
+    return ModelShape(
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        vocab_size=model.vocab_size,
+        layer_windows=model.layer_windows,
+        bytes_per_weight=loaded_weight_bytes(config, prepared) / num_parameters(model),
+        bytes_per_kv_element=slot_bytes(layout.kv_format, layout.head_dim) / layout.head_dim,
+    )
+
+
+def free_memory(
+    config: EngineConfig,
+    prepared: Prepared,
+    num_weight_bytes: int,
+    share: float = 1.0,
+    free_bytes: int | None = None,
+) -> FreeMemory:
+    """What there is for KV, of the share of the free memory that is this engine's.
+
+    Args:
+        config: everything a user may set.
+        prepared: what it comes to.
+        num_weight_bytes: of each rank's share of the model, drafts left out.
+        share: of the free memory.
+        free_bytes: of the device; None: as much as is free now.
+
+    Raises:
+        DoesNotFit: it does not hold the weights.
+    """
+    tables = context_bytes(
+        prepared.config,
+        prepared.layout,
+        max_model_len=_longest_request(config, prepared),
+        max_num_seqs=config.scheduler.max_num_seqs,
+        bytes_per_element=prepared.dtype.itemsize,
+    )
+    if free_bytes is None:
+        free_bytes = free_bytes_of(prepared.device)
+    free = int(share * free_bytes) // config.load.num_local_ranks
+    num_weight_bytes += prepared.drafter_facts.num_weight_bytes
+    if num_weight_bytes > free:
+        raise DoesNotFit(
+            f"the weights of {prepared.path.name} take {num_weight_bytes:,} bytes; {free:,} are free. Free some "
+            "memory, or quantize the weights (--quantization int8 or int4)."
+        )
+    return FreeMemory(
+        free_bytes=free - num_weight_bytes,
+        step_bytes=_step_bytes(config, prepared),
+        context_bytes=tables,
+    )
+
+
+def max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:
+    """Most tokens that one step can add to one request."""
+    if config.scheduler.enable_chunked_prefill:
+        return config.scheduler.max_num_batched_tokens
+    return model.max_context
+
+
+def step_tokens(config: EngineConfig, prepared: Prepared) -> int:
+    """Of the largest step; no step has more tokens than all its requests together."""
+    longest, scheduler = _longest_request(config, prepared), config.scheduler
+    most = scheduler.max_num_batched_tokens
+    if not scheduler.enable_chunked_prefill:
+        most = max(most, longest + scheduler.max_num_seqs)
+    if config.cache.kv_check_rate:  # a pass over one block is a step, too
+        most = max(most, config.cache.block_size)
+    return min(most, longest * scheduler.max_num_seqs)
+
+
+def _step_bytes(config: EngineConfig, prepared: Prepared) -> int:
+    """What the largest step takes, and what drafts keep of steps."""
+    max_tokens, max_num_seqs = step_tokens(config, prepared), config.scheduler.max_num_seqs
+    drafts = prepared.drafter_facts
+    kept = drafts.bytes_per_token * max_tokens + drafts.bytes_per_request * max_num_seqs
+    return (
+        kept
+        + drafts.num_branch_blocks * prepared.layout.bytes_per_block
+        + step_bytes(
+            prepared.config,
+            max_tokens=max_tokens,
+            max_num_seqs=max_num_seqs,
+            bytes_per_element=prepared.dtype.itemsize,
+        )
+    )
+
+
+def _longest_request(config: EngineConfig, prepared: Prepared) -> int:
+    """What is asked for; whether the KV memory holds it comes out later."""
+    return config.load.max_model_len or prepared.config.max_context
+
+
+def _usable_processors() -> int:
+    """Those this process may run on; where the system does not say (macOS, Windows), all there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def free_bytes_of(device: torch.device) -> int:
+    """What can be taken of it now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return free_host_bytes()

@@ -1,0 +1,71 @@
+"""Which rows of which stored weights make up one of ours: what the loader reads, and what its size is counted from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from twostroke.config.model import ModelConfig
+from twostroke.model.decoder import Parameter
+from twostroke.model.weight_source import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows [begin, begin + num_rows) of a stored weight."""
+
+    name: str
+    begin: int
+    num_rows: int
+    is_whole: bool
+
+
+def is_multiplied(name: str, config: ModelConfig, parameter: Parameter) -> bool:
+    """Whether it is a matrix of a product; a table that tokens are looked up in is not, unless it is the head too."""
+    return parameter.columns is not None and (name != "embedding.weight" or config.tie_word_embeddings)
+
+
+def pieces_of(
+    source: WeightSource, parts: Sequence[str], parameter: Parameter, own: Callable[[int], range]
+) -> tuple[Piece, ...]:
+    """What of the stored parts a rank has: its rows of q, those of k, and those of v, say, wherever they are stored.
+
+    Args:
+        source: of the weights.
+        parts: names of what is stored, one under the other.
+        parameter: what they make up.
+        own: the rows that the rank has of so many.
+    """
+    found: list[Piece] = []
+    num_stored = [source.weights[part].shape[0] for part in parts]
+    offset = 0
+    for num_rows in parameter.rows:
+        mine = own(num_rows) if parameter.is_split else range(num_rows)
+        wanted, offset = range(offset + mine.start, offset + mine.stop), offset + num_rows
+        start = 0
+        for part, size in zip(parts, num_stored, strict=True):
+            begin, end = max(wanted.start - start, 0), min(wanted.stop - start, size)
+            if begin < end:
+                found.append(Piece(part, begin, end - begin, end - begin == size))
+            start += size
+    return _joined(found, dict(zip(parts, num_stored, strict=True)))
+
+
+def is_one_weight(source: WeightSource, pieces: Sequence[Piece]) -> bool:
+    """Whether the pieces are read a few rows at a time into one packed weight, whatever their formats."""
+    stored = [source.weights[piece.name] for piece in pieces]
+    is_of_floats = all(part.format is None for part in stored)
+    return is_of_floats or (len({piece.name for piece in pieces}) == 1 and stored[0].is_by_rows)
+
+
+def _joined(pieces: Sequence[Piece], num_stored: Mapping[str, int]) -> tuple[Piece, ...]:
+    """Neighbours in one stored weight as one piece."""
+    found: list[Piece] = []
+    for piece in pieces:
+        last = found[-1] if found else None
+        if last is not None and last.name == piece.name and last.begin + last.num_rows == piece.begin:
+            num_rows = last.num_rows + piece.num_rows
+            found[-1] = Piece(piece.name, last.begin, num_rows, num_rows == num_stored[piece.name])
+        else:
+            found.append(piece)
+    return tuple(found)

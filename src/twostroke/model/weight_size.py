@@ -1,0 +1,113 @@
+"""How many bytes a model's weights take once they are loaded, to the byte, before one is read.
+
+A backend says what its packing makes of a shape and a format (`Operators.packed_sizes`): kernels of ours fill their
+panels up, and keep biases in float32; torch's keep numbers as they are. Tables and norms are tensors of the model's
+type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from twostroke.config.load import DEFAULT_GROUP_SIZE, Quantization
+from twostroke.config.model import ModelConfig
+from twostroke.kernels.dispatch import Operators
+from twostroke.kernels.quantized_weight import QuantizedFormat
+from twostroke.layers.row_split import rows_of
+from twostroke.model.decoder import Parameter
+from twostroke.model.registry import architecture, model_class
+from twostroke.model.weight_map import checkpoint_names
+from twostroke.model.weight_pieces import Piece, is_multiplied, is_one_weight, pieces_of
+from twostroke.model.weight_source import WeightSource
+
+
+def weight_bytes(
+    source: WeightSource,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    operators: Operators,
+    quantization: Quantization | None = None,
+    group_size: int = DEFAULT_GROUP_SIZE,
+    num_ranks: int = 1,
+) -> int:
+    """Bytes of all weights once they are loaded; tied ones count once. Of several ranks, the one that has most.
+
+    Args:
+        source: of the weights; `check_weights` has nothing against it.
+        config: of the same model.
+        dtype: of floats.
+        operators: the backend.
+        quantization: of float weights that are multiplied, while they are loaded.
+        group_size: of its 4 bits.
+        num_ranks: that have a share of the rows each (layers/row_split.py).
+    """
+    counts = _Counts(source, config, dtype, operators, format_on_load(quantization, group_size))
+    return max(counts.of_rank(rank, num_ranks) for rank in range(num_ranks))
+
+
+def format_on_load(quantization: Quantization | None, group_size: int) -> QuantizedFormat | None:
+    """What quantizing makes of floats while they are loaded; None where the checkpoint's own format is kept."""
+    if quantization == "int8":
+        return QuantizedFormat(8, 128)
+    return QuantizedFormat(4, group_size) if quantization == "int4" else None
+
+
+class _Counts:
+    """The sizes of one model's weights, loaded in one way."""
+
+    def __init__(
+        self,
+        source: WeightSource,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        operators: Operators,
+        on_load: QuantizedFormat | None,
+    ) -> None:
+        self._source, self._config, self._dtype, self._on_load = source, config, dtype, on_load
+        self._sizes = operators.packed_sizes
+        self._names = architecture(config.architecture).names
+        self._parameters = model_class(config.architecture).parameters(config)
+
+    def of_rank(self, rank: int, num_ranks: int) -> int:
+        """Everything that a rank has."""
+        own = partial(rows_of, rank, num_ranks)
+        return sum(
+            self._of_matrix(name, parameter, own)
+            if is_multiplied(name, self._config, parameter)
+            else self._of_tensor(parameter, own, num_ranks)
+            for name, parameter in self._parameters.items()
+            if not (name.endswith(".bias") and _matrix_of(name) in self._parameters)  # packed with its matrix
+        )
+
+    def _of_matrix(self, name: str, parameter: Parameter, own: Callable[[int], range]) -> int:
+        """Packed, with its bias."""
+        assert parameter.columns is not None, name
+        pieces = pieces_of(self._source, checkpoint_names(self._names, name), parameter, own)
+        maps = self._maps(pieces)
+        gated = parameter.is_gated and len(maps) == 1
+        total = sum(
+            self._sizes.weight((num_rows, parameter.columns), weight_format, self._dtype, gated=gated)
+            for num_rows, weight_format in maps
+        )
+        if name.removesuffix("weight") + "bias" in self._parameters:
+            total += sum(self._sizes.bias(num_rows, self._dtype, gated=gated) for num_rows, _ in maps)
+        return total
+
+    def _of_tensor(self, parameter: Parameter, own: Callable[[int], range], num_ranks: int) -> int:
+        num_rows = sum(len(own(rows)) if parameter.is_split else rows for rows in parameter.rows)
+        num_copies = max(1, parameter.num_copies // num_ranks)
+        return num_copies * num_rows * (parameter.columns or 1) * self._dtype.itemsize
+
+    def _maps(self, pieces: Sequence[Piece]) -> list[tuple[int, QuantizedFormat | None]]:
+        """Rows and format of each weight that is packed by itself (kernels.stacked_weight.stack)."""
+        formats = [self._source.weights[piece.name].format or self._on_load for piece in pieces]
+        if is_one_weight(self._source, pieces) or len(set(formats)) == 1:
+            return [(sum(piece.num_rows for piece in pieces), formats[0])]
+        return [(piece.num_rows, weight_format) for piece, weight_format in zip(pieces, formats, strict=True)]
+
+
+def _matrix_of(bias: str) -> str:
+    return bias.removesuffix("bias") + "weight"

@@ -1,0 +1,73 @@
+"""Published figures of GPUs (devices.json), for plans for a machine that is not at hand."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import msgspec
+
+from twostroke.cost.step_cost import MachineLimits
+from twostroke.errors import InvalidParameter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What a data sheet says of one GPU; operations are of dense matrices."""
+
+    memory_bytes: int
+    """A data sheet's GB are 10^9 bytes here: a little less than most boards have."""
+    bytes_per_s: float
+    bf16_flops_per_s: float | None
+    fp16_flops_per_s: float | None
+    int8_ops_per_s: float | None
+    fp8_flops_per_s: float | None
+    source: str
+    price_per_hour: float | None = None
+    """A list price; None: none that is the same everywhere is known."""
+
+    def limits(self, name: str, dtype: str, *, is_quantized: bool = False) -> MachineLimits:
+        """Rates for a model that computes in a type.
+
+        Args:
+            name: of the device, for messages.
+            dtype: of activations.
+            is_quantized: whether weights are of 8 or 4 bits: activations may then be, too, and a floor has to allow it.
+
+        Raises:
+            InvalidParameter: no rate is published for it.
+        """
+        rates = {"bfloat16": self.bf16_flops_per_s, "float16": self.fp16_flops_per_s}
+        rate = rates.get(dtype)
+        if rate is None:
+            known = " or ".join(f"--dtype {other}" for other, found in rates.items() if found is not None)
+            raise InvalidParameter("device_name", name, f"no rate of {dtype} is published for it", f"Give {known}.")
+        if is_quantized and self.int8_ops_per_s is not None:
+            rate = max(rate, self.int8_ops_per_s)
+        return MachineLimits(rate, self.bytes_per_s)
+
+
+@cache
+def devices() -> Mapping[str, Device]:
+    """All that are known, by name."""
+    data = resources.files("twostroke.planner").joinpath("devices.json").read_bytes()
+    return msgspec.json.decode(data, type=dict[str, Device])
+
+
+def find_device(name: str) -> tuple[str, Device]:
+    """A device by its name, in capitals or not; and its name as it is written.
+
+    Raises:
+        InvalidParameter: there is none of that name.
+    """
+    by_lower = {known.lower(): known for known in devices()}
+    wanted = name.lower().replace(" ", "-")
+    if wanted not in by_lower:
+        near = difflib.get_close_matches(wanted, by_lower, n=3)
+        hint = f"Did you mean {' or '.join(by_lower[n] for n in near)}? " if near else ""
+        remedy = f"{hint}Known: {', '.join(devices())}."
+        raise InvalidParameter("device_name", name, "is no device whose figures are known", remedy)
+    return by_lower[wanted], devices()[by_lower[wanted]]

@@ -1,0 +1,223 @@
+"""`twostroke doctor`: what binds an engine, which lever to pull, and what pulling it is predicted to bring.
+
+    signals       numbers read off the history                                              (signals.py)
+    constraint    what the time goes into: KV, slots, long prompts, the link, the engine itself, arithmetic, bandwidth
+    levers        for each constraint the settings that loosen it; every one that can be is tried in simulated time on
+                  the requests of the history, and the one that helps most comes first         (simulation/)
+    faults        things that are wrong whatever the load, each by a rule of its own           (faults.py)
+
+Read-only: it looks at events, and at nothing that serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from twostroke.batch import Limit
+from twostroke.cost.step_fit import fit_step_model
+from twostroke.cost.step_model import StepTimeModel
+from twostroke.errors import InvalidParameter
+from twostroke.events import Event
+from twostroke.planner.faults import Fault, faults_of
+from twostroke.planner.replay import figures, predict
+from twostroke.planner.signals import Signals, signals_of
+from twostroke.simulation.observed import observed_steps
+from twostroke.simulation.requests import Recording, recording_of
+from twostroke.simulation.settings import WhatIf
+
+_WAITED = 0.2
+"""Of the working time: less is no queue."""
+_STALLED = 3.0
+"""Times the usual step: whoever decodes notices."""
+_OWN = 0.5
+"""Of the working time, outside of the model."""
+
+
+class Constraint(StrEnum):
+    """What binds."""
+
+    KV = "KV memory"
+    SLOTS = "slots"
+    PROMPTS = "long prompts"
+    LINK = "link"
+    ENGINE = "engine time"
+    COMPUTE = "compute"
+    BANDWIDTH = "bandwidth"
+    NONE = "nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lever:
+    """Something to change, and what it is predicted to bring."""
+
+    name: str
+    settings: dict[str, Any]
+    """As `twostroke replay --set` takes them; empty where nothing here can be simulated."""
+    flags: str
+    """As a server takes it."""
+    metric: str
+    """Of figures()."""
+    before: float | None = None
+    after: float | None = None
+    """Predicted, both, for the same requests."""
+
+    @property
+    def gain(self) -> float:
+        """Times better; 1: as it was, or not predicted."""
+        if not self.before or not self.after:
+            return 1.0
+        return self.after / self.before if self.metric.endswith("_tok_s") else self.before / self.after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What was found."""
+
+    constraint: Constraint
+    evidence: tuple[str, ...]
+    levers: tuple[Lever, ...]
+    """The best first."""
+    faults: tuple[Fault, ...]
+    signals: Signals
+    remark: str = ""
+    """Why nothing was predicted, where that is so."""
+
+
+def diagnose(events: Sequence[Event], step_times: StepTimeModel | None = None) -> Diagnosis:
+    """Reads a history and says what to do.
+
+    Args:
+        events: of a log or a dump of the flight recorder.
+        step_times: as calibrated; None: fitted to the steps of the history.
+
+    Raises:
+        InvalidParameter: no step ever ended in it.
+    """
+    signals = signals_of(events)
+    constraint, evidence = _constraint(signals)
+    levers = _levers(constraint, signals)
+    remark = ""
+    try:
+        recording, model = recording_of(events), step_times or fit_step_model(observed_steps(events))
+        levers = _predicted(levers, recording, model)
+    except InvalidParameter as error:  # a dump with a gap, an engine of a pool: it is looked at all the same
+        remark = f"nothing was predicted: {error}"
+    return Diagnosis(
+        constraint=constraint,
+        evidence=evidence,
+        levers=levers,
+        faults=faults_of(signals),
+        signals=signals,
+        remark=remark,
+    )
+
+
+def _constraint(found: Signals) -> tuple[Constraint, tuple[str, ...]]:
+    """The first that applies, from what keeps requests out to what makes steps long."""
+    kv, slots, tokens = (found.waited(limit) for limit in (Limit.KV, Limit.SEQS, Limit.TOKENS))
+    usual_s = found.decode_step.get("p50", 0.0)
+    if found.link_s > _WAITED * found.busy_s and found.link_bytes:
+        rate = found.link_bytes / max(found.link_busy_s, 1e-9) / 1e6
+        return Constraint.LINK, (f"KV was awaited for {found.link_s:.2f} s; it came at {rate:,.0f} MB/s",)
+    if kv > _WAITED and kv >= slots:
+        used = f"{found.most_blocks_used:.0%} of the KV blocks were held at most"
+        return Constraint.KV, (f"somebody waited for KV blocks in {kv:.0%} of the working time", used)
+    if slots > _WAITED:
+        limit = found.started.scheduler["max_num_seqs"] if found.started else 0
+        return Constraint.SLOTS, (f"somebody waited for one of {limit} slots in {slots:.0%} of the working time",)
+    stalled_s = found.stalled_itl.get("p99", 0.0)
+    if usual_s and stalled_s > _STALLED * usual_s and len(found.itl) and found.stalled_itl["count"] > 4:
+        stall = f"beside prompts a token takes {stalled_s * 1e3:,.1f} ms at the 99th percentile"
+        return Constraint.PROMPTS, (
+            f"{stall}, otherwise {usual_s * 1e3:,.1f} ms",
+            f"a step took up to {found.largest_chunk:,} prompt tokens of one request",
+        )
+    own = found.own_s / found.busy_s if found.busy_s else 0.0
+    if own > _OWN:
+        return Constraint.ENGINE, (f"{own:.0%} of the working time is spent outside of the model's operators",)
+    if found.busy < 0.5 and tokens < _WAITED:
+        return Constraint.NONE, (f"steps ran in {found.busy:.0%} of the time, and nobody waited for long",)
+    if found.compute_s > found.memory_s:
+        share = found.compute_s / found.busy_s
+        return Constraint.COMPUTE, (f"arithmetic binds {share:.0%} of the working time",)
+    share = found.memory_s / found.busy_s if found.busy_s else 0.0
+    few = f"{found.decodes_per_step:.1f} requests decode in a step"
+    return Constraint.BANDWIDTH, (f"reading memory binds {share:.0%} of the working time", few)
+
+
+def _levers(constraint: Constraint, found: Signals) -> tuple[Lever, ...]:
+    """What loosens it; nothing that is on already."""
+    started = found.started
+    if started is None:
+        return ()
+    scheduler, cache = started.scheduler, started.cache
+    levers: list[Lever] = []
+
+    def lever(name: str, flags: str, metric: str, **settings: Any) -> None:
+        levers.append(Lever(name=name, flags=flags, metric=metric, settings=settings))
+
+    is_naive = scheduler["batching"] == "static" or cache["kv_reservation"] == "contiguous"
+    if constraint in (Constraint.KV, Constraint.SLOTS) and is_naive:
+        settings = {"batching": "continuous", "kv_reservation": "paged"}
+        lever(
+            "continuous batching with paged KV", "leave out --batching and --kv-reservation", "output_tok_s", **settings
+        )
+    if constraint is Constraint.KV:
+        more = int(1.5 * started.num_blocks)
+        lever("half as much KV memory again", f"--num-kv-blocks {more}", "ttft_p99", num_kv_blocks=more)
+        if started.layout["kv_format"] in ("bf16", "f16", "f32"):
+            lever("KV in 8 bits", "--kv-cache-dtype int8", "ttft_p99", kv_cache_dtype="int8")
+    if constraint is Constraint.SLOTS:
+        more = 2 * scheduler["max_num_seqs"]
+        lever("twice the slots", f"--max-num-seqs {more}", "ttft_p99", max_num_seqs=more)
+    if constraint is Constraint.PROMPTS:
+        _chunk_levers(lever, found, scheduler)
+    if constraint in (Constraint.COMPUTE, Constraint.BANDWIDTH):
+        _step_levers(lever, constraint, found)
+    return tuple(levers)
+
+
+def _chunk_levers(lever: Any, found: Signals, scheduler: dict[str, Any]) -> None:
+    """Chunks, as large as a few usual steps."""
+    limit_s = round(_STALLED * found.decode_step["p50"], 4)
+    flags = f"--itl-slo {limit_s * 1e3:g}ms"
+    if not scheduler["enable_chunked_prefill"] or scheduler["mixing"] != "mixed":
+        on = {"enable_chunked_prefill": True, "mixing": "mixed"}
+        remedy = f"leave out --no-enable-chunked-prefill and --mixing, and give {flags}"
+        lever("chunked prefill", remedy, "itl_max", itl_slo=limit_s, **on)
+        return
+    if scheduler.get("itl_slo") is None:
+        lever("a limit for the time between tokens", flags, "itl_max", itl_slo=limit_s)
+    lever("prefill and decode in two pools", "--prefill 1 --decode 1", "itl_max")
+
+
+def _step_levers(lever: Any, constraint: Constraint, found: Signals) -> None:
+    """Steps are as long as they are: fewer bytes, or more tokens from each."""
+    if constraint is Constraint.BANDWIDTH and found.decodes_per_step < 4:
+        lever("speculation", '--speculative-config \'{"method": "ngram"}\'', "tpot_p50")
+    lever("weights in 8 bits", "--quantization int8", "tpot_p50")
+
+
+def _predicted(levers: tuple[Lever, ...], recording: Recording, model: StepTimeModel) -> tuple[Lever, ...]:
+    """Each in simulated time, beside the history as it was; what cannot be simulated comes last."""
+    before = figures(predict(recording, model, WhatIf()).run)
+    found: list[Lever] = []
+    for lever in levers:
+        if not lever.settings:
+            found.append(lever)
+            continue
+        after = figures(predict(recording, model, WhatIf(settings=lever.settings)).run)
+        found.append(
+            Lever(
+                name=lever.name,
+                settings=lever.settings,
+                flags=lever.flags,
+                metric=lever.metric,
+                before=before[lever.metric],
+                after=after[lever.metric],
+            )
+        )
+    return tuple(sorted(found, key=lambda lever: -lever.gain))

@@ -1,0 +1,97 @@
+"""Faults that have a name: each a rule over the numbers of a history, with what was seen and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from twostroke.planner.signals import Signals
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something is wrong, whatever the load."""
+
+    name: str
+    seen: str
+    remedy: str
+
+
+_Rule = Callable[[Signals], Fault | None]
+
+
+def faults_of(found: Signals) -> tuple[Fault, ...]:
+    """All that apply."""
+    return tuple(fault for rule in _RULES if (fault := rule(found)) is not None)
+
+
+def _thrash(found: Signals) -> Fault | None:
+    share = found.num_recomputed_tokens / max(1, found.num_prompt_tokens)
+    if found.num_preemptions < 3 or share < 0.1:
+        return None
+    seen = f"{found.num_preemptions} preemptions; {share:.0%} of all prompt tokens were computed again after one"
+    return Fault("preemption thrash", seen, "Give more KV memory, fewer slots (--max-num-seqs), or KV in 8 bits.")
+
+
+def _evicted(found: Signals) -> Fault | None:
+    if found.evicted_again < 3:
+        return None
+    seen = f"a prefix that prompts share was evicted and computed again {found.evicted_again} times"
+    return Fault(
+        "eviction of a hot prefix", seen, "Give more KV memory, so that it lasts from one request to the next."
+    )
+
+
+def _stalls(found: Signals) -> Fault | None:
+    usual_s, stalled_s = found.decode_step.get("p50", 0.0), found.stalled_itl.get("p99", 0.0)
+    if not usual_s or found.largest_chunk < 128 or stalled_s < 8 * usual_s:
+        return None
+    seen = (
+        f"a chunk of {found.largest_chunk:,} tokens: {stalled_s * 1e3:,.0f} ms where a token takes {usual_s * 1e3:,.1f}"
+    )
+    return Fault("long-prompt stalls", seen, "Limit the time between tokens (--itl-slo), or --max-num-batched-tokens.")
+
+
+def _growth(found: Signals) -> Fault | None:
+    if found.started is None or found.blocks_slope <= 0 or found.most_blocks_used < 0.5:
+        return None
+    left = (1 - found.most_blocks_used) * found.started.num_blocks
+    full_s = left / found.blocks_slope
+    if full_s > found.duration_s:
+        return None
+    seen = f"{found.blocks_slope:,.1f} blocks more are held every second, {found.most_blocks_used:.0%} at the end"
+    return Fault("KV growth", seen, f"Full in {full_s:,.0f} s: limit max_tokens, or what is let in.")
+
+
+def _fragmentation(found: Signals) -> Fault | None:
+    if found.started is None or found.started.cache["kv_reservation"] != "contiguous":
+        return None
+    seen = "memory is reserved for the longest request, whatever a request needs"
+    return Fault("fragmentation", seen, "Leave out --kv-reservation contiguous.")
+
+
+def _flooding(found: Signals) -> Fault | None:
+    total = sum(found.waiting_by_tenant.values())
+    if len(found.waiting_by_tenant) < 2 or total < 10 or found.started is None:
+        return None
+    tenant, count = max(found.waiting_by_tenant.items(), key=lambda item: item[1])
+    if count < 0.8 * total or found.started.scheduler["policy"] == "fair":
+        return None
+    seen = f"{count} of {total} requests are those of {tenant or 'one tenant'!r}; the queue is first come, first served"
+    return Fault("tenant flooding", seen, "Use --policy fair.")
+
+
+def _corruption(found: Signals) -> Fault | None:
+    if not found.num_corrupt:
+        return None
+    seen = f"{found.num_corrupt} cached blocks were not what their tokens give"
+    return Fault("corrupt KV memory", seen, "Test the machine's memory; its blocks are out of use.")
+
+
+def _lost(found: Signals) -> Fault | None:
+    if not found.num_lost:
+        return None
+    return Fault("engine deaths", f"the engine died {found.num_lost} times", "See its last words in the server's log.")
+
+
+_RULES: tuple[_Rule, ...] = (_thrash, _evicted, _stalls, _growth, _fragmentation, _flooding, _corruption, _lost)

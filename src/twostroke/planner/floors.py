@@ -1,0 +1,143 @@
+"""Floors of times from operations and bytes (cost/step_cost.py), predictions where steps were measured, and the
+frontier of throughput and latency. Pure: no clock, no tensor.
+
+    TTFT   the prompt's chunks one behind the other, each the longer of its arithmetic and its bytes
+    TPOT   one step of B requests with c tokens of context each
+    rate   B / TPOT                     cost of a million tokens   price of an hour / (3600 x rate) x 10^6
+
+A floor is a time that no schedule beats on a machine of such rates; activations and the engine's own time are left
+out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from twostroke.cost.step_cost import MachineLimits, ModelShape, Share, step_cost
+from twostroke.cost.step_model import PredictsSteps
+from twostroke.cost.step_work import Layers
+
+Shares = tuple[Share, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TTFTPoint:
+    """A prompt that has the machine to itself."""
+
+    num_prompt_tokens: int
+    floor_s: float
+    predicted_s: float | None
+    """None: steps were not measured."""
+    bound: Literal["compute", "memory"]
+    """What most of its time waits for."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of prefill, at best; as predicted where there is a prediction."""
+        return self.num_prompt_tokens / (self.floor_s if self.predicted_s is None else self.predicted_s)
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierPoint:
+    """A number of requests that decode at once."""
+
+    batch: int
+    tpot_floor_s: float
+    tpot_predicted_s: float | None
+    bound: Literal["compute", "memory"]
+    cost_per_million_tokens: float | None
+    """Of output; a floor as well where nothing is predicted. None: no price is known."""
+
+    @property
+    def tokens_per_s_ceiling(self) -> float:
+        """Of all requests together, at best."""
+        return self.batch / self.tpot_floor_s
+
+    @property
+    def tokens_per_s_predicted(self) -> float | None:
+        """Of all requests together."""
+        return None if self.tpot_predicted_s is None else self.batch / self.tpot_predicted_s
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """What floors and predictions are made by."""
+
+    shape: ModelShape
+    machine: MachineLimits
+    steps: PredictsSteps | None = None
+    """Fitted to this machine; None: floors alone."""
+
+    def ttft(self, num_prompt_tokens: int, tokens_per_step: int) -> TTFTPoint:
+        """Of a prompt.
+
+        Args:
+            num_prompt_tokens: none of them cached.
+            tokens_per_step: of the largest chunk.
+        """
+        chunks = [(share,) for share in chunks_of(num_prompt_tokens, tokens_per_step)]
+        costs = [step_cost(self.shape, chunk, self.machine) for chunk in chunks]
+        floor_s = sum(cost.seconds for cost in costs)
+        computing_s = sum(cost.seconds for cost in costs if cost.bound == "compute")
+        bound = "compute" if 2 * computing_s >= floor_s else "memory"
+        return TTFTPoint(num_prompt_tokens, floor_s, self._predicted_s(chunks), bound)
+
+    def tpot(self, batch: int, context: int, price_per_hour: float | None = None) -> FrontierPoint:
+        """Of so many requests with so many tokens of context each.
+
+        Args:
+            batch: how many.
+            context: computed tokens of each.
+            price_per_hour: of the machine.
+        """
+        shares = (Share(context, 1, 1),) * batch
+        cost = step_cost(self.shape, shares, self.machine)
+        predicted_s = self._predicted_s([shares])
+        seconds = cost.seconds if predicted_s is None else predicted_s
+        price = None if price_per_hour is None else cost_per_million_tokens(price_per_hour, batch / seconds)
+        return FrontierPoint(batch, cost.seconds, predicted_s, cost.bound, price)
+
+    def frontier(self, most: int, context: int, price_per_hour: float | None = None) -> tuple[FrontierPoint, ...]:
+        """One request, two, four ... as many as `most`."""
+        return tuple(self.tpot(batch, context, price_per_hour) for batch in batches_up_to(most))
+
+    def _predicted_s(self, steps: Iterable[Shares]) -> float | None:
+        if self.steps is None:
+            return None
+        layers, predict = Layers(self.shape.layer_windows), self.steps
+        return sum(predict.seconds(layers.work(_counts(shares))) for shares in steps)
+
+
+def chunks_of(num_prompt_tokens: int, tokens_per_step: int) -> list[Share]:
+    """A prompt in steps; the last one gives the first token.
+
+    >>> [(share.num_computed_tokens, share.num_scheduled_tokens, share.num_logits_rows) for share in chunks_of(5, 2)]
+    [(0, 2, 0), (2, 2, 0), (4, 1, 1)]
+    """
+    starts = range(0, num_prompt_tokens, tokens_per_step)
+    ends = [min(start + tokens_per_step, num_prompt_tokens) for start in starts]
+    return [Share(start, end - start, int(end == num_prompt_tokens)) for start, end in zip(starts, ends, strict=True)]
+
+
+def batches_up_to(most: int) -> tuple[int, ...]:
+    """Powers of two, and the last one whatever it is.
+
+    >>> batches_up_to(6), batches_up_to(0)
+    ((1, 2, 4, 6), ())
+    """
+    return tuple(sorted({1 << i for i in range(most.bit_length())} | {most})) if most > 0 else ()
+
+
+def cost_per_million_tokens(price_per_hour: float, tokens_per_s: float) -> float:
+    """In the money of the price.
+
+    >>> cost_per_million_tokens(3.6, 1000.0)
+    1.0
+    """
+    return price_per_hour / (3600 * tokens_per_s) * 1e6
+
+
+def _counts(shares: Sequence[Share]) -> list[tuple[int, int, int]]:
+    return [(share.num_computed_tokens, share.num_scheduled_tokens, share.num_logits_rows) for share in shares]

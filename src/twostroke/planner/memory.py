@@ -1,0 +1,186 @@
+"""The memory plan of a model that is not loaded: the engine's own account (engine/preparation.py), with questions asked
+of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from twostroke.config.cache import CacheConfig
+from twostroke.config.engine import EngineConfig
+from twostroke.config.kv_format import resolve_kv_format
+from twostroke.config.load import DEFAULT_GROUP_SIZE, QuantizationOnLoad
+from twostroke.engine.preparation import (
+    Prepared,
+    account_for_memory,
+    loaded_weight_bytes,
+    max_tokens_per_step,
+)
+from twostroke.errors import DoesNotFit, InvalidParameter
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_cache.sizing import blocks_of_request
+from twostroke.model.loader import check_weights
+from twostroke.model.model_files import find_model
+from twostroke.model.registry import num_parameters
+
+SMALLER: tuple[QuantizationOnLoad, ...] = ("int8", "int4")
+"""Formats to quantize to while loading, the larger first."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVKind:
+    """Layers that see equally far."""
+
+    window: int | None
+    """Tokens that a query sees, itself included; None sees all."""
+    num_layers: int
+    bytes_per_token: int
+    """K and V in all of these layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Where the memory of one engine goes. Of several ranks, each rank's."""
+
+    model: str
+    architecture: str
+    num_parameters: int
+    dtype: str
+    quantization: str | None
+    num_ranks: int
+    memory_bytes: int
+    """For this rank, free or given."""
+    weight_bytes: int
+    draft_weight_bytes: int
+    step_bytes: int
+    context_bytes: int
+    kv_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes_per_block: int
+    """What drafts keep beside it included."""
+    kinds: tuple[KVKind, ...]
+    num_blocks: int
+    num_scratch_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+    remarks: tuple[str, ...]
+    layout: KVLayout
+    cache: CacheConfig
+    max_tokens_per_step: int
+
+    @property
+    def max_concurrent_requests(self) -> int:
+        """Of max_model_len tokens, as far as blocks go."""
+        return self.concurrent_requests(self.max_model_len)
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens in all blocks, windows aside."""
+        return self.num_blocks // len(self.layout.groups) * self.layout.block_size
+
+    def concurrent_requests(self, num_tokens: int) -> int:
+        """Requests of so many tokens, prompt and output, whose blocks fit at once; none beyond max_model_len."""
+        if num_tokens > self.max_model_len:
+            return 0
+        if self.cache.kv_reservation == "contiguous":  # whatever a request is long, it has room for the longest
+            num_tokens = self.max_model_len
+        return self.num_blocks // blocks_of_request(self.layout, self.cache, num_tokens, self.max_tokens_per_step)
+
+    def fits(self, num_requests: int, num_tokens: int) -> bool:
+        """Whether so many requests of so many tokens have their blocks at once."""
+        return num_requests <= self.concurrent_requests(num_tokens)
+
+
+def plan_memory(config: EngineConfig, prepared: Prepared, memory_bytes: int) -> MemoryPlan:
+    """What the engine would do with its memory.
+
+    Args:
+        config: everything a user may set.
+        prepared: what it comes to.
+        memory_bytes: that are free, of the machine or of all ranks' devices.
+
+    Raises:
+        DoesNotFit: the weights do not, with what is missing and what would fit; or a size that was asked for.
+    """
+    own_bytes = memory_bytes // config.load.num_local_ranks
+    _check_weights_fit(config, prepared, own_bytes)
+    account = account_for_memory(config, prepared, free_bytes=memory_bytes)
+    model, layout, sizing = prepared.config, prepared.layout, account.sizing
+    return MemoryPlan(
+        model=prepared.path.name,
+        architecture=model.architecture,
+        num_parameters=num_parameters(model),
+        dtype=str(prepared.dtype).removeprefix("torch."),
+        quantization=config.load.quantization or prepared.weights.quantization,
+        num_ranks=prepared.num_ranks,
+        memory_bytes=own_bytes,
+        weight_bytes=account.weight_bytes,
+        draft_weight_bytes=account.draft_weight_bytes,
+        step_bytes=account.memory.step_bytes,
+        context_bytes=account.memory.context_bytes,
+        kv_bytes=sizing.kv_bytes,
+        kv_bytes_per_token=account.kv_bytes_per_token,
+        kv_bytes_per_block=account.kv_bytes_per_block,
+        kinds=kinds_of(model.layer_windows, layout),
+        num_blocks=sizing.num_blocks,
+        num_scratch_blocks=sizing.num_scratch_blocks,
+        max_model_len=sizing.max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        remarks=sizing.remarks,
+        layout=layout,
+        cache=config.cache,
+        max_tokens_per_step=max_tokens_per_step(config, model),
+    )
+
+
+def kinds_of(layer_windows: Sequence[int | None], layout: KVLayout) -> tuple[KVKind, ...]:
+    """The kinds of layers, in the order in which they first appear."""
+    counts = {window: layer_windows.count(window) for window in dict.fromkeys(layer_windows)}
+    return tuple(KVKind(window, num, num * layout.bytes_per_token_and_layer) for window, num in counts.items())
+
+
+def with_kv_format(config: EngineConfig, prepared: Prepared, kv_cache_dtype: str) -> tuple[EngineConfig, Prepared]:
+    """The same model with K and V stored in another format; drafts aside, nothing is read again."""
+    cache = replace(config.cache, kv_cache_dtype=kv_cache_dtype)
+    kv_format = resolve_kv_format(cache.kv_cache_dtype, str(prepared.dtype).removeprefix("torch."))
+    layout = replace(prepared.layout, kv_format=kv_format)
+    return replace(config, cache=cache), replace(prepared, kv_format=kv_format, layout=layout)
+
+
+def with_quantization(config: EngineConfig, prepared: Prepared, quantization: QuantizationOnLoad) -> EngineConfig:
+    """The same model quantized while it is loaded.
+
+    Raises:
+        InvalidParameter: its matrices do not divide into groups.
+        SetupError: it is quantized already.
+    """
+    find_model(config.load.model).weights(prepared.config, quantization)
+    group_size = config.load.group_size or DEFAULT_GROUP_SIZE
+    check_weights(prepared.weights, prepared.config, quantization, group_size)
+    return replace(config, load=replace(config.load, quantization=quantization, group_size=None))
+
+
+def _check_weights_fit(config: EngineConfig, prepared: Prepared, own_bytes: int) -> None:
+    drafts = prepared.drafter_facts.num_weight_bytes
+    needed = loaded_weight_bytes(config, prepared, prepared.num_ranks) + drafts
+    if needed <= own_bytes:
+        return
+    missing = f"the weights of {prepared.path.name} take {needed:,} bytes of {own_bytes:,}: {needed - own_bytes:,} more"
+    raise DoesNotFit(f"{missing} than there are. {_what_would_fit(config, prepared, own_bytes - drafts)}")
+
+
+def _what_would_fit(config: EngineConfig, prepared: Prepared, room: int) -> str:
+    if config.load.quantization is not None or prepared.weights.quantization is not None:
+        return "They are quantized already; take more memory, or a smaller model."
+    sizes: dict[str, int] = {}
+    for quantization in SMALLER:
+        try:
+            smaller = with_quantization(config, prepared, quantization)
+        except InvalidParameter:
+            continue
+        sizes[quantization] = loaded_weight_bytes(smaller, prepared, prepared.num_ranks)
+    words = [f"--quantization {name} ({size:,} bytes)" for name, size in sizes.items() if size < room]
+    if words:
+        return f"What would fit: {' or '.join(words)}."
+    found = ", ".join(f"{name} takes {size:,}" for name, size in sizes.items())
+    return f"Quantized weights would not fit either ({found}); take more memory, or a smaller model."

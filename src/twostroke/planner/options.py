@@ -1,0 +1,64 @@
+"""What `twostroke plan` is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from twostroke.config.checks import number, whole_number, whole_numbers
+from twostroke.planner.devices import find_device
+
+DEFAULT_PROMPTS = "128,512,2048,8192"
+DEFAULT_OTHERS = "L4,A100-80,H100-SXM"
+
+MAX_BYTES = 1 << 50
+MAX_TOKENS = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """The machine, the load, and what else is to be compared."""
+
+    memory: int | None = None
+    """Bytes of memory to plan with; default: the named device's, or what is free on this machine now."""
+    device_name: str | None = None
+    """Plan for a GPU whose figures are published, such as H100-SXM, instead of this machine. With tensor_parallel_size
+    each rank has one."""
+    price_per_hour: float | None = None
+    """Of the device, or of all of them together, in any money: what a million output tokens cost."""
+    prompt_lengths: str = DEFAULT_PROMPTS
+    """Prompt tokens that the time to the first token is asked for, with commas between; those that no request may have
+    are left out."""
+    context: int | None = None
+    """Tokens that each decoding request has; default: 1024, or half of the longest request where that is less."""
+    link_bytes_per_s: float | None = None
+    """Of the link between two pools, prefill and decode: whether transfers would hide behind prefills."""
+    compare: str = DEFAULT_OTHERS
+    """Devices to compare with, with commas between; 'none' for none."""
+    png: Path | None = None
+    """File to draw the frontier of throughput and latency into."""
+
+    def __post_init__(self) -> None:
+        """Checks what needs no model."""
+        if self.memory is not None:
+            whole_number("memory", self.memory, 1, MAX_BYTES)
+        if self.context is not None:
+            whole_number("context", self.context, 1, MAX_TOKENS)
+        for name in ("price_per_hour", "link_bytes_per_s"):
+            if getattr(self, name) is not None:
+                number(name, getattr(self, name), 0, 1e15, "more than 0", low_open=True)
+        _ = self.prompts
+        for name in (*self.others, *(() if self.device_name is None else (self.device_name,))):
+            find_device(name)
+
+    @property
+    def prompts(self) -> tuple[int, ...]:
+        """The lengths that are asked for."""
+        return whole_numbers("prompt_lengths", self.prompt_lengths, 1, MAX_TOKENS)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The devices to compare with."""
+        if self.compare == "none":
+            return ()
+        return tuple(dict.fromkeys(part.strip() for part in self.compare.split(",") if part.strip()))

@@ -1,0 +1,237 @@
+"""`twostroke plan`: memory, floors, frontier and changes of a model, without a weight of it being read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from twostroke.config.engine import EngineConfig
+from twostroke.config.load import LoadConfig, QuantizationOnLoad
+from twostroke.cost.step_cost import MachineLimits
+from twostroke.cost.step_model import PredictsSteps
+from twostroke.engine.calibrated import find_calibration
+from twostroke.engine.preparation import Prepared, free_bytes_of, model_shape, prepare
+from twostroke.errors import InvalidParameter, TwostrokeError
+from twostroke.planner.devices import find_device
+from twostroke.planner.floors import FrontierPoint, Predictor, TTFTPoint
+from twostroke.planner.memory import SMALLER, MemoryPlan, plan_memory, with_kv_format, with_quantization
+from twostroke.planner.options import PlanOptions
+from twostroke.planner.what_if import Change, Outcome, TwoPools
+from twostroke.runner.machine_limits import measure_machine_limits
+
+USUAL_CONTEXT = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Where the model is to run: all ranks' devices together."""
+
+    name: str
+    limits: MachineLimits
+    memory_bytes: int
+    """Of all ranks that share it, or of all of their devices."""
+    price_per_hour: float | None
+    is_published: bool
+    """Whether its figures are a data sheet's, not measured here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that is said of a model on a machine."""
+
+    machine: Machine
+    memory: MemoryPlan
+    context: int
+    """Tokens that each decoding request has."""
+    most_requests: int
+    """With so much context and room for a token more: as far as blocks and slots go."""
+    ttft: tuple[TTFTPoint, ...]
+    frontier: tuple[FrontierPoint, ...]
+    base: Outcome
+    changes: tuple[Change, ...]
+    two_pools: TwoPools | None
+    """None where no prompt of the lengths that are asked for fits."""
+    is_predicted: bool
+    """Whether measured steps predict times; else there are floors alone."""
+    predicted_by: str
+    """What they are predicted by, or why they are not."""
+
+
+def make_plan(config: EngineConfig, options: PlanOptions, steps: PredictsSteps | None = None) -> Plan:
+    """Plans, in a second or a few.
+
+    Args:
+        config: what would be given to the engine.
+        options: the machine, the load, and what is compared.
+        steps: fitted to this machine and model; None: as calibrated, if they are. For a machine of published figures
+            there are floors alone.
+
+    Raises:
+        SetupError: no such model, or one that does not fit, with what would.
+        InvalidParameter: numbers that contradict the model, or what lies where a calibration should is none.
+    """
+    prepared = prepare(config)
+    machine = _machine(config.load, options, prepared)
+    predicted_by = "step times as given"
+    if machine.is_published:
+        steps, predicted_by = None, "figures of a data sheet tell floors"
+    elif steps is None:
+        calibration, predicted_by = find_calibration(prepared.path, config.load, config.cache)
+        steps = None if calibration is None else calibration.step_times
+    memory = plan_memory(config, prepared, machine.memory_bytes)
+    context = _context(options, memory)
+    case = _Case(config, prepared, machine, context, steps)
+    predictor = case.predictor
+    base, frontier = case.outcome(memory)
+    ttft = tuple(
+        predictor.ttft(length, memory.max_tokens_per_step)
+        for length in options.prompts
+        if length < memory.max_model_len
+    )
+    two_pools = None
+    if ttft:
+        best = max(ttft, key=lambda point: point.tokens_per_s)
+        per_token = memory.kv_bytes_per_token * memory.num_ranks
+        two_pools = TwoPools(per_token, best.tokens_per_s, best.predicted_s is not None, options.link_bytes_per_s)
+    return Plan(
+        machine=machine,
+        memory=memory,
+        context=context,
+        most_requests=min(memory.max_num_seqs, base.num_requests),
+        ttft=ttft,
+        frontier=frontier,
+        base=base,
+        changes=_changes(case, options),
+        two_pools=two_pools,
+        is_predicted=steps is not None,
+        predicted_by=predicted_by,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A model, a machine and a load."""
+
+    config: EngineConfig
+    prepared: Prepared
+    machine: Machine
+    context: int
+    steps: PredictsSteps | None = None
+
+    @property
+    def predictor(self) -> Predictor:
+        return Predictor(model_shape(self.config, self.prepared), self.machine.limits, self.steps)
+
+    def outcome(self, memory: MemoryPlan) -> tuple[Outcome, tuple[FrontierPoint, ...]]:
+        """What a memory plan comes to under the load, and the frontier up to it."""
+        num_requests = memory.concurrent_requests(self.context + 1)
+        most = min(memory.max_num_seqs, num_requests)
+        predictor = self.predictor
+        frontier = predictor.frontier(most, self.context, self.machine.price_per_hour)
+        outcome = Outcome(
+            weight_bytes=memory.weight_bytes,
+            kv_bytes_per_token=memory.kv_bytes_per_token,
+            num_blocks=memory.num_blocks,
+            max_model_len=memory.max_model_len,
+            num_requests=num_requests,
+            tpot_floor_s=predictor.tpot(1, self.context).tpot_floor_s,
+            most_tokens_per_s=max((point.tokens_per_s_ceiling for point in frontier), default=0.0),
+        )
+        return outcome, frontier
+
+    def quantized(self, quantization: QuantizationOnLoad) -> _Case:
+        """With other weights."""
+        config = with_quantization(self.config, self.prepared, quantization)
+        machine = self.machine
+        if machine.is_published:
+            machine = replace(machine, limits=_published_limits(machine.name, config.load, self.prepared))
+        return replace(self, config=config, machine=machine, steps=None)
+
+    def with_kv(self, kv_cache_dtype: str) -> _Case:
+        """With K and V in another format."""
+        if self.config.speculative_config is not None:
+            raise InvalidParameter("kv_cache_dtype", kv_cache_dtype, "is planned without speculation", "Leave it out.")
+        config, prepared = with_kv_format(self.config, self.prepared, kv_cache_dtype)
+        return replace(self, config=config, prepared=prepared, steps=None)
+
+    def elsewhere(self, name: str) -> _Case:
+        """On another device."""
+        machine = _published(name, self.config.load, self.prepared, PlanOptions())
+        return replace(self, machine=machine, steps=None)
+
+
+def _changes(case: _Case, options: PlanOptions) -> tuple[Change, ...]:
+    makers: dict[str, Callable[[], _Case]] = {}
+    if case.config.load.quantization is None and case.prepared.weights.quantization is None:
+        makers |= {f"weights in {name}": partial(case.quantized, name) for name in SMALLER}
+    formats = [name for name in ("int8", "int4") if name != case.prepared.kv_format]
+    makers |= {f"KV in {name}": partial(case.with_kv, name) for name in formats}
+    makers |= {f"on {name}": partial(case.elsewhere, name) for name in options.others if name != case.machine.name}
+    return tuple(_change(name, make) for name, make in makers.items())
+
+
+def _change(name: str, make: Callable[[], _Case]) -> Change:
+    try:
+        case = make()
+        memory = plan_memory(case.config, case.prepared, case.machine.memory_bytes)
+        return Change(name, case.outcome(memory)[0])
+    except TwostrokeError as error:
+        return Change(name, None, str(error))
+
+
+def _machine(load: LoadConfig, options: PlanOptions, prepared: Prepared) -> Machine:
+    if options.device_name is not None:
+        return _published(options.device_name, load, prepared, options)
+    return Machine(
+        name="this machine",
+        limits=_measured(load, prepared),
+        memory_bytes=free_bytes_of(prepared.device) if options.memory is None else options.memory,
+        price_per_hour=options.price_per_hour,
+        is_published=False,
+    )
+
+
+def _measured(load: LoadConfig, prepared: Prepared) -> MachineLimits:
+    """A floor takes the better rate: where a processor has nothing for bfloat16, torch is slow in it, and our kernels
+    compute in float32."""
+    num_threads = prepared.num_threads * load.num_local_ranks
+    types = dict.fromkeys((prepared.dtype, torch.float32))
+    found = [measure_machine_limits(dtype, prepared.device, num_threads) for dtype in types]
+    return MachineLimits(max(f.flops_per_s for f in found), max(f.bytes_per_s for f in found))
+
+
+def _published(name: str, load: LoadConfig, prepared: Prepared, options: PlanOptions) -> Machine:
+    """One device for each rank; their rates add up, what ranks send each other left out."""
+    name, device = find_device(name)
+    num_ranks = load.tensor_parallel_size
+    price = options.price_per_hour
+    if price is None and device.price_per_hour is not None:
+        price = device.price_per_hour * num_ranks
+    each = device.memory_bytes if options.memory is None else options.memory
+    return Machine(
+        name=name,
+        limits=_published_limits(name, load, prepared),
+        memory_bytes=each * load.num_local_ranks,
+        price_per_hour=price,
+        is_published=True,
+    )
+
+
+def _published_limits(name: str, load: LoadConfig, prepared: Prepared) -> MachineLimits:
+    is_quantized = load.quantization is not None or prepared.weights.quantization is not None
+    _, device = find_device(name)
+    limits = device.limits(name, str(prepared.dtype).removeprefix("torch."), is_quantized=is_quantized)
+    num_ranks = load.tensor_parallel_size
+    return MachineLimits(limits.flops_per_s * num_ranks, limits.bytes_per_s * num_ranks)
+
+
+def _context(options: PlanOptions, memory: MemoryPlan) -> int:
+    if options.context is None:
+        return max(1, min(USUAL_CONTEXT, memory.max_model_len // 2))
+    if options.context >= memory.max_model_len:
+        limit = f"must leave a token of the longest request here, {memory.max_model_len}"
+        raise InvalidParameter("context", options.context, limit)
+    return options.context

@@ -1,0 +1,123 @@
+"""What-ifs on a recorded run: decided again first, then predicted as it was, then with other settings.
+
+decided again   the log's inputs to a fresh scheduler: every batch must come out the same, block by block
+back-test       the same requests in simulated time: what is predicted for the settings of the log, beside what was
+                measured. Its error is what any other prediction here can be off by
+what if         the same with other settings
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from twostroke.bench.from_log import run_of_log
+from twostroke.bench.summary import summarize
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.step_fit import fit_step_model, quality_of
+from twostroke.cost.step_model import FitQuality, StepTimeModel, scaled
+from twostroke.errors import InvalidParameter
+from twostroke.events import Event
+from twostroke.scheduler.replay import Difference, replay
+from twostroke.served_run import Run
+from twostroke.simulation.observed import observed_steps
+from twostroke.simulation.requests import Recording, faster, recording_of
+from twostroke.simulation.settings import WhatIf, with_block_size
+from twostroke.simulation.simulate import simulate
+from twostroke.simulation.whole import check_whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """One simulated run."""
+
+    what_if: WhatIf
+    run: Run
+    wall_s: float
+    """That the simulation took."""
+
+    @property
+    def speed(self) -> float:
+        """Simulated seconds in a second."""
+        return self.run.duration_s / self.wall_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """Everything that a replay found out."""
+
+    difference: Difference | None
+    """The first batch that was decided differently this time; None: none was."""
+    num_steps: int
+    measured: Run
+    step_times: StepTimeModel
+    fitted_here: bool
+    """To the very steps of this log; else it was given."""
+    step_quality: FitQuality
+    """How far the step times are from the steps of the log."""
+    back_test: Predicted
+    what_ifs: tuple[Predicted, ...]
+    unfinished: int
+
+
+def replay_log(
+    events: Sequence[Event], what_ifs: Sequence[WhatIf] = (), step_times: StepTimeModel | None = None
+) -> Replayed:
+    """Replays a log of one engine, and predicts what other settings would have given.
+
+    Args:
+        events: the whole log of one run.
+        what_ifs: other settings, each a prediction of its own.
+        step_times: as calibrated; None: fitted to the steps of the log.
+
+    Raises:
+        InvalidParameter: a log with a gap, without steps or of a pool; settings out of range.
+    """
+    check_whole(events)
+    recording = recording_of(events)
+    if recording.started.speculation is not None:
+        limit = "drafts; how many of them stand is not in it as a decision, so its time cannot be simulated"
+        raise InvalidParameter("event_log", recording.started.process, limit)
+    steps = observed_steps(events)
+    model = step_times or fit_step_model(steps)
+    return Replayed(
+        difference=replay(events),
+        num_steps=len(steps),
+        measured=run_of_log(events),
+        step_times=model,
+        fitted_here=step_times is None,
+        step_quality=quality_of(model, steps),
+        back_test=predict(recording, model, WhatIf()),
+        what_ifs=tuple(predict(recording, model, what_if) for what_if in what_ifs),
+        unfinished=recording.unfinished,
+    )
+
+
+def predict(recording: Recording, step_times: StepTimeModel, what_if: WhatIf) -> Predicted:
+    """One simulated run of what was recorded, with other settings."""
+    started = what_if.apply(recording.started)
+    before, after = recording.started.layout["block_size"], started.layout["block_size"]
+    requests = with_block_size(faster(recording.requests, what_if.request_rate_factor), before, after)
+    began_s = time.perf_counter()
+    if SchedulerConfig(**started.scheduler).has_slo:  # a controller believes what it was told, and follows what comes
+        started = replace(started, step_times=started.step_times or step_times)
+    run = simulate(started, requests, scaled(step_times, what_if.step_time_factor))
+    return Predicted(what_if=what_if, run=run, wall_s=time.perf_counter() - began_s)
+
+
+def figures(run: Run) -> dict[str, Any]:
+    """What is compared, of a run that was measured or predicted."""
+    summary = summarize(run)
+    latency = summary["latency"]
+    return {
+        **{f"{name}_{q}": latency[f"{name}_s"].get(q) for name in ("ttft", "tpot", "itl") for q in ("p50", "p99")},
+        "itl_max": max((gap for request in run.requests for gap in request.times.itl_s), default=None),
+        "output_tok_s": summary["throughput"]["output_tok_s"],
+        "requests_per_s": summary["throughput"]["requests_per_s"],
+        "duration_s": summary["duration_s"],
+        "num_steps": summary["steps"],
+        "num_preemptions": summary["num_preemptions"],
+        "num_cached_tokens": summary["num_cached_tokens"],
+    }

@@ -1,0 +1,93 @@
+"""A plan as one JSON object, with keys that programs can rely on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from twostroke.planner.floors import FrontierPoint, TTFTPoint
+from twostroke.planner.memory import MemoryPlan
+from twostroke.planner.plan import Plan
+from twostroke.planner.what_if import Change, TwoPools
+
+_OF_MEMORY = (
+    "model",
+    "architecture",
+    "num_parameters",
+    "dtype",
+    "quantization",
+    "num_ranks",
+    "memory_bytes",
+    "weight_bytes",
+    "draft_weight_bytes",
+    "step_bytes",
+    "context_bytes",
+    "kv_bytes",
+    "kv_bytes_per_token",
+    "kv_bytes_per_block",
+    "num_blocks",
+    "num_scratch_blocks",
+    "max_model_len",
+    "max_concurrent_requests",
+    "kv_capacity_tokens",
+    "max_num_seqs",
+    "remarks",
+)
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """The plan as plain values."""
+    return {
+        **_of_memory(plan.memory),
+        "machine": {
+            "name": plan.machine.name,
+            "flops_per_s": plan.machine.limits.flops_per_s,
+            "bytes_per_s": plan.machine.limits.bytes_per_s,
+            "is_published": plan.machine.is_published,
+            "price_per_hour": plan.machine.price_per_hour,
+        },
+        "is_predicted": plan.is_predicted,
+        "predicted_by": plan.predicted_by,
+        "context": plan.context,
+        "most_requests": plan.most_requests,
+        "tpot_floor_s": plan.base.tpot_floor_s,
+        "ttft": [_of_ttft(point) for point in plan.ttft],
+        "frontier": [_of_frontier(point) for point in plan.frontier],
+        "what_if": [_of_change(change) for change in plan.changes],
+        "two_pools": None if plan.two_pools is None else _of_pools(plan.two_pools),
+    }
+
+
+def _of_memory(memory: MemoryPlan) -> dict[str, Any]:
+    return {
+        **{name: getattr(memory, name) for name in _OF_MEMORY},
+        "kv_cache_dtype": memory.layout.kv_format,
+        "block_size": memory.layout.block_size,
+        "kv_bytes_per_token_by_kind": [asdict(kind) for kind in memory.kinds],
+    }
+
+
+def _of_ttft(point: TTFTPoint) -> dict[str, Any]:
+    return {
+        "num_prompt_tokens": point.num_prompt_tokens,
+        "ttft_floor_s": point.floor_s,
+        "ttft_predicted_s": point.predicted_s,
+        "bound": point.bound,
+    }
+
+
+def _of_frontier(point: FrontierPoint) -> dict[str, Any]:
+    return {
+        **asdict(point),
+        "tokens_per_s_ceiling": point.tokens_per_s_ceiling,
+        "tokens_per_s_predicted": point.tokens_per_s_predicted,
+    }
+
+
+def _of_change(change: Change) -> dict[str, Any]:
+    outcome = None if change.outcome is None else asdict(change.outcome)
+    return {"change": change.name, "outcome": outcome, "why_not": change.why_not or None}
+
+
+def _of_pools(pools: TwoPools) -> dict[str, Any]:
+    return {**asdict(pools), "needed_bytes_per_s": pools.needed_bytes_per_s, "is_hidden": pools.is_hidden}

@@ -1,0 +1,68 @@
+"""What `twostroke doctor` prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from twostroke.planner.doctor import Diagnosis, Lever
+from twostroke.planner.signals import plain_signals
+
+
+def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
+    """What binds, why one thinks so, and what to do."""
+    console = console or Console()
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=True)
+
+    signals = found.signals
+    say(
+        f"{signals.num_requests:,} requests, {signals.num_outputs:,} tokens, {signals.num_steps:,} steps in "
+        f"{signals.duration_s:,.1f} s, of which steps ran in {signals.busy:.0%}"
+    )
+    say(f"[bold]bound by[/] {found.constraint.value}")
+    for line in found.evidence:
+        say(f"  {line}")
+    for i, lever in enumerate(found.levers):
+        say(f"[bold]lever[/]    {lever.name}: {lever.flags}" if not i else f"  or       {lever.name}: {lever.flags}")
+        if lever.before is not None and lever.after is not None:
+            say(f"  predicted: {_words(lever)}")
+    if not found.levers:
+        say("[bold]lever[/]    none")
+    for fault in found.faults:
+        say(f"[bold red]fault[/]    {fault.name}: {fault.seen}")
+        say(f"  {fault.remedy}")
+    if found.remark:
+        say(f"[yellow]note[/]     {found.remark}")
+
+
+def diagnosis_json(found: Diagnosis) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "constraint": found.constraint.value,
+        "evidence": list(found.evidence),
+        "levers": [
+            {
+                "name": lever.name,
+                "flags": lever.flags,
+                "settings": lever.settings,
+                "metric": lever.metric,
+                "before": lever.before,
+                "after": lever.after,
+                "gain": lever.gain if lever.before is not None else None,
+            }
+            for lever in found.levers
+        ],
+        "faults": [{"name": fault.name, "seen": fault.seen, "remedy": fault.remedy} for fault in found.faults],
+        "signals": plain_signals(found.signals),
+        "remark": found.remark,
+    }
+
+
+def _words(lever: Lever) -> str:
+    name = {"output_tok_s": "output tokens/s"}.get(lever.metric, lever.metric.replace("_", " ").upper())
+    scale, unit = (1.0, "") if lever.metric == "output_tok_s" else (1e3, " ms")
+    before, after = (value * scale for value in (lever.before or 0.0, lever.after or 0.0))
+    return f"{name} {before:,.1f}{unit} to {after:,.1f}{unit}, {lever.gain:.2f} times as good"

@@ -1,0 +1,113 @@
+"""What `twostroke replay` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from twostroke.planner.replay import Predicted, Replayed, figures
+
+_TIMES = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "itl_p50", "itl_p99", "itl_max")
+_RATES = ("output_tok_s", "requests_per_s", "duration_s")
+_COUNTS = ("num_steps", "num_preemptions", "num_cached_tokens")
+
+
+def print_replayed(found: Replayed, console: Console | None = None) -> None:
+    """Whether it decides alike, how far predictions are off, and what other settings would have given."""
+    console = console or Console()
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=True)
+
+    if found.difference is None:
+        say(f"decided again: all {found.num_steps:,} steps come out the same, block by block")
+    else:
+        step = found.difference.recorded.step
+        say(f"decided again: step {step} comes out differently; the log is of another version, or was changed")
+    quality = found.step_quality
+    source = "fitted to them" if found.fitted_here else "as calibrated"
+    say(
+        f"step times, {source}: {quality.median_error:.1%} off in the median, {quality.p95_error:.1%} at the 95th "
+        f"percentile of {quality.num_steps} kinds of steps"
+    )
+    if found.unfinished:
+        say(f"note: {found.unfinished} requests had not ended; they are taken to end with the tokens they had")
+    say(
+        f"simulated {found.back_test.run.duration_s:,.2f} s in {found.back_test.wall_s:.2f} s: "
+        f"{found.back_test.speed:,.0f} times as fast"
+    )
+    for i, predicted in enumerate(found.what_ifs):
+        say(f"what if {chr(ord('A') + i)}: {predicted.what_if.words}")
+    console.print(_table(found))
+
+
+def replayed_json(found: Replayed) -> dict[str, Any]:
+    """The same for programs; times in seconds."""
+    measured, predicted = figures(found.measured), figures(found.back_test.run)
+    return {
+        "decides_alike": found.difference is None,
+        "num_steps": found.num_steps,
+        "step_times": {
+            "fitted_here": found.fitted_here,
+            "median_error": found.step_quality.median_error,
+            "p95_error": found.step_quality.p95_error,
+        },
+        "measured": measured,
+        "back_test": {**predicted, "error": errors(predicted, measured), "speed": found.back_test.speed},
+        "what_if": [_what_if(predicted) for predicted in found.what_ifs],
+        "unfinished": found.unfinished,
+    }
+
+
+def errors(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, float]:
+    """Predicted / measured - 1, where both are there.
+
+    >>> errors({"ttft_p50": 1.1, "itl_p50": None}, {"ttft_p50": 1.0, "itl_p50": 2.0})
+    {'ttft_p50': 0.1}
+    """
+    return {
+        name: round(predicted[name] / value - 1, 6)
+        for name, value in measured.items()
+        if value and predicted.get(name) is not None
+    }
+
+
+def _what_if(predicted: Predicted) -> dict[str, Any]:
+    settings = dict(predicted.what_if.settings)
+    return {"settings": settings, **figures(predicted.run), "speed": predicted.speed}
+
+
+def _table(found: Replayed) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    letters = [f"what if {chr(ord('A') + i)}" for i in range(len(found.what_ifs))]
+    columns = ["", "measured", "predicted", "off by", *letters]
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="right" if i else "left", overflow="fold")
+    measured, back_test = figures(found.measured), figures(found.back_test.run)
+    off_by = errors(back_test, measured)
+    others = [figures(predicted.run) for predicted in found.what_ifs]
+    for name in (*_TIMES, *_RATES, *_COUNTS):
+        off = f"{off_by[name]:+.1%}" if name in off_by else ""
+        cells = [_cell(name, each[name]) for each in others]
+        table.add_row(_label(name), _cell(name, measured[name]), _cell(name, back_test[name]), off, *cells)
+    return table
+
+
+def _label(name: str) -> str:
+    if name in _TIMES:
+        kind, quantile = name.split("_")
+        return f"{kind.upper()} {quantile} ms"
+    return {"output_tok_s": "output tokens/s", "requests_per_s": "requests/s", "duration_s": "seconds"}.get(
+        name, name.removeprefix("num_").replace("_", " ")
+    )
+
+
+def _cell(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if name in _TIMES:
+        return f"{value * 1e3:,.2f}"
+    return f"{value:,.2f}" if name in _RATES else f"{value:,}"

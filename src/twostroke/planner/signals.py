@@ -1,0 +1,320 @@
+"""What a history says of an engine in a few numbers: where its time went, what was full, who disturbed whom.
+
+Read off the events of any log or flight-recorder dump, gaps and all: it is a look at what happened, and nothing is
+decided again. Times are in seconds, shares of the time in which the engine worked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from twostroke.batch import CacheEnd, Limit, ScheduledBatch, Stroke
+from twostroke.bench.report import percentiles
+from twostroke.errors import InvalidParameter
+from twostroke.events import (
+    EngineLost,
+    EngineStarted,
+    Event,
+    KVBlockChecked,
+    KVImportEnded,
+    MeasurementBegan,
+    RequestArrived,
+    RequestFinishedByCaller,
+    StepCommitted,
+    StepScheduled,
+)
+from twostroke.kv_check import Verdict
+from twostroke.request import Arrival, FinishReason
+
+
+@dataclass(slots=True)
+class Signals:
+    """The numbers."""
+
+    started: EngineStarted | None = None
+    begin_s: float = 0.0
+    end_s: float = 0.0
+    busy_s: float = 0.0
+    """While a step ran."""
+    own_s: float = 0.0
+    """Of these, outside of the model's operators."""
+    compute_s: float = 0.0
+    """Steps that arithmetic binds."""
+    memory_s: float = 0.0
+    """Steps that memory binds."""
+    floor_s: float = 0.0
+    """What the machine would have taken for these steps at best."""
+    waiting_s: dict[Limit, float] = field(default_factory=dict[Limit, float])
+    """Steps while somebody waited, by what kept them out."""
+    slots_used: float = 0.0
+    """Mean share of max_num_seqs that ran."""
+    blocks_used: float = 0.0
+    """Mean share of the KV blocks that somebody held."""
+    most_blocks_used: float = 0.0
+    num_steps: int = 0
+    num_requests: int = 0
+    """That ended."""
+    num_outputs: int = 0
+    num_prompt_tokens: int = 0
+    """Computed in first strokes, what was computed again included."""
+    num_recomputed_tokens: int = 0
+    """Of these, after preemptions."""
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+    num_evicted_hits: int = 0
+    """Admissions whose prefix had been there and was evicted."""
+    evicted_again: int = 0
+    """Most often that this happened to prompts that begin alike."""
+    ttft: dict[str, float] = field(default_factory=dict[str, float])
+    queue: dict[str, float] = field(default_factory=dict[str, float])
+    itl: dict[str, float] = field(default_factory=dict[str, float])
+    decode_step: dict[str, float] = field(default_factory=dict[str, float])
+    """Of steps without prompt tokens."""
+    stalled_itl: dict[str, float] = field(default_factory=dict[str, float])
+    """Gaps between tokens in steps that computed prompt tokens of others."""
+    largest_chunk: int = 0
+    decodes_per_step: float = 0.0
+    """Mean requests that decode, in steps in which somebody does."""
+    waiting_by_tenant: dict[str, int] = field(default_factory=dict[str, int])
+    """Requests that arrived, by tenant."""
+    blocks_slope: float = 0.0
+    """Blocks that are held more, a second, over the last half of the history."""
+    link_s: float = 0.0
+    """While KV was awaited from other processes, with nothing of it coming."""
+    link_busy_s: float = 0.0
+    link_bytes: int = 0
+    num_corrupt: int = 0
+    num_lost: int = 0
+    num_errors: int = 0
+    num_aborted: int = 0
+
+    @property
+    def duration_s(self) -> float:
+        """From the first event to the last."""
+        return max(self.end_s - self.begin_s, 1e-9)
+
+    @property
+    def busy(self) -> float:
+        """Share of the time in which a step ran."""
+        return min(1.0, self.busy_s / self.duration_s)
+
+    def waited(self, limit: Limit) -> float:
+        """Share of the working time in which somebody waited for this."""
+        return self.waiting_s.get(limit, 0.0) / self.busy_s if self.busy_s else 0.0
+
+
+def signals_of(events: Iterable[Event]) -> Signals:
+    """Reads a history.
+
+    Raises:
+        InvalidParameter: no step ever ended in it.
+    """
+    reader = _Reader()
+    for event in events:
+        if isinstance(event, MeasurementBegan):  # what came before warmed the engine up
+            reader = _Reader(reader.found.started)
+        reader.take(event)
+    if not reader.found.num_steps:
+        raise InvalidParameter("event_log", "these events", "must hold at least one finished step")
+    return reader.finished()
+
+
+@dataclass(slots=True)
+class _Watched:
+    arrival: Arrival
+    scheduled_s: float | None = None
+    last_token_s: float | None = None
+    preempted_at: int = 0
+    """Tokens that it had computed when it last gave its blocks back."""
+
+
+class _Reader:
+    def __init__(self, started: EngineStarted | None = None) -> None:
+        self.found = Signals(started=started)
+        self._has_begun = False
+        self._requests: dict[str, _Watched] = {}
+        self._decided: dict[int, StepScheduled] = {}
+        self._last_s: float | None = None
+        self._ttft: list[float] = []
+        self._queue: list[float] = []
+        self._itl: list[float] = []
+        self._stalled: list[float] = []
+        self._decode_steps: list[float] = []
+        self._slots: list[tuple[float, float]] = []
+        self._blocks: list[tuple[float, float, float]] = []
+        """Time, seconds of the step, blocks held."""
+        self._decodes: list[int] = []
+        self._evicted: Counter[bytes] = Counter()
+
+    def take(self, event: Event) -> None:
+        found = self.found
+        if not self._has_begun:
+            self._has_begun, found.begin_s = True, event.time_s
+        found.end_s = max(found.end_s, event.time_s)
+        match event:
+            case EngineStarted():
+                found.started = event
+                self._decided, self._requests, self._last_s = {}, {}, None
+            case RequestArrived():
+                self._requests[event.request_id] = _Watched(event.arrival)
+                tenant = event.arrival.tenant
+                found.waiting_by_tenant[tenant] = found.waiting_by_tenant.get(tenant, 0) + 1
+            case StepScheduled() if not event.batch.is_empty:
+                self._scheduled(event)
+            case StepCommitted():
+                self._committed(event)
+            case RequestFinishedByCaller():
+                self._requests.pop(event.request_id, None)
+                found.num_aborted += event.reason is FinishReason.ABORT
+            case _:
+                self._rare(event)
+
+    def _rare(self, event: Event) -> None:
+        found = self.found
+        match event:
+            case KVImportEnded():
+                found.link_bytes += event.num_bytes
+                found.link_busy_s += event.busy_s
+                found.link_s += max(0.0, event.time_s - event.begin_s)
+            case KVBlockChecked():
+                found.num_corrupt += event.verdict is Verdict.CORRUPTION
+            case EngineLost():
+                found.num_lost += 1
+            case _:
+                pass
+
+    def finished(self) -> Signals:
+        found = self.found
+        found.ttft, found.queue, found.itl = (percentiles(v) for v in (self._ttft, self._queue, self._itl))
+        found.decode_step, found.stalled_itl = percentiles(self._decode_steps), percentiles(self._stalled)
+        weight = sum(seconds for seconds, _ in self._slots) or 1.0
+        found.slots_used = sum(seconds * share for seconds, share in self._slots) / weight
+        found.decodes_per_step = sum(self._decodes) / len(self._decodes) if self._decodes else 0.0
+        found.evicted_again = max(self._evicted.values(), default=0)
+        if found.started is not None and self._blocks:
+            held = [blocks for _, _, blocks in self._blocks]
+            weight = sum(seconds for _, seconds, _ in self._blocks) or 1.0
+            mean = sum(seconds * blocks for _, seconds, blocks in self._blocks) / weight
+            found.blocks_used = mean / found.started.num_blocks
+            found.most_blocks_used = max(held) / found.started.num_blocks
+            found.blocks_slope = _slope(self._blocks[len(self._blocks) // 2 :])
+        return found
+
+    def _scheduled(self, event: StepScheduled) -> None:
+        batch, found = event.batch, self.found
+        self._decided[batch.step] = event
+        for preemption in batch.preemptions:
+            watched = self._requests.get(preemption.request_id)
+            found.num_preemptions += 1
+            if watched is not None:
+                watched.preempted_at = max(watched.preempted_at, 1)
+        for admitted in batch.admitted:
+            watched = self._requests.get(admitted.request_id)
+            if watched is None:
+                continue
+            found.num_cached_tokens += admitted.num_cached_tokens
+            if admitted.cache_end is CacheEnd.EVICTED:
+                found.num_evicted_hits += 1
+                hashes = watched.arrival.block_hashes
+                if hashes:
+                    self._evicted[hashes[0]] += 1
+            if watched.scheduled_s is None:
+                watched.scheduled_s = event.time_s
+                self._queue.append(event.time_s - watched.arrival.arrival_time_s)
+
+    def _committed(self, event: StepCommitted) -> None:
+        decided = self._decided.pop(event.step, None)
+        if decided is None:
+            return
+        batch = decided.batch
+        begin_s = decided.time_s if self._last_s is None else max(self._last_s, decided.time_s)
+        seconds = max(0.0, event.time_s - begin_s)
+        # the engine's own work between two steps counts where it kept somebody waiting for it
+        if self._last_s is not None and len(batch.admitted) < batch.num_running:
+            seconds = event.time_s - self._last_s
+        self._last_s = event.time_s
+        self._time(decided, event, seconds)
+        self._count(batch)
+        self._tokens(batch, event)
+
+    def _time(self, decided: StepScheduled, event: StepCommitted, seconds: float) -> None:
+        found, batch, cost = self.found, decided.batch, decided.cost
+        found.num_steps += 1
+        found.busy_s += seconds
+        found.own_s += max(0.0, seconds - event.operator_time_s - event.draft_time_s)
+        if cost is not None:
+            found.floor_s += cost.seconds
+            if cost.bound == "compute":
+                found.compute_s += seconds
+            else:
+                found.memory_s += seconds
+        if batch.num_waiting:
+            found.waiting_s[batch.limited_by] = found.waiting_s.get(batch.limited_by, 0.0) + seconds
+        if not batch.num_prefill_tokens:
+            self._decode_steps.append(seconds)
+        if found.started is not None:
+            self._slots.append((seconds, batch.num_running / found.started.scheduler["max_num_seqs"]))
+            self._blocks.append((event.time_s, seconds, found.started.num_blocks - batch.num_free_blocks))
+
+    def _count(self, batch: ScheduledBatch) -> None:
+        found = self.found
+        num_decodes = 0
+        for share in batch.requests:
+            if share.stroke is Stroke.DECODE:
+                num_decodes += 1
+                continue
+            found.num_prompt_tokens += share.num_scheduled_tokens
+            found.largest_chunk = max(found.largest_chunk, share.num_scheduled_tokens)
+            watched = self._requests.get(share.request_id)
+            if watched is not None and watched.preempted_at:
+                found.num_recomputed_tokens += share.num_scheduled_tokens
+        if num_decodes:
+            self._decodes.append(num_decodes)
+
+    def _tokens(self, batch: ScheduledBatch, event: StepCommitted) -> None:
+        strokes = {share.request_id: share.stroke for share in batch.requests}
+        is_mixed = batch.num_prefill_tokens > 0
+        for commit in event.commits:
+            watched = self._requests.get(commit.request_id)
+            if watched is None:
+                continue
+            self.found.num_outputs += commit.num_tokens
+            if commit.num_tokens:
+                self._token(watched, event.time_s, is_mixed and strokes.get(commit.request_id) is Stroke.DECODE)
+                watched.preempted_at = 0
+            if commit.finish_reason is not None:
+                self.found.num_requests += 1
+                self.found.num_errors += commit.finish_reason is FinishReason.ERROR
+                del self._requests[commit.request_id]
+
+    def _token(self, watched: _Watched, time_s: float, beside_prompts: bool) -> None:
+        if watched.last_token_s is None:
+            self._ttft.append(time_s - watched.arrival.arrival_time_s)
+        else:
+            gap_s = time_s - watched.last_token_s
+            self._itl.append(gap_s)
+            if beside_prompts:
+                self._stalled.append(gap_s)
+        watched.last_token_s = time_s
+
+
+def _slope(points: list[tuple[float, float, float]]) -> float:
+    """Of the line through times and blocks, by least squares."""
+    count = len(points)
+    if count < 2:
+        return 0.0
+    mean_t = sum(t for t, _, _ in points) / count
+    mean_b = sum(b for _, _, b in points) / count
+    spread = sum((t - mean_t) ** 2 for t, _, _ in points)
+    return sum((t - mean_t) * (b - mean_b) for t, _, b in points) / spread if spread else 0.0
+
+
+def plain_signals(found: Signals) -> dict[str, Any]:
+    """For JSON: every number, without the settings."""
+    names = [name for name in Signals.__slots__ if name != "started"]
+    return {name: getattr(found, name) for name in names} | {
+        "waiting_s": {k.value: v for k, v in found.waiting_s.items()}
+    }

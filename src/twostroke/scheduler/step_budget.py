@@ -1,0 +1,213 @@
+"""How many tokens the next step may have: a fixed number, or as many as keep the time between tokens below a limit.
+
+    ITL limit |- - - - - - - - - - - - - - - - - - - - - - - - - -
+              |                 ▒▒▒▒▒▒▒▒ chunk: as large as fits
+              |        ████████ decodes: what they take anyway             time of the step
+              |████████                                              ───────────────────────►
+
+Whoever decodes waits a step for a token, so that step must not take longer than the limit; and the larger the chunk,
+the sooner the prompt is through. So the largest chunk that fits is the one with the lowest TTFT among those that keep
+the limit. Its time comes from the fitted model (cost/step_model.py), stretched by what steps took lately: the limit is
+to hold for 99 of 100 steps, so the stretch follows the 99th percentile of measured / predicted.
+
+When nobody decodes, nobody waits for a token: the step may be as large as it may at all. With a limit for TTFT alone
+the chunk is the smallest that is through in time, as a larger one would only make others wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
+
+from twostroke.batch import ScheduledBatch
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.step_model import PredictsSteps
+from twostroke.cost.step_work import Layers, StepWork
+from twostroke.request import Request
+
+LEAST_CHUNK = 16
+"""Tokens of a prompt that go into a step whatever the limit says: it must get through some day."""
+QUANTILE = 0.99
+_LEARNED = 0.05
+"""How far the stretch moves with a step, as a share of itself."""
+_STRETCH = (0.3, 10.0)
+"""Beyond, it is not the chunk that makes steps long."""
+
+
+class Prompt(NamedTuple):
+    """A prompt that is, or would be, computed next."""
+
+    start: int
+    """Tokens of it that are there."""
+    num_left: int
+    arrival_s: float
+
+
+class StepBudget(Protocol):
+    """Says how many tokens a step may have."""
+
+    def tokens(self, now_s: float, running: Iterable[Request], head: Request | None) -> int:
+        """Of the step that is decided now.
+
+        Args:
+            now_s: the engine's clock.
+            running: everybody who holds blocks, most urgent first.
+            head: of the queue.
+        """
+        ...
+
+    def decided(self, batch: ScheduledBatch) -> None:
+        """What came of it."""
+        ...
+
+    def took(self, step: int, seconds: float) -> None:
+        """How long it took, from its decision to its result."""
+        ...
+
+
+class FixedBudget:
+    """The same for every step."""
+
+    def __init__(self, max_num_batched_tokens: int) -> None:
+        self._tokens = max_num_batched_tokens
+
+    def tokens(self, now_s: float, running: Iterable[Request], head: Request | None) -> int:
+        """See StepBudget."""
+        del now_s, running, head
+        return self._tokens
+
+    def decided(self, batch: ScheduledBatch) -> None:
+        """Nothing to learn."""
+
+    def took(self, step: int, seconds: float) -> None:
+        """Nothing to learn."""
+
+
+class SloBudget:
+    """As many as the limits leave.
+
+    Args:
+        max_num_batched_tokens: of any step.
+        step_times: of the model, on this machine.
+        layers: of the model.
+        itl_slo_s: limit of the time between two tokens; None: there is none.
+        ttft_slo_s: limit of the time to the first token, where there is none for the time between tokens.
+    """
+
+    def __init__(
+        self,
+        max_num_batched_tokens: int,
+        step_times: PredictsSteps,
+        layers: Layers,
+        *,
+        itl_slo_s: float | None = None,
+        ttft_slo_s: float | None = None,
+    ) -> None:
+        self._most = max_num_batched_tokens
+        self._step_times = step_times
+        self._layers = layers
+        self._itl_slo_s = itl_slo_s
+        self._ttft_slo_s = ttft_slo_s
+        self._in_flight: dict[int, StepWork] = {}
+        self.stretch = 1.0
+        """Measured / predicted, at the quantile that is to keep the limit."""
+
+    def tokens(self, now_s: float, running: Iterable[Request], head: Request | None) -> int:
+        """See StepBudget."""
+        decodes, prompt, num_queued = _seen(running, head)
+        if not decodes or prompt is None:
+            return self._most
+        beside = self._layers.work((start, 1, 1) for start in decodes)
+        room = max(1, min(self._most - len(decodes), num_queued))
+
+        def seconds(chunk: int) -> float:
+            """Of a step with a chunk of so many tokens."""
+            work = beside + self._layers.work([(prompt.start, chunk, 1)])
+            return self.stretch * self._step_times.seconds(work)
+
+        if self._itl_slo_s is not None:
+            limit_s = self._itl_slo_s
+            chunk = _largest(lambda n: seconds(n) <= limit_s, room)
+        else:
+            assert self._ttft_slo_s is not None, "a budget by limits has one"
+            left_s = prompt.arrival_s + self._ttft_slo_s - now_s
+            chunk = _smallest(lambda n: math.ceil(num_queued / n) * seconds(n) <= left_s, room)
+        return len(decodes) + max(chunk, min(LEAST_CHUNK, room))
+
+    def decided(self, batch: ScheduledBatch) -> None:
+        """See StepBudget."""
+        if not batch.is_empty:
+            self._in_flight[batch.step] = self._layers.work_of(batch)
+
+    def took(self, step: int, seconds: float) -> None:
+        """Follows the quantile: one step above lifts it as much as ninety-nine below lower it."""
+        work = self._in_flight.pop(step, None)
+        if work is None or seconds <= 0 or not work.num_logits_rows:
+            return
+        is_above = seconds > self.stretch * self._step_times.seconds(work)
+        moved = self.stretch * math.exp(_LEARNED * (is_above - (1 - QUANTILE)))
+        self.stretch = min(max(moved, _STRETCH[0]), _STRETCH[1])
+
+
+def make_step_budget(config: SchedulerConfig, step_times: PredictsSteps | None, layers: Layers | None) -> StepBudget:
+    """The one that the settings ask for.
+
+    Args:
+        config: with or without limits.
+        step_times: needed for limits.
+        layers: needed for limits.
+    """
+    if not config.has_slo:
+        return FixedBudget(config.max_num_batched_tokens)
+    assert step_times is not None, "limits need a model of step times"
+    assert layers is not None, "limits need the model's layers"
+    return SloBudget(
+        config.max_num_batched_tokens,
+        step_times,
+        layers,
+        itl_slo_s=config.itl_slo_s,
+        ttft_slo_s=config.ttft_slo_s,
+    )
+
+
+def _seen(running: Iterable[Request], head: Request | None) -> tuple[list[int], Prompt | None, int]:
+    """The positions of those who decode, the prompt that is next, and the tokens of all prompts under way."""
+    decodes: list[int] = []
+    prompt: Prompt | None = None
+    num_queued = 0
+    for request in running:
+        num_left = request.num_prefill_tokens - request.num_computed_tokens
+        if num_left <= 0:
+            decodes.append(request.num_computed_tokens)
+            continue
+        num_queued += num_left
+        prompt = prompt or Prompt(request.num_computed_tokens, num_left, request.arrival.arrival_time_s)
+    if head is not None:
+        num_left = head.num_tokens + head.num_pending_tokens
+        num_queued += num_left
+        prompt = prompt or Prompt(0, num_left, head.arrival.arrival_time_s)
+    return decodes, prompt, num_queued
+
+
+def _largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest count that fits, by bisection; 0: none does."""
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _smallest(fits: Callable[[int], bool], most: int) -> int:
+    """The smallest count that fits; the largest of all where none does.
+
+    A chunk too small pays the fixed cost of a step too often, one too large makes no step shorter: doublings are looked
+    at one after the other.
+    """
+    count = LEAST_CHUNK
+    while count < most:
+        if fits(count):
+            return count
+        count *= 2
+    return most

@@ -1,0 +1,60 @@
+"""A workload's way through an engine, whoever watched it: a benchmark, a reader of event logs, or a simulation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twostroke.batch import Limit
+from twostroke.request import FinishReason
+from twostroke.request_times import RequestTimes
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """One step as it was decided and as long as it took."""
+
+    end_s: float
+    """When its result was there, after the start of the run."""
+    wall_s: float
+    """Of the whole engine step."""
+    operator_s: float
+    """Of these, in the model's operators."""
+    num_seqs: int
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    limited_by: Limit
+    num_waiting: int
+
+    @property
+    def own_s(self) -> float:
+        """The engine's own time: everything but the model's operators."""
+        return self.wall_s - self.operator_s
+
+    @property
+    def num_tokens(self) -> int:
+        """Query tokens of the pass."""
+        return self.num_prefill_tokens + self.num_decode_tokens
+
+
+@dataclass(slots=True)
+class ServedRequest:
+    """A request's way through an engine; times count from the start of the run."""
+
+    request_id: str
+    times: RequestTimes
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A workload's way through an engine."""
+
+    requests: tuple[ServedRequest, ...]
+    steps: tuple[StepSample, ...]
+    duration_s: float
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens made."""
+        return sum(len(r.times.token_times_s) for r in self.requests)

@@ -1,0 +1,162 @@
+"""What a simulation is fed with: requests as the scheduler sees them, and how each of them went on."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from twostroke.errors import InvalidParameter
+from twostroke.events import (
+    EngineStarted,
+    Event,
+    EventsDropped,
+    KVBlockChecked,
+    KVImportBegan,
+    MeasurementBegan,
+    RequestArrived,
+    RequestFinishedByCaller,
+    StepCommitted,
+    event_log_with_a_gap,
+)
+from twostroke.request import Arrival, FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRequest:
+    """A request whose outcome is known: whatever the schedule, it makes the same tokens."""
+
+    arrival: Arrival
+    num_outputs: int
+    """Tokens until its end. 0: it was ended from outside before it had any."""
+    finish_reason: FinishReason = FinishReason.LENGTH
+    output_hashes: tuple[bytes, ...] = ()
+    """Of the blocks that its outputs fill, where somebody may ask for them again; default: nobody does."""
+    ended_after_s: float | None = None
+    """Given up by its caller so long after its arrival; None: it ends by its tokens."""
+
+    def hash_of_block(self, index: int) -> bytes:
+        """Of a full block of prompt and output."""
+        known = self.arrival.block_hashes
+        if index < len(known):
+            return known[index]
+        behind = index - len(known)
+        if behind < len(self.output_hashes):
+            return self.output_hashes[behind]
+        return struct.pack("<I", index) + self.arrival.request_id.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a log says of one run of an engine."""
+
+    started: EngineStarted
+    requests: tuple[SimulatedRequest, ...]
+    """In the order of their arrival; times count from the first."""
+    unfinished: int
+    """Requests that had not ended when the log did; they are taken to end with the tokens that they had."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    arrival: Arrival
+    num_outputs: int = 0
+    output_hashes: list[bytes] = field(default_factory=list[bytes])
+    finish_reason: FinishReason | None = None
+    ended_after_s: float | None = None
+
+
+def recording_of(events: Iterable[Event]) -> Recording:
+    """Reads the last run of a log; what came before its measurement began warmed the engine up and is left out.
+
+    Raises:
+        InvalidParameter: the log has a gap, no engine in it or no request, or is that of a pool of several engines.
+    """
+    reader = _Reader()
+    for event in events:
+        reader.take(event)
+    return reader.recording()
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._started: EngineStarted | None = None
+        self._watched: dict[str, _Watched] = {}
+        self._live: dict[str, _Watched] = {}
+        self._names = 0
+
+    def take(self, event: Event) -> None:
+        match event:
+            case EngineStarted():
+                self._started, self._watched, self._live = event, {}, {}
+            case MeasurementBegan():
+                self._watched, self._live = {}, {}
+            case RequestArrived():
+                self._arrived(event)
+            case StepCommitted():
+                self._committed(event)
+            case RequestFinishedByCaller():
+                self._end(event.request_id, event.reason, event.time_s)
+            case KVBlockChecked():
+                for request_id in event.suspects.ended:
+                    self._end(request_id, FinishReason.ERROR, event.time_s)
+            case EventsDropped():
+                raise event_log_with_a_gap(event)
+            case KVImportBegan():
+                limit = "is that of an engine in a pool; one that ran by itself can be simulated from its log"
+                raise InvalidParameter("event_log", event.process, limit)
+            case _:
+                pass
+
+    def recording(self) -> Recording:
+        if self._started is None:
+            raise InvalidParameter("event_log", "these events", "must begin with the start of an engine")
+        if not self._watched:
+            raise InvalidParameter("event_log", "these events", "must hold a request")
+        watched = sorted(self._watched.values(), key=lambda one: one.arrival.arrival_time_s)
+        begin_s = watched[0].arrival.arrival_time_s
+        unfinished = sum(one.finish_reason is None for one in watched)
+        return Recording(self._started, tuple(_simulated(one, begin_s) for one in watched), unfinished)
+
+    def _arrived(self, event: RequestArrived) -> None:
+        self._names += 1  # a name may be used again once its request has ended
+        watched = _Watched(replace(event.arrival, request_id=f"{self._names}:{event.request_id}"))
+        self._watched[watched.arrival.request_id] = self._live[event.request_id] = watched
+
+    def _committed(self, event: StepCommitted) -> None:
+        for commit in event.commits:
+            watched = self._live.get(commit.request_id)
+            if watched is None:
+                continue
+            watched.num_outputs += commit.num_tokens
+            watched.output_hashes += commit.block_hashes
+            if commit.finish_reason is not None:
+                self._end(commit.request_id, commit.finish_reason, None)
+
+    def _end(self, request_id: str, reason: FinishReason, time_s: float | None) -> None:
+        watched = self._live.pop(request_id, None)
+        if watched is not None:
+            watched.finish_reason = reason
+            if time_s is not None:
+                watched.ended_after_s = max(0.0, time_s - watched.arrival.arrival_time_s)
+
+
+def _simulated(watched: _Watched, begin_s: float) -> SimulatedRequest:
+    arrival = watched.arrival
+    # who was given up in the middle made so many tokens, and would make as many under any schedule
+    by_tokens = watched.num_outputs > 0
+    return SimulatedRequest(
+        replace(arrival, arrival_time_s=arrival.arrival_time_s - begin_s, lend_as=None, import_id=None),
+        watched.num_outputs,
+        watched.finish_reason or FinishReason.ABORT,
+        tuple(watched.output_hashes),
+        None if by_tokens or watched.ended_after_s is None else watched.ended_after_s,
+    )
+
+
+def faster(requests: Sequence[SimulatedRequest], factor: float) -> tuple[SimulatedRequest, ...]:
+    """The same requests, arriving so many times as fast."""
+    return tuple(
+        replace(one, arrival=replace(one.arrival, arrival_time_s=one.arrival.arrival_time_s / factor))
+        for one in requests
+    )

@@ -1,0 +1,162 @@
+"""What-ifs: a recorded configuration with some settings changed, as a scheduler that has not run yet."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from twostroke.config.cache import CacheConfig
+from twostroke.config.kv_format import KVFormat, slot_bytes
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.errors import InvalidParameter
+from twostroke.events import EngineStarted, plain
+from twostroke.simulation.requests import SimulatedRequest
+
+_SCHEDULER = {f.name for f in dataclasses.fields(SchedulerConfig)}
+_CACHE = {"block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "enable_prefix_caching", "kv_reservation"}
+_OWN = {"request_rate_factor", "step_time_factor", "max_model_len"}
+_FORMATS: Mapping[str, KVFormat] = {"bf16": "bf16", "f32": "f32", "int8": "int8", "int4": "int4"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """Settings to change; nothing changed is the recorded configuration.
+
+    >>> WhatIf.read(["max_num_batched_tokens=256", "request_rate_factor=2"])
+    WhatIf(settings={'max_num_batched_tokens': 256, 'request_rate_factor': 2})
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def read(cls, words: Iterable[str]) -> WhatIf:
+        """KEY=VALUE words, a value as in JSON or a bare word.
+
+        Raises:
+            InvalidParameter: a word without "=", or a setting that no what-if knows.
+        """
+        found: dict[str, Any] = {}
+        for word in words:
+            name, equals, value = word.partition("=")
+            name = name.strip().lstrip("-").replace("-", "_")
+            if not equals:
+                raise InvalidParameter("set", word, "must be key=value", "For example max_num_batched_tokens=256.")
+            known = _SCHEDULER | _CACHE | _OWN
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=2)
+                remedy = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(sorted(known))}."
+                raise InvalidParameter("set", word, "names a setting that cannot be simulated", remedy)
+            found[name] = _value(value)
+        return cls(settings=found)
+
+    @property
+    def words(self) -> str:
+        """As they were given.
+
+        >>> WhatIf(settings={"policy": "fair", "max_num_seqs": 8}).words
+        'policy=fair max_num_seqs=8'
+        """
+        return " ".join(f"{name}={value}" for name, value in self.settings.items()) or "as recorded"
+
+    @property
+    def request_rate_factor(self) -> float:
+        """Requests arrive so many times as fast."""
+        return self._factor("request_rate_factor")
+
+    @property
+    def step_time_factor(self) -> float:
+        """Steps take so many times as long."""
+        return self._factor("step_time_factor")
+
+    def apply(self, started: EngineStarted) -> EngineStarted:
+        """The recorded engine with these settings.
+
+        The bytes of KV memory stay as they are unless they are what is changed: blocks of another size or format are
+        more or fewer.
+
+        Raises:
+            InvalidParameter: a value that the setting does not take.
+        """
+        given = self.settings
+        # built anew, so that ranges are checked as they are at an engine's start
+        of_scheduler: dict[str, Any] = {n: v for n, v in given.items() if n in _SCHEDULER}
+        of_cache: dict[str, Any] = {n: v for n, v in given.items() if n in _CACHE}
+        sizes: dict[str, Any] = {"num_kv_blocks": None, "kv_cache_memory": None}
+        scheduler = SchedulerConfig(**started.scheduler | of_scheduler)
+        cache = CacheConfig(**started.cache | sizes | of_cache)
+        layout = dict(started.layout)
+        bytes_before = _bytes_per_block(layout)
+        layout["block_size"] = cache.block_size
+        if "kv_cache_dtype" in given:
+            layout["kv_format"] = _kv_format(cache.kv_cache_dtype)
+        memory = cache.kv_cache_memory or started.num_blocks * bytes_before
+        num_blocks = cache.num_kv_blocks or int(memory // _bytes_per_block(layout))
+        max_model_len = given.get("max_model_len", started.max_model_len)
+        return replace(
+            started,
+            scheduler=plain(scheduler),
+            cache=plain(cache),
+            layout=layout,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+        )
+
+    def _factor(self, name: str) -> float:
+        value = self.settings.get(name, 1.0)
+        if not isinstance(value, int | float) or not 0 < value < 1e6:
+            raise InvalidParameter(name, value, "must be a number more than 0")
+        return float(value)
+
+
+def with_block_size(requests: Sequence[SimulatedRequest], before: int, after: int) -> tuple[SimulatedRequest, ...]:
+    """The same requests with names for blocks of another size.
+
+    A chained hash names everything before it, too: the name of every second block is that of a block of twice the size.
+    Smaller blocks get made-up names, and are shared exactly where the larger ones were.
+
+    ```
+    before   h0 h1 h2 h3 h4          twice     h1 h3          half     h0' h0 h1' h1 h2' h2 h3' h3 h4' h4
+    ```
+    """
+    if before == after:
+        return tuple(requests)
+    return tuple(_renamed(request, before, after) for request in requests)
+
+
+def _renamed(request: SimulatedRequest, before: int, after: int) -> SimulatedRequest:
+    arrival = request.arrival
+    num_prompt = len(arrival.block_hashes)
+    names = [*arrival.block_hashes, *request.output_hashes]
+    if after > before:
+        ratio = after // before
+        new = names[ratio - 1 :: ratio]
+    else:
+        ratio = before // after
+        new = [name if part == ratio - 1 else name + bytes([part]) for name in names for part in range(ratio)]
+    num_new = min(len(new), arrival.num_prompt_tokens // after) if num_prompt else 0
+    return replace(
+        request, arrival=replace(arrival, block_hashes=tuple(new[:num_new])), output_hashes=tuple(new[num_new:])
+    )
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _bytes_per_block(layout: Mapping[str, Any]) -> int:
+    groups = cast(list[Mapping[str, Any]], layout["groups"])
+    per_token = 2 * layout["num_kv_heads"] * slot_bytes(layout["kv_format"], layout["head_dim"])
+    return len(groups[0]["layer_ids"]) * layout["block_size"] * per_token
+
+
+def _kv_format(name: str) -> KVFormat:
+    if name not in _FORMATS:
+        raise InvalidParameter("kv_cache_dtype", name, f"must be one of {', '.join(_FORMATS)} in a what-if")
+    return _FORMATS[name]

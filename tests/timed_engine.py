@@ -1,0 +1,111 @@
+"""The real engine without a model, in simulated time: its steps take what a model of step times says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from twostroke.batch import ScheduledBatch, StepResult
+from twostroke.bench.counting_executor import CountingExecutor, SimulatedClock
+from twostroke.bench.drive import RecordingExecutor, drive
+from twostroke.bench.workload import Workload
+from twostroke.config.cache import CacheConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.step_cost import MachineLimits, ModelShape
+from twostroke.cost.step_model import Curve, StepTimeModel
+from twostroke.cost.step_work import Layers
+from twostroke.engine.engine import Engine
+from twostroke.engine.journal import Journal, engine_started
+from twostroke.events import Event
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_cache.manager import KVCacheManager
+from twostroke.scheduler.scheduler import Scheduler
+
+STEP_TIMES = StepTimeModel(
+    layers=Curve((1, 16, 512), (0.020, 0.022, 0.420)), head=Curve((1, 64), (0.002, 0.006)), pair_s=5e-8, seen_s=1e-7
+)
+SHAPE = ModelShape(
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    vocab_size=32000,
+    layer_windows=(None,) * 4,
+    bytes_per_weight=2,
+    bytes_per_kv_element=2,
+)
+LIMITS = MachineLimits(flops_per_s=2e11, bytes_per_s=2e10)
+
+
+class _TimedExecutor(CountingExecutor):
+    """Takes as long as it should; a little more or less, where there is noise."""
+
+    def __init__(self, clock: SimulatedClock, layers: Layers, step_times: StepTimeModel, noise: float, own_s: float):
+        super().__init__()
+        self._time, self._layers, self._step_times = clock, layers, step_times
+        self._noise, self._own_s, self._dice = noise, own_s, random.Random(0)
+        self._seconds: list[float] = []
+
+    def submit(self, batch: ScheduledBatch) -> None:
+        self._seconds.append(self._step_times.seconds(self._layers.work_of(batch)))
+        super().submit(batch)
+
+    def collect(self) -> StepResult:
+        seconds = self._seconds.pop(0) * (1 + self._noise * self._dice.random())
+        self._time.advance(seconds + self._own_s)
+        return replace(super().collect(), operator_time_s=seconds)
+
+
+class Listener:
+    """Keeps every event."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def append(self, event: Event) -> None:
+        self.events.append(event)
+
+
+def history(
+    workload: Workload,
+    scheduler: SchedulerConfig | None = None,
+    cache: CacheConfig | None = None,
+    *,
+    num_blocks: int = 1024,
+    max_model_len: int = 2048,
+    step_times: StepTimeModel = STEP_TIMES,
+    noise: float = 0.0,
+    own_s: float = 0.0,
+    tenants: Sequence[str] = (),
+) -> list[Event]:
+    """The log of a workload.
+
+    `noise` is how much longer a step may take by chance, `own_s` its seconds outside of the model; of `tenants` there
+    is one per request, by default the same for all.
+    """
+    scheduler, cache = scheduler or SchedulerConfig(), cache or CacheConfig()
+    layout = KVLayout.of(
+        SHAPE.layer_windows, block_size=cache.block_size, num_kv_heads=8, head_dim=128, kv_format="bf16"
+    )
+    kv = KVCacheManager(layout, num_blocks, cache, max_model_len)
+    clock, layers, listener = SimulatedClock(), Layers(SHAPE.layer_windows), Listener()
+    executor = RecordingExecutor(_TimedExecutor(clock, layers, step_times, noise, own_s))
+    started = engine_started(
+        scheduler, cache, layout, num_blocks=num_blocks, max_model_len=max_model_len, model="none", now_s=clock()
+    )
+    started = replace(started, machine=LIMITS, step_times=step_times if scheduler.has_slo else None)
+    engine = Engine(
+        Scheduler(scheduler, kv, max_model_len=max_model_len, step_times=step_times, layers=layers),
+        executor,
+        block_size=cache.block_size,
+        hashes_blocks=cache.enable_prefix_caching,
+        journal=Journal(started, SHAPE, None, [listener]),
+        clock=clock,
+    )
+    if tenants:
+        add, names = engine.add_request, iter(tenants)
+        engine.add_request = lambda request: add(replace(request, tenant=next(names)))  # type: ignore[method-assign]
+    drive(engine, executor, workload, clock=clock, wait=clock.advance)
+    return listener.events

@@ -1,0 +1,76 @@
+"""A model that is fitted to steps of a known model finds it again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twostroke.cost.step_fit import TimedStep, fit_step_model, quality_of
+from twostroke.cost.step_model import Curve, StepTimeModel, scaled
+from twostroke.cost.step_work import Layers, StepWork
+from twostroke.errors import InvalidParameter
+
+TRUTH = StepTimeModel(
+    layers=Curve((1, 16, 512), (0.010, 0.011, 0.350)),
+    head=Curve((1, 64), (0.002, 0.004)),
+    pair_s=2e-9,
+    seen_s=3e-8,
+)
+
+
+def some_steps(seed: int, noise: float = 0.0) -> list[TimedStep]:
+    dice, layers = random.Random(seed), Layers([None] * 12)
+    found: list[TimedStep] = []
+    for _ in range(400):
+        decodes = [(dice.randrange(1, 2000), 1, 1) for _ in range(dice.choice([0, 1, 2, 4, 8, 16, 32, 64]))]
+        chunk = [(dice.randrange(0, 1000), dice.choice([16, 32, 64, 128, 256, 448]), dice.randrange(2))]
+        work = layers.work(decodes + (chunk if dice.random() < 0.5 or not decodes else []))
+        found.append(TimedStep(work, TRUTH.seconds(work) * (1 + noise * dice.random())))
+    return found
+
+
+def test_steps_without_noise_give_the_model_back() -> None:
+    model = fit_step_model(some_steps(1))
+    assert quality_of(model, some_steps(2)).p95_error < 0.02
+    assert model.seen_s == pytest.approx(TRUTH.seen_s, rel=0.05)
+    assert model.pair_s == pytest.approx(TRUTH.pair_s, rel=0.1)
+
+
+def test_hiccups_do_not_count() -> None:
+    steps = some_steps(3)
+    slow = [TimedStep(step.work, step.seconds * 4) for step in steps[::25]]
+    model = fit_step_model([*steps, *slow])
+    assert quality_of(model, some_steps(4)).median_error < 0.02
+
+
+def test_too_few_steps_are_refused() -> None:
+    with pytest.raises(InvalidParameter, match=r"steps=2: must be 8 and more"):
+        fit_step_model(some_steps(1)[:2])
+
+
+def test_steps_of_one_kind_alone_can_be_fitted() -> None:
+    layers = Layers([None])
+    works = [layers.work([(context, 1, 1)]) for context in range(100, 4000, 100)]
+    model = fit_step_model([TimedStep(work, TRUTH.seconds(work)) for work in works])
+    assert model.seconds(layers.work([(2050, 1, 1)])) == pytest.approx(TRUTH.seconds(layers.work([(2050, 1, 1)])), 0.02)
+
+
+@given(st.integers(0, 20), st.integers(0, 600), st.integers(0, 70))
+def test_more_work_never_takes_less(more: int, num_tokens: int, num_rows: int) -> None:
+    model = fit_step_model(some_steps(5, noise=0.3))
+    work = StepWork(num_tokens, num_rows, 1000, 1000)
+    assert model.seconds(work + StepWork(more, more, more, more)) >= model.seconds(work) - 1e-12
+
+
+def test_a_slower_machine_takes_longer_for_everything() -> None:
+    work = StepWork(100, 3, 5000, 700)
+    assert scaled(TRUTH, 3.0).seconds(work) == pytest.approx(3 * TRUTH.seconds(work))
+
+
+def test_a_window_cuts_what_is_seen() -> None:
+    assert Layers([4, None]).work([(100, 1, 1)]) == StepWork(1, 1, 0, 4 + 101)
+    # a chunk: every query sees itself and three before it in the first layer, all before it in the second
+    assert Layers([4, None]).work([(100, 10, 0)]) == StepWork(10, 0, 40 + sum(range(101, 111)), 0)

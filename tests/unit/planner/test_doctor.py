@@ -1,0 +1,200 @@
+"""Constructed loads: the doctor names the right lever, and pulling it does what it was said to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from timed_engine import STEP_TIMES, history
+from twostroke.bench.from_log import run_of_log
+from twostroke.bench.workload import Workload, of_lengths, with_arrivals
+from twostroke.config.cache import CacheConfig
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.errors import InvalidParameter
+from twostroke.events import EventsDropped
+from twostroke.planner.doctor import Constraint, Diagnosis, diagnose
+from twostroke.planner.replay import figures
+from twostroke.planner.show_doctor import diagnosis_json, print_diagnosis
+
+
+def every(seconds: float, lengths: list[tuple[int, int]], seed: int = 0) -> Workload:
+    return with_arrivals(of_lengths(lengths, seed=seed), [seconds * i for i in range(len(lengths))])
+
+
+def naive() -> dict[str, Any]:
+    """Static batches, memory for the longest request each: low use, low throughput."""
+    return {
+        "workload": of_lengths([(64, 8 + 37 * (i % 9)) for i in range(48)]),
+        "scheduler": SchedulerConfig(batching="static", max_num_seqs=32),
+        "cache": CacheConfig(kv_reservation="contiguous", enable_prefix_caching=False),
+        "num_blocks": 640,
+    }
+
+
+def little_memory() -> dict[str, Any]:
+    """Long answers in little KV memory."""
+    return {
+        "workload": of_lengths([(256, 200)] * 40),
+        "scheduler": SchedulerConfig(max_num_seqs=32),
+        "cache": CacheConfig(enable_prefix_caching=False),
+        "num_blocks": 200,
+    }
+
+
+def few_slots() -> dict[str, Any]:
+    return {
+        "workload": every(0.05, [(32, 64)] * 60),
+        "scheduler": SchedulerConfig(max_num_seqs=4),
+    }
+
+
+def whole_prompts() -> dict[str, Any]:
+    """Some decode, and long prompts come in one piece."""
+    return {
+        "workload": with_arrivals(
+            of_lengths([(16, 400)] * 6 + [(1500, 4)] * 4), [0.0] * 6 + [1.0 + 3.0 * i for i in range(4)]
+        ),
+        "scheduler": SchedulerConfig(enable_chunked_prefill=False),
+    }
+
+
+def large_chunks() -> dict[str, Any]:
+    """The same in large chunks."""
+    return whole_prompts() | {"scheduler": SchedulerConfig(max_num_batched_tokens=1024)}
+
+
+def one_at_a_time() -> dict[str, Any]:
+    """A single user, who waits for each token."""
+    return {"workload": every(3.0, [(32, 100)] * 6)}
+
+
+CASES = [
+    (naive, Constraint.SLOTS, "continuous batching with paged KV"),
+    (little_memory, Constraint.KV, "half as much KV memory again"),
+    (few_slots, Constraint.SLOTS, "twice the slots"),
+    (whole_prompts, Constraint.PROMPTS, "chunked prefill"),
+    (large_chunks, Constraint.PROMPTS, "a limit for the time between tokens"),
+    (one_at_a_time, Constraint.BANDWIDTH, "speculation"),
+]
+
+
+def with_settings(case: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The same load on an engine with other settings."""
+    of_scheduler = {name: value for name, value in settings.items() if hasattr(SchedulerConfig(), name)}
+    of_cache = {name: value for name, value in settings.items() if hasattr(CacheConfig(), name)}
+    scheduler, cache = case.get("scheduler", SchedulerConfig()), case.get("cache", CacheConfig())
+    num_blocks = of_cache.pop("num_kv_blocks", case.get("num_blocks", 1024))
+    return case | {
+        "scheduler": dataclasses.replace(scheduler, **of_scheduler),
+        "cache": dataclasses.replace(cache, **of_cache),
+        "num_blocks": num_blocks,
+    }
+
+
+@pytest.mark.parametrize(("case", "constraint", "lever"), CASES, ids=[case.__name__ for case, _, _ in CASES])
+def test_each_load_has_its_lever(case: Any, constraint: Constraint, lever: str) -> None:
+    found = diagnose(history(**case(), noise=0.05))
+    assert (found.constraint, found.levers[0].name) == (constraint, lever), found.evidence
+    assert found.evidence
+
+
+@pytest.mark.parametrize("case", [case for case, _, _ in CASES if case is not one_at_a_time], ids=lambda c: c.__name__)
+def test_pulling_the_lever_does_what_was_predicted(case: Any) -> None:
+    before = case()
+    lever = diagnose(history(**before, noise=0.05)).levers[0]
+    assert lever.before is not None
+    assert lever.after is not None
+    after = with_settings(before, lever.settings)
+    really = figures(run_of_log(history(**after, noise=0.05)))[lever.metric]
+    was = figures(run_of_log(history(**before, noise=0.05)))[lever.metric]
+    assert lever.gain > 1.05
+    assert (really - was) * (lever.after - lever.before) > 0, "the metric moved the other way"
+    predicted = lever.after - lever.before
+    assert abs((really - was) - predicted) <= 0.3 * abs(predicted)
+
+
+def named(found: Diagnosis) -> set[str]:
+    return {fault.name for fault in found.faults}
+
+
+def test_thrash_is_named() -> None:
+    workload = of_lengths([(16, 300)] * 24)
+    cache = CacheConfig(enable_prefix_caching=False)
+    assert "preemption thrash" in named(diagnose(history(workload, cache=cache, num_blocks=130)))
+    assert "preemption thrash" not in named(diagnose(history(workload, cache=cache, num_blocks=1000)))
+
+
+def hot_prefix() -> Workload:
+    """One prefix that many ask for, and in between prompts that nobody asks for again."""
+    hot, cold = of_lengths([(512, 2)], seed=1).requests[0], of_lengths([(900, 2)] * 12, seed=2).requests
+    requests = [request for one in cold for request in (hot, one)]
+    workload = Workload(tuple(requests), {})
+    return with_arrivals(workload, [2.0 * i for i in range(len(requests))])
+
+
+def test_eviction_of_a_hot_prefix_is_named() -> None:
+    assert "eviction of a hot prefix" in named(diagnose(history(hot_prefix(), num_blocks=70, max_model_len=1000)))
+    assert "eviction of a hot prefix" not in named(diagnose(history(hot_prefix(), num_blocks=2000, max_model_len=1000)))
+
+
+def test_long_prompt_stalls_are_named() -> None:
+    assert "long-prompt stalls" in named(diagnose(history(**whole_prompts())))
+    paced = whole_prompts() | {"scheduler": SchedulerConfig(itl_slo="80ms")}
+    assert "long-prompt stalls" not in named(diagnose(history(**paced)))
+
+
+def test_kv_growth_is_named() -> None:
+    growing = every(0.8, [(64, 1500)] * 40)
+    assert "KV growth" in named(diagnose(history(growing, num_blocks=3000)[:2600]))
+    steady = every(0.8, [(64, 20)] * 40)
+    assert "KV growth" not in named(diagnose(history(steady, num_blocks=3000)))
+
+
+def test_fragmentation_is_named() -> None:
+    assert "fragmentation" in named(diagnose(history(**naive())))
+    assert "fragmentation" not in named(diagnose(history(**little_memory())))
+
+
+def test_flooding_is_named() -> None:
+    workload = of_lengths([(64, 16)] * 40)
+    tenants = ["loud"] * 38 + ["quiet"] * 2
+    assert "tenant flooding" in named(diagnose(history(workload, tenants=tenants)))
+    fair = SchedulerConfig(policy="fair")
+    assert "tenant flooding" not in named(diagnose(history(workload, fair, tenants=tenants)))
+    assert "tenant flooding" not in named(diagnose(history(workload, tenants=["loud", "quiet"] * 20)))
+
+
+def test_an_engine_that_is_slow_itself_is_named() -> None:
+    found = diagnose(history(every(0.5, [(32, 60)] * 8), own_s=0.05))
+    assert found.constraint is Constraint.ENGINE
+
+
+def test_a_dump_with_a_gap_is_looked_at_and_nothing_is_predicted() -> None:
+    events = history(**few_slots())
+    gap = EventsDropped(events[200].time_s, events[0].process, 180)
+    found = diagnose([events[0], gap, *events[200:]])
+    assert found.constraint is Constraint.SLOTS
+    assert "nothing was predicted" in found.remark
+    assert all(lever.before is None for lever in found.levers)
+
+
+def test_what_is_printed_and_what_programs_read() -> None:
+    found = diagnose(history(**few_slots()), STEP_TIMES)
+    console = Console(record=True, width=160)
+    print_diagnosis(found, console)
+    text = console.export_text()
+    assert "bound by slots" in text
+    assert "--max-num-seqs 8" in text
+    assert "predicted: TTFT P99" in text
+    data = json.loads(json.dumps(diagnosis_json(found)))
+    assert data["levers"][0]["settings"] == {"max_num_seqs": 8}
+    assert data["levers"][0]["gain"] > 1.05
+
+
+def test_an_empty_log_says_so() -> None:
+    with pytest.raises(InvalidParameter, match="at least one finished step"):
+        diagnose([])

@@ -1,0 +1,320 @@
+"""The plan beside engines that were really built: the same bytes, for every architecture and format."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor
+
+import gguf_files
+import quantized_folders
+from model_folders import SHAPES, write_random_model
+from twostroke.communicator.alone import Alone
+from twostroke.config.cache import CacheConfig
+from twostroke.config.engine import EngineConfig
+from twostroke.config.load import Quantization
+from twostroke.engine.assembly import build_engine
+from twostroke.engine.preparation import prepare
+from twostroke.errors import DoesNotFit
+from twostroke.kernels import native
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.kv_cache.sizing import blocks_of_request
+from twostroke.layers.rotary import Rotary
+from twostroke.layers.row_split import RowSplit
+from twostroke.model.loader import load_model
+from twostroke.planner.memory import MemoryPlan, kinds_of, plan_memory, with_kv_format, with_quantization
+from twostroke.runner.kv_storage import KVStorage
+
+MEMORY = 1 << 28
+KERNELS = ["reference", "auto"]
+
+
+def plan_of(config: EngineConfig, memory_bytes: int = MEMORY) -> MemoryPlan:
+    return plan_memory(config, prepare(config), memory_bytes)
+
+
+def tensors_of(thing: Any, seen: set[int]) -> Iterator[Tensor]:
+    """Every tensor that can be reached from an object, rotary tables left out: they are the context's."""
+    if id(thing) in seen or isinstance(thing, Rotary | KVStorage | type | str | bytes | int | float):
+        return
+    seen.add(id(thing))
+    if isinstance(thing, Tensor):
+        yield thing
+        return
+    children: list[Any] = []
+    if isinstance(thing, dict):
+        children += thing.values()
+    elif isinstance(thing, list | tuple | set | frozenset):
+        children += thing
+    elif isinstance(thing, functools.partial):
+        children += [thing.func, *thing.args, *thing.keywords.values()]
+    elif isinstance(thing, FunctionType):
+        children += [cell.cell_contents for cell in thing.__closure__ or ()]
+    elif type(thing).__module__.startswith("twostroke"):
+        children += vars(thing).values() if hasattr(thing, "__dict__") else ()
+        slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
+        children += [getattr(thing, name) for name in slots if hasattr(thing, name)]
+    for child in children:
+        yield from tensors_of(child, seen)
+
+
+def bytes_of(model: Any) -> int:
+    return sum(tensor.nbytes for tensor in tensors_of(model, set()))
+
+
+def check_exact(**given: Any) -> None:
+    """The plan's weights and KV are what the engine of the same settings holds."""
+    config = EngineConfig.from_keywords(threads=1, **given)
+    plan = plan_of(config)
+    built = build_engine(EngineConfig.from_keywords(threads=1, **given, **as_given(plan, given)))
+    runner: Any = built.engine._executor._runner  # pyright: ignore
+    try:
+        assert bytes_of(runner._model) == plan.weight_bytes
+        drafts = runner._proposer
+        assert runner._kv.nbytes == plan.kv_bytes or drafts is not None
+        assert built.facts.num_blocks == plan.num_blocks
+        assert built.facts.max_model_len == plan.max_model_len
+        assert built.facts.kv_bytes_per_token == plan.kv_bytes_per_token * plan.num_ranks
+    finally:
+        built.engine.close()
+
+
+def as_given(plan: MemoryPlan, given: dict[str, Any]) -> dict[str, Any]:
+    """The plan is of a memory that this machine does not have: the engine is told the blocks."""
+    return {} if "num_kv_blocks" in given else {"num_kv_blocks": plan.num_blocks}
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("family", SHAPES)
+def test_exact_for_every_architecture(
+    random_models: dict[str, Path], family: str, quantization: str | None, kernels: str
+) -> None:
+    check_exact(model=str(random_models[family]), quantization=quantization, kernels=kernels)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_exact_with_biases_odd_widths_and_tied_heads(tmp_path: Path, dtype: str, kernels: str) -> None:
+    odd = {"vocab_size": 330, "intermediate_size": 72, "tie_word_embeddings": True}
+    write_random_model(tmp_path, "llama", dtype=dtype, attention_bias=True, mlp_bias=True, **odd)
+    for quantization in (None, "int8"):
+        check_exact(model=str(tmp_path), kernels=kernels, quantization=quantization)
+
+
+@pytest.mark.parametrize("name", quantized_folders.NAMES)
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_exact_for_every_published_format(name: str, kernels: str, tmp_path: Path) -> None:
+    config = EngineConfig.from_keywords(model=with_tokenizer(quantized_folders.FIXTURES / name, tmp_path))
+    check_exact(model=config.load.model, kernels=kernels, dtype="bfloat16")
+
+
+def with_tokenizer(folder: Path, to: Path) -> str:
+    """The fixtures have none."""
+    for path in folder.iterdir():
+        (to / path.name).write_bytes(path.read_bytes())
+    from model_folders import write_tokenizer
+
+    write_tokenizer(to, 96)
+    return str(to)
+
+
+@pytest.mark.parametrize("name", gguf_files.NAMES)
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_exact_for_every_gguf_file(name: str, kernels: str) -> None:
+    check_exact(model=str(gguf_files.fixture(name)), kernels=kernels)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "f32", "int8", "int4"])
+@pytest.mark.parametrize("block_size", [1, 16, 128])
+def test_exact_for_every_kv_format(random_models: dict[str, Path], kv_cache_dtype: str, block_size: int) -> None:
+    """Of Qwen2 some layers have a window."""
+    check_exact(model=str(random_models["qwen2"]), kv_cache_dtype=kv_cache_dtype, block_size=block_size)
+
+
+def test_exact_with_scratch_blocks(random_models: dict[str, Path]) -> None:
+    check_exact(model=str(random_models["qwen2"]), kv_check_rate=0.5)
+
+
+def test_kinds_of_layers_add_up(random_models: dict[str, Path]) -> None:
+    plan = plan_of(EngineConfig.from_keywords(model=str(random_models["qwen2"])))
+    assert [(kind.window, kind.num_layers) for kind in plan.kinds] == [(None, 2), (24, 1)]
+    assert sum(kind.bytes_per_token for kind in plan.kinds) == plan.kv_bytes_per_token
+
+
+def test_other_formats_are_planned_as_if_they_had_been_asked_for(random_models: dict[str, Path]) -> None:
+    model = str(random_models["llama"])
+    config = EngineConfig.from_keywords(model=model)
+    prepared = prepare(config)
+    for kv_cache_dtype in ("int8", "int4"):
+        asked = plan_of(EngineConfig.from_keywords(model=model, kv_cache_dtype=kv_cache_dtype))
+        assert plan_memory(*with_kv_format(config, prepared, kv_cache_dtype), MEMORY) == asked
+    for quantization in ("int8", "int4"):
+        asked = plan_of(EngineConfig.from_keywords(model=model, quantization=quantization))
+        assert plan_memory(with_quantization(config, prepared, quantization), prepared, MEMORY) == asked
+
+
+def test_drafts_are_counted() -> None:
+    for method in ("draft_model", "medusa", "eagle"):
+        with_drafts = EngineConfig.from_keywords(model="embedded", speculative_config={"method": method})
+        plan = plan_of(with_drafts)
+        alone = plan_of(EngineConfig.from_keywords(model="embedded"))
+        assert plan.draft_weight_bytes > 0
+        assert plan.num_blocks < alone.num_blocks
+        assert plan.weight_bytes == alone.weight_bytes
+
+
+def test_ranks_share_the_memory_and_the_rows(random_models: dict[str, Path]) -> None:
+    if not native.is_built():
+        pytest.skip("ranks need the native kernels")
+    model = str(random_models["llama"])
+    alone, half = (plan_of(EngineConfig.from_keywords(model=model, tensor_parallel_size=n)) for n in (1, 2))
+    assert half.memory_bytes == MEMORY // 2
+    assert half.kv_bytes_per_token * 2 == alone.kv_bytes_per_token
+    assert alone.weight_bytes // 2 < half.weight_bytes < alone.weight_bytes
+
+
+def test_weights_that_do_not_fit_are_refused_with_what_would(random_models: dict[str, Path]) -> None:
+    config = EngineConfig.from_keywords(model=str(random_models["llama"]))
+    prepared = prepare(config)
+    whole = plan_memory(config, prepared, MEMORY).weight_bytes
+    packed = plan_memory(with_quantization(config, prepared, "int8"), prepared, MEMORY).weight_bytes
+    with pytest.raises(DoesNotFit, match=r": 1,000 more than there are. What would fit: --quantization int8 .*int4"):
+        plan_memory(config, prepared, whole - 1000)
+    with pytest.raises(DoesNotFit, match=r"What would fit: --quantization int4"):
+        plan_memory(config, prepared, packed - 1)
+    with pytest.raises(DoesNotFit, match=r"would not fit either \(int8 takes"):
+        plan_memory(config, prepared, 100)
+
+
+LAYOUTS = st.builds(
+    KVLayout.of,
+    st.lists(st.sampled_from([None, None, 8, 40]), min_size=1, max_size=6),
+    block_size=st.sampled_from([1, 4, 16, 128]),
+    num_kv_heads=st.integers(1, 4),
+    head_dim=st.sampled_from([8, 64]),
+    kv_format=st.sampled_from(["f32", "bf16", "int8", "int4"]),
+)
+
+
+@given(
+    layout=LAYOUTS,
+    num_blocks=st.integers(1, 5000),
+    reservation=st.sampled_from(["paged", "contiguous"]),
+    step=st.sampled_from([1, 16, 512]),
+    lengths=st.tuples(st.integers(1, 4096), st.integers(1, 4096)),
+    fewer=st.integers(1, 100),
+)
+def test_what_fits_fits_for_fewer_and_for_shorter(
+    layout: KVLayout, num_blocks: int, reservation: Any, step: int, lengths: tuple[int, int], fewer: int
+) -> None:
+    cache = CacheConfig(block_size=layout.block_size, kv_reservation=reservation)
+    plan = bare_plan(layout, cache, num_blocks, step)
+    short, long = sorted(lengths)
+    num_requests = plan.concurrent_requests(long)
+    assert plan.fits(num_requests, long)
+    assert plan.fits(max(0, num_requests - fewer), long)
+    assert plan.fits(num_requests, short)
+    assert not plan.fits(num_requests + 1, long)
+    needed = blocks_of_request(layout, cache, plan.max_model_len if reservation == "contiguous" else long, step)
+    assert num_requests * needed <= num_blocks
+
+
+def bare_plan(layout: KVLayout, cache: CacheConfig, num_blocks: int, step: int) -> MemoryPlan:
+    return MemoryPlan(
+        model="none",
+        architecture="none",
+        num_parameters=1,
+        dtype="bfloat16",
+        quantization=None,
+        num_ranks=1,
+        memory_bytes=MEMORY,
+        weight_bytes=0,
+        draft_weight_bytes=0,
+        step_bytes=0,
+        context_bytes=0,
+        kv_bytes=num_blocks * layout.bytes_per_block,
+        kv_bytes_per_token=layout.bytes_per_token,
+        kv_bytes_per_block=layout.bytes_per_block,
+        kinds=kinds_of([group.window for group in layout.groups for _ in group.layer_ids], layout),
+        num_blocks=num_blocks,
+        num_scratch_blocks=0,
+        max_model_len=4096,
+        max_num_seqs=64,
+        remarks=(),
+        layout=layout,
+        cache=cache,
+        max_tokens_per_step=step,
+    )
+
+
+@pytest.mark.parametrize("memory", [MEMORY >> 1, MEMORY, MEMORY << 3])
+def test_more_memory_never_holds_less(random_models: dict[str, Path], memory: int) -> None:
+    config = EngineConfig.from_keywords(model=str(random_models["mistral"]))
+    less, more = plan_of(config, memory), plan_of(config, memory + (1 << 20))
+    assert less.num_blocks <= more.num_blocks
+    assert less.max_model_len <= more.max_model_len
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_exact_for_a_draft_model(kernels: str) -> None:
+    drafts = {"speculative_config": {"method": "draft_model"}, "num_kv_blocks": 50, "kernels": kernels}
+    config = EngineConfig.from_keywords(model="embedded", threads=1, **drafts)
+    plan = plan_of(config)
+    built = build_engine(config)
+    runner: Any = built.engine._executor._runner  # pyright: ignore
+    try:
+        seen: set[int] = set()
+        assert sum(tensor.nbytes for tensor in tensors_of(runner._model, seen)) == plan.weight_bytes
+        own = [t.nbytes for t in tensors_of(runner._proposer, seen) if t.is_floating_point() or is_packed(t)]
+        assert sum(own) == plan.draft_weight_bytes
+        assert runner._kv.nbytes < plan.kv_bytes == 50 * plan.kv_bytes_per_block
+    finally:
+        built.engine.close()
+
+
+def is_packed(tensor: Tensor) -> bool:
+    return tensor.dtype is torch.uint8
+
+
+class OneOfSeveral(Alone):
+    """Of a rank that is never asked to gather."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_exact_for_the_rank_that_has_most(
+    random_models: dict[str, Path], family: str, quantization: Quantization | None
+) -> None:
+    if not native.is_built():
+        pytest.skip("ranks need the native kernels")
+    given = {"model": str(random_models[family]), "quantization": quantization, "tensor_parallel_size": 2}
+    config = EngineConfig.from_keywords(**given)
+    prepared = prepare(config)
+    sizes = [
+        bytes_of(
+            load_model(
+                prepared.weights,
+                prepared.config,
+                dtype=prepared.dtype,
+                device=prepared.device,
+                max_model_len=64,
+                operators=prepared.operators,
+                quantization=quantization,
+                split=RowSplit(OneOfSeveral(rank, 2)),
+            )
+        )
+        for rank in range(2)
+    ]
+    assert max(sizes) == plan_memory(config, prepared, MEMORY).weight_bytes

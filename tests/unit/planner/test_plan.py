@@ -1,0 +1,133 @@
+"""Whole plans of small models: what is said, as text, JSON and picture, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from twostroke.config.engine import EngineConfig
+from twostroke.cost.step_model import Curve, StepTimeModel
+from twostroke.errors import InvalidParameter, SetupError
+from twostroke.planner.figure import draw_plan
+from twostroke.planner.options import PlanOptions
+from twostroke.planner.plan import Plan, make_plan
+from twostroke.planner.report import as_json
+from twostroke.planner.show import advice, print_plan
+
+MEMORY = 1 << 28
+
+
+def plan_of(model: str, options: dict[str, Any] | None = None, **given: Any) -> Plan:
+    return make_plan(
+        EngineConfig.from_keywords(model=model, threads=1, **given), PlanOptions(**{"memory": MEMORY} | (options or {}))
+    )
+
+
+def text_of(plan: Plan) -> str:
+    console = Console(record=True, width=200, file=io.StringIO())
+    print_plan(plan, console)
+    return console.export_text()
+
+
+def test_a_plan_says_what_changes_would_do() -> None:
+    plan = plan_of("embedded", {"device_name": "h100-sxm", "price_per_hour": 3.0})
+    changes = {change.name: change for change in plan.changes}
+    assert list(changes) == ["weights in int8", "weights in int4", "KV in int8", "KV in int4", "on L4", "on A100-80"]
+    figures = {name: change.outcome for name, change in changes.items() if change.outcome is not None}
+    assert plan.base.weight_bytes > figures["weights in int8"].weight_bytes > figures["weights in int4"].weight_bytes
+    assert plan.base.num_blocks < figures["KV in int8"].num_blocks < figures["KV in int4"].num_blocks
+    assert plan.base.num_requests < figures["KV in int4"].num_requests
+    assert figures["on L4"].tpot_floor_s == pytest.approx(plan.base.tpot_floor_s * 3350 / 300)
+    assert changes["on L4"].factor(plan.base, "tpot_floor_s") == pytest.approx(3350 / 300)
+    assert plan.frontier[0].cost_per_million_tokens == pytest.approx(3 / 3600 * 1e6 * plan.base.tpot_floor_s)
+    text = text_of(plan)
+    for words in ("on H100-SXM", "published", "KV in int4", "per M tokens", "two pools", "floors of operations"):
+        assert words in text
+
+
+def test_the_json_has_the_keys_that_programs_look_for(random_models: dict[str, Path]) -> None:
+    plan = plan_of(str(random_models["qwen2"]), {"link_bytes_per_s": 1.0})
+    found = json.loads(json.dumps(as_json(plan)))
+    names = "weight_bytes kv_bytes_per_token num_blocks max_concurrent_requests max_model_len tpot_floor_s memory_bytes"
+    for name in names.split():
+        assert found[name] > 0, name
+    assert found["kv_bytes_per_token_by_kind"][1] == {
+        "window": 24,
+        "num_layers": 1,
+        "bytes_per_token": found["kv_bytes_per_token"] // 3,
+    }
+    assert [point["num_prompt_tokens"] for point in found["ttft"]] == [128, 512], "2048 is beyond the context"
+    assert found["frontier"][0]["batch"] == 1
+    assert found["frontier"][-1]["batch"] == found["most_requests"] <= found["max_num_seqs"]
+    assert found["two_pools"]["is_hidden"] is False
+    assert found["machine"]["is_published"] is False
+
+
+def test_measured_steps_are_used_for_this_machine_alone(random_models: dict[str, Path]) -> None:
+    steps = StepTimeModel(layers=Curve((1, 512), (0.1, 1.0)), head=Curve((1,), (0.01,)), pair_s=0.0, seen_s=1e-9)
+    config = EngineConfig.from_keywords(model=str(random_models["llama"]), threads=1, dtype="bfloat16")
+    here = make_plan(config, PlanOptions(memory=MEMORY, price_per_hour=1), steps)
+    assert here.is_predicted
+    assert here.frontier[0].tpot_predicted_s == pytest.approx(0.11, rel=0.01)
+    assert here.two_pools is not None
+    assert here.two_pools.is_predicted
+    assert "predicted" in text_of(here)
+    elsewhere = make_plan(config, PlanOptions(device_name="L4"), steps)
+    assert not elsewhere.is_predicted
+    assert elsewhere.frontier[0].tpot_predicted_s is None
+
+
+def test_a_change_that_cannot_be_had_says_why(random_models: dict[str, Path], tmp_path: Path) -> None:
+    plan = plan_of(str(random_models["llama"]), {"compare": "none"}, speculative_config={"method": "ngram"})
+    why = [line for line in advice(plan) if "not possible" in line]
+    assert len(why) == 2
+    assert "KV in int8: not possible; kv_cache_dtype='int8': is planned without speculation" in why[0]
+    on_floats = plan_of(str(random_models["llama"]), {"compare": "L4"})
+    assert any("on L4: not possible" in line and "float32" in line for line in advice(on_floats))
+
+
+def test_ranks_have_a_device_each() -> None:
+    alone, both = (plan_of("embedded", {"device_name": "L4"}, tensor_parallel_size=n) for n in (1, 2))
+    assert both.memory.memory_bytes == alone.memory.memory_bytes == MEMORY
+    assert both.base.tpot_floor_s == pytest.approx(alone.base.tpot_floor_s / 2)
+    assert both.memory.kv_bytes_per_token * 2 == alone.memory.kv_bytes_per_token
+
+
+def test_the_picture(random_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(str(random_models["llama"]))
+    path = draw_plan(plan, tmp_path / "frontier.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(SetupError, match=r"twostroke\[bench\].*leave --png out"):
+        draw_plan(plan, tmp_path / "other.png")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"memory": 0}, "memory=0"),
+        ({"memory": 1 << 60}, "memory="),
+        ({"device_name": "H100"}, "Known: T4"),
+        ({"compare": "L4,abacus"}, "abacus"),
+        ({"price_per_hour": 0}, "price_per_hour=0"),
+        ({"price_per_hour": float("nan")}, "price_per_hour=nan"),
+        ({"link_bytes_per_s": -1.0}, "link_bytes_per_s=-1"),
+        ({"prompt_lengths": "12,x"}, "no whole number"),
+        ({"prompt_lengths": "0"}, "has 0"),
+        ({"context": 0}, "context=0"),
+    ],
+)
+def test_nonsense_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidParameter, match=words):
+        PlanOptions(**given)
+
+
+def test_a_context_beyond_the_longest_request_is_refused(random_models: dict[str, Path]) -> None:
+    with pytest.raises(InvalidParameter, match=r"context=640: must leave a token of the longest request here, 640"):
+        plan_of(str(random_models["llama"]), {"context": 640})

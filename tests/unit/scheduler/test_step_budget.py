@@ -1,0 +1,128 @@
+"""Budgets by limits of time, with a machine that takes exactly as long as it is said to, or longer."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from factories import make_arrival, make_kv
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.step_model import Curve, StepTimeModel, scaled
+from twostroke.cost.step_work import Layers
+from twostroke.errors import InvalidParameter
+from twostroke.scheduler.scheduler import Scheduler
+from twostroke.scheduler.step_budget import LEAST_CHUNK
+from twostroke.served_run import Run
+from twostroke.simulation.requests import SimulatedRequest
+from twostroke.simulation.simulate import Simulation
+
+MACHINE = StepTimeModel(
+    layers=Curve((1, 16, 512), (0.020, 0.022, 0.420)), head=Curve((1, 64), (0.002, 0.006)), pair_s=5e-8, seen_s=1e-7
+)
+LAYERS = Layers([None] * 4)
+LONG = 2048
+
+
+def served(requests: list[SimulatedRequest], machine: StepTimeModel = MACHINE, **given: object) -> Run:
+    """By a scheduler that believes MACHINE."""
+    kv = make_kv(2000, block_size=16, max_model_len=LONG, enable_prefix_caching=False)
+    scheduler = Scheduler(SchedulerConfig(**given), kv, max_model_len=LONG, step_times=MACHINE, layers=LAYERS)
+    return Simulation(scheduler, LAYERS, machine, block_size=16, names_blocks=False).run(requests)
+
+
+def decodes_and_prompts(num_decodes: int, prompts: list[tuple[int, float]]) -> list[SimulatedRequest]:
+    """Some short requests with long answers, and prompts that come in between."""
+    short = [SimulatedRequest(make_arrival(f"d{i}", 8, 300), 300) for i in range(num_decodes)]
+    long = [
+        SimulatedRequest(make_arrival(f"p{i}", length, 2, arrival_time_s=at), 2)
+        for i, (length, at) in enumerate(prompts)
+    ]
+    return short + long
+
+
+def gaps(run: Run) -> list[float]:
+    return [gap for r in run.requests if r.request_id.startswith("d") for gap in r.times.itl_s]
+
+
+def worst_ttft(run: Run) -> float:
+    return max(r.times.ttft_s for r in run.requests if r.request_id.startswith("p"))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    num_decodes=st.integers(1, 20),
+    prompts=st.lists(st.tuples(st.integers(20, 1500), st.floats(0.5, 5.0)), min_size=1, max_size=4),
+    itl_slo=st.sampled_from([0.05, 0.08, 0.15]),
+)
+def test_no_token_is_later_than_the_limit_where_that_can_be(
+    num_decodes: int, prompts: list[tuple[int, float]], itl_slo: float
+) -> None:
+    run = served(decodes_and_prompts(num_decodes, prompts), itl_slo=itl_slo)
+    least = LAYERS.work([(LONG, 1, 1)] * num_decodes + [(LONG, LEAST_CHUNK, 1)])
+    if MACHINE.seconds(least) <= itl_slo:
+        assert max(gaps(run)) <= itl_slo + 1e-9
+
+
+@pytest.mark.parametrize("num_decodes", [1, 8, 24])
+def test_ttft_is_no_worse_than_that_of_the_best_fixed_budget_that_keeps_the_limit(num_decodes: int) -> None:
+    requests = decodes_and_prompts(num_decodes, [(1200, 1.0), (700, 2.5), (300, 2.6)])
+    limit = 0.1
+    fixed = {
+        budget: served(requests, max_num_batched_tokens=budget) for budget in (32, 48, 64, 80, 96, 112, 128, 192, 256)
+    }
+    keeping = [worst_ttft(run) for run in fixed.values() if max(gaps(run)) <= limit]
+    assert keeping, "no fixed budget keeps the limit"
+    run = served(requests, itl_slo="100ms")
+    assert max(gaps(run)) <= limit + 1e-9
+    assert worst_ttft(run) <= min(keeping) * 1.001
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.5, 3.0])
+def test_a_machine_that_is_not_as_it_was_measured_is_followed(factor: float) -> None:
+    prompts = [(600, 0.5 + i) for i in range(24)]
+    run = served(decodes_and_prompts(4, prompts), scaled(MACHINE, factor), itl_slo=0.15 if factor > 1 else 0.05)
+    late = sorted(gaps(run))
+    half = [
+        gap for r in run.requests if r.request_id.startswith("d") for gap in itertools.islice(r.times.itl_s, 150, None)
+    ]
+    limit = 0.15 if factor > 1 else 0.05
+    assert sum(gap > limit for gap in half) <= 0.05 * len(half), late[-10:]
+
+
+def test_nobody_decodes_and_the_step_is_as_large_as_it_may_be() -> None:
+    alone = [SimulatedRequest(make_arrival("p0", 1500, 2), 2)]
+    assert worst_ttft(served(alone, itl_slo=0.03)) == worst_ttft(served(alone))
+
+
+def test_a_limit_that_cannot_be_kept_does_not_starve_a_prompt() -> None:
+    run = served(decodes_and_prompts(2, [(320, 0.5)]), itl_slo="1ms")
+    chunks = [step.num_prefill_tokens for step in run.steps if step.num_prefill_tokens and step.num_decode_tokens]
+    assert set(chunks) == {LEAST_CHUNK}
+    assert worst_ttft(run) < 2.0
+
+
+def test_with_a_limit_for_ttft_alone_chunks_are_as_small_as_is_in_time() -> None:
+    requests = decodes_and_prompts(8, [(1024, 1.0)])
+    tight, loose = (served(requests, ttft_slo=limit) for limit in (1.2, 3.0))
+    assert worst_ttft(tight) <= 1.2
+    assert worst_ttft(tight) < worst_ttft(loose) <= 3.0
+    assert max(gaps(loose)) < max(gaps(tight)), "who has time disturbs others less"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"itl_slo": "50"}, "must be a time with its unit"),
+        ({"itl_slo": "-5ms"}, "must be a time with its unit"),
+        ({"itl_slo": 0}, "more than 0"),
+        ({"ttft_slo": "2h"}, "at most 3600"),
+        ({"itl_slo": "50ms", "mixing": "prefill_first"}, "needs chunked prefill"),
+        ({"ttft_slo": 1.0, "enable_chunked_prefill": False}, "needs chunked prefill"),
+    ],
+)
+def test_limits_that_mean_nothing(given: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        SchedulerConfig(**given)
