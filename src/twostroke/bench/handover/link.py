@@ -1,7 +1,7 @@
 """Two network namespaces with a cable between them that carries so much and no more. Needs root, and Linux's ip and tc.
 
 ```
- twostroke-PID-a                      twostroke-PID-b
+ twostroke-TOKEN-a                    twostroke-TOKEN-b
    10.213.77.1  ── veth, tbf RATE ──  10.213.77.2            no other address can be reached from either
 ```
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import subprocess
 from collections.abc import Generator
@@ -55,13 +56,14 @@ def link(gbit_per_s: float) -> Generator[tuple[Host, Host]]:
     missing = why_no_link()
     if missing:
         raise SetupError(f"no link between two network namespaces: {missing}.")
-    ends = tuple(Host(f"twostroke-{os.getpid()}-{name}", host) for name, host in zip("ab", HOSTS, strict=True))
+    token = secrets.token_hex(3)
+    ends = tuple(Host(f"twostroke-{token}-{name}", host) for name, host in zip("ab", HOSTS, strict=True))
     with contextlib.ExitStack() as made:
         for end in ends:
             _run("ip", "netns", "add", end.namespace)
             # takes the cable along
             made.callback(subprocess.run, ["ip", "netns", "del", end.namespace], capture_output=True, check=False)
-        devices = [f"ts{os.getpid()}{name}" for name in "ab"]
+        devices = [f"ts{token}{name}" for name in "ab"]
         pairs = list(zip(ends, devices, strict=True))
         peer = ("peer", "name", devices[1], "netns", ends[1].namespace)
         _run("ip", "link", "add", devices[0], "netns", ends[0].namespace, "type", "veth", *peer)
@@ -89,7 +91,7 @@ def slow_loopback(gbit_per_s: float) -> Generator[tuple[str, ...]]:
     missing = why_no_link()
     if missing:
         raise SetupError(f"no slow loopback: {missing}.")
-    namespace = f"twostroke-{os.getpid()}-lo"
+    namespace = f"twostroke-{secrets.token_hex(3)}-lo"
     _run("ip", "netns", "add", namespace)
     try:
         _run("ip", "-n", namespace, "link", "set", "lo", "up", "mtu", "9000")
