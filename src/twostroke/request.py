@@ -55,6 +55,8 @@ class Arrival:
     """False when every prompt token has to be computed anyway (prompt logprobs)."""
     tenant: str = ""
     """Whose it is, for a fair queue; empty where nobody is told apart."""
+    background: bool = False
+    """It takes what the others leave; see scheduler/background.py."""
     lend_as: int | None = None
     """When it ends by itself its blocks are on loan under this number, for the process where it goes on."""
     lend_block_size: int = 0

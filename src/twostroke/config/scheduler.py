@@ -39,6 +39,9 @@ class SchedulerConfig:
     limit but max_num_batched_tokens."""
     ttft_slo: str | float | None = None
     """Limit of the time to the first token: without itl_slo, steps take no more prompt tokens than keep it."""
+    flex_slowdown: float = 0.05
+    """Requests of service tier "flex" take what the others leave: they may make a step of the others longer by this
+    share, and the wait of one that comes in the middle of theirs."""
     fair_prompt_weight: float = 1.0
     """Under the fair policy, what a computed prompt token counts."""
     fair_output_weight: float = 2.0
@@ -60,6 +63,7 @@ class SchedulerConfig:
         number("ageing_s", self.ageing_s, 0, MAX_AGEING_S, limit, low_open=True)
         for name in ("fair_prompt_weight", "fair_output_weight"):
             number(name, getattr(self, name), 0, 1e6, "more than 0 and at most 1000000", low_open=True)
+        number("flex_slowdown", self.flex_slowdown, 0, 10, "at least 0 and at most 10 (a share)")
         switch("enable_chunked_prefill", self.enable_chunked_prefill)
         self._check_slos()
 
@@ -72,6 +76,11 @@ class SchedulerConfig:
     def ttft_slo_s(self) -> float | None:
         """In seconds."""
         return None if self.ttft_slo is None else seconds("ttft_slo", self.ttft_slo)
+
+    @property
+    def serves_background(self) -> bool:
+        """Whether work can be put beside other work, a little at a time."""
+        return self.enable_chunked_prefill and self.batching == "continuous" and self.mixing == "mixed"
 
     @property
     def has_slo(self) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from twostroke.batch import ScheduledBatch
+from twostroke.batch import ScheduledBatch, ScheduledRequest
 
 FEW_TOKENS = 8
 """A share of so many tokens reads its keys like a decode (drafts do, and the rest of a prompt); a larger one computes
@@ -84,9 +84,13 @@ class Layers:
 
     def work_of(self, batch: ScheduledBatch) -> StepWork:
         """Of a step that was decided."""
+        return self.work_of_shares(batch.requests)
+
+    def work_of_shares(self, shares: Iterable[ScheduledRequest]) -> StepWork:
+        """Of a step, or a part of it."""
         return self.work(
             (r.num_computed_tokens, r.num_scheduled_tokens, r.num_draft_tokens + 1 if r.samples_token else 0)
-            for r in batch.requests
+            for r in shares
         )
 
     def _seen(self, start: int, count: int) -> int:

@@ -5,7 +5,7 @@
                       └──── preempt ──────┘            quarantine: what a corrupt block has touched starts over, or ends
 
     schedule()   decodes first, one token each and its drafts; then the prefills that run already, in queue order;
-                 then admissions. All draw on one token budget.
+                 then admissions. All draw on one token budget; then the same for background work, if there is room.
     update()     the outcome: outputs are counted, rejected drafts rolled back, full blocks become findable.
 
 schedule() may run one step ahead of update(). It counts what it has decided as computed, and a sample in flight as a
@@ -43,6 +43,7 @@ from twostroke.scheduler.admission import (
     check_that_one_still_fits,
     waits_for_update,
 )
+from twostroke.scheduler.background import AllRoom, BackgroundRoom, Tiers, TimedRoom
 from twostroke.scheduler.budget import make_chunk_rule
 from twostroke.scheduler.drafts import make_gate
 from twostroke.scheduler.fair import FairOrder
@@ -103,7 +104,8 @@ class Scheduler:
         self._num_arrivals = 0
         self._requests: dict[str, Request] = {}
         self._keys: dict[str, Key] = {}
-        self._order: Order = FairOrder(config) if config.policy == "fair" else FixedOrder()
+        self._order = Tiers(_order_of(config), _order_of(config))
+        self._room = _room_of(config, step_times, layers)
         self._waiting, self._running = self._order.waiting, self._order.running
         self._num_steps = 0
         self._in_flight: dict[int, dict[str, Share]] = {}
@@ -160,13 +162,17 @@ class Scheduler:
         Returns:
             The decision. An empty batch is not executed and gets no update; everything else gets exactly one.
         """
-        head = self._waiting.first if self._waiting else None
-        plan = StepPlan(self._budget.tokens(now_s, self._running, head), self._kv.keeps_computed_kv)
-        for phases in self._rounds:
-            for phase in phases:
-                phase(plan)
-            if plan.shares:
-                break
+        foreground = self._order.foreground
+        head = foreground.waiting.first if len(foreground.waiting) else None
+        tokens = self._budget.tokens(now_s, foreground.running, head)
+        plan = StepPlan(tokens, self._kv.keeps_computed_kv, foreground)
+        self._schedule_tier(plan)
+        if self._order.has_background:
+            plan.order = self._order.background
+            room = self._room.tokens([share.scheduled for share in plan.shares.values()], plan.order)
+            plan.budget.remaining = min(plan.budget.remaining, room)
+            self._schedule_tier(plan)
+        self._admission.end_of_step(plan.refusal)
         batch = self._close(plan)
         self._budget.decided(batch)
         return batch
@@ -254,20 +260,34 @@ class Scheduler:
 
     # ------------------------------------------------------------------ phases of a step
 
+    def _schedule_tier(self, plan: StepPlan) -> None:
+        """The first round that schedules anything makes the step."""
+        for phases in self._rounds:
+            for phase in phases:
+                phase(plan)
+            if plan.shares:
+                return
+
     def _rounds_of(self, config: SchedulerConfig) -> tuple[tuple[_Phase, ...], ...]:
-        """Phases in their order; the first round that schedules anything makes the step."""
+        """Phases in their order."""
         if config.mixing == "mixed":
             return ((self._schedule_decodes, self._schedule_prefills, self._admit),)
         return (self._schedule_prefills, self._admit), (self._schedule_decodes,)
 
     def _schedule_decodes(self, plan: StepPlan) -> None:
         """A token for everybody who decodes, and drafts as far as the budget has tokens for everybody else."""
-        num_spare = plan.budget.remaining - len(self._running)
+        num_spare = plan.budget.remaining - len(plan.order.running)
         decoding = [
             request
-            for request in self._running.snapshot()
+            for request in plan.order.running.snapshot()
             if request.num_computed_tokens >= request.num_prefill_tokens and not waits_for_update(request)
         ]
+        if plan.order is self._order.background:
+            # drafts are for those who wait for a token; and there may be room for some of the decodes only
+            for request in decoding:
+                if plan.budget.remaining > 0 and request.status is RequestStatus.RUNNING:
+                    self._schedule_decode(plan, request, 0)
+            return
         wanted = self._drafts.num_drafts(decoding)
         plan.drafts = self._drafts.decision
         for request, num_wanted in zip(decoding, wanted, strict=True):
@@ -291,11 +311,12 @@ class Scheduler:
 
     def _schedule_prefills(self, plan: StepPlan) -> None:
         """The next chunk of everybody who is admitted and not through with what was known then."""
-        for request in self._running.snapshot():
+        waiting = plan.order.waiting
+        for request in plan.order.running.snapshot():
             if request.num_computed_tokens >= request.num_prefill_tokens or waits_for_update(request):
                 continue
-            while plan.refusal is None and self._waiting and self._order.goes_before(self._waiting.first, request):
-                plan.refusal = self._try_admit(plan, self._waiting.first)
+            while plan.refusal is None and len(waiting) and plan.order.goes_before(waiting.first, request):
+                plan.refusal = self._try_admit(plan, waiting.first)
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted a moment ago
             num_left = request.num_tokens + request.num_pending_tokens - request.num_computed_tokens
@@ -309,23 +330,19 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan) -> None:
         """From the head of the queue on, as long as slots, budget and blocks last."""
-        while self._waiting and plan.refusal is None:
-            plan.refusal = self._try_admit(plan, self._waiting.first)
-        self._admission.end_of_step(plan.refusal)
+        while len(plan.order.waiting) and plan.refusal is None:
+            plan.refusal = self._try_admit(plan, plan.order.waiting.first)
 
     def _try_admit(self, plan: StepPlan, request: Request) -> Refusal | None:
         refusal = plan.preempted()
         if refusal is not None:
             return refusal
-        verdict = self._consider(plan, request)
-        if isinstance(verdict, Refusal):
-            victim = self._order.displaced_by(request, verdict.limit)
+        while isinstance(verdict := self._consider(plan, request), Refusal):
+            in_vain = plan.is_short or waits_for_update(request)
+            victim = None if in_vain else self._order.displaced_by(request, verdict.limit)
             if victim is None:
                 return verdict
             self._preempt(plan, victim, by=request)
-            verdict = self._consider(plan, request)
-            if isinstance(verdict, Refusal):
-                return verdict
         key = self._keys[request.request_id]
         self._waiting.remove(key)
         self._running.add(key, request)
@@ -333,7 +350,10 @@ class Scheduler:
         self._handover.runs(request)
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = verdict.cached.num_tokens
-            self._order.pay(request, num_prompt_tokens=request.num_tokens - verdict.cached.num_tokens)
+            num_to_compute = request.num_tokens - verdict.cached.num_tokens
+            self._order.pay(request, num_prompt_tokens=num_to_compute)
+            if not request.arrival.background:
+                self._room.begun(num_to_compute)
         plan.admitted.append(verdict.record(request))
         request.move_to(RequestStatus.RUNNING)
         request.num_computed_tokens = verdict.cached.num_tokens
@@ -386,6 +406,7 @@ class Scheduler:
         """
         request_id = request.request_id
         plan.take_back(request)
+        plan.is_short = plan.is_short or request.arrival.background == by.arrival.background
         self._leave_running(request)
         self._waiting.add(self._keys[request_id], request)
         request.move_to(RequestStatus.PREEMPTED)
@@ -478,3 +499,15 @@ class Scheduler:
             assert self._requests[request.request_id] is request, f"{request}"
             assert 0 <= request.num_pending_tokens <= len(self._in_flight), f"{request}"
             assert request.num_output_tokens + request.num_pending_tokens <= request.arrival.max_tokens, f"{request}"
+
+
+def _order_of(config: SchedulerConfig) -> Order:
+    """As the policy has it."""
+    return FairOrder(config) if config.policy == "fair" else FixedOrder()
+
+
+def _room_of(config: SchedulerConfig, step_times: PredictsSteps | None, layers: Layers | None) -> BackgroundRoom:
+    """By time, where that is known."""
+    if step_times is None or layers is None:
+        return AllRoom(config.max_num_batched_tokens)
+    return TimedRoom(config.flex_slowdown, config.max_num_batched_tokens, step_times, layers)

@@ -25,6 +25,7 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import PredictsSteps
 from twostroke.cost.step_work import Layers, StepWork
 from twostroke.request import Request
+from twostroke.scheduler.bisection import largest
 
 LEAST_CHUNK = 16
 """Tokens of a prompt that go into a step whatever the limit says: it must get through some day."""
@@ -128,7 +129,7 @@ class SloBudget:
 
         if self._itl_slo_s is not None:
             limit_s = self._itl_slo_s
-            chunk = _largest(lambda n: seconds(n) <= limit_s, room)
+            chunk = largest(lambda n: seconds(n) <= limit_s, room)
         else:
             assert self._ttft_slo_s is not None, "a budget by limits has one"
             left_s = prompt.arrival_s + self._ttft_slo_s - now_s
@@ -188,15 +189,6 @@ def _seen(running: Iterable[Request], head: Request | None) -> tuple[list[int], 
         num_queued += num_left
         prompt = prompt or Prompt(0, num_left, head.arrival.arrival_time_s)
     return decodes, prompt, num_queued
-
-
-def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest count that fits, by bisection; 0: none does."""
-    low, high = 0, most + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 def _smallest(fits: Callable[[int], bool], most: int) -> int:

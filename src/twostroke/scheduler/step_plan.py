@@ -19,6 +19,7 @@ from twostroke.kv_check import KVCheck
 from twostroke.request import Request
 from twostroke.scheduler.admission import Refusal
 from twostroke.scheduler.budget import TokenBudget
+from twostroke.scheduler.policy import Order
 
 
 class Share(NamedTuple):
@@ -55,10 +56,23 @@ class StepPlan:
     outcome is known.
     """
 
-    __slots__ = ("_keeps_computed_kv", "admitted", "budget", "drafts", "is_cut", "preemptions", "refusal", "shares")
+    __slots__ = (
+        "_keeps_computed_kv",
+        "admitted",
+        "budget",
+        "drafts",
+        "is_cut",
+        "is_short",
+        "order",
+        "preemptions",
+        "refusal",
+        "shares",
+    )
 
-    def __init__(self, max_num_batched_tokens: int, keeps_computed_kv: bool) -> None:
+    def __init__(self, max_num_batched_tokens: int, keeps_computed_kv: bool, order: Order) -> None:
         self._keeps_computed_kv = keeps_computed_kv
+        self.order = order
+        """Whose turn it is: the foreground's, then the background's."""
         self.budget = TokenBudget(max_num_batched_tokens)
         self.shares: dict[str, Share] = {}
         self.admitted: list[AdmittedRequest] = []
@@ -67,6 +81,8 @@ class StepPlan:
         """Why the head of the queue was not admitted."""
         self.is_cut = False
         """Whether the budget cut a prefill short."""
+        self.is_short = False
+        """Whether somebody had to give way to an equal: there is not enough KV even for them."""
         self.drafts: DraftDecision | None = None
 
     def take(self, request: Request, stroke: Stroke, num_tokens: int, updates: tuple[BlockTableUpdate, ...]) -> None:
@@ -97,7 +113,7 @@ class StepPlan:
 
     def preempted(self) -> Refusal | None:
         """Nobody is admitted in a step that had to preempt: it would only take the blocks that were just missing."""
-        if not self.preemptions:
+        if not self.is_short:
             return None
         return Refusal(Limit.KV, f"kv: no block was left, preempted {len(self.preemptions)}")
 

@@ -32,6 +32,7 @@ VARIANTS = {
     "chunked": SchedulerConfig(mixing="prefill_first", max_num_batched_tokens=BUDGET, max_num_seqs=SLOTS),
     "both": SchedulerConfig(max_num_batched_tokens=BUDGET, max_num_seqs=SLOTS),
 }
+LONGEST_OUTPUT = 96
 SHARE = 0.6
 """Of what the engine does when it is never without work."""
 
@@ -78,13 +79,18 @@ def _load(options: ReproduceOptions, count: int, rate: float | None, seed: int) 
     return synthetic(
         SyntheticSpec(
             num_requests=count,
-            prompt_lengths=Lengths.uniform(64, 1200),
-            output_lengths=Lengths.uniform(16, 96),
+            prompt_lengths=Lengths.uniform(64, _longest(options)),
+            output_lengths=Lengths.uniform(16, LONGEST_OUTPUT),
             request_rate=rate,
             vocab_size=options.vocab_size(),
             seed=seed,
         )
     )
+
+
+def _longest(options: ReproduceOptions) -> int:
+    """Tokens of a prompt: several budgets of them, or a quick look's."""
+    return 1200 if options.full else 400
 
 
 def _capacity(options: ReproduceOptions) -> float:
@@ -94,7 +100,7 @@ def _capacity(options: ReproduceOptions) -> float:
 
 
 def _serve(options: ReproduceOptions, config: SchedulerConfig, workload: Workload) -> dict[str, float]:
-    load = options.load(1312)
+    load = options.load(_longest(options) + LONGEST_OUTPUT)
     cache = CacheConfig(enable_prefix_caching=False)
     with closing(model_engine(load, config, cache)) as engine:
         engine.run(of_lengths([(64, 2)] * 2, vocab_size=options.vocab_size()))
