@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from twostroke.batch import Commit, ScheduledBatch, ScheduledRequest, StepSeconds
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
+from twostroke.cost.step_model import StepTimeModel
+from twostroke.cost.step_work import Layers
 from twostroke.events import (
     EngineStarted,
     EventLog,
@@ -164,6 +166,7 @@ class FakeEngine:
         step_time_s: how long a step takes, on the engine's own clock.
         corruption_chance: chance that a check of a cached block says that it has gone bad, while there is room.
         check_time_s: how long a check takes.
+        step_times: that the scheduler believes in.
     """
 
     def __init__(
@@ -182,24 +185,32 @@ class FakeEngine:
         step_time_s: Callable[[ScheduledBatch], float] = lambda batch: 1.0,
         corruption_chance: float = 0.0,
         check_time_s: float = 0.0,
+        step_times: StepTimeModel | None = None,
     ) -> None:
         cache_config = cache_config or CacheConfig(block_size=layout.block_size)
         scheduler_config = scheduler_config or SchedulerConfig()
         self.layout = layout
         self.kv = KVCacheManager(layout, num_blocks, cache_config, max_model_len)
         drafts = SpeculativeConfig(method="ngram", num_speculative_tokens=max_drafts) if max_drafts else None
-        self.scheduler = Scheduler(scheduler_config, self.kv, max_model_len=max_model_len, speculation=drafts)
+        self.scheduler = Scheduler(
+            scheduler_config,
+            self.kv,
+            max_model_len=max_model_len,
+            speculation=drafts,
+            step_times=step_times,
+            layers=Layers([group.window for group in layout.groups for _ in group.layer_ids]),
+        )
         self.log = log if log is not None else EventRing(1)
         self.settings = scheduler_config
         self.policy = make_policy(scheduler_config)
         self.keys: dict[str, Key] = {}
         self.tenants: dict[str, str] = {}
+        self.background: set[str] = set()
         self.last_results: dict[str, list[int]] = {}
         configs = plain(scheduler_config), plain(cache_config), plain(layout)
         speculation = None if drafts is None else plain(drafts)
-        self.log.append(
-            EngineStarted(0.0, "fake", *configs, num_blocks, max_model_len, "fake", speculation=speculation)
-        )
+        begin = EngineStarted(0.0, "fake", *configs, num_blocks, max_model_len, "fake", speculation=speculation)
+        self.log.append(replace(begin, step_times=step_times))
         self.rng = random.Random(seed)
         self.executor = FakeExecutor(layout, self.rng)
         self.latency = latency
@@ -227,6 +238,7 @@ class FakeEngine:
         priority: int = 0,
         salt: str = "",
         tenant: str = "",
+        background: bool = False,
         arrival_time_s: float | None = None,
     ) -> Arrival:
         """A new request, as the engine would hand it over."""
@@ -241,10 +253,13 @@ class FakeEngine:
             priority,
             hashes,
             tenant=tenant,
+            background=background,
         )
         self.live[request_id] = self.executor.generations[request_id] = generation
         self.keys[request_id] = self.policy(arrival, len(self.keys))
         self.tenants[request_id] = tenant
+        if background:
+            self.background.add(request_id)
         self.log.append(RequestArrived(self.now_s, "fake", request_id, arrival))
         self.scheduler.add_request(arrival)
         return arrival

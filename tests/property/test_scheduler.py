@@ -17,6 +17,7 @@ from fakes import FakeEngine
 from twostroke.batch import Limit, ScheduledBatch, Stroke
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.events import EventRing, from_json, to_json
 from twostroke.request import Request, RequestStatus
 from twostroke.scheduler.admission import waits_for_update
@@ -31,6 +32,11 @@ class Progress:
 
     num_preemptions: int
     next_position: int
+
+
+STEP_TIMES = StepTimeModel(
+    layers=Curve((1, 4, 20), (1.0, 1.2, 3.0)), head=Curve((1, 8), (0.1, 0.3)), pair_s=0.001, seen_s=0.001
+)
 
 
 def make_engine(dice: random.Random) -> FakeEngine:
@@ -73,6 +79,7 @@ def make_engine(dice: random.Random) -> FakeEngine:
         corruption_chance=dice.choice([0.0, 0.3, 1.0]),
         seed=dice.randint(0, 10_000),
         log=log,
+        step_times=dice.choice([None, STEP_TIMES, STEP_TIMES]),
     )
 
 
@@ -100,7 +107,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             request_id = f"r{self.num_requests}"
             tenant = dice.choice(["", "a", "b", "b", "b"])
             priority = dice.randint(0, 2)
-            self.engine.submit(request_id, prompt, max_tokens, priority=priority, salt=salt, tenant=tenant)
+            background = self.engine.settings.serves_background and dice.random() < 0.4
+            self.engine.submit(
+                request_id, prompt, max_tokens, priority=priority, salt=salt, tenant=tenant, background=background
+            )
             self.num_requests += 1
 
     @precondition(lambda self: self.engine.live)
@@ -129,6 +139,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_positions(batch, requests)
         self.check_reasons(batch, requests)
         if self.engine.settings.mixing == "mixed":
+            decoding -= self.engine.background  # theirs is what the others leave
             left_out = decoding - {r.request_id for r in batch.requests} - set(batch.preempted_request_ids)
             assert not left_out, f"{left_out} decode and got no token"
         else:
@@ -142,9 +153,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_order(self, batch: ScheduledBatch, queued: set[str]) -> None:
         """Nobody is admitted past somebody more urgent: the bound on overtaking is that of the keys.
 
-        A fair queue keeps this order among the requests of each tenant; among tenants see test_fairness.py.
+        A fair queue keeps this order among the requests of each tenant; among tenants see test_fairness.py. Background
+        work is less urgent than all other work.
         """
-        keys = self.engine.keys
+        keys = {i: (i in self.engine.background, key) for i, key in self.engine.keys.items()}
         is_fair = self.engine.settings.policy == "fair"
         for tenant in ["", "a", "b"] if is_fair else [None]:
             mine = {i for i in queued if tenant in (None, self.engine.tenants[i])}
@@ -194,7 +206,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert (batch.head_request_id is None) == (batch.num_waiting == 0)
         assert {r.request_id for r in batch.admitted} <= {r.request_id for r in batch.requests}
         for preemption in batch.preemptions:
-            by, taken, keys = preemption.by_request_id, preemption.request_id, self.engine.keys
+            by, taken = preemption.by_request_id, preemption.request_id
+            keys = {i: (i in self.engine.background, key) for i, key in self.engine.keys.items()}
+            assert keys[by][0] <= keys[taken][0], f"{preemption}: background work took it"
             if self.engine.settings.policy != "fair" or tenants[by] == tenants[taken]:
                 assert keys[by] <= keys[taken], f"{preemption}: taken from somebody more urgent"
         if not self.engine.latency:

@@ -88,8 +88,12 @@ class Admission:
         finally:
             self._num_preparing -= 1
 
-    def admit(self, prompts: Sequence[PromptInput], tenant: str, patience_s: float | None) -> None:
+    def admit(
+        self, prompts: Sequence[PromptInput], tenant: str, patience_s: float | None, *, background: bool = False
+    ) -> None:
         """Refuses a request that is too large, for now or for ever.
+
+        Background work has a queue of its own, as long as the others', and may wait in it for any time.
 
         Raises:
             InvalidParameter: no empty queue could take it.
@@ -97,12 +101,18 @@ class Admission:
         """
         cost = cost_of(prompts)
         cost.check_possible(self._limits)
-        refuse_overload(self._load(tenant, 0), self._limits, cost, patience_s)
+        if background:
+            limits = dataclasses.replace(self._limits, max_queue_wait_s=math.inf)
+            refuse_overload(self._engine.load(tenant, background=True), limits, cost, patience_s)
+        else:
+            refuse_overload(self._load(tenant, 0), self._limits, cost, patience_s)
         if self._quotas is not None:
             self._quotas.pay(tenant, cost.num_prompt_tokens, self._engine.now_s())
 
-    def longest_wait_s(self, patience_s: float | None) -> float:
-        """How long a request may wait to run."""
+    def longest_wait_s(self, patience_s: float | None, *, background: bool = False) -> float | None:
+        """How long a request may wait to run; None: for any time."""
+        if background:
+            return patience_s
         longest = self._limits.max_queue_wait_s
         return longest if patience_s is None else min(longest, patience_s)
 

@@ -8,6 +8,7 @@ from twostroke.api.chat_choice import ChatChoice
 from twostroke.api.conversation import Conversation
 from twostroke.api.generation import Caller, Generation
 from twostroke.api.logprobs import chat_logprobs, prompt_logprobs
+from twostroke.api.protocol.fields import tier_of
 from twostroke.api.sse import DONE, RepeatedEvent, event
 from twostroke.outputs import CompletionOutput, LogprobsAtPosition, RequestOutput
 
@@ -29,7 +30,8 @@ class Chat:
         self._request = conversation.request
         self._tokenizer = conversation.engine.tokenizer
         self._usage = conversation.usage
-        self._head: Object = {"id": answer_id, "created": created, "model": model}
+        tier = tier_of(self._request.service_tier)
+        self._head: Object = {"id": answer_id, "created": created, "model": model, **tier}
         self._chunk_head: Object = {**self._head, "object": "chat.completion.chunk"}
         options = self._request.stream_options
         self._wants_usage = options is not None and bool(options.include_usage)

@@ -10,6 +10,7 @@ from twostroke.api.generation import Caller, Generation, prepared
 from twostroke.api.logprobs import CompletionLogprobs, prompt_logprobs
 from twostroke.api.prompts import length_of, prompts_of
 from twostroke.api.protocol.completions import CompletionRequest
+from twostroke.api.protocol.fields import FLEX, tier_of
 from twostroke.api.sse import DONE, RepeatedEvent, event
 from twostroke.api.translate import check_stream_options, completion_params
 from twostroke.api.usage import UsageCount
@@ -37,7 +38,8 @@ class Completion:
     ) -> None:
         self._engine = engine
         self._request = request
-        self._head: Object = {"id": answer_id, "object": "text_completion", "created": created, "model": model}
+        head: Object = {"id": answer_id, "object": "text_completion", "created": created, "model": model}
+        self._head: Object = {**head, **tier_of(request.service_tier)}
         self._usage = UsageCount()
         self._n = request.n or 1
         self._prompt_logprobs: dict[int, list[LogprobsAtPosition | None]] = {}
@@ -87,6 +89,7 @@ class Completion:
             self._head["id"],
             caller,
             priority=request.priority or 0,
+            background=request.service_tier == FLEX,
             cache_salt=request.cache_salt,
             kind=OutputKind.DELTA if request.stream else OutputKind.FINAL,
         )

@@ -14,6 +14,7 @@ from twostroke.api.generation import Caller, Generation, off_the_loop, prepared
 from twostroke.api.parsers.chat_parser import ChatParser
 from twostroke.api.prompts import length_of_messages
 from twostroke.api.protocol.chat import ChatRequest
+from twostroke.api.protocol.fields import FLEX
 from twostroke.api.translate import chat_params, check_stream_options
 from twostroke.api.usage import UsageCount
 from twostroke.engine.client import EngineClient
@@ -63,6 +64,7 @@ class Conversation:
             self._id,
             caller,
             priority=request.priority or 0,
+            background=request.service_tier == FLEX,
             cache_salt=request.cache_salt,
             kind=OutputKind.DELTA if request.stream else OutputKind.FINAL,
         )

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from twostroke.api.generation import Caller, Generation, prepared
 from twostroke.api.prompts import length_of, prompts_of
 from twostroke.api.protocol.embeddings import EmbeddingRequest
+from twostroke.api.protocol.fields import FLEX
 from twostroke.engine.client import EngineClient
 from twostroke.engine.input_processor import PromptInput
 from twostroke.engine.output_processor import OutputKind
@@ -64,6 +65,7 @@ class Embeddings:
             self._id,
             caller,
             priority=request.priority or 0,
+            background=request.service_tier == FLEX,
             cache_salt=request.cache_salt,
             kind=OutputKind.FINAL,
         )

@@ -85,6 +85,7 @@ class Generation:
         answer_id: of the answer; the engine's requests are called by it, numbered when there are several.
         caller: who asks.
         priority: lower is served earlier.
+        background: it takes what the others leave.
         cache_salt: for the prefix cache.
         kind: deltas for a stream, the whole otherwise.
 
@@ -93,7 +94,7 @@ class Generation:
         EngineUnavailable: no engine takes requests now, or it has too much to do.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what there is to know of a request, by its names)
         self,
         engine: EngineClient,
         prompts: Sequence[PromptInput],
@@ -101,6 +102,7 @@ class Generation:
         caller: Caller,
         *,
         priority: int = 0,
+        background: bool = False,
         cache_salt: str | None = None,
         kind: OutputKind,
     ) -> None:
@@ -113,7 +115,9 @@ class Generation:
         """Prompts that have something to take, each once."""
         self._wake: Callable[[], object] = _nobody
         self._is_closed = False
-        caller.admission.admit(prompts, caller.tenant, caller.patience_s)
+        admission = caller.admission
+        admission.admit(prompts, caller.tenant, caller.patience_s, background=background)
+        longest_wait_s = admission.longest_wait_s(caller.patience_s, background=background)
         try:
             for index, prompt in enumerate(prompts):
                 request_id = answer_id if len(prompts) == 1 else f"{answer_id}-{index}"
@@ -122,9 +126,10 @@ class Generation:
                     request_id=request_id,
                     arrival_time_s=caller.arrival_time_s,
                     priority=priority,
-                    cache_salt=caller.admission.cache_salt(caller.tenant, cache_salt),
+                    cache_salt=admission.cache_salt(caller.tenant, cache_salt),
                     tenant=caller.tenant,
-                    start_by_s=caller.arrival_time_s + caller.admission.longest_wait_s(caller.patience_s),
+                    background=background,
+                    start_by_s=None if longest_wait_s is None else caller.arrival_time_s + longest_wait_s,
                     kind=kind,
                 )
                 self._streams.append(stream)

@@ -39,7 +39,7 @@ class SchedulerConfig:
     limit but max_num_batched_tokens."""
     ttft_slo: str | float | None = None
     """Limit of the time to the first token: without itl_slo, steps take no more prompt tokens than keep it."""
-    flex_slowdown: float = 0.05
+    flex_slowdown: float = 0.08
     """Requests of service tier "flex" take what the others leave: they may make a step of the others longer by this
     share, and the wait of one that comes in the middle of theirs."""
     fair_prompt_weight: float = 1.0

@@ -63,7 +63,7 @@ from twostroke.tokenizer.tokenizer import Tokenizer
 
 log = get_logger(__name__)
 
-_Costs = tuple[ModelShape, MachineLimits, Pace | None]
+_Costs = tuple[ModelShape, MachineLimits, Pace]
 """What the costs and the times of steps are worked out from."""
 
 
@@ -94,6 +94,7 @@ def build_text_engine(
         OutputProcessor(built.tokenizer),
         clock=monotonic_clock,
         uses_priority=built.facts.uses_priority,
+        serves_background=built.facts.serves_background,
         startup_lines=built.facts.startup_lines,
     )
 
@@ -139,14 +140,13 @@ def build_engine(
         path = config.load.event_log
         event_log = None if path is None else if_it_fails.enter_context(JsonlEventLog(path))
         shape = model_shape(config, loaded)
-        pace = pace_of(config, loaded.path, shape, machine, step_times) if config.scheduler.has_slo else None
+        pace = pace_of(config, loaded.path, shape, machine, step_times)
         engine, lender, geometry = _build_engine(
             config, loaded, layout, sizing, (shape, machine, pace), event_log, listeners, around_executor, handover
         )
         if_it_fails.pop_all()  # the engine's from here on
     lines = _startup_lines(loaded, account.weight_bytes, layout, sizing, time.perf_counter() - begin_s)
-    if pace is not None:
-        lines += pace.lines
+    lines += pace.lines
     for line in lines:
         # a note, such as a shorter context than the model's, is nothing to find out from a refused prompt
         log.log(logging.WARNING if line.startswith("note") else logging.INFO, line)
@@ -162,6 +162,7 @@ def build_engine(
         num_blocks=sizing.num_blocks,
         block_size=layout.block_size,
         uses_priority=config.scheduler.policy == "priority",
+        serves_background=config.scheduler.serves_background,
         is_fair=config.scheduler.policy == "fair",
         kv_bytes_per_token=layout.bytes_per_token * loaded.num_ranks,
         num_layers=loaded.config.num_layers,
@@ -195,7 +196,7 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
         max_model_len=sizing.max_model_len,
         speculation=config.speculative_config,
         max_drafts=loaded.drafter_facts.max_drafts,
-        step_times=None if pace is None else pace.step_times,
+        step_times=pace.step_times,
         layers=Layers(loaded.config.layer_windows),
     )
     process = "" if handover is None else handover.port.name
@@ -337,7 +338,7 @@ def _journal(  # noqa: PLR0913 (everything that was found out before)
         started,
         machine=machine,
         max_drafts=loaded.drafter_facts.max_drafts,
-        step_times=None if pace is None else pace.step_times,
+        step_times=pace.step_times,
     )
     return Journal(started, shape, event_log, listeners)
 

@@ -128,13 +128,14 @@ class EngineClient(Protocol):
         priority: int = 0,
         cache_salt: str | None = None,
         tenant: str = "",
+        background: bool = False,
         start_by_s: float | None = None,
         kind: OutputKind = OutputKind.DELTA,
     ) -> OutputStream:
         """Queues a prompt; close what it returns, whatever happens.
 
-        The tenant is who it is for, in a fair queue. A request that still waits at `start_by_s`, on the engine's clock,
-        is aborted: its stream raises Overloaded.
+        The tenant is who it is for, in a fair queue; background work takes what the others leave. A request that still
+        waits at `start_by_s`, on the engine's clock, is aborted: its stream raises Overloaded.
 
         Raises:
             ClientError: the request cannot be run as asked.
@@ -142,8 +143,8 @@ class EngineClient(Protocol):
         """
         ...
 
-    def load(self, tenant: str) -> Load:
-        """What there is to do, as this tenant sees it."""
+    def load(self, tenant: str, *, background: bool = False) -> Load:
+        """What there is to do before a request of this tenant, of the others' or of the background's."""
         ...
 
     async def reset_prefix_cache(self) -> bool:

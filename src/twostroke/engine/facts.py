@@ -26,6 +26,8 @@ class EngineFacts:
     num_blocks: int
     block_size: int
     uses_priority: bool
+    serves_background: bool
+    """Whether it can put work beside other work, a little at a time."""
     is_fair: bool
     """Whether the scheduler tells tenants apart."""
     kv_bytes_per_token: int

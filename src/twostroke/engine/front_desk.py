@@ -56,6 +56,7 @@ class FrontDesk:
         outputs: decodes and puts together.
         clock: the runner's.
         uses_priority: whether its scheduler looks at priorities at all.
+        serves_background: whether it can put work beside other work, a little at a time.
     """
 
     def __init__(
@@ -66,12 +67,14 @@ class FrontDesk:
         *,
         clock: Clock,
         uses_priority: bool,
+        serves_background: bool,
     ) -> None:
         self._runner = runner
         self._inputs = inputs
         self._outputs = outputs
         self._clock = clock
         self._uses_priority = uses_priority
+        self._serves_background = serves_background
         self._names = (f"request-{number}" for number in itertools.count())
         self._ended: dict[str, RequestOutput] = {}
 
@@ -106,7 +109,7 @@ class FrontDesk:
             chat_template_kwargs=chat_template_kwargs,
         )
 
-    def enqueue(
+    def enqueue(  # noqa: PLR0913 (what there is to know of a request, by its names)
         self,
         prompt: PromptInput,
         *,
@@ -115,6 +118,7 @@ class FrontDesk:
         priority: int = 0,
         cache_salt: str | None = None,
         tenant: str = "",
+        background: bool = False,
         kind: OutputKind = OutputKind.CUMULATIVE,
     ) -> str:
         """Queues what `prepare` or `prepare_chat` made.
@@ -127,6 +131,7 @@ class FrontDesk:
             priority: lower is served earlier; only with policy "priority".
             cache_salt: requests share cached prefixes only with those of the same salt.
             tenant: whose request it is, for a fair queue.
+            background: it takes what the others leave; needs chunked prefill, continuous and mixed batches.
             kind: whether outputs hold everything so far, what is new, or come once at the end.
 
         Returns:
@@ -136,6 +141,9 @@ class FrontDesk:
             InvalidParameter: a parameter cannot be used; nothing was queued.
         """
         self._check_priority(priority)
+        if background and not self._serves_background:
+            limit = "needs chunked prefill, and continuous batches with both strokes mixed; this engine has them off"
+            raise InvalidParameter("service_tier", "flex", limit, "Leave it out.")
         kind = _checked_kind(kind)
         if cache_salt is not None:
             _check_name("cache_salt", cache_salt)
@@ -160,7 +168,14 @@ class FrontDesk:
                 new_request = _sequence(prompt, sequence_id, index, seed)
                 self._runner.add_request(
                     GenerationRequest(
-                        new_request, arrival_time_s, prompt.max_tokens, priority, cache_salt, submitted_time_s, tenant
+                        new_request,
+                        arrival_time_s,
+                        prompt.max_tokens,
+                        priority,
+                        cache_salt,
+                        submitted_time_s,
+                        tenant,
+                        background,
                     )
                 )
         except BaseException:

@@ -23,6 +23,7 @@ class GenerationRequest:
     submitted_time_s: float | None = None
     """When it was ready and handed to the engine, if that is known apart from its arrival."""
     tenant: str = ""
+    background: bool = False
     lend_as: int | None = None
     """When it ends by itself, its blocks are on loan under this number for the process where it goes on."""
     lend_block_size: int = 0
@@ -68,6 +69,7 @@ class Generation:
             block_hashes=tuple(self._hashes),
             reads_prefix_cache=new.params.prompt_logprobs is None,
             tenant=self.request.tenant,
+            background=self.request.background,
             lend_as=self.request.lend_as,
             lend_block_size=self.request.lend_block_size,
             import_id=self.request.import_id,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from twostroke.batch import Limit, ScheduledBatch, Stroke
 from twostroke.events import Event, KVBlockChecked, RequestFinishedByCaller, StepCommitted, StepScheduled
@@ -97,8 +97,31 @@ class _Sequence:
     """To prefill when it starts."""
     num_tokens_left: int
     max_tokens: int
+    tier: _Tier
     is_waiting: bool = True
     num_output_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Tier:
+    """What there is to do of one kind: the foreground's does not wait for the background's."""
+
+    num_sequences: int = 0
+    num_waiting: Counter[str] = field(default_factory=Counter[str])
+    """By tenant."""
+    num_waiting_tokens: Counter[str] = field(default_factory=Counter[str])
+    num_running_tokens: int = 0
+
+    @property
+    def num_running(self) -> int:
+        return self.num_sequences - self.num_waiting.total()
+
+    def wait(self, tenant: str, num_sequences: int, num_tokens: int) -> None:
+        """So many more of a tenant's wait."""
+        self.num_waiting[tenant] += num_sequences
+        self.num_waiting_tokens[tenant] += num_tokens
+        if not self.num_waiting[tenant]:
+            del self.num_waiting[tenant], self.num_waiting_tokens[tenant]
 
 
 class LoadMeter:
@@ -113,9 +136,8 @@ class LoadMeter:
         self._max_num_seqs = max_num_seqs
         self._is_fair = is_fair
         self._sequences: dict[str, _Sequence] = {}
-        self._num_waiting: Counter[str] = Counter()
-        self._num_waiting_tokens: Counter[str] = Counter()
-        self._num_running_tokens = 0
+        self._foreground = _Tier()
+        self._background = _Tier()
         self._num_slots = max_num_seqs
         self._num_generated: Counter[str] = Counter()
         self._times = StepTimes()
@@ -131,12 +153,16 @@ class LoadMeter:
         """Of all sequences that have not ended, together."""
         self._finished_weight = self._finished_tokens = 0.0
 
-    def sent(self, sequence_id: str, tenant: str, *, num_tokens: int, max_tokens: int) -> None:
+    def sent(
+        self, sequence_id: str, tenant: str, *, num_tokens: int, max_tokens: int, background: bool = False
+    ) -> None:
         """A sequence was sent to the engine and waits there."""
         owner, tenant = tenant, tenant if self._is_fair else ""
-        self._sequences[sequence_id] = _Sequence(owner, tenant, num_tokens, num_tokens, max_tokens)
+        tier = self._background if background else self._foreground
+        self._sequences[sequence_id] = _Sequence(owner, tenant, num_tokens, num_tokens, max_tokens, tier)
         self._max_tokens += max_tokens
-        self._wait(tenant, 1, num_tokens)
+        tier.num_sequences += 1
+        tier.wait(tenant, 1, num_tokens)
 
     def ended(self, sequence_id: str) -> None:
         """It is over, however it ended; a second time does nothing."""
@@ -144,10 +170,11 @@ class LoadMeter:
         if sequence is None:
             return
         self._max_tokens -= sequence.max_tokens
+        sequence.tier.num_sequences -= 1
         if sequence.is_waiting:
-            self._wait(sequence.tenant, -1, -sequence.num_tokens)
+            sequence.tier.wait(sequence.tenant, -1, -sequence.num_tokens)
         else:
-            self._num_running_tokens -= sequence.num_tokens_left
+            sequence.tier.num_running_tokens -= sequence.num_tokens_left
         self._idle = self._idle or not self._num_running
 
     def knows(self, sequence_id: str) -> bool:
@@ -176,20 +203,20 @@ class LoadMeter:
             case _:
                 pass
 
-    def load(self, tenant: str) -> Load:
-        """The facts as they are now."""
+    def load(self, tenant: str, *, background: bool = False) -> Load:
+        """The facts as they are now, of the foreground, or of the background alone."""
         owner, tenant = tenant, tenant if self._is_fair else ""
-        num_waiting = self._num_waiting.total()
+        tier = self._background if background else self._foreground
         prefill_s, decode_s = self._times.s_per_unit, self._decode_times.slope_s or 0.0
         return Load(
             num_slots=self._num_slots,
-            num_running=self._num_running,
-            num_running_tokens=self._num_running_tokens,
-            num_waiting=num_waiting,
-            num_waiting_tokens=self._num_waiting_tokens.total(),
-            num_own_waiting=self._num_waiting[tenant],
-            num_own_waiting_tokens=self._num_waiting_tokens[tenant],
-            num_tenants=len(self._num_waiting) + (tenant not in self._num_waiting),
+            num_running=tier.num_running,
+            num_running_tokens=tier.num_running_tokens,
+            num_waiting=tier.num_waiting.total(),
+            num_waiting_tokens=tier.num_waiting_tokens.total(),
+            num_own_waiting=tier.num_waiting[tenant],
+            num_own_waiting_tokens=tier.num_waiting_tokens[tenant],
+            num_tenants=len(tier.num_waiting) + (tenant not in tier.num_waiting),
             step_s=self._times.base_s(prefill_s),
             prefill_s_per_token=prefill_s,
             decode_step_s=self._decode_times.base_s(decode_s),
@@ -200,19 +227,13 @@ class LoadMeter:
 
     @property
     def _num_running(self) -> int:
-        return len(self._sequences) - self._num_waiting.total()
+        return self._foreground.num_running + self._background.num_running
 
     def _mean_output_tokens(self) -> float:
         """Of those that finished; before any has, what is asked for at most."""
         if self._finished_weight:
             return self._finished_tokens / self._finished_weight
         return self._max_tokens / len(self._sequences) if self._sequences else 0.0
-
-    def _wait(self, tenant: str, num_sequences: int, num_tokens: int) -> None:
-        self._num_waiting[tenant] += num_sequences
-        self._num_waiting_tokens[tenant] += num_tokens
-        if not self._num_waiting[tenant]:
-            del self._num_waiting[tenant], self._num_waiting_tokens[tenant]
 
     def _scheduled(self, batch: ScheduledBatch, time_s: float) -> None:
         num_prefill_tokens = 0
@@ -224,28 +245,30 @@ class LoadMeter:
             if sequence is not None:
                 self._begin(sequence)
                 num_left = sequence.num_tokens - scheduled.token_range.stop
-                self._num_running_tokens += num_left - sequence.num_tokens_left
+                sequence.tier.num_running_tokens += num_left - sequence.num_tokens_left
                 sequence.num_tokens_left = num_left
         for sequence_id in batch.preempted_request_ids:
             self._give_way(sequence_id)
         if batch.requests:
             self._in_flight[batch.step] = time_s, num_prefill_tokens, len(batch.requests)
-        is_held_by_kv = batch.limited_by is Limit.KV and batch.num_waiting > 0
-        self._num_slots = max(1, self._num_running) if is_held_by_kv else self._max_num_seqs
+        head = self._sequences.get(batch.head_request_id or "")
+        # the foreground takes from the background what it lacks
+        is_held_by_kv = batch.limited_by is Limit.KV and head is not None and head.tier is self._foreground
+        self._num_slots = max(1, self._foreground.num_running) if is_held_by_kv else self._max_num_seqs
 
     def _begin(self, sequence: _Sequence) -> None:
         if sequence.is_waiting:
             sequence.is_waiting = False
-            self._wait(sequence.tenant, -1, -sequence.num_tokens)
-            self._num_running_tokens += sequence.num_tokens_left
+            sequence.tier.wait(sequence.tenant, -1, -sequence.num_tokens)
+            sequence.tier.num_running_tokens += sequence.num_tokens_left
 
     def _give_way(self, sequence_id: str) -> None:
         sequence = self._sequences.get(sequence_id)
         if sequence is not None and not sequence.is_waiting:
-            self._num_running_tokens -= sequence.num_tokens_left
+            sequence.tier.num_running_tokens -= sequence.num_tokens_left
             sequence.is_waiting = True
             sequence.num_tokens = sequence.num_tokens_left = sequence.num_tokens + sequence.num_output_tokens
-            self._wait(sequence.tenant, 1, sequence.num_tokens)
+            sequence.tier.wait(sequence.tenant, 1, sequence.num_tokens)
 
     def _step_ended(self, event: StepCommitted) -> None:
         scheduled_s, num_prefill_tokens, num_sequences = self._in_flight.pop(event.step, (event.time_s, 0, 0))

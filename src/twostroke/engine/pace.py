@@ -1,4 +1,5 @@
-"""By which step times an engine keeps its limits, and whether they can be kept at all: found out at its start."""
+"""By which step times an engine keeps its limits and makes room for background work, and whether limits can be kept at
+all: found out at its start."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def pace_of(
     """The calibration of the model, or else the floors of the machine, which are stretched by what steps really take.
 
     Args:
-        config: with limits.
+        config: with or without limits.
         model: its folder or file.
         shape: of the model.
         machine: what it does at best.
@@ -50,6 +51,8 @@ def pace_of(
     if step_times is None:
         step_times = roofline(shape, machine, most_tokens=config.scheduler.max_num_batched_tokens)
         why += "; limits begin with what the machine could do at best, and follow what steps take"
+    if not config.scheduler.has_slo:
+        return Pace(step_times, ())
     lines = (f"slo      {_words(config.scheduler)}; {why}", *_unreachable(config.scheduler, step_times, shape))
     return Pace(step_times, lines)
 

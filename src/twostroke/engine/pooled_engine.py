@@ -163,6 +163,7 @@ class PooledEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         tenant: str = "",
+        background: bool = False,
         start_by_s: float | None = None,
         kind: OutputKind = OutputKind.DELTA,
     ) -> OutputStream:
@@ -180,16 +181,18 @@ class PooledEngine:
             priority=priority,
             cache_salt=cache_salt,
             tenant=tenant,
+            background=background,
             start_by_s=start_by_s,
             kind=kind,
             is_waiting=self._is_waiting,
         )
 
-    def load(self, tenant: str) -> Load:
+    def load(self, tenant: str, *, background: bool = False) -> Load:
         """See EngineClient; of all that run, together."""
         ready = [worker for worker in self._pool.workers if worker.is_ready]
-        prefills = [worker.meter.load(tenant) for worker in ready if worker.role is Role.PREFILL]
-        return combined(prefills, [worker.meter.load(tenant) for worker in ready if worker.role is Role.DECODE])
+        loads = [(worker.role, worker.meter.load(tenant, background=background)) for worker in ready]
+        prefills = [load for role, load in loads if role is Role.PREFILL]
+        return combined(prefills, [load for role, load in loads if role is Role.DECODE])
 
     async def reset_prefix_cache(self) -> bool:
         """See EngineClient; in every process."""
@@ -392,7 +395,13 @@ class PooledEngine:
                     self._scaling.arrived(num_tokens)
                 if worker.role is Role.PREFILL or request.import_id is None:  # a prompt that is fetched was sent before
                     self._observed.saw(self.now_s(), num_prompt_tokens=num_tokens)
-                worker.meter.sent(new.request_id, request.tenant, num_tokens=num_tokens, max_tokens=request.max_tokens)
+                worker.meter.sent(
+                    new.request_id,
+                    request.tenant,
+                    num_tokens=num_tokens,
+                    max_tokens=request.max_tokens,
+                    background=request.background,
+                )
             case Finish(request_id):
                 worker.meter.ended(request_id)
             case _:

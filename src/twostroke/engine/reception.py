@@ -74,6 +74,7 @@ class Reception:
             OutputProcessor(self._tokenizer),
             clock=monotonic_clock,
             uses_priority=facts.uses_priority,
+            serves_background=facts.serves_background,
         )
 
     def receive(  # noqa: PLR0913 (what there is to know of a request, by its names)
@@ -85,6 +86,7 @@ class Reception:
         priority: int,
         cache_salt: str | None,
         tenant: str,
+        background: bool,
         start_by_s: float | None,
         kind: OutputKind,
         is_waiting: Callable[[str], bool],
@@ -99,6 +101,7 @@ class Reception:
             priority=priority,
             cache_salt=cache_salt,
             tenant=tenant,
+            background=background,
             kind=kind,
         )
 

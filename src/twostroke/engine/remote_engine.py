@@ -56,7 +56,13 @@ class _Wire:
         assert self.process is not None, "nobody checks requests in while no engine runs"
         new = request.new_request
         num_tokens = len(new.prompt_token_ids)
-        self.meter.sent(new.request_id, request.tenant, num_tokens=num_tokens, max_tokens=request.max_tokens)
+        self.meter.sent(
+            new.request_id,
+            request.tenant,
+            num_tokens=num_tokens,
+            max_tokens=request.max_tokens,
+            background=request.background,
+        )
         self.process.send(Add(request))
 
     def finish(self, request_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> None:
@@ -147,6 +153,7 @@ class RemoteEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         tenant: str = "",
+        background: bool = False,
         start_by_s: float | None = None,
         kind: OutputKind = OutputKind.DELTA,
     ) -> OutputStream:
@@ -164,14 +171,15 @@ class RemoteEngine:
             priority=priority,
             cache_salt=cache_salt,
             tenant=tenant,
+            background=background,
             start_by_s=start_by_s,
             kind=kind,
             is_waiting=self._wire.meter.is_waiting,
         )
 
-    def load(self, tenant: str) -> Load:
+    def load(self, tenant: str, *, background: bool = False) -> Load:
         """See EngineClient."""
-        return self._wire.meter.load(tenant)
+        return self._wire.meter.load(tenant, background=background)
 
     async def reset_prefix_cache(self) -> bool:
         """See EngineClient."""

@@ -27,6 +27,7 @@ class TextEngine:
         outputs: decodes and puts together.
         clock: the engine's.
         uses_priority: whether the scheduler looks at priorities at all.
+        serves_background: whether it can put work beside other work, a little at a time.
         startup_lines: what was loaded and how memory was divided, for people.
     """
 
@@ -38,10 +39,13 @@ class TextEngine:
         *,
         clock: Clock,
         uses_priority: bool,
+        serves_background: bool,
         startup_lines: Sequence[str] = (),
     ) -> None:
         self._engine = engine
-        self._desk = FrontDesk(engine, inputs, outputs, clock=clock, uses_priority=uses_priority)
+        self._desk = FrontDesk(
+            engine, inputs, outputs, clock=clock, uses_priority=uses_priority, serves_background=serves_background
+        )
         self._clock = clock
         self.startup_lines = tuple(startup_lines)
         self._is_closed = False

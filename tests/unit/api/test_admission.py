@@ -14,7 +14,7 @@ from server_process import ServerProcess
 
 FLAGS = (
     *("--max-num-seqs", "1", "--max-queued-requests", "3", "--max-queued-tokens", "2000"),
-    *("--max-answer-bytes", "100000", "--max-parameter-items", "50", "--max-queue-wait-s", "600"),
+    *("--max-answer-bytes", "100000", "--max-parameter-items", "50", "--max-queue-wait-s", "36000"),
 )
 LONG = {"prompt": "def f(", "max_tokens": 4000, "ignore_eos": True, "stream": True}
 """Longer than any of these tests."""
@@ -92,7 +92,7 @@ def test_who_waited_as_long_as_it_wanted_is_given_up(small: ServerProcess) -> No
     with asking(small):
         small.wait_for("there", "/health", lambda answer: answer.json()["num_requests"] > 0)
         for streams in (False, True):  # a stream has not begun before its first token, so its status tells
-            given_up = small.post("/v1/completions", {**LONG, "stream": streams}, x_request_timeout="0.5")
+            given_up = small.post("/v1/completions", {**LONG, "stream": streams}, x_request_timeout="2")
             assert given_up.status_code == 503
             assert int(given_up.headers["retry-after"]) >= 1
             assert "was not begun" in given_up.json()["error"]["message"]

@@ -39,11 +39,11 @@ class Engine:
 class Admission:
     """Lets everybody in."""
 
-    def admit(self, *_: Any) -> None: ...
+    def admit(self, *_: Any, background: bool) -> None: ...
 
     def cache_salt(self, *_: Any) -> None: ...
 
-    def longest_wait_s(self, _: Any) -> float:
+    def longest_wait_s(self, _: Any, *, background: bool) -> float:
         return 60.0
 
 

@@ -38,6 +38,7 @@ FACTS = EngineFacts(
     num_blocks=100_000,
     block_size=16,
     uses_priority=False,
+    serves_background=True,
     is_fair=False,
     kv_bytes_per_token=1,
     num_layers=1,

@@ -90,7 +90,6 @@ class ChatRequest(SamplingFields):
     documents: list[dict[str, Any]] | None = Field(default=None, description="For templates that know retrieval.")
     metadata: dict[str, Any] | None = bookkeeping("The client's notes.")
     store: bool | None = bookkeeping("Nothing is stored.")
-    service_tier: str | None = bookkeeping("There is one.")
     safety_identifier: str | None = bookkeeping("The end user's name.")
     prompt_cache_key: str | None = bookkeeping("Prefixes are found by their content.")
     prompt_cache_retention: str | None = bookkeeping("Prefixes stay while there is room.")

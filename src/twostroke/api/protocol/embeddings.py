@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from twostroke.api.protocol.fields import WireObject, bookkeeping
+from twostroke.api.protocol.fields import ServiceTier, WireObject, bookkeeping
 from twostroke.api.protocol.sampling import TokenIds
 
 MAX_INPUTS = 2048
@@ -31,6 +31,9 @@ class EmbeddingRequest(WireObject):
     )
     add_special_tokens: bool | None = Field(
         default=None, description="Frame texts as the tokenizer says; default true."
+    )
+    service_tier: ServiceTier | None = Field(
+        default=None, description="flex: background work, it takes what other requests leave; the others: no such work."
     )
     priority: Annotated[int, Field(ge=-(2**31), le=2**31)] | None = Field(
         default=None, description="Lower is served earlier; needs --policy priority."

@@ -14,7 +14,7 @@ import functools
 import itertools
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
@@ -28,6 +28,16 @@ class Standing(StrEnum):
     ACTS = "acts"
     BOOKKEEPING = "bookkeeping"
     REFUSED = "refused"
+
+
+ServiceTier = Literal["auto", "default", "standard_only", "flex"]
+FLEX = "flex"
+"""OpenAI's word for work that may wait: it takes what the others leave."""
+
+
+def tier_of(asked: ServiceTier | None) -> dict[str, str]:
+    """What an answer says of how it was served, if it was asked for in a way."""
+    return {} if asked is None else {"service_tier": FLEX if asked == FLEX else "default"}
 
 
 MAX_UNKNOWN = 64

@@ -120,7 +120,6 @@ class CountTokensRequest(ConversationFields):
     cache_control: dict[str, Any] | None = bookkeeping(_CACHE_CONTROL)
     speed: str | None = bookkeeping("There is one.")
     metadata: dict[str, Any] | None = bookkeeping("The client's notes.")
-    service_tier: str | None = bookkeeping("There is one.")
     inference_geo: str | None = bookkeeping("This server is in one place.")
     container: Any = refused("no code is run here")
     context_management: Any = refused("the conversation is taken as it is")

@@ -179,7 +179,6 @@ class ResponsesRequest(ConversationFields):
     store: bool | None = bookkeeping("Nothing is stored.")
     user: str | None = bookkeeping("The end user's name.")
     safety_identifier: str | None = bookkeeping("The end user's name.")
-    service_tier: str | None = bookkeeping("There is one.")
     max_tool_calls: int | None = bookkeeping("Of tools that a server runs; none are run here.")
     prompt_cache_key: str | None = bookkeeping("Prefixes are found by their content.")
     prompt_cache_retention: str | None = bookkeeping("Prefixes stay while there is room.")

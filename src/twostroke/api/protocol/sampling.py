@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from twostroke.api.protocol.fields import WireObject, bookkeeping, refused
+from twostroke.api.protocol.fields import ServiceTier, WireObject, bookkeeping, refused
 
 TokenIds = list[Annotated[int, Field(ge=0, le=2**31 - 1)]]
 
@@ -83,6 +83,9 @@ class SamplingFields(WireObject):
     return_token_ids: bool | None = Field(default=None, description="Token ids of prompt and output beside the text.")
     return_tokens_as_token_ids: bool | None = Field(
         default=None, description="Tokens of log-probabilities are written as token_id:42."
+    )
+    service_tier: ServiceTier | None = Field(
+        default=None, description="flex: background work, it takes what other requests leave; the others: no such work."
     )
     priority: Annotated[int, Field(ge=-(2**31), le=2**31)] | None = Field(
         default=None, description="Lower is served earlier; needs --policy priority."
