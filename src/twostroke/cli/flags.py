@@ -12,6 +12,7 @@ from cyclopts import Parameter, Token
 
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import ActivationQuantization, Device, DType, Kernels, LoadConfig, Quantization
+from twostroke.config.presets import Preset
 from twostroke.config.scheduler import Batching, Mixing, Policy, SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
 from twostroke.errors import InvalidParameter
@@ -155,6 +156,7 @@ class LoadBesideModel(LoadByFlags):
 
 
 LoadFlags = Annotated[LoadByFlags, Parameter(name="*", group="Model")]
+PresetFlag = Annotated[Preset | None, Parameter(group="Scheduler")]
 FairSchedulerFlags = Annotated[FairScheduler, Parameter(name="*", group="Scheduler")]
 LoadBesideModelFlags = Annotated[LoadBesideModel, Parameter(name="*", group="Model")]
 

@@ -8,9 +8,18 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from twostroke.cli.flags import CacheFlags, LoadByFlags, LoadFlags, QuietFlag, SchedulerFlags, SpeculationFlag
+from twostroke.cli.flags import (
+    CacheFlags,
+    LoadByFlags,
+    LoadFlags,
+    PresetFlag,
+    QuietFlag,
+    SchedulerFlags,
+    SpeculationFlag,
+)
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
+from twostroke.config.presets import with_preset
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.server import ServerConfig
 
@@ -31,6 +40,7 @@ def run_batch(  # noqa: PLR0913 (each is a flag or a group of flags)
     load: LoadFlags = LoadByFlags(),
     cache: CacheFlags = CacheConfig(),
     scheduler: SchedulerFlags = SchedulerConfig(),
+    preset: PresetFlag = None,
     speculative_config: SpeculationFlag = None,
     quiet: QuietFlag = False,
 ) -> None:
@@ -52,6 +62,9 @@ def run_batch(  # noqa: PLR0913 (each is a flag or a group of flags)
         Refuse requests with fields that nobody here knows.
     max_concurrency
         Requests held at a time; default: twice --max-num-seqs.
+    preset
+        Scheduler settings that go together: "batch" takes large steps (--max-num-seqs 256, --max-num-batched-tokens
+        2048), "interactive" limits the time between tokens. Flags beside it win.
     quiet
         No start-up lines, no progress, no counts.
     """
@@ -59,7 +72,9 @@ def run_batch(  # noqa: PLR0913 (each is a flag or a group of flags)
 
     from twostroke.api.run_batch import answer_file
 
-    config = EngineConfig(load=load, cache=cache, scheduler=scheduler, speculative_config=speculative_config)
+    config = EngineConfig(
+        load=load, cache=cache, scheduler=with_preset(scheduler, preset), speculative_config=speculative_config
+    )
     answers = ServerConfig(
         max_queued_requests=PATIENT,
         max_queued_tokens=PATIENT,

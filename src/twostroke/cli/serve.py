@@ -16,6 +16,7 @@ from twostroke.cli.flags import (
     LoadBesideModel,
     LoadBesideModelFlags,
     ModelFlag,
+    PresetFlag,
     QuietFlag,
     SpeculationFlag,
     with_model,
@@ -23,6 +24,7 @@ from twostroke.cli.flags import (
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import KVTransport, PoolConfig
+from twostroke.config.presets import with_preset
 from twostroke.config.server import MetricsNames, ServerConfig
 
 PoolFlags = Annotated[PoolConfig, Parameter(name="*", group="Pools")]
@@ -40,6 +42,7 @@ def serve(  # noqa: PLR0913 (each is a flag or a group of flags)
     load: LoadBesideModelFlags = LoadBesideModel(),
     cache: CacheFlags = CacheConfig(),
     scheduler: FairSchedulerFlags = FairScheduler(),
+    preset: PresetFlag = None,
     speculative_config: SpeculationFlag = None,
     pools: PoolFlags = PoolConfig(),
     quiet: QuietFlag = False,
@@ -52,6 +55,9 @@ def serve(  # noqa: PLR0913 (each is a flag or a group of flags)
         Model folder, GGUF file or hub id; without it the embedded code model answers (a demonstration).
     model_flag
         The same as MODEL.
+    preset
+        Scheduler settings that go together: "interactive" limits the time between tokens (--itl-slo 100ms), "batch"
+        takes large steps (--max-num-seqs 256, --max-num-batched-tokens 2048). Flags beside it win.
     quiet
         No start-up lines but the address.
     """
@@ -63,7 +69,7 @@ def serve(  # noqa: PLR0913 (each is a flag or a group of flags)
     config = EngineConfig(
         load=with_model(load, by_place=model, by_flag=model_flag),
         cache=cache,
-        scheduler=scheduler,
+        scheduler=with_preset(scheduler, preset),
         speculative_config=speculative_config,
     )
     uvloop.run(run(config, server, pools, quiet=quiet))

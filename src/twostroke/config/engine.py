@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
+from twostroke.config.presets import settings_of
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
 from twostroke.errors import InvalidParameter, UnknownParameter
@@ -28,10 +29,13 @@ class EngineConfig:
 
     @classmethod
     def from_keywords(cls, **given: Any) -> EngineConfig:
-        """Builds the config from flat keywords; each goes to the part that has a field of that name.
+        """Builds the config from flat keywords; each goes to the part that has a field of that name, and `preset` sets
+        what is not given.
 
         >>> EngineConfig.from_keywords(model="some-folder", block_size=32).cache.block_size
         32
+        >>> EngineConfig.from_keywords(preset="batch").scheduler.max_num_seqs
+        256
 
         Raises:
             UnknownParameter: no part has such a field; the nearest names are offered.
@@ -41,9 +45,10 @@ class EngineConfig:
         owner = {f.name: part for part, kind in parts.items() for f in fields(kind)}
         chosen: dict[str, dict[str, Any]] = {part: {} for part in parts}
         speculation = _speculation(given.pop("speculative_config", None))
+        given = {**settings_of(given.pop("preset", None)), **given}
         for name, value in given.items():
             if name not in owner:
-                raise UnknownParameter(name, [*owner, "speculative_config"], "the engine")
+                raise UnknownParameter(name, [*owner, "speculative_config", "preset"], "the engine")
             chosen[owner[name]][name] = value
         return cls(**{part: kind(**chosen[part]) for part, kind in parts.items()}, speculative_config=speculation)
 

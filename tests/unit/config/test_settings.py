@@ -10,6 +10,8 @@ import pytest
 from twostroke import SamplingParams
 from twostroke.cli.flags import ChatSampling, CompletionSampling
 from twostroke.config.engine import EngineConfig
+from twostroke.config.presets import with_preset
+from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.server import ServerConfig
 from twostroke.errors import InvalidParameter
 
@@ -134,3 +136,12 @@ def test_settings_of_a_server_that_cannot_work(given: dict[str, Any], told: str)
 def test_settings_of_a_server_that_can() -> None:
     ServerConfig(cors_origins=("*", "http://localhost:3000", "https://a.example"), admin_api_key="x")
     ServerConfig(otlp_traces_endpoint="http://localhost:4318", answer_timeout_s=0.5)
+
+
+def test_a_preset_sets_what_is_not_set() -> None:
+    assert EngineConfig.from_keywords(preset="interactive").scheduler.itl_slo_s == 0.1
+    given = EngineConfig.from_keywords(preset="batch", max_num_seqs=64).scheduler
+    assert (given.max_num_seqs, given.max_num_batched_tokens) == (64, 2048), "64 is the default, and was asked for"
+    assert with_preset(SchedulerConfig(), None) == SchedulerConfig()
+    with pytest.raises(InvalidParameter, match="preset"):
+        EngineConfig.from_keywords(preset="fast")
