@@ -169,4 +169,5 @@ def _generation_request(request_id: str, request: WorkloadRequest, start_s: floa
         NewRequest(request_id, request.prompt_token_ids, params, seed=request.seed),
         arrival_time_s=start_s + request.arrival_s,
         max_tokens=request.max_tokens,
+        background=request.background,
     )

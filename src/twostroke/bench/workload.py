@@ -39,6 +39,8 @@ class WorkloadRequest:
     """After the start of the run."""
     ignore_eos: bool = True
     seed: int = 0
+    background: bool = False
+    """It takes what the others leave."""
 
     @property
     def num_tokens(self) -> int:

@@ -12,15 +12,12 @@ prompt; the smaller the budget, the shorter they wait and the longer the prompt 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
 from typing import Any
 
-from twostroke.bench.drive import drive
 from twostroke.bench.figure import MEASURED, PREDICTED
-from twostroke.bench.model_engine import model_engine
 from twostroke.bench.report import median, percentiles
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from twostroke.bench.reproduce.simulated_beside import serve_and_simulate
 from twostroke.bench.steps import measure_steps
 from twostroke.bench.workload import Workload, of_lengths, with_arrivals
 from twostroke.config.cache import CacheConfig
@@ -28,11 +25,8 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_fit import fit_step_model
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.cost.step_work import Layers
-from twostroke.events import Event
 from twostroke.model.model_files import find_model
 from twostroke.served_run import Run
-from twostroke.simulation.requests import recording_of
-from twostroke.simulation.simulate import simulate
 
 NUM_DECODES = 8
 SHORT_PROMPT = 16
@@ -42,16 +36,6 @@ SLO_TIMES = (2.0, 4.0, 8.0)
 """Limits, in steps in which everybody decodes and nobody prefills."""
 TTFT_SLACK = 1.05
 """Of two runs of one thing on this machine."""
-
-
-@dataclass(slots=True)
-class _Heard:
-    """The events of one engine."""
-
-    events: list[Event] = field(default_factory=list[Event])
-
-    def append(self, event: Event) -> None:
-        self.events.append(event)
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
@@ -74,7 +58,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     predicted: dict[str, dict[str, Any]] = {}
     for _ in range(rounds):
         for name, config in _configs(budgets, limits, scheduler).items():
-            run, simulated = _serve(options, config, workload, step_times)
+            run, simulated = serve_and_simulate(options, config, workload, step_times)
             found.setdefault(name, []).append(_figures(run))
             predicted[name] = _figures(simulated)
     middle = {name: {key: median([r[key] for r in runs]) for key in runs[0]} for name, runs in found.items()}
@@ -126,21 +110,6 @@ def _configs(
 
 def _name(budget: int) -> str:
     return f"budget {budget}" if budget else "unchunked"
-
-
-def _serve(
-    options: ReproduceOptions, config: SchedulerConfig, workload: Workload, step_times: StepTimeModel
-) -> tuple[Run, Run]:
-    """As it was, and as it was predicted."""
-    heard = _Heard()
-    num_blocks = sum(-(-request.num_tokens // 16) + 1 for request in workload.requests)
-    cache = CacheConfig(enable_prefix_caching=False, num_kv_blocks=num_blocks)
-    load = options.load(workload.max_request_tokens)
-    with closing(model_engine(load, config, cache, [heard], step_times)) as engine:
-        engine.run(of_lengths([(64, 2)] * 2, vocab_size=options.vocab_size()))
-        run = drive(engine.engine, engine.executor, workload)
-    recording = recording_of(heard.events)
-    return run, simulate(recording.started, recording.requests, step_times)
 
 
 def _figures(run: Run) -> dict[str, float]:

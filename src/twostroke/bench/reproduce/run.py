@@ -33,6 +33,7 @@ RESULTS = {
     "server-throughput": ("twostroke.bench.reproduce.server_throughput", "the server beside the offline API"),
     "overload": ("twostroke.bench.reproduce.overload", "three times more than a server can do"),
     "two-tenants": ("twostroke.bench.reproduce.two_tenants", "one tenant floods, another asks"),
+    "background": ("twostroke.bench.reproduce.background", "work that takes what others leave"),
     "pools": ("twostroke.bench.reproduce.pools", "two pools on one machine beside one process"),
     "chaos": ("twostroke.bench.reproduce.chaos", "clients that vanish, an engine that is killed"),
     "long-prompt": ("twostroke.bench.reproduce.long_prompt", "a 32k prompt in chunks beside short requests"),
