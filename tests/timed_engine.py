@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from twostroke.batch import ScheduledBatch, StepResult
@@ -79,11 +79,12 @@ def history(
     noise: float = 0.0,
     own_s: float = 0.0,
     tenants: Sequence[str] = (),
+    memory_bytes: Callable[[float], int] | None = None,
 ) -> list[Event]:
     """The log of a workload.
 
     `noise` is how much longer a step may take by chance, `own_s` its seconds outside of the model; of `tenants` there
-    is one per request, by default the same for all.
+    is one per request, by default the same for all. `memory_bytes` is what the process takes at a time.
     """
     scheduler, cache = scheduler or SchedulerConfig(), cache or CacheConfig()
     layout = KVLayout.of(
@@ -96,12 +97,13 @@ def history(
         scheduler, cache, layout, num_blocks=num_blocks, max_model_len=max_model_len, model="none", now_s=clock()
     )
     started = replace(started, machine=LIMITS, step_times=step_times if scheduler.has_slo else None)
+    sampled = None if memory_bytes is None else lambda: memory_bytes(clock())
     engine = Engine(
         Scheduler(scheduler, kv, max_model_len=max_model_len, step_times=step_times, layers=layers),
         executor,
         block_size=cache.block_size,
         hashes_blocks=cache.enable_prefix_caching,
-        journal=Journal(started, SHAPE, None, [listener]),
+        journal=Journal(started, SHAPE, None, [listener], sampled),
         clock=clock,
     )
     if tenants:

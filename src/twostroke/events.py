@@ -244,6 +244,16 @@ class EngineLost:
 
 
 @dataclass(frozen=True, slots=True)
+class MemorySampled:
+    """How much memory the engine's process takes, every now and then while it works."""
+
+    time_s: float
+    process: str
+    anonymous_bytes: int
+    """Resident, without what maps files or is shared."""
+
+
+@dataclass(frozen=True, slots=True)
 class EventsDropped:
     """Here a history has a gap: whoever kept it had room for what follows only. No engine writes this."""
 
@@ -268,6 +278,7 @@ Event = (
     | KVImportEnded
     | KVHoldEnded
     | EngineLost
+    | MemorySampled
     | EventsDropped
 )
 _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}

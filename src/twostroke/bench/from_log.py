@@ -16,6 +16,7 @@ from twostroke.events import (
     KVImportBegan,
     KVImportEnded,
     MeasurementBegan,
+    MemorySampled,
     PoolScaled,
     PrefixCacheReset,
     RequestArrived,
@@ -70,6 +71,7 @@ class _Reader:
             case (
                 PrefixCacheReset()
                 | EngineLost()
+                | MemorySampled()
                 | RequestRouted()
                 | PoolScaled()
                 | KVImportBegan()

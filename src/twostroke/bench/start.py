@@ -26,7 +26,6 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.bench.command import command_line, settings
-from twostroke.bench.memory import anonymous_bytes
 from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, save
 from twostroke.config.checks import whole_number
 from twostroke.config.load import LoadConfig
@@ -34,6 +33,7 @@ from twostroke.errors import SetupError
 from twostroke.kernels.dispatch import operators_for
 from twostroke.model.model_files import ModelFiles, find_model
 from twostroke.model.weight_size import weight_bytes
+from twostroke.process_memory import anonymous_bytes
 
 QUANTIZATIONS = ("none", "int8", "int4")
 

@@ -52,6 +52,7 @@ from twostroke.layers.row_split import RowSplit
 from twostroke.log import get_logger
 from twostroke.model.loader import load_model
 from twostroke.model.registry import num_parameters
+from twostroke.process_memory import own_anonymous_bytes
 from twostroke.runner.executor import Executor, InProcessExecutor
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.machine_limits import measure_machine_limits
@@ -340,7 +341,7 @@ def _journal(  # noqa: PLR0913 (everything that was found out before)
         max_drafts=loaded.drafter_facts.max_drafts,
         step_times=pace.step_times,
     )
-    return Journal(started, shape, event_log, listeners)
+    return Journal(started, shape, event_log, listeners, own_anonymous_bytes)
 
 
 def _check_own_memory(config: EngineConfig, loaded: Prepared, sizing: KVSizing) -> None:

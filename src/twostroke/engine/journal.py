@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from math import isfinite
+from math import inf, isfinite
 
 from twostroke.batch import Commit, ScheduledBatch, StepResult
 from twostroke.config.cache import CacheConfig
@@ -24,6 +24,7 @@ from twostroke.events import (
     KVImportBegan,
     KVImportEnded,
     MeasurementBegan,
+    MemorySampled,
     PrefixCacheReset,
     RequestArrived,
     RequestFinishedByCaller,
@@ -39,6 +40,8 @@ from twostroke.request import Arrival, FinishReason
 
 log = get_logger(__name__)
 
+MEMORY_EVERY_S = 10.0
+"""Between two looks at the process's memory, while there are steps."""
 RING_CAPACITY = 4096
 """Events kept in memory: about two thousand steps, for a look at what just happened."""
 
@@ -51,6 +54,7 @@ class Journal:
         shape: of the model, for the cost of each step.
         file: for all events, or None; the journal closes it.
         listeners: hear all events, too.
+        memory_bytes: that the process takes, asked every now and then; None: it is not said.
     """
 
     def __init__(
@@ -59,7 +63,10 @@ class Journal:
         shape: ModelShape,
         file: JsonlEventLog | None,
         listeners: Sequence[EventLog] = (),
+        memory_bytes: Callable[[], int] | None = None,
     ) -> None:
+        self._memory_bytes = memory_bytes
+        self._sampled_s = -inf
         self._process = started.process
         self._shape = shape
         self._machine = started.machine
@@ -99,6 +106,9 @@ class Journal:
         """A step's result, there at `result_s`, was taken in."""
         times = result.operator_time_s, now_s, result.draft_time_s
         self._emit(StepCommitted(result_s, self._process, result.step, tuple(commits), *times))
+        if self._memory_bytes is not None and now_s - self._sampled_s >= MEMORY_EVERY_S:
+            self._sampled_s = now_s
+            self._emit(MemorySampled(now_s, self._process, self._memory_bytes()))
 
     def prefix_cache_reset(self, now_s: float) -> None:
         """Cached prefixes were forgotten."""

@@ -88,10 +88,22 @@ def _corruption(found: Signals) -> Fault | None:
     return Fault("corrupt KV memory", seen, "Test the machine's memory; its blocks are out of use.")
 
 
+def _leak(found: Signals) -> Fault | None:
+    """A twentieth more memory in an hour is one: a process that serves for a week would be nine times as large."""
+    an_hour = found.memory_growth * 3600
+    if not found.memory_bytes or an_hour < max(0.05 * found.memory_bytes, 32 << 20):
+        return None
+    seen = (
+        f"the process grows by {an_hour / 1e6:,.0f} MB an hour beside its KV blocks; it takes "
+        f"{found.memory_bytes / 1e6:,.0f} MB"
+    )
+    return Fault("host leak", seen, "Restart it before memory is short, and report it with this log: it is ours.")
+
+
 def _lost(found: Signals) -> Fault | None:
     if not found.num_lost:
         return None
     return Fault("engine deaths", f"the engine died {found.num_lost} times", "See its last words in the server's log.")
 
 
-_RULES: tuple[_Rule, ...] = (_thrash, _evicted, _stalls, _growth, _fragmentation, _flooding, _corruption, _lost)
+_RULES: tuple[_Rule, ...] = (_thrash, _evicted, _stalls, _growth, _fragmentation, _flooding, _corruption, _leak, _lost)

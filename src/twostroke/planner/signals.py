@@ -6,8 +6,9 @@ decided again. Times are in seconds, shares of the time in which the engine work
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from twostroke.events import (
     KVBlockChecked,
     KVImportEnded,
     MeasurementBegan,
+    MemorySampled,
     RequestArrived,
     RequestFinishedByCaller,
     StepCommitted,
@@ -28,6 +30,10 @@ from twostroke.events import (
 )
 from twostroke.kv_check import Verdict
 from twostroke.request import Arrival, FinishReason
+from twostroke.scheduler.replay import layout_of
+
+_FEW = 2
+"""Samples in a third of a half history: fewer show no trend."""
 
 
 @dataclass(slots=True)
@@ -87,6 +93,11 @@ class Signals:
     link_busy_s: float = 0.0
     link_bytes: int = 0
     num_corrupt: int = 0
+    memory_growth: float = 0.0
+    """Bytes a second by which the process grew over the last half of the history, without KV blocks used for the first
+    time; 0 where it is not known, or did not grow steadily."""
+    memory_bytes: int = 0
+    """That the process took in the end."""
     num_lost: int = 0
     num_errors: int = 0
     num_aborted: int = 0
@@ -148,6 +159,10 @@ class _Reader:
         """Time, seconds of the step, blocks held."""
         self._decodes: list[int] = []
         self._evicted: Counter[bytes] = Counter()
+        self._touched: set[int] = set()
+        """KV blocks that were ever used."""
+        self._memory: list[tuple[float, int]] = []
+        """Time, bytes without those of the blocks touched."""
 
     def take(self, event: Event) -> None:
         found = self.found
@@ -183,6 +198,9 @@ class _Reader:
                 found.num_corrupt += event.verdict is Verdict.CORRUPTION
             case EngineLost():
                 found.num_lost += 1
+            case MemorySampled():
+                found.memory_bytes = event.anonymous_bytes
+                self._memory.append((event.time_s, event.anonymous_bytes - len(self._touched) * self._block_bytes()))
             case _:
                 pass
 
@@ -193,6 +211,7 @@ class _Reader:
         weight = sum(seconds for seconds, _ in self._slots) or 1.0
         found.slots_used = sum(seconds * share for seconds, share in self._slots) / weight
         found.decodes_per_step = sum(self._decodes) / len(self._decodes) if self._decodes else 0.0
+        found.memory_growth = _steady_growth(self._memory[len(self._memory) // 2 :])
         found.evicted_again = max(self._evicted.values(), default=0)
         if found.started is not None and self._blocks:
             held = [blocks for _, _, blocks in self._blocks]
@@ -200,12 +219,18 @@ class _Reader:
             mean = sum(seconds * blocks for _, seconds, blocks in self._blocks) / weight
             found.blocks_used = mean / found.started.num_blocks
             found.most_blocks_used = max(held) / found.started.num_blocks
-            found.blocks_slope = _slope(self._blocks[len(self._blocks) // 2 :])
+            found.blocks_slope = _slope([(at, held) for at, _, held in self._blocks[len(self._blocks) // 2 :]])
         return found
+
+    def _block_bytes(self) -> int:
+        return 0 if self.found.started is None else layout_of(self.found.started.layout).bytes_per_block
 
     def _scheduled(self, event: StepScheduled) -> None:
         batch, found = event.batch, self.found
         self._decided[batch.step] = event
+        self._touched.update(
+            block for share in batch.requests for update in share.block_tables for block in update.block_ids
+        )
         for preemption in batch.preemptions:
             watched = self._requests.get(preemption.request_id)
             found.num_preemptions += 1
@@ -301,15 +326,25 @@ class _Reader:
         watched.last_token_s = time_s
 
 
-def _slope(points: list[tuple[float, float, float]]) -> float:
-    """Of the line through times and blocks, by least squares."""
+def _slope(points: Sequence[tuple[float, float]]) -> float:
+    """Of the line through times and values, by least squares."""
     count = len(points)
     if count < 2:
         return 0.0
-    mean_t = sum(t for t, _, _ in points) / count
-    mean_b = sum(b for _, _, b in points) / count
-    spread = sum((t - mean_t) ** 2 for t, _, _ in points)
-    return sum((t - mean_t) * (b - mean_b) for t, _, b in points) / spread if spread else 0.0
+    mean_t = sum(t for t, _ in points) / count
+    mean_v = sum(v for _, v in points) / count
+    spread = sum((t - mean_t) ** 2 for t, _ in points)
+    return sum((t - mean_t) * (v - mean_v) for t, v in points) / spread if spread else 0.0
+
+
+def _steady_growth(points: Sequence[tuple[float, float]]) -> float:
+    """The slope, where values rise over and over: each third of the points lies above the one before."""
+    third = len(points) // 3
+    if third < _FEW:
+        return 0.0
+    parts = [[v for _, v in points[i * third : (i + 1) * third]] for i in range(3)]
+    rises = all(min(later) > max(earlier) for earlier, later in itertools.pairwise(parts))
+    return max(0.0, _slope(points)) if rises else 0.0
 
 
 def plain_signals(found: Signals) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from twostroke.events import (
     KVImportBegan,
     KVImportEnded,
     MeasurementBegan,
+    MemorySampled,
     PoolScaled,
     PrefixCacheReset,
     RequestArrived,
@@ -94,7 +95,7 @@ def _replay(events: Iterable[Event]) -> tuple[Difference | None, Scheduler | Non
 def scheduler_of(started: EngineStarted) -> Scheduler:
     """A scheduler like the one that was recorded, before its first request."""
     kv = KVCacheManager(
-        _layout_of(started.layout), started.num_blocks, CacheConfig(**started.cache), started.max_model_len
+        layout_of(started.layout), started.num_blocks, CacheConfig(**started.cache), started.max_model_len
     )
     drafts = None if started.speculation is None else SpeculativeConfig(**started.speculation)
     return Scheduler(
@@ -114,7 +115,8 @@ def layers_of(started: EngineStarted) -> Layers:
     return Layers([group["window"] for group in groups for _ in group["layer_ids"]])
 
 
-def _layout_of(fields: dict[str, Any]) -> KVLayout:
+def layout_of(fields: dict[str, Any]) -> KVLayout:
+    """That of an EngineStarted."""
     groups = tuple(KVGroup(tuple(group["layer_ids"]), group["window"]) for group in fields["groups"])
     sizes = {name: value for name, value in fields.items() if name != "groups"}
     return KVLayout(groups, **sizes)
@@ -135,7 +137,7 @@ def _feed(
             return _decide(scheduler, event)
         case PrefixCacheReset() | KVBlockChecked() | KVImportBegan() | KVImportEnded() | KVHoldEnded():
             _change_cache(scheduler, event, hashes)
-        case MeasurementBegan() | EngineLost() | RequestRouted() | PoolScaled():
+        case MeasurementBegan() | EngineLost() | RequestRouted() | PoolScaled() | MemorySampled():
             pass
         case EventsDropped():
             raise event_log_with_a_gap(event)

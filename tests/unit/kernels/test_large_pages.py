@@ -9,8 +9,8 @@ import platform
 import pytest
 import torch
 
-from twostroke.bench.memory import anonymous_bytes
 from twostroke.kernels.large_pages import _Pieces, large_pages, return_unused
+from twostroke.process_memory import anonymous_bytes
 
 
 def test_pieces_lie_close_together_and_overlap_nowhere() -> None:

@@ -19,6 +19,7 @@ from twostroke.events import EventsDropped
 from twostroke.planner.doctor import Constraint, Diagnosis, diagnose
 from twostroke.planner.replay import figures
 from twostroke.planner.show_doctor import diagnosis_json, print_diagnosis
+from twostroke.scheduler.replay import layout_of
 
 
 def every(seconds: float, lengths: list[tuple[int, int]], seed: int = 0) -> Workload:
@@ -166,6 +167,25 @@ def test_flooding_is_named() -> None:
     fair = SchedulerConfig(policy="fair")
     assert "tenant flooding" not in named(diagnose(history(workload, fair, tenants=tenants)))
     assert "tenant flooding" not in named(diagnose(history(workload, tenants=["loud", "quiet"] * 20)))
+
+
+def test_a_host_leak_is_named() -> None:
+    load, few = every(4.0, [(64, 20)] * 60), CacheConfig(enable_prefix_caching=False)
+    leak = diagnose(history(load, cache=few, memory_bytes=lambda at_s: 500_000_000 + int(100_000 * at_s)))
+    assert "host leak" in named(leak)
+    seen = next(fault.seen for fault in leak.faults if fault.name == "host leak")
+    assert "360 MB an hour" in seen
+    for steady in (lambda _: 500_000_000, lambda at_s: 500_000_000 + int(5_000_000 * (at_s % 7))):
+        assert "host leak" not in named(diagnose(history(load, cache=few, memory_bytes=steady)))
+
+
+def test_kv_blocks_that_are_used_for_the_first_time_are_no_leak() -> None:
+    load = every(4.0, [(512, 20)] * 60)
+    block_bytes = layout_of(history(every(1.0, [(8, 2)]))[0].layout).bytes_per_block
+    filling = diagnose(
+        history(load, memory_bytes=lambda at_s: 10**9 + int(33 / 4 * at_s) * block_bytes, num_blocks=3000)
+    )
+    assert "host leak" not in named(filling)
 
 
 def test_an_engine_that_is_slow_itself_is_named() -> None:

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from model_folders import write_random_model
-from twostroke.bench.memory import peak_resident_bytes, reset_peak, resident_bytes
 from twostroke.config.model import RopeConfig
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.layers.rotary import Rotary, inverse_frequencies
 from twostroke.model.checkpoint import read_model_config
+from twostroke.process_memory import peak_resident_bytes, reset_peak, resident_bytes
 from twostroke.runner.memory import context_bytes, free_host_bytes, own_cgroups, step_bytes
 from twostroke.runner.request_table import RequestTable
 from twostroke.sampling_params import SamplingParams
@@ -101,7 +101,7 @@ def test_without_proc_the_system_is_asked(tmp_path: Path, monkeypatch: pytest.Mo
 _LARGEST_STEP = """
 import sys
 from twostroke import LLM, SamplingParams
-from twostroke.bench.memory import peak_resident_bytes, reset_peak, resident_bytes
+from twostroke.process_memory import peak_resident_bytes, reset_peak, resident_bytes
 
 folder, tokens, seqs = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 params = SamplingParams(max_tokens=2, prompt_logprobs=3, logprobs=3, top_p=0.9, repetition_penalty=1.1, seed=0)

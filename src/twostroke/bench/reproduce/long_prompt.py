@@ -16,7 +16,6 @@ from typing import Any
 
 from twostroke.bench.counting_engine import counting_engine
 from twostroke.bench.figure import MEASURED, PREDICTED
-from twostroke.bench.memory import peak_resident_bytes, reset_peak, resident_bytes
 from twostroke.bench.model_engine import model_engine
 from twostroke.bench.report import percentiles
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
@@ -27,6 +26,7 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.model_files import find_folder_only
+from twostroke.process_memory import peak_resident_bytes, reset_peak, resident_bytes
 from twostroke.served_run import Run
 
 BUDGET = 512

@@ -33,6 +33,8 @@ RESULTS = {
     "server-throughput": ("twostroke.bench.reproduce.server_throughput", "the server beside the offline API"),
     "overload": ("twostroke.bench.reproduce.overload", "three times more than a server can do"),
     "two-tenants": ("twostroke.bench.reproduce.two_tenants", "one tenant floods, another asks"),
+    "what-if": ("twostroke.planner.reproduce.what_ifs", "other settings, predicted from one recorded run, then run"),
+    "doctor": ("twostroke.planner.reproduce.levers", "the doctor's levers, pulled"),
     "background": ("twostroke.bench.reproduce.background", "work that takes what others leave"),
     "pools": ("twostroke.bench.reproduce.pools", "two pools on one machine beside one process"),
     "chaos": ("twostroke.bench.reproduce.chaos", "clients that vanish, an engine that is killed"),

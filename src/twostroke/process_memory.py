@@ -31,6 +31,14 @@ def reset_peak() -> bool:
     return True
 
 
+def own_anonymous_bytes() -> int:
+    """Resident memory of this process that maps no file; 0 where the system does not say."""
+    try:
+        return _status_bytes("RssAnon")
+    except (OSError, AssertionError):
+        return 0
+
+
 def anonymous_bytes(pid: int) -> int:
     """Resident memory of a process that maps no file; 0 once it has ended."""
     try:

@@ -1,0 +1,1 @@
+"""What the planner says, held against runs: `twostroke bench reproduce what-if` and `doctor`."""
