@@ -185,10 +185,21 @@ def simulate(
     requests: Sequence[SimulatedRequest],
     step_times: PredictsSteps,
     ended: Callable[[], object] | None = None,
+    pinned: Sequence[bytes] = (),
 ) -> Run:
-    """An engine like the one that was recorded, in simulated time; `ended` is called whenever a request has ended."""
+    """An engine like the one that was recorded, in simulated time.
+
+    Args:
+        started: how it began.
+        requests: with their outcomes.
+        step_times: how long steps take.
+        ended: is called whenever a request has ended.
+        pinned: names of blocks that are to be evicted after all others.
+    """
+    scheduler = scheduler_of(started)
+    scheduler.pin_prefix(pinned)
     simulation = Simulation(
-        scheduler_of(started),
+        scheduler,
         layers_of(started),
         step_times,
         block_size=started.layout["block_size"],
