@@ -163,7 +163,7 @@ def test_every_result_has_a_plot_that_draws(tmp_path: Path, monkeypatch: pytest.
 
 def test_names_are_checked_and_all_means_all(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="r14"):
-        reproduce(["r9"], _options(tmp_path))
+        reproduce(["r8"], _options(tmp_path))
     assert {"r1", "r2", "r3", "r4", "r10", "r11", "r14"} <= set(RESULTS)
 
 
