@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from itertools import count
+from pathlib import Path
 from random import Random
 
 from twostroke.simulation.trace import TRACE_BLOCK, TraceEntry
@@ -36,6 +39,21 @@ def long_documents(num_requests: int, seed: int = 0) -> list[TraceEntry]:
         document = documents[min(len(documents) - 1, int(random.expovariate(0.15)))]
         entries.append(_entry(random, now_s, [*document, next(ids)], random.randint(1, 200)))
     return entries
+
+
+def write_trace(path: Path, entries: Sequence[TraceEntry]) -> Path:
+    """As the published ones are written."""
+    rows = (
+        {
+            "timestamp": round(entry.timestamp_s * 1000),
+            "input_length": entry.input_length,
+            "output_length": entry.output_length,
+            "hash_ids": entry.hash_ids,
+        }
+        for entry in entries
+    )
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
 
 
 def _entry(random: Random, now_s: float, hash_ids: list[int], num_outputs: int) -> TraceEntry:
