@@ -1,43 +1,96 @@
-"""`twostroke replay LOG`: what other settings would have made of a recorded run."""
+"""`twostroke replay FILE`: what other settings would have made of a recorded run, or an engine of a trace."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from twostroke.cli.flags import JsonFlag
+from twostroke.cli.flags import (
+    CacheFlags,
+    JsonFlag,
+    LoadBesideModel,
+    LoadBesideModelFlags,
+    ModelFlag,
+    SchedulerFlags,
+    with_model,
+)
+from twostroke.config.cache import CacheConfig
+from twostroke.config.engine import EngineConfig
+from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.event_sinks import read_events
+from twostroke.planner.trace_options import TraceOptions
+from twostroke.simulation.settings import WhatIf
+from twostroke.simulation.trace import is_trace
 
 SetFlag = Annotated[tuple[str, ...], Parameter(name="--set", negative="")]
 
 
-def replay(event_log: Path, *, set_: SetFlag = (), json_output: JsonFlag = False) -> None:
-    """Decide a recorded run again, predict it in simulated time, and predict it with other settings.
+def replay(  # noqa: PLR0913 (what an engine is given, and what is asked)
+    path: Path,
+    /,
+    *,
+    set_: SetFlag = (),
+    model: ModelFlag = None,
+    options: Annotated[TraceOptions, Parameter(name="*", group="Trace")] = TraceOptions(),
+    load: LoadBesideModelFlags = LoadBesideModel(),
+    cache: CacheFlags = CacheConfig(),
+    scheduler: SchedulerFlags = SchedulerConfig(),
+    json_output: JsonFlag = False,
+) -> None:
+    """Decide a recorded run again and predict it with other settings; or run a Mooncake trace in simulated time.
 
-    The scheduler is the one that serves; only time is predicted, from a model that is fitted to the log's steps. Its
-    error on the run as it was recorded is printed first.
+    The scheduler is the one that serves; only time is predicted. Of an event log, from a model that is fitted to its
+    steps: its error on the run as it was recorded is printed first. Of a trace, from the model's calibration on this
+    machine, or from the floors of a published device.
 
     Parameters
     ----------
-    event_log
-        A file that --event-log wrote, of one engine.
+    path
+        A file that --event-log wrote, of one engine; or a Mooncake trace, for which the other flags are.
     set_
         A setting to change, as KEY=VALUE; give it several times to change several at once. Settings of the scheduler
         and of the KV cache by their names (max_num_batched_tokens=256), request_rate_factor=2 for requests that arrive
         twice as fast, step_time_factor=0.5 for a machine that is twice as fast.
+    model
+        Of a trace: a model folder, a GGUF file, a hub id, or 'embedded', which is the default. No weight is read.
     json_output
         The figures as one JSON object instead of a table.
     """
+    what_ifs = (WhatIf.read(set_),) if set_ else ()
+    asks_for_a_trace = (model, options, load, cache, scheduler) != (None, *_NOTHING_GIVEN)
+    if asks_for_a_trace or is_trace(path):
+        config = EngineConfig(load=with_model(load, by_place=None, by_flag=model), cache=cache, scheduler=scheduler)
+        _replay_trace(path, config, options, what_ifs, json_output)
+    else:
+        _replay_log(path, what_ifs, json_output)
+
+
+_NOTHING_GIVEN = (TraceOptions(), LoadBesideModel(), CacheConfig(), SchedulerConfig())
+
+
+def _replay_log(path: Path, what_ifs: Sequence[WhatIf], as_json: bool) -> None:
     from twostroke.planner.replay import replay_log
     from twostroke.planner.show_replay import print_replayed, replayed_json
-    from twostroke.simulation.settings import WhatIf
 
-    what_ifs = (WhatIf.read(set_),) if set_ else ()
-    found = replay_log(list(read_events(event_log)), what_ifs)
-    if json_output:
+    found = replay_log(list(read_events(path)), what_ifs)
+    if as_json:
         print(json.dumps(replayed_json(found)))
     else:
         print_replayed(found)
+
+
+def _replay_trace(
+    path: Path, config: EngineConfig, options: TraceOptions, what_ifs: Sequence[WhatIf], as_json: bool
+) -> None:
+    from twostroke.planner.show_trace import print_replayed_trace, replayed_trace_json
+    from twostroke.planner.trace_replay import replay_trace  # loads torch
+
+    found = replay_trace(path, config, options, what_ifs)
+    if as_json:
+        print(json.dumps(replayed_trace_json(found)))
+    else:
+        print_replayed_trace(found)

@@ -42,6 +42,15 @@ class PrefixCache(Protocol):
         """Makes a block findable whose tokens are all computed and final."""
         ...
 
+    def pin(self, block_hashes: Sequence[bytes]) -> None:
+        """Blocks of these names are evicted after all others."""
+        ...
+
+    @property
+    def num_evicted(self) -> int:
+        """Blocks that could be found and had to go, so far."""
+        ...
+
     def forget(self) -> int:
         """Nothing known so far is found any more; returns how many blocks that were."""
         ...
@@ -107,6 +116,16 @@ class SharedPrefixCache:
     def insert(self, block_id: int, group_id: int, block_hash: bytes) -> None:
         """Names the block."""
         self._pool.name(block_id, group_id, block_hash)
+
+    def pin(self, block_hashes: Sequence[bytes]) -> None:
+        """In every group."""
+        groups = range(len(self._layout.groups))
+        self._pool.pin((group_id, block_hash) for block_hash in block_hashes for group_id in groups)
+
+    @property
+    def num_evicted(self) -> int:
+        """The pool's."""
+        return self._pool.num_evicted
 
     def forget(self) -> int:
         """Takes all names away."""
@@ -185,6 +204,14 @@ class NoPrefixCache:
 
     def insert(self, block_id: int, group_id: int, block_hash: bytes) -> None:
         """Forgets it."""
+
+    def pin(self, block_hashes: Sequence[bytes]) -> None:
+        """Forgets them."""
+
+    @property
+    def num_evicted(self) -> int:
+        """None."""
+        return 0
 
     def forget(self) -> int:
         """There is nothing."""

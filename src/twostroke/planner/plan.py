@@ -159,7 +159,7 @@ class _Case:
 
     def elsewhere(self, name: str) -> _Case:
         """On another device."""
-        machine = _published(name, self.config.load, self.prepared, PlanOptions())
+        machine = published_machine(name, self.config.load, self.prepared, PlanOptions())
         return replace(self, machine=machine, steps=None)
 
 
@@ -184,7 +184,7 @@ def _change(name: str, make: Callable[[], _Case]) -> Change:
 
 def _machine(load: LoadConfig, options: PlanOptions, prepared: Prepared) -> Machine:
     if options.device_name is not None:
-        return _published(options.device_name, load, prepared, options)
+        return published_machine(options.device_name, load, prepared, options)
     return Machine(
         name="this machine",
         limits=_measured(load, prepared),
@@ -203,7 +203,7 @@ def _measured(load: LoadConfig, prepared: Prepared) -> MachineLimits:
     return MachineLimits(max(f.flops_per_s for f in found), max(f.bytes_per_s for f in found))
 
 
-def _published(name: str, load: LoadConfig, prepared: Prepared, options: PlanOptions) -> Machine:
+def published_machine(name: str, load: LoadConfig, prepared: Prepared, options: PlanOptions) -> Machine:
     """One device for each rank; their rates add up, what ranks send each other left out."""
     name, device = find_device(name)
     num_ranks = load.tensor_parallel_size

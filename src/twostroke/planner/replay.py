@@ -9,7 +9,7 @@ what if         the same with other settings
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,15 +95,17 @@ def replay_log(
     )
 
 
-def predict(recording: Recording, step_times: StepTimeModel, what_if: WhatIf) -> Predicted:
-    """One simulated run of what was recorded, with other settings."""
+def predict(
+    recording: Recording, step_times: StepTimeModel, what_if: WhatIf, ended: Callable[[], object] | None = None
+) -> Predicted:
+    """One simulated run of what was recorded, with other settings; `ended` is called whenever a request has ended."""
     started = what_if.apply(recording.started)
     before, after = recording.started.layout["block_size"], started.layout["block_size"]
     requests = with_block_size(faster(recording.requests, what_if.request_rate_factor), before, after)
     began_s = time.perf_counter()
     if SchedulerConfig(**started.scheduler).has_slo:  # a controller believes what it was told, and follows what comes
         started = replace(started, step_times=started.step_times or step_times)
-    run = simulate(started, requests, scaled(step_times, what_if.step_time_factor))
+    run = simulate(started, requests, scaled(step_times, what_if.step_time_factor), ended)
     return Predicted(what_if=what_if, run=run, wall_s=time.perf_counter() - began_s)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -35,13 +35,17 @@ def print_replayed(found: Replayed, console: Console | None = None) -> None:
     )
     if found.unfinished:
         say(f"note: {found.unfinished} requests had not ended; they are taken to end with the tokens they had")
-    say(
-        f"simulated {found.back_test.run.duration_s:,.2f} s in {found.back_test.wall_s:.2f} s: "
-        f"{found.back_test.speed:,.0f} times as fast"
-    )
-    for i, predicted in enumerate(found.what_ifs):
-        say(f"what if {chr(ord('A') + i)}: {predicted.what_if.words}")
+    say_speed_and_what_ifs(say, found.back_test, found.what_ifs)
     console.print(_table(found))
+
+
+def say_speed_and_what_ifs(say: Callable[[str], None], predicted: Predicted, what_ifs: Sequence[Predicted]) -> None:
+    """How fast simulated time went by, and what each column to come is."""
+    say(
+        f"simulated {predicted.run.duration_s:,.2f} s in {predicted.wall_s:.2f} s: {predicted.speed:,.0f} times as fast"
+    )
+    for i, other in enumerate(what_ifs):
+        say(f"what if {chr(ord('A') + i)}: {other.what_if.words}")
 
 
 def replayed_json(found: Replayed) -> dict[str, Any]:
@@ -57,7 +61,7 @@ def replayed_json(found: Replayed) -> dict[str, Any]:
         },
         "measured": measured,
         "back_test": {**predicted, "error": errors(predicted, measured), "speed": found.back_test.speed},
-        "what_if": [_what_if(predicted) for predicted in found.what_ifs],
+        "what_if": [what_if_json(predicted) for predicted in found.what_ifs],
         "unfinished": found.unfinished,
     }
 
@@ -75,25 +79,38 @@ def errors(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[st
     }
 
 
-def _what_if(predicted: Predicted) -> dict[str, Any]:
+def what_if_json(predicted: Predicted) -> dict[str, Any]:
+    """One for programs."""
     settings = dict(predicted.what_if.settings)
     return {"settings": settings, **figures(predicted.run), "speed": predicted.speed}
 
 
 def _table(found: Replayed) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    letters = [f"what if {chr(ord('A') + i)}" for i in range(len(found.what_ifs))]
-    columns = ["", "measured", "predicted", "off by", *letters]
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="right" if i else "left", overflow="fold")
     measured, back_test = figures(found.measured), figures(found.back_test.run)
-    off_by = errors(back_test, measured)
-    others = [figures(predicted.run) for predicted in found.what_ifs]
+    off_by = {name: f"{error:+.1%}" for name, error in errors(back_test, measured).items()}
+    columns = {"measured": cells(measured), "predicted": cells(back_test), "off by": off_by}
+    return table_of({**columns, **what_if_columns(found.what_ifs)})
+
+
+def what_if_columns(what_ifs: Sequence[Predicted]) -> dict[str, dict[str, str]]:
+    """One for each, by letters."""
+    return {f"what if {chr(ord('A') + i)}": cells(figures(predicted.run)) for i, predicted in enumerate(what_ifs)}
+
+
+def table_of(columns: Mapping[str, Mapping[str, str]]) -> Table:
+    """A row for each figure; a column says nothing of those that it lacks."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("", overflow="fold")
+    for heading in columns:
+        table.add_column(heading, justify="right", overflow="fold")
     for name in (*_TIMES, *_RATES, *_COUNTS):
-        off = f"{off_by[name]:+.1%}" if name in off_by else ""
-        cells = [_cell(name, each[name]) for each in others]
-        table.add_row(_label(name), _cell(name, measured[name]), _cell(name, back_test[name]), off, *cells)
+        table.add_row(_label(name), *(column.get(name, "") for column in columns.values()))
     return table
+
+
+def cells(of_run: Mapping[str, Any]) -> dict[str, str]:
+    """Figures as they are printed."""
+    return {name: _cell(name, value) for name, value in of_run.items()}
 
 
 def _label(name: str) -> str:

@@ -10,7 +10,7 @@ only time is a prediction. Pure: no clock, no dice; the same input gives the sam
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from twostroke.batch import Commit, ScheduledBatch, ScheduledRequest, StepSeconds
@@ -44,6 +44,7 @@ class Simulation:
         step_times: how long they take.
         block_size: tokens of a KV block.
         names_blocks: whether anybody looks blocks up (the prefix cache is on).
+        ended: is called whenever a request has ended.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class Simulation:
         *,
         block_size: int,
         names_blocks: bool = True,
+        ended: Callable[[], object] | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._layers = layers
         self._step_times = step_times
         self._block_size = block_size
         self._names_blocks = names_blocks
+        self._ended = ended
         self._live: dict[str, _Live] = {}
         self._given_up: deque[tuple[float, str]] = deque()
         """Who ends without a token, and when."""
@@ -106,7 +109,8 @@ class Simulation:
     def _end_given_up(self, now_s: float) -> None:
         while self._given_up and self._given_up[0][0] <= now_s:
             _, request_id = self._given_up.popleft()
-            self._live.pop(request_id, None)
+            if self._live.pop(request_id, None) is not None:
+                self._say_that_one_ended()
             self._scheduler.finish(request_id, FinishReason.ABORT)
 
     def _next_given_up(self) -> float | None:
@@ -157,7 +161,12 @@ class Simulation:
             reason = given.finish_reason
             live.served.finish_reason = reason
             del self._live[scheduled.request_id]
+            self._say_that_one_ended()
         return Commit(scheduled.request_id, 1, self._new_hashes(live), reason)
+
+    def _say_that_one_ended(self) -> None:
+        if self._ended is not None:
+            self._ended()
 
     def _new_hashes(self, live: _Live) -> tuple[bytes, ...]:
         num_full = (live.given.arrival.num_prompt_tokens + live.num_outputs) // self._block_size
@@ -171,13 +180,30 @@ def _next_arrival(waiting: Sequence[SimulatedRequest]) -> float | None:
     return waiting[0].arrival.arrival_time_s if waiting else None
 
 
-def simulate(started: EngineStarted, requests: Sequence[SimulatedRequest], step_times: PredictsSteps) -> Run:
-    """An engine like the one that was recorded, in simulated time."""
+def simulate(
+    started: EngineStarted,
+    requests: Sequence[SimulatedRequest],
+    step_times: PredictsSteps,
+    ended: Callable[[], object] | None = None,
+    pinned: Sequence[bytes] = (),
+) -> Run:
+    """An engine like the one that was recorded, in simulated time.
+
+    Args:
+        started: how it began.
+        requests: with their outcomes.
+        step_times: how long steps take.
+        ended: is called whenever a request has ended.
+        pinned: names of blocks that are to be evicted after all others.
+    """
+    scheduler = scheduler_of(started)
+    scheduler.pin_prefix(pinned)
     simulation = Simulation(
-        scheduler_of(started),
+        scheduler,
         layers_of(started),
         step_times,
         block_size=started.layout["block_size"],
         names_blocks=started.cache["enable_prefix_caching"],
+        ended=ended,
     )
     return simulation.run(requests)

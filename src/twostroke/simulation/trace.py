@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any, cast
 
 from twostroke.config.checks import number, whole_number
 from twostroke.errors import InvalidParameter
@@ -25,6 +27,14 @@ TRACE_BLOCK = 512
 
 MAX_LENGTH = 1 << 24
 """Tokens of a prompt or an output; more is a slip of the keyboard."""
+MAX_HASH_ID = (1 << 63) - 1
+
+_OF_THE_LENGTHS = {"input_length", "output_length", "hash_ids"}
+"""Fields that nothing else has which is replayed here."""
+_REMEDY = (
+    'Each line is {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [one per 512 prompt '
+    "tokens]}, in the order of arrival."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,35 +48,72 @@ class TraceEntry:
     """One per 512 prompt tokens, the last one of what is left; equal ids, equal text from the prompt's beginning on."""
 
 
+def is_trace(path: Path) -> bool:
+    """Whether a file begins as a Mooncake trace does, if with something missing; False where it cannot be read."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            row: object = json.loads(next((line for line in lines if line.strip()), ""))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(row, dict) and not _OF_THE_LENGTHS.isdisjoint(cast(dict[str, object], row))
+
+
 def read_trace(path: Path) -> list[TraceEntry]:
     """Reads a Mooncake trace: JSON lines with `timestamp` in ms, `input_length`, `output_length`, `hash_ids`.
 
     Raises:
-        InvalidParameter: there is no such file, or a line is not of this form.
+        InvalidParameter: there is no such file, it holds no request, or a line is not of this form.
     """
     try:
-        return list(_entries(path.read_text(encoding="utf-8")))
+        lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise InvalidParameter(
-            "trace", str(path), f"cannot be read ({error.strerror})", "See benchmarks/README.md."
-        ) from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidParameter(
-            "trace", str(path), f"must be a Mooncake trace ({error!r})", "See benchmarks/README.md."
-        ) from error
-
-
-def _entries(text: str) -> Iterator[TraceEntry]:
-    for line in text.splitlines():
+        raise InvalidParameter("trace", str(path), f"cannot be read ({error.strerror})", _REMEDY) from error
+    except UnicodeDecodeError as error:
+        limit = f"must be a Mooncake trace; it is no UTF-8 text ({error.reason} at byte {error.start})"
+        raise InvalidParameter("trace", str(path), limit, _REMEDY) from error
+    entries: list[TraceEntry] = []
+    for number_of_line, line in enumerate(lines, 1):
         if line.strip():
-            row = json.loads(line)
-            whole_number("input_length", row["input_length"], 1, MAX_LENGTH)
-            whole_number("output_length", row["output_length"], 0, MAX_LENGTH)
-            number("timestamp", row["timestamp"], 0.0, 1e15, "milliseconds, at least 0")
-            hash_ids = tuple(int(i) for i in row["hash_ids"])
-            if len(hash_ids) != -(-row["input_length"] // TRACE_BLOCK):
-                raise ValueError(f"{len(hash_ids)} hash ids for {row['input_length']} tokens")
-            yield TraceEntry(row["timestamp"] / 1000, row["input_length"], row["output_length"], hash_ids)
+            try:
+                entries.append(_entry(line, entries[-1].timestamp_s if entries else 0.0))
+            except (TypeError, ValueError, RecursionError) as error:
+                limit = f"must be a Mooncake trace; line {number_of_line}: {str(error).rstrip('.')}"
+                raise InvalidParameter("trace", str(path), limit, _REMEDY) from error
+    if not entries:
+        raise InvalidParameter("trace", str(path), "must be a Mooncake trace; there is no request in it", _REMEDY)
+    return entries
+
+
+def _entry(line: str, earliest_s: float) -> TraceEntry:
+    given: object = json.loads(line)
+    if not isinstance(given, dict):
+        raise TypeError("it is no JSON object")
+    row = cast(dict[str, Any], given)
+    missing = [name for name in ("timestamp", "input_length", "output_length", "hash_ids") if name not in row]
+    if missing:
+        raise ValueError(f"it lacks {' and '.join(missing)}")
+    number("timestamp", row["timestamp"], 0.0, 1e15, "milliseconds, at least 0")
+    whole_number("input_length", row["input_length"], 1, MAX_LENGTH)
+    whole_number("output_length", row["output_length"], 0, MAX_LENGTH)
+    entry = TraceEntry(row["timestamp"] / 1000, row["input_length"], row["output_length"], tuple(row["hash_ids"]))
+    for hash_id in entry.hash_ids:
+        whole_number("hash_ids", hash_id, 0, MAX_HASH_ID)
+    num_ids = -(-entry.input_length // TRACE_BLOCK)
+    if len(entry.hash_ids) != num_ids:
+        found, tokens = len(entry.hash_ids), entry.input_length
+        raise ValueError(f"{found} hash ids for {tokens} tokens; one for each {TRACE_BLOCK} makes {num_ids}")
+    if entry.timestamp_s < earliest_s:
+        raise ValueError(f"timestamp={row['timestamp']} is before the last one, {earliest_s * 1000:.0f}")
+    return entry
+
+
+def num_tokens_of(entry: TraceEntry, divisor: int = 1) -> tuple[int, int]:
+    """Prompt and output tokens, divided and rounded up; there is always one to be sampled.
+
+    >>> num_tokens_of(TraceEntry(0.0, 513, 0, (1, 2)), divisor=4)
+    (129, 1)
+    """
+    return -(-entry.input_length // divisor), max(1, -(-entry.output_length // divisor))
 
 
 def requests_of_trace(
@@ -84,23 +131,36 @@ def requests_of_trace(
         InvalidParameter: sizes that do not divide.
     """
     per_id, rest = divmod(TRACE_BLOCK, divisor)
-    if rest or per_id % block_size:
-        limit = f"must divide {TRACE_BLOCK} / {divisor}, the tokens that a hash id of the trace stands for"
-        raise InvalidParameter("block_size", block_size, limit)
+    if rest:
+        raise InvalidParameter("trace_divisor", divisor, f"must divide {TRACE_BLOCK}, the tokens behind a hash id")
+    if per_id % block_size:
+        limit = f"must divide {TRACE_BLOCK} / {divisor} = {per_id}, the tokens that a hash id of the trace stands for"
+        raise InvalidParameter("block_size", block_size, limit, f"Give --block-size {per_id & -per_id} or less.")
+    names = _Names(per_id // block_size)
     found: list[SimulatedRequest] = []
     for index, line in enumerate(lines):
-        request = _request(index, line, block_size, divisor, per_id // block_size)
+        request = _request(index, line, block_size, divisor, names)
         num_tokens = request.arrival.num_prompt_tokens + request.arrival.max_tokens
         if longest is None or num_tokens <= longest:
             found.append(request)
     return tuple(found), len(lines) - len(found)
 
 
-def _request(index: int, line: TraceEntry, block_size: int, divisor: int, blocks_per_id: int) -> SimulatedRequest:
-    num_prompt_tokens = -(-line.input_length // divisor)
-    num_outputs = max(1, -(-line.output_length // divisor))
-    num_full = num_prompt_tokens // block_size
-    names = (struct.pack("<qi", hash_id, part) for hash_id in line.hash_ids for part in range(blocks_per_id))
-    hashes = tuple(name for name, _ in zip(names, range(num_full), strict=False))
+class _Names(dict[int, tuple[bytes, ...]]):
+    """Of the blocks behind each hash id, made once: most of a trace's memory is names."""
+
+    def __init__(self, blocks_per_id: int) -> None:
+        super().__init__()
+        self._blocks_per_id = blocks_per_id
+
+    def __missing__(self, hash_id: int) -> tuple[bytes, ...]:
+        self[hash_id] = names = tuple(struct.pack("<qi", hash_id, part) for part in range(self._blocks_per_id))
+        return names
+
+
+def _request(index: int, line: TraceEntry, block_size: int, divisor: int, names: _Names) -> SimulatedRequest:
+    num_prompt_tokens, num_outputs = num_tokens_of(line, divisor)
+    in_order = chain.from_iterable(names[hash_id] for hash_id in line.hash_ids)
+    hashes = tuple(islice(in_order, num_prompt_tokens // block_size))
     arrival = Arrival(f"{index}", line.timestamp_s, num_prompt_tokens, num_outputs, block_hashes=hashes)
     return SimulatedRequest(arrival, num_outputs, FinishReason.LENGTH)

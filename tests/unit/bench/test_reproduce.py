@@ -11,10 +11,11 @@ import pytest
 from rich.console import Console
 
 from oracle.naive_prefix_cache import NaivePrefixCache
+from traces import write_trace
 from twostroke.bench import report
 from twostroke.bench.counting_engine import counting_engine
 from twostroke.bench.lengths import Lengths
-from twostroke.bench.reproduce import r1_batching, r2_hostage, r4_concurrency, r10_prefix_cache
+from twostroke.bench.reproduce import r1_batching, r2_hostage, r4_concurrency, r9_pinned_prefixes, r10_prefix_cache
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.bench.reproduce.run import RESULTS, reproduce
 from twostroke.bench.slots import SlotCount, static_schedule
@@ -141,6 +142,22 @@ def test_r10_reproduces_a_trace_file_and_misses_an_absent_one(tmp_path: Path) ->
     assert any("mooncake_conversation.jsonl is not in" in remark for remark in found.remarks)
 
 
+def test_r9_pins_what_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents in turn, one more than fit: of these LRU finds nothing, pins keep half."""
+    monkeypatch.setattr(r9_pinned_prefixes, "CAPACITIES", (100,))
+    monkeypatch.setattr(r9_pinned_prefixes, "PUBLISHED", {"conversation": (0.0,), "synthetic": (0.0,)})
+    documents = [tuple(range(100 * i, 100 * i + 40)) for i in range(4)]
+    write_trace(
+        tmp_path / "mooncake_synthetic.jsonl",
+        [TraceEntry(float(i), 512 * 40, 64, documents[i % 4]) for i in range(40)],
+    )
+    found = _reproduce("r9", _options(tmp_path))
+    blocks = found.details["synthetic-100"]["found"]
+    assert blocks["least recently used"] == blocks["shared by most"] == 0
+    assert blocks["hindsight"] > 9 * 39
+    assert any("mooncake_conversation.jsonl is not in" in remark for remark in found.remarks)
+
+
 def test_results_are_saved_with_claims_and_plot(tmp_path: Path) -> None:
     found = _reproduce("r14", _options(tmp_path, plots=True))
     saved = report.load(tmp_path / "r14-small.json")
@@ -163,7 +180,7 @@ def test_every_result_has_a_plot_that_draws(tmp_path: Path, monkeypatch: pytest.
 
 def test_names_are_checked_and_all_means_all(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="r14"):
-        reproduce(["r9"], _options(tmp_path))
+        reproduce(["r8"], _options(tmp_path))
     assert {"r1", "r2", "r3", "r4", "r10", "r11", "r14"} <= set(RESULTS)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from cyclopts import App
 
+from traces import conversations, write_trace
 from twostroke.cli.flags import LoadBesideModel
 from twostroke.cli.generate import generate
 from twostroke.cli.main import app
@@ -315,6 +316,48 @@ def test_replay_decides_again_and_asks_what_if(recorded: Path) -> None:
     assert told["what_if"][0]["settings"] == {"max_num_seqs": 1}
     assert told["what_if"][0]["num_steps"] > told["measured"]["num_steps"]
     assert told["back_test"]["error"]["num_steps"] == 0
+
+
+def test_replay_knows_a_trace_by_its_content(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "events.log", conversations(40))
+    sizes = ["--trace-divisor", "64", "--block-size", "8", "--device-name", "l4"]
+    done = twostroke("replay", str(path), "--model", "embedded", *sizes, "--set", "request_rate_factor=4")
+    assert done.returncode == 0, done.stderr
+    assert "events.log: 40 requests" in done.stdout
+    told = json.loads(twostroke("replay", str(path), *sizes, "--num-kv-blocks", "200", "--json").stdout)
+    assert (told["num_requests"], told["num_kv_blocks"], told["machine"]) == (40, 200, "L4")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{log}", "--model", "embedded"], "line 1: it lacks timestamp and input_length"),
+        (["{log}", "--num-kv-blocks", "9"], "must be a Mooncake trace"),
+        (["{trace}", "--device-name", "H1000"], "Known: T4, A10"),
+        (["{trace}", "--device-name", "L4", "--trace-divisor", "64"], "block_size=16: must divide 512 / 64 = 8"),
+        (["{trace}", "--device-name", "L4", "--trace-divisor", "7"], "trace_divisor=7: must divide 512"),
+        (["{trace}", "--device-name", "L4", "--trace-divisor", "0"], "trace_divisor=0"),
+        (["{trace}", "--device-name", "L4", "--model", "{trace}.gone"], "{trace}.gone"),
+        (["{cut}", "--device-name", "L4"], "line 3: "),
+        (["{empty}", "--device-name", "L4"], "there is no request in it"),
+        (["{empty}"], "event_log"),
+        (["{binary}", "--device-name", "L4"], "no UTF-8 text"),
+        (["{binary}"], "no UTF-8 text"),
+        (["{folder}", "--device-name", "L4"], "cannot be read"),
+        (["{folder}"], "cannot be read"),
+    ],
+)
+def test_replay_refuses_what_is_no_trace(recorded: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+    trace, cut, empty, binary = (tmp_path / name for name in ("trace", "cut", "empty", "binary"))
+    write_trace(trace, conversations(3))
+    cut.write_text(trace.read_text()[:-20])
+    empty.write_text("")
+    binary.write_bytes(bytes(range(256)) * 9)
+    files = {"log": recorded, "trace": trace, "cut": cut, "empty": empty, "binary": binary, "folder": tmp_path}
+    done = twostroke("replay", *(a.format(**files) for a in arguments))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message.format(**files) in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_doctor_reads_a_log(recorded: Path) -> None:

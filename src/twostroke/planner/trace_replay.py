@@ -1,0 +1,153 @@
+"""A Mooncake trace in simulated time: the scheduler that would serve it, on a machine that need not be there.
+
+requests     of the trace, with its arrivals and its shared prefixes; what is longer than the engine takes is left out
+step times   as calibrated on this machine, or the floors of a device whose figures are published
+KV blocks    as many as the engine would have: what the planner says of the memory, or as given
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from twostroke.config.engine import EngineConfig
+from twostroke.cost.roofline import roofline
+from twostroke.cost.step_model import StepTimeModel
+from twostroke.engine.calibrated import find_calibration
+from twostroke.engine.journal import engine_started
+from twostroke.engine.preparation import Prepared, free_bytes_of, model_shape, prepare
+from twostroke.errors import InvalidParameter
+from twostroke.planner.devices import devices
+from twostroke.planner.memory import MemoryPlan, plan_memory
+from twostroke.planner.options import PlanOptions
+from twostroke.planner.plan import published_machine
+from twostroke.planner.replay import Predicted, predict
+from twostroke.planner.trace_options import TraceOptions
+from twostroke.simulation.requests import Recording
+from twostroke.simulation.settings import WhatIf
+from twostroke.simulation.trace import num_tokens_of, read_trace, requests_of_trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceReplayed:
+    """Everything that a replay found out."""
+
+    trace: str
+    model: str
+    machine: str
+    predicted_by: str
+    """Where step times come from, in words."""
+    are_floors: bool
+    """Whether they are the least that steps can take; real ones take longer."""
+    memory: MemoryPlan
+    num_requests: int
+    """That ran."""
+    num_prompt_tokens: int
+    """Of those."""
+    max_context: int
+    """Tokens of the longest request: the model's context, or what was asked for."""
+    num_beyond_context: int
+    """Left out: longer than that."""
+    num_beyond_kv: int
+    """Left out: longer than all of the KV memory holds."""
+    predicted: Predicted
+    what_ifs: tuple[Predicted, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    name: str
+    memory_bytes: int
+    step_times: StepTimeModel
+    predicted_by: str
+    are_floors: bool
+
+
+def replay_trace(
+    path: Path, config: EngineConfig, options: TraceOptions | None = None, what_ifs: Sequence[WhatIf] = ()
+) -> TraceReplayed:
+    """Replays a trace whole, once with the settings as they are and once for each what-if.
+
+    Args:
+        path: of the trace.
+        config: what would be given to the engine.
+        options: the machine, and how lengths are divided.
+        what_ifs: other settings, each a prediction of its own.
+
+    Raises:
+        InvalidParameter: a trace that is none, sizes that do not divide, or a machine without step times.
+        SetupError: no such model, or one that does not fit.
+    """
+    options = options or TraceOptions()
+    entries = read_trace(path)
+    block_size, divisor = config.cache.block_size, options.trace_divisor
+    requests_of_trace((), block_size=block_size, divisor=divisor)  # whether sizes divide, before a model is looked at
+    prepared = prepare(config)
+    machine = _machine(config, prepared, options)
+    memory = plan_memory(config, prepared, machine.memory_bytes)
+    longest = memory.max_model_len
+    requests, num_left_out = requests_of_trace(entries, block_size=block_size, divisor=divisor, longest=longest)
+    if not requests:
+        shortest = min(sum(num_tokens_of(entry, divisor)) for entry in entries)
+        limit = f"holds no request of at most {longest} tokens, the longest that fits; its shortest has {shortest}"
+        remedy = "Divide lengths (--trace-divisor), give more memory (--num-kv-blocks), or another model."
+        raise InvalidParameter("trace", str(path), limit, remedy)
+    max_context = config.load.max_model_len or prepared.config.max_context
+    num_beyond_context = sum(sum(num_tokens_of(entry, divisor)) > max_context for entry in entries)
+    started = engine_started(
+        config.scheduler,
+        config.cache,
+        prepared.layout,
+        num_blocks=memory.num_blocks,
+        max_model_len=longest,
+        model=memory.model,
+        now_s=0.0,
+        process="simulated",
+    )
+    recording = Recording(started, requests, unfinished=0)
+    runs = [_with_progress(recording, machine.step_times, what_if) for what_if in (WhatIf(), *what_ifs)]
+    return TraceReplayed(
+        trace=path.name,
+        model=memory.model,
+        machine=machine.name,
+        predicted_by=machine.predicted_by,
+        are_floors=machine.are_floors,
+        memory=memory,
+        num_requests=len(requests),
+        num_prompt_tokens=sum(request.arrival.num_prompt_tokens for request in requests),
+        max_context=max_context,
+        num_beyond_context=num_beyond_context,
+        num_beyond_kv=num_left_out - num_beyond_context,
+        predicted=runs[0],
+        what_ifs=tuple(runs[1:]),
+    )
+
+
+def _with_progress(recording: Recording, step_times: StepTimeModel, what_if: WhatIf) -> Predicted:
+    with tqdm(total=len(recording.requests), desc=what_if.words, unit="req", disable=None, leave=False) as bar:
+        return predict(recording, step_times, what_if, partial(bar.update, 1))
+
+
+def _machine(config: EngineConfig, prepared: Prepared, options: TraceOptions) -> _Machine:
+    if options.device_name is None:
+        calibration, words = find_calibration(prepared.path, config.load, config.cache)
+        if calibration is None or calibration.step_times is None:
+            limit = f"has no step times on this machine ({words})"
+            remedy = f"Calibrate it, or take the floors of a published device: --device-name {', '.join(devices())}."
+            raise InvalidParameter("model", config.load.model, limit, remedy)
+        free = free_bytes_of(prepared.device) if options.memory is None else options.memory
+        return _Machine("this machine", free, calibration.step_times, words, are_floors=False)
+    asked = PlanOptions(device_name=options.device_name, memory=options.memory)
+    machine = published_machine(options.device_name, config.load, prepared, asked)
+    shape, most_tokens = model_shape(config, prepared), config.scheduler.max_num_batched_tokens
+    return _Machine(
+        machine.name,
+        machine.memory_bytes,
+        roofline(shape, machine.limits, most_tokens=most_tokens),
+        "published figures, so steps take the least they can: bytes at its bandwidth, operations at its rate",
+        are_floors=True,
+    )

@@ -1,0 +1,110 @@
+"""What a prefix cache did in a run of a trace, told from the run's decisions alone: who had how many tokens computed in
+which step, who was admitted, who gave way. Dictionaries and lists, one block after the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from twostroke.batch import Commit, ScheduledBatch, Stroke
+from twostroke.simulation.trace import TRACE_BLOCK, TraceEntry
+
+Content = tuple[object, ...]
+"""What stands in a full block, with everything before it."""
+
+
+@dataclass
+class NaiveTraceCache:
+    """Blocks are empty, used by somebody, or on the shelf: used by nobody, but to be found."""
+
+    entries: Sequence[TraceEntry]
+    num_blocks: int
+    block_size: int
+    divisor: int
+    used: dict[Content, int] = field(default_factory=dict)
+    """What can be found and is used, and by how many."""
+    shelf: list[Content] = field(default_factory=list)
+    """What can be found and nobody uses, in the order in which it was put back."""
+    tables: dict[str, list[Content | None]] = field(default_factory=dict)
+    """None: a block that nobody else can find."""
+    pinned: set[Content] = field(default_factory=set)
+    hits: list[tuple[str, int]] = field(default_factory=list)
+    """Request and tokens, admission by admission."""
+    evictions: Counter[str] = field(default_factory=Counter)
+    """By the request that took the block."""
+
+    def decided(self, batch: ScheduledBatch) -> None:
+        """Blocks go to the batch's requests in its order; who gave way did so as soon as something was missing."""
+        giving_way = [preemption.request_id for preemption in batch.preemptions]
+        admitted = {one.request_id: one.num_tokens for one in batch.admitted}
+        for share in batch.requests:
+            if share.stroke is Stroke.PREFILL:  # prompts make nobody give way: those who decode came before
+                while giving_way:
+                    self.give_back(giving_way.pop(0))
+            name = share.request_id
+            if name in admitted:
+                self.tables[name] = list(self.look_up(name, admitted[name]))
+                self.hits.append((name, len(self.tables[name]) * self.block_size))
+                assert share.num_computed_tokens == self.hits[-1][1], f"{name} begins elsewhere"
+            end = share.num_computed_tokens + share.num_scheduled_tokens
+            missing = -(-end // self.block_size) - len(self.tables[name])
+            while self.num_empty + len(self.shelf) < missing:
+                self.give_back(giving_way.pop(0))
+            for _ in range(missing):
+                if self.num_empty == 0:
+                    self.shelf.remove(next((one for one in self.shelf if one not in self.pinned), self.shelf[0]))
+                    self.evictions[name] += 1
+                self.tables[name].append(None)
+        while giving_way:
+            self.give_back(giving_way.pop(0))
+
+    def committed(self, batch: ScheduledBatch, commits: Sequence[Commit]) -> None:
+        """What has become full can be found, unless the same can be found already; who ended puts back."""
+        for share, commit in zip(batch.requests, commits, strict=True):
+            table = self.tables[share.request_id]
+            end = share.num_computed_tokens + share.num_scheduled_tokens
+            for i in range(share.num_computed_tokens // self.block_size, end // self.block_size):
+                content = self.content(share.request_id, i)
+                if table[i] is None and content not in self.used and content not in self.shelf:
+                    table[i] = content
+                    self.used[content] = 1
+            if commit.finish_reason is not None:
+                self.give_back(share.request_id)
+
+    @property
+    def num_empty(self) -> int:
+        """Blocks that nobody uses and nobody can find."""
+        private = sum(one is None for table in self.tables.values() for one in table)
+        return self.num_blocks - private - len(self.used) - len(self.shelf)
+
+    def look_up(self, name: str, num_tokens: int) -> list[Content]:
+        """Block after block, never the one with the last token, which has to be computed."""
+        found: list[Content] = []
+        while (len(found) + 1) * self.block_size < num_tokens:
+            content = self.content(name, len(found))
+            if content in self.shelf:
+                self.shelf.remove(content)
+                self.used[content] = 0
+            if content not in self.used:
+                break
+            self.used[content] += 1
+            found.append(content)
+        return found
+
+    def give_back(self, name: str) -> None:
+        """The end of the prompt first, so that its beginning goes last."""
+        for content in reversed(self.tables.pop(name)):
+            if content is not None:
+                self.used[content] -= 1
+                if self.used[content] == 0:
+                    del self.used[content]
+                    self.shelf.append(content)
+
+    def content(self, name: str, block: int) -> Content:
+        """A block of the prompt is what its hash id says; one with output in it nobody else has."""
+        entry = self.entries[int(name)]
+        begin, end = block * self.block_size * self.divisor, (block + 1) * self.block_size
+        if end > -(-entry.input_length // self.divisor):
+            return (name, block)
+        return (entry.hash_ids[begin // TRACE_BLOCK], begin % TRACE_BLOCK)
