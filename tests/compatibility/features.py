@@ -33,10 +33,9 @@ class Sign(StrEnum):
     HIDDEN_STATES = auto()
     RESUMED = auto()
     HANDED_OVER = auto()
+    SHARES = auto()
     OTHER_NUMBERS = auto()
-    """The tokens or log-probabilities are not those of the plain engine."""
-    NONE = auto()
-    """Nothing but the right tokens."""
+    """The answers are not those of the engine without it."""
 
 
 TIGHT_POOL = "tight"
@@ -110,9 +109,7 @@ MEMORY = (
     ),
     Feature("KV checks", "--kv-check-rate", Sign.CHECKS, {"kv_check_rate": 1.0}),
     *(
-        Feature(
-            f"KV in {kv}", f"--kv-cache-dtype {kv}", Sign.KV_FORMAT, {"kv_cache_dtype": kv}, changes_answers=True
-        )
+        Feature(f"KV in {kv}", f"--kv-cache-dtype {kv}", Sign.KV_FORMAT, {"kv_cache_dtype": kv}, changes_answers=True)
         for kv in ("bf16", "int8", "int4")
     ),
 )
@@ -181,7 +178,7 @@ REQUESTS = (
 )
 POOLS = Feature("two pools", "--prefill 1 --decode 1", Sign.HANDED_OVER)
 PROCESSES = (
-    Feature("tensor parallelism", "--tensor-parallel-size 2", Sign.NONE, {"tensor_parallel_size": 2}),
+    Feature("tensor parallelism", "--tensor-parallel-size 2", Sign.SHARES, {"tensor_parallel_size": 2}),
     POOLS,
 )
 

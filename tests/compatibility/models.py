@@ -18,7 +18,10 @@ from twostroke.model.quantize_folder import quantize_folder
 
 NUM_LAYERS = 7
 """The fewest with a low, a middle and a high one for EAGLE."""
+NUM_KV_HEADS = 2
+"""Of all of them."""
 NUM_HEADS = 3
+"""Of Medusa."""
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
@@ -28,7 +31,7 @@ class Models:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         for family in FAMILIES:
-            sizes = {"num_hidden_layers": NUM_LAYERS, "num_key_value_heads": 2}
+            sizes = {"num_hidden_layers": NUM_LAYERS, "num_key_value_heads": NUM_KV_HEADS}
             if family == "qwen2":  # half of them have windows: two groups of KV blocks
                 sizes |= {"num_hidden_layers": 8, "max_window_layers": 4}
             write_random_model(folder / f"tiny-{family}", family, seed=1, **sizes)

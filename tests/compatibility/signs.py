@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from compatibility.engines import BLOCK_SIZE, PROMPTS, Run
 from compatibility.features import Feature, Sign
+from compatibility.models import NUM_KV_HEADS
 from twostroke.batch import ScheduledBatch, ScheduledRequest
 from twostroke.events import EngineStarted, KVBlockChecked, KVImportEnded, StepScheduled
 from twostroke.kv_check import Verdict
@@ -74,6 +75,8 @@ SIGNS: Mapping[Sign, Callable[[Run, Feature], bool]] = {
     Sign.HIDDEN_STATES: lambda run, _: any(answer.hidden_state for answer in run.answers.values()),
     Sign.RESUMED: lambda run, _: run.num_resumed > 0,
     Sign.HANDED_OVER: lambda run, _: any(isinstance(e, KVImportEnded) and not e.problem for e in run.events),
-    Sign.NONE: lambda run, feature: True,
+    Sign.SHARES: lambda run, feature: (
+        started(run).layout["num_kv_heads"] * feature.settings["tensor_parallel_size"] == NUM_KV_HEADS
+    ),
 }
 """All but OTHER_NUMBERS, for which it takes two runs."""
