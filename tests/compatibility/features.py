@@ -42,9 +42,9 @@ TIGHT_POOL = "tight"
 """Of `num_kv_blocks`: what holds the longest request, and no second one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Feature:
-    """One row, and one column, of the table."""
+    """One row, and one column, of the table; each is itself alone."""
 
     name: str
     how: str
