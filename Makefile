@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PORT ?= 8000
 CMAKE := $(BIN)/cmake
 
-.PHONY: run demo test check bench soak compat train wheel native native-test native-test-address native-test-thread native-test-arm clean
+.PHONY: run demo test check bench soak compat compatibility train wheel native native-test native-test-address native-test-thread native-test-arm clean
 
 # A server with the embedded model and a completion through it; `run` goes on serving until Ctrl-C.
 run: $(STAMP)
@@ -38,6 +38,10 @@ soak: $(STAMP)
 # Clients that others wrote, each installed into build/compat/NAME; the first time takes minutes and gigabytes.
 compat: $(STAMP)
 	$(BIN)/python tests/compat/run.py
+
+# docs/compatibility.md, from the table of features that tests/compatibility runs pair by pair.
+compatibility: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m compatibility.table
 
 train: $(STAMP)
 	$(BIN)/python -m training.train

@@ -34,12 +34,20 @@ class Answer:
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
+    num_draft_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    hidden_state: bytes | None = None
 
     def take(self, update: TokenUpdate) -> None:
         self.token_ids += update.token_ids
         self.logprobs += update.logprobs
         self.finish_reason = update.finish_reason
+        self.num_draft_tokens += update.num_draft_tokens
         if update.news is not None:
+            if update.news.prompt_logprobs:
+                del self.prompt_logprobs[update.news.prompt_logprobs_start - 1 :]  # a preempted prompt is scored again
+                self.prompt_logprobs += update.news.prompt_logprobs
+            self.hidden_state = update.news.hidden_state or self.hidden_state
             self.num_cached_tokens = max(self.num_cached_tokens, update.news.num_cached_tokens)
 
 
@@ -93,22 +101,28 @@ class TwoPools:
 
     def run(self, requests: Sequence[GenerationRequest]) -> dict[str, Answer]:
         """Each prefilled in one pool and decoded in the other."""
-        answers = {request.request_id: Answer() for request in requests}
+        answers = {request.request_id: Answer(list(request.new_request.output_token_ids)) for request in requests}
         numbers = {request.request_id: next(NUMBERS) for request in requests}
         wanted = {request.request_id: request for request in requests}
         for request in requests:
             number, new = numbers[request.request_id], request.new_request
             self.decode.engine.fetch_kv(
-                number, request.request_id, new.prompt_token_ids, request.cache_salt, self.prefill.source(number)
+                number,
+                request.request_id,
+                new.prompt_token_ids + new.output_token_ids,
+                request.cache_salt,
+                self.prefill.source(number),
             )
             there = self.decode.built.facts.block_size
-            self.prefill.engine.add_request(replace(request, max_tokens=1, lend_as=number, lend_block_size=there))
+            here = replace(request, max_tokens=len(new.output_token_ids) + 1, lend_as=number, lend_block_size=there)
+            self.prefill.engine.add_request(here)
         while self.prefill.engine.has_work:
             for update in self.prefill.engine.step():
                 answer, request = answers[update.request_id], wanted[update.request_id]
                 answer.take(update)
-                if update.finish_reason is FinishReason.LENGTH and request.max_tokens > 1:
-                    new = replace(request.new_request, output_token_ids=tuple(answer.token_ids))
+                if update.finish_reason is FinishReason.LENGTH and len(answer.token_ids) < request.max_tokens:
+                    params = replace(request.new_request.params, prompt_logprobs=None)
+                    new = replace(request.new_request, params=params, output_token_ids=tuple(answer.token_ids))
                     number = numbers[update.request_id]
                     self.decode.engine.add_request(replace(request, new_request=new, import_id=number))
                 elif update.finish_reason is not None:

@@ -138,9 +138,9 @@ def reproduce(
     Parameters
     ----------
     names
-        r1, r2, r3, r4, r5, r6, r7, r9, r10, r11, r13, r14, engine-time, vs-transformers, long-prompt,
-        server-throughput, overload, two-tenants, what-if, doctor, background, pools, chaos,
-        or all (also when none is given).
+        r1, r2, r3, r4, r5, r6, r7, r10, r11, r13, r14, engine-time, vs-transformers, long-prompt,
+        server-throughput, overload, two-tenants, what-if, doctor, background, pinned-prefixes,
+        pools, chaos, or all (also when none is given).
     """
     from twostroke.bench.reproduce.run import reproduce as run
 

@@ -22,6 +22,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.event_sinks import read_events
+from twostroke.errors import InvalidParameter
 from twostroke.planner.trace_options import TraceOptions
 from twostroke.simulation.settings import WhatIf
 from twostroke.simulation.trace import is_trace
@@ -39,6 +40,7 @@ def replay(  # noqa: PLR0913 (what an engine is given, and what is asked)
     load: LoadBesideModelFlags = LoadBesideModel(),
     cache: CacheFlags = CacheConfig(),
     scheduler: SchedulerFlags = SchedulerConfig(),
+    png: Path | None = None,
     json_output: JsonFlag = False,
 ) -> None:
     """Decide a recorded run again and predict it with other settings; or run a Mooncake trace in simulated time.
@@ -57,26 +59,35 @@ def replay(  # noqa: PLR0913 (what an engine is given, and what is asked)
         twice as fast, step_time_factor=0.5 for a machine that is twice as fast.
     model
         Of a trace: a model folder, a GGUF file, a hub id, or 'embedded', which is the default. No weight is read.
+    png
+        Also draw an event log's replay: each token by the time since the one before, measured and predicted (needs the
+        extra 'bench').
     json_output
         The figures as one JSON object instead of a table.
     """
     what_ifs = (WhatIf.read(set_),) if set_ else ()
     asks_for_a_trace = (model, options, load, cache, scheduler) != (None, *_NOTHING_GIVEN)
     if asks_for_a_trace or is_trace(path):
+        if png is not None:
+            raise InvalidParameter("png", str(png), "draws the replay of an event log", "Leave it out for a trace.")
         config = EngineConfig(load=with_model(load, by_place=None, by_flag=model), cache=cache, scheduler=scheduler)
         _replay_trace(path, config, options, what_ifs, json_output)
     else:
-        _replay_log(path, what_ifs, json_output)
+        _replay_log(path, what_ifs, png, json_output)
 
 
 _NOTHING_GIVEN = (TraceOptions(), LoadBesideModel(), CacheConfig(), SchedulerConfig())
 
 
-def _replay_log(path: Path, what_ifs: Sequence[WhatIf], as_json: bool) -> None:
+def _replay_log(path: Path, what_ifs: Sequence[WhatIf], png: Path | None, as_json: bool) -> None:
     from twostroke.planner.replay import replay_log
     from twostroke.planner.show_replay import print_replayed, replayed_json
 
     found = replay_log(list(read_events(path)), what_ifs)
+    if png is not None:
+        from twostroke.planner.replay_figure import draw_replayed
+
+        draw_replayed(found, png)
     if as_json:
         print(json.dumps(replayed_json(found)))
     else:

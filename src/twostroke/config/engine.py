@@ -27,6 +27,12 @@ class EngineConfig:
     speculative_config: SpeculativeConfig | None = None
     """None drafts nothing."""
 
+    def __post_init__(self) -> None:
+        """Checks what two parts say together."""
+        if self.speculative_config is not None and not self.cache.enable_kv_cache:
+            limit, remedy = "needs the KV cache", "Leave it out, or leave the KV cache on."
+            raise InvalidParameter("speculative_config.method", self.speculative_config.method, limit, remedy)
+
     @classmethod
     def from_keywords(cls, **given: Any) -> EngineConfig:
         """Builds the config from flat keywords; each goes to the part that has a field of that name, and `preset` sets

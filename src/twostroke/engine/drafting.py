@@ -18,9 +18,9 @@ from twostroke.layers.attention_metadata import AttentionLayout
 from twostroke.model.checkpoint import companion, find_model_folder
 from twostroke.model.decoder import DecoderModel, Placement
 from twostroke.model.draft_folder import DraftFolder
-from twostroke.model.eagle import EagleHead, check_eagle, eagle_config, feature_layers
+from twostroke.model.eagle import EagleHead, check_eagle, eagle_bytes, eagle_config, feature_layers
 from twostroke.model.loader import check_weights, load_model
-from twostroke.model.medusa import MedusaHeads, check_medusa, medusa_shape
+from twostroke.model.medusa import MedusaHeads, check_medusa, medusa_bytes, medusa_shape
 from twostroke.model.model_files import ModelFiles, find_model
 from twostroke.model.registry import num_parameters
 from twostroke.model.weight_size import weight_bytes
@@ -278,7 +278,7 @@ class _Medusa:
             num_branch_blocks = MAX_BRANCHES * len(around.layout.groups) * per_branch
         return DrafterFacts(
             max_drafts=num_heads,
-            num_weight_bytes=self.folder.num_bytes(around.dtype),
+            num_weight_bytes=medusa_bytes(self.folder, around.dtype, around.operators.packed_sizes),
             num_branch_blocks=num_branch_blocks,
             # states of two steps: not every request is in the last one
             bytes_per_request=2 * around.config.hidden_size * around.dtype.itemsize,
@@ -327,7 +327,7 @@ class _Eagle:
         around = self.surroundings
         size = len(self._feature_layers) * around.config.hidden_size * around.dtype.itemsize
         return DrafterFacts(
-            num_weight_bytes=self.folder.num_bytes(around.dtype),
+            num_weight_bytes=eagle_bytes(self.folder, around.dtype, around.operators.packed_sizes),
             kv_bytes_per_block=self._layout.bytes_per_block,
             bytes_per_token=2 * size,  # of a step's features, and of those that are kept
             bytes_per_request=_KEPT_TOKENS * size,

@@ -169,7 +169,8 @@ class BlockPool:
 
     def _shelf_of(self, block_id: int) -> OrderedDict[int, None]:
         """Where a named block lies while nobody refers to it."""
-        return self._evictable_last if self._keys[block_id] in self._pinned else self._evictable
+        is_pinned = bool(self._pinned) and self._keys[block_id] in self._pinned
+        return self._evictable_last if is_pinned else self._evictable
 
     def _evict(self) -> int:
         block_id, _ = (self._evictable or self._evictable_last).popitem(last=False)

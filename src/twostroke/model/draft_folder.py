@@ -41,10 +41,6 @@ class DraftFolder:
             else {}
         )
 
-    def num_bytes(self, dtype: torch.dtype) -> int:
-        """Of all its tensors, in memory as such numbers."""
-        return sum(dtype.itemsize * torch.Size(shape).numel() for shape in self.shapes.values())
-
     def tensor(self, name: str) -> Tensor:
         """One of `shapes`.
 

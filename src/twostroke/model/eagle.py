@@ -8,6 +8,7 @@ from torch import Tensor
 
 from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint
+from twostroke.kernels.dispatch import PackedSizes
 from twostroke.layers.attention import KVTensors
 from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.layers.norm import RMSNorm
@@ -117,6 +118,31 @@ class EagleHead:
         whole = found.new_full((len(found), self._target.config.vocab_size), float("-inf"))
         whole[:, self._token_ids] = found
         return whole
+
+
+def eagle_bytes(folder: DraftFolder, dtype: torch.dtype, sizes: PackedSizes) -> int:
+    """Of the head's floats once they are loaded, by the shapes of its folder.
+
+    Args:
+        folder: of the head.
+        dtype: of floats.
+        sizes: of a backend's packing.
+    """
+    total = 0
+    packed = {"fc.weight": ("fc.weight",), "lm_head.weight": ("lm_head.weight",)}
+    for ours, parts in _LAYER.items():
+        packed[ours] = tuple(f"midlayer.{part}" for part in parts)
+    for ours, parts in packed.items():
+        shapes = [folder.shapes[part] for part in parts]
+        num_rows = sum(shape[0] for shape in shapes)
+        if len(shapes[0]) == 1:
+            total += num_rows * dtype.itemsize
+        else:
+            total += sizes.weight((num_rows, shapes[0][1]), None, dtype, gated=ours == "gate_up.weight")
+    lone = ("embed_tokens.weight", "midlayer.hidden_norm.weight", "norm.weight")
+    return total + sum(
+        torch.Size(folder.shapes[name]).numel() * dtype.itemsize for name in lone if name in folder.shapes
+    )
 
 
 def eagle_config(folder: DraftFolder) -> ModelConfig:

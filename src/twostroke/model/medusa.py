@@ -10,6 +10,7 @@ from torch import Tensor
 
 from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint
+from twostroke.kernels.dispatch import PackedSizes
 from twostroke.model.decoder import DecoderModel, Placement
 from twostroke.model.draft_folder import DraftFolder
 
@@ -69,6 +70,25 @@ class MedusaHeads:
             for x, head in zip(states, self._heads, strict=False)
         ]
         return torch.stack(found)
+
+
+def medusa_bytes(folder: DraftFolder, dtype: torch.dtype, sizes: PackedSizes) -> int:
+    """Of the heads once they are loaded, by the shapes of their folder.
+
+    Args:
+        folder: of the heads.
+        dtype: of floats.
+        sizes: of a backend's packing.
+    """
+    total = 0
+    for name, shape in folder.shapes.items():
+        num_rows = shape[0]
+        total += (
+            sizes.bias(num_rows, dtype, gated=False)
+            if name.endswith(".bias")
+            else sizes.weight((num_rows, shape[1]), None, dtype, gated=False)
+        )
+    return total
 
 
 def medusa_shape(folder: DraftFolder) -> MedusaShape:

@@ -32,6 +32,8 @@ _WAITED = 0.2
 """Of the working time: less is no queue."""
 _STALLED = 3.0
 """Times the usual step: whoever decodes notices."""
+_HELPS = 1.05
+"""Times better: less is nothing to pull a lever for."""
 _OWN = 0.5
 """Of the working time, outside of the model."""
 
@@ -60,6 +62,8 @@ class Lever:
     """As a server takes it."""
     metric: str
     """Of figures()."""
+    is_exact: bool = True
+    """Whether every request keeps its answer, bit for bit."""
     before: float | None = None
     after: float | None = None
     """Predicted, both, for the same requests."""
@@ -79,7 +83,7 @@ class Diagnosis:
     constraint: Constraint
     evidence: tuple[str, ...]
     levers: tuple[Lever, ...]
-    """The best first."""
+    """The best first, of those that help without changing an answer, then of the others."""
     faults: tuple[Fault, ...]
     signals: Signals
     remark: str = ""
@@ -128,6 +132,9 @@ def _constraint(found: Signals) -> tuple[Constraint, tuple[str, ...]]:
     if slots > _WAITED:
         limit = found.started.scheduler["max_num_seqs"] if found.started else 0
         return Constraint.SLOTS, (f"somebody waited for one of {limit} slots in {slots:.0%} of the working time",)
+    if tokens > _WAITED and found.started and not found.started.scheduler["enable_chunked_prefill"]:
+        waited = f"a prompt waited in {tokens:.0%} of the working time for a step with room for the whole of it"
+        return Constraint.PROMPTS, (waited,)
     stalled_s = found.stalled_itl.get("p99", 0.0)
     if usual_s and stalled_s > _STALLED * usual_s and len(found.itl) and found.stalled_itl["count"] > 4:
         stall = f"beside prompts a token takes {stalled_s * 1e3:,.1f} ms at the 99th percentile"
@@ -156,8 +163,8 @@ def _levers(constraint: Constraint, found: Signals) -> tuple[Lever, ...]:
     scheduler, cache = started.scheduler, started.cache
     levers: list[Lever] = []
 
-    def lever(name: str, flags: str, metric: str, **settings: Any) -> None:
-        levers.append(Lever(name=name, flags=flags, metric=metric, settings=settings))
+    def lever(name: str, flags: str, metric: str, is_exact: bool = True, **settings: Any) -> None:
+        levers.append(Lever(name=name, flags=flags, metric=metric, is_exact=is_exact, settings=settings))
 
     is_naive = scheduler["batching"] == "static" or cache["kv_reservation"] == "contiguous"
     if constraint in (Constraint.KV, Constraint.SLOTS) and is_naive:
@@ -169,7 +176,11 @@ def _levers(constraint: Constraint, found: Signals) -> tuple[Lever, ...]:
         more = int(1.5 * started.num_blocks)
         lever("half as much KV memory again", f"--num-kv-blocks {more}", "ttft_p99", num_kv_blocks=more)
         if started.layout["kv_format"] in ("bf16", "f16", "f32"):
-            lever("KV in 8 bits", "--kv-cache-dtype int8", "ttft_p99", kv_cache_dtype="int8")
+            settings, flags = {"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8"
+            if cache["num_kv_blocks"] is not None:  # as many blocks as before would be half of the memory
+                more = WhatIf(settings=settings).apply(started).num_blocks
+                settings, flags = settings | {"num_kv_blocks": more}, f"{flags} --num-kv-blocks {more}"
+            lever("KV in 8 bits", flags, "ttft_p99", is_exact=False, **settings)
     if constraint is Constraint.SLOTS:
         more = 2 * scheduler["max_num_seqs"]
         lever("twice the slots", f"--max-num-seqs {more}", "ttft_p99", max_num_seqs=more)
@@ -187,7 +198,8 @@ def _chunk_levers(lever: Any, found: Signals, scheduler: dict[str, Any]) -> None
     if not scheduler["enable_chunked_prefill"] or scheduler["mixing"] != "mixed":
         on = {"enable_chunked_prefill": True, "mixing": "mixed"}
         remedy = f"leave out --no-enable-chunked-prefill and --mixing, and give {flags}"
-        lever("chunked prefill", remedy, "itl_max", itl_slo=limit_s, **on)
+        metric = "itl_max" if found.stalled_itl.get("count") else "ttft_p99"
+        lever("chunked prefill", remedy, metric, itl_slo=limit_s, **on)
         return
     if scheduler.get("itl_slo") is None:
         lever("a limit for the time between tokens", flags, "itl_max", itl_slo=limit_s)
@@ -198,7 +210,7 @@ def _step_levers(lever: Any, constraint: Constraint, found: Signals) -> None:
     """Steps are as long as they are: fewer bytes, or more tokens from each."""
     if constraint is Constraint.BANDWIDTH and found.decodes_per_step < 4:
         lever("speculation", '--speculative-config \'{"method": "ngram"}\'', "tpot_p50")
-    lever("weights in 8 bits", "--quantization int8", "tpot_p50")
+    lever("weights in 8 bits", "--quantization int8", "tpot_p50", is_exact=False)
 
 
 def _predicted(levers: tuple[Lever, ...], recording: Recording, model: StepTimeModel) -> tuple[Lever, ...]:
@@ -216,8 +228,9 @@ def _predicted(levers: tuple[Lever, ...], recording: Recording, model: StepTimeM
                 settings=lever.settings,
                 flags=lever.flags,
                 metric=lever.metric,
+                is_exact=lever.is_exact,
                 before=before[lever.metric],
                 after=after[lever.metric],
             )
         )
-    return tuple(sorted(found, key=lambda lever: -lever.gain))
+    return tuple(sorted(found, key=lambda lever: (not (lever.is_exact and lever.gain > _HELPS), -lever.gain)))

@@ -29,6 +29,8 @@ def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
         say(f"[bold]lever[/]    {lever.name}: {lever.flags}" if not i else f"  or       {lever.name}: {lever.flags}")
         if lever.before is not None and lever.after is not None:
             say(f"  predicted: {_words(lever)}")
+        if not lever.is_exact:
+            say("  answers would differ a little: see twostroke bench quality")
     if not found.levers:
         say("[bold]lever[/]    none")
     for fault in found.faults:
@@ -49,6 +51,7 @@ def diagnosis_json(found: Diagnosis) -> dict[str, Any]:
                 "flags": lever.flags,
                 "settings": lever.settings,
                 "metric": lever.metric,
+                "is_exact": lever.is_exact,
                 "before": lever.before,
                 "after": lever.after,
                 "gain": lever.gain if lever.before is not None else None,

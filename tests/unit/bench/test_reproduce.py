@@ -15,7 +15,7 @@ from traces import write_trace
 from twostroke.bench import report
 from twostroke.bench.counting_engine import counting_engine
 from twostroke.bench.lengths import Lengths
-from twostroke.bench.reproduce import r1_batching, r2_hostage, r4_concurrency, r9_pinned_prefixes, r10_prefix_cache
+from twostroke.bench.reproduce import pinned_prefixes, r1_batching, r2_hostage, r4_concurrency, r10_prefix_cache
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.bench.reproduce.run import RESULTS, reproduce
 from twostroke.bench.slots import SlotCount, static_schedule
@@ -142,16 +142,16 @@ def test_r10_reproduces_a_trace_file_and_misses_an_absent_one(tmp_path: Path) ->
     assert any("mooncake_conversation.jsonl is not in" in remark for remark in found.remarks)
 
 
-def test_r9_pins_what_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pins_what_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents in turn, one more than fit: of these LRU finds nothing, pins keep half."""
-    monkeypatch.setattr(r9_pinned_prefixes, "CAPACITIES", (100,))
-    monkeypatch.setattr(r9_pinned_prefixes, "PUBLISHED", {"conversation": (0.0,), "synthetic": (0.0,)})
+    monkeypatch.setattr(pinned_prefixes, "CAPACITIES", (100,))
+    monkeypatch.setattr(pinned_prefixes, "PUBLISHED", {"conversation": (0.0,), "synthetic": (0.0,)})
     documents = [tuple(range(100 * i, 100 * i + 40)) for i in range(4)]
     write_trace(
         tmp_path / "mooncake_synthetic.jsonl",
         [TraceEntry(float(i), 512 * 40, 64, documents[i % 4]) for i in range(40)],
     )
-    found = _reproduce("r9", _options(tmp_path))
+    found = _reproduce("pinned-prefixes", _options(tmp_path))
     blocks = found.details["synthetic-100"]["found"]
     assert blocks["least recently used"] == blocks["shared by most"] == 0
     assert blocks["hindsight"] > 9 * 39

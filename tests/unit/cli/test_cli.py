@@ -318,6 +318,12 @@ def test_replay_decides_again_and_asks_what_if(recorded: Path) -> None:
     assert told["back_test"]["error"]["num_steps"] == 0
 
 
+def test_replay_draws_a_picture(recorded: Path, tmp_path: Path) -> None:
+    png = tmp_path / "replay.png"
+    twostroke("replay", str(recorded), "--set", "max_num_seqs=2", "--png", str(png))
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
 def test_replay_knows_a_trace_by_its_content(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "events.log", conversations(40))
     sizes = ["--trace-divisor", "64", "--block-size", "8", "--device-name", "l4"]

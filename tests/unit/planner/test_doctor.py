@@ -68,6 +68,16 @@ def large_chunks() -> dict[str, Any]:
     return whole_prompts() | {"scheduler": SchedulerConfig(max_num_batched_tokens=1024)}
 
 
+def prompts_that_wait() -> dict[str, Any]:
+    """Whole prompts that fit into a step that has nothing else in it: they wait until nobody decodes."""
+    return {
+        "workload": with_arrivals(
+            of_lengths([(16, 400)] * 6 + [(500, 4)] * 4), [0.0] * 6 + [1.0 + 3.0 * i for i in range(4)]
+        ),
+        "scheduler": SchedulerConfig(enable_chunked_prefill=False, max_num_batched_tokens=500),
+    }
+
+
 def one_at_a_time() -> dict[str, Any]:
     """A single user, who waits for each token."""
     return {"workload": every(3.0, [(32, 100)] * 6)}
@@ -78,6 +88,7 @@ CASES = [
     (little_memory, Constraint.KV, "half as much KV memory again"),
     (few_slots, Constraint.SLOTS, "twice the slots"),
     (whole_prompts, Constraint.PROMPTS, "chunked prefill"),
+    (prompts_that_wait, Constraint.PROMPTS, "chunked prefill"),
     (large_chunks, Constraint.PROMPTS, "a limit for the time between tokens"),
     (one_at_a_time, Constraint.BANDWIDTH, "speculation"),
 ]
@@ -116,6 +127,18 @@ def test_pulling_the_lever_does_what_was_predicted(case: Any) -> None:
     assert (really - was) * (lever.after - lever.before) > 0, "the metric moved the other way"
     predicted = lever.after - lever.before
     assert abs((really - was) - predicted) <= 0.3 * abs(predicted)
+
+
+def test_levers_that_change_answers_come_after_those_that_help_without() -> None:
+    found = diagnose(history(**little_memory() | {"workload": of_lengths([(256, 200)] * 60)}))
+    assert [lever.is_exact for lever in found.levers] == [True, False]
+    assert found.levers[1].gain > found.levers[0].gain > 1.05, "eight bits hold twice as much"
+
+
+def test_eight_bits_in_as_many_blocks_are_half_the_memory_so_the_lever_names_more() -> None:
+    case = little_memory() | {"cache": CacheConfig(enable_prefix_caching=False, num_kv_blocks=200)}
+    flags = next(lever.flags for lever in diagnose(history(**case)).levers if not lever.is_exact)
+    assert flags.startswith("--kv-cache-dtype int8 --num-kv-blocks 3"), flags
 
 
 def named(found: Diagnosis) -> set[str]:

@@ -264,9 +264,10 @@ def test_more_memory_never_holds_less(random_models: dict[str, Path], memory: in
     assert less.max_model_len <= more.max_model_len
 
 
+@pytest.mark.parametrize("method", ["draft_model", "medusa", "eagle"])
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_exact_for_a_draft_model(kernels: str) -> None:
-    drafts = {"speculative_config": {"method": "draft_model"}, "num_kv_blocks": 50, "kernels": kernels}
+def test_exact_with_those_who_draft(kernels: str, method: str) -> None:
+    drafts = {"speculative_config": {"method": method}, "num_kv_blocks": 50, "kernels": kernels}
     config = EngineConfig.from_keywords(model="embedded", threads=1, **drafts)
     plan = plan_of(config)
     built = build_engine(config)

@@ -23,7 +23,7 @@ def main(*names: str, options: Annotated[ReproduceOptions, Parameter(name="*")] 
     Parameters
     ----------
     names
-        r1, r2, r3, r4, r9, r10, r11, r14, engine-time, vs-transformers, long-prompt,
+        r1, r2, r3, r4, r10, r11, r14, engine-time, pinned-prefixes, vs-transformers, long-prompt,
         server-throughput, overload, two-tenants, or all (also when none is given).
     """
     found = reproduce(names or ("all",), options)

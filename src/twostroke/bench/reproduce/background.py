@@ -129,7 +129,8 @@ def _idle_s(alone: Run, interactive: Workload, last_s: float) -> float:
 def _figures(
     alone: Run, beside: Run, most: Run, is_background: list[bool], interactive: Workload, last_s: float
 ) -> dict[str, float]:
-    kinds = list(zip(beside.requests, is_background, strict=True))
+    # a log tells of requests as they end; their names end with their place in the workload
+    kinds = [(r, is_background[int(r.request_id.rpartition("-")[2])]) for r in beside.requests]
     theirs = Run(tuple(r for r, is_work in kinds if not is_work), beside.steps, beside.duration_s)
     made = [at for r, is_work in kinds if is_work for at in r.times.token_times_s]
     was, is_now = _latencies(alone), _latencies(theirs)

@@ -56,7 +56,11 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     limits = {f"itl_slo {times:g}x": times * step_s for times in SLO_TIMES}
     found: dict[str, list[dict[str, Any]]] = {}
     predicted: dict[str, dict[str, Any]] = {}
+    alone = workload.first(NUM_DECODES)
+    floor: list[float] = []
     for _ in range(rounds):
+        run, _ = serve_and_simulate(options, scheduler, alone, step_times)
+        floor.append(percentiles([gap for request in run.requests for gap in request.times.itl_s])["p99"])
         for name, config in _configs(budgets, limits, scheduler).items():
             run, simulated = serve_and_simulate(options, config, workload, step_times)
             found.setdefault(name, []).append(_figures(run))
@@ -65,10 +69,19 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     return Reproduction(
         name="r5",
         title=title,
-        claims=tuple(_claims(middle, predicted, limits, full=options.full)),
+        claims=(
+            Claim.reported("p99 ITL ms, no prompts at all: the machine", median(floor) * 1e3, step_s * 1e3),
+            *_claims(middle, predicted, limits, median(floor), full=options.full),
+        ),
         config={"model": options.model_name, "budgets": budgets, "slo_s": limits},
         workload={"decodes": NUM_DECODES, "prompt": prompt, "prompts": num_prompts},
-        details={"measured": middle, "predicted": predicted, "rounds": found, "decode_step_s": step_s},
+        details={
+            "measured": middle,
+            "predicted": predicted,
+            "rounds": found,
+            "decode_step_s": step_s,
+            "floor_s": floor,
+        },
         draw=lambda figure: _draw(figure, middle, predicted, limits),
         figure_size=(9.0, 4.0),
         repeats=rounds,
@@ -130,9 +143,11 @@ def _claims(
     measured: dict[str, dict[str, float]],
     predicted: dict[str, dict[str, float]],
     limits: dict[str, float],
+    floor_s: float,
     *,
     full: bool,
 ) -> list[Claim]:
+    """A limit that is broken without any prompt is the machine's to keep, and only reported."""
     claims: list[Claim] = []
     fixed = [name for name in measured if name not in limits]
     for name in fixed:
@@ -141,7 +156,8 @@ def _claims(
             claims.append(Claim.reported(f"{words} ms, {name}", measured[name][key] * 1e3, guess[key] * 1e3))
     for name, limit in limits.items():
         p99, ttft = measured[name]["itl_p99_s"], measured[name]["ttft_s"]
-        claims.append(Claim.at_most(f"p99 ITL ms, {name}", limit * 1e3, p99 * 1e3).judged(full))
+        can_be = floor_s <= limit
+        claims.append(Claim.at_most(f"p99 ITL ms, {name}", limit * 1e3, p99 * 1e3).judged(full and can_be))
         keeping = [measured[other]["ttft_s"] for other in fixed if measured[other]["itl_p99_s"] <= limit]
         if keeping:
             best = min(keeping)

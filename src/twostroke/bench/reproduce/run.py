@@ -23,7 +23,7 @@ RESULTS = {
     "r5": ("twostroke.bench.reproduce.r5_chunk_budget", "the budget of a step: ITL against TTFT, and a controller"),
     "r6": ("twostroke.bench.reproduce.r6_ablation", "chunks and mixed batches, each alone and both"),
     "r7": ("twostroke.bench.reproduce.r7_disaggregation", "goodput with and without disaggregation"),
-    "r9": ("twostroke.bench.reproduce.r9_pinned_prefixes", "least recently used against pinned prefixes"),
+    "pinned-prefixes": ("twostroke.bench.reproduce.pinned_prefixes", "least recently used against pinned prefixes"),
     "r10": ("twostroke.bench.reproduce.r10_prefix_cache", "prefix-cache hits on request traces"),
     "r11": ("twostroke.bench.reproduce.r11_cache_overhead", "the cost of prefix caching without hits"),
     "r13": ("twostroke.bench.reproduce.r13_roofline", "decode beside its roofline"),

@@ -155,8 +155,8 @@ def _few_slots(vocab_size: int, full: bool) -> Case:
 
 def _long_prompts(vocab_size: int, full: bool, *, scheduler: SchedulerConfig, lever: str) -> Case:
     """Some decode, and long prompts come in between."""
-    count = 8 if full else 3
-    lengths = [(16, 500)] * 4 + [(512, 4)] * count
+    count = 4 if full else 3  # as many as come while the others decode
+    lengths = [(16, 500)] * 4 + [(540, 4)] * count
     arrivals = [0.0] * 4 + [0.3 + 0.3 * i for i in range(count)]
     return Case(
         lever=lever,

@@ -68,7 +68,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             claims.append(hindsight.judged(options.full))
             claims += [Claim.reported(f"{what}, pinned: {name}", share[name]) for name in (SHARED, EARLY)]
     return Reproduction(
-        name="r9",
+        name="pinned-prefixes",
         title="R9: least recently used against pinned prefixes",
         claims=tuple(claims),
         config={"block_size": BLOCK_SIZE},

@@ -1,0 +1,136 @@
+"""What becomes of pairs that do not simply work: those that are refused, and those in which one has nothing to do.
+
+Everything else starts with both, and gives the tokens and log-probabilities of the engine to compare with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from compatibility.features import DRAFTS, Pair
+
+_DRAFTS = tuple(feature.name for feature in DRAFTS)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What an engine with both says in place of starting."""
+
+    text: str
+    pairs: tuple[tuple[str, str], ...]
+
+
+def _split_drafts() -> Iterator[Refusal]:
+    by_method = {str(f.settings["speculative_config"]["method"]): list[str]() for f in DRAFTS}
+    for feature in DRAFTS:
+        by_method[feature.settings["speculative_config"]["method"]].append(feature.name)
+    for method, names in by_method.items():
+        no_cache = "Leave it out, or leave the KV cache on."
+        yield Refusal(
+            f"speculative_config.method={method!r}: needs the KV cache. {no_cache}",
+            tuple(("no KV cache", name) for name in names),
+        )
+        if method != "ngram":
+            yield Refusal(
+                f"tensor_parallel_size=2: the drafts of {method} come from one rank so far. "
+                'Take "ngram", or leave one out.',
+                tuple((name, "tensor parallelism") for name in names),
+            )
+
+
+REFUSALS = (
+    Refusal(
+        "enable_chunked_prefill=True: needs the KV cache. Switch it off as well (--no-enable-chunked-prefill).",
+        (("chunked prefill", "no KV cache"),),
+    ),
+    Refusal(
+        "enable_prefix_caching=True: needs the KV cache. Switch it off as well (--no-enable-prefix-caching).",
+        (("prefix caching", "no KV cache"),),
+    ),
+    Refusal(
+        "enable_prefix_caching=True: needs kv_reservation='paged'. Switch it off as well (--no-enable-prefix-caching).",
+        (("prefix caching", "contiguous KV"),),
+    ),
+    Refusal(
+        "itl_slo='1ms': needs chunked prefill, mixed with decodes. Leave it out, or leave these on.",
+        (("whole prompts", "limit of time"), ("prefill first", "limit of time"), ("limit of time", "no KV cache")),
+    ),
+    Refusal(
+        "kv_check_rate=1.0: checks hits of the prefix cache. Leave it out, or leave the prefix cache on.",
+        (("contiguous KV", "KV checks"), ("no KV cache", "KV checks")),
+    ),
+    *(
+        Refusal(
+            f"quantization={bits}: {model} is quantized already ({method}). Leave it out.",
+            ((f"{bits} weights", name),),
+        )
+        for bits in ("int8", "int4")
+        for name, model, method in (
+            ("quantized checkpoint", "tiny-llama-int4", "compressed-tensors"),
+            ("GGUF", "tiny-llama.gguf", "gguf"),
+        )
+    ),
+    *_split_drafts(),
+    Refusal(
+        "tensor_parallel_size=2: kv_check_rate=1.0: a cached block is compared on one rank so far. "
+        "Leave one of them out.",
+        (("KV checks", "tensor parallelism"),),
+    ),
+    Refusal(
+        "tensor_parallel_size=2: with kernels=reference and float32, bits may depend on a matrix's number of rows. "
+        "Take the native kernels (--kernels auto, --dtype float32 or bfloat16), or leave it out.",
+        (("torch's operators", "tensor parallelism"),),
+    ),
+    Refusal(
+        "enable_prefix_caching=False: KV is handed over through the prefix cache. "
+        "Leave the prefix cache on, or leave --prefill out.",
+        (("contiguous KV", "two pools"), ("no KV cache", "two pools")),
+    ),
+    Refusal(
+        "kv_check_rate=1.0: does not go with prefill processes. Leave --kv-check-rate or --prefill out.",
+        (("KV checks", "two pools"),),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Idle:
+    """One of a pair that has nothing to do beside the other."""
+
+    name: str
+    beside: str
+    why: str
+
+
+IDLE = (
+    Idle("preemption", "contiguous KV", "Whoever is admitted has all the blocks that it will ever need."),
+    Idle(
+        "preemption",
+        "two pools",
+        "KV is fetched only where the longest request has room beside it, so few requests never take each other's.",
+    ),
+    Idle("bfloat16", "GGUF", "A quantized GGUF file is computed in bfloat16 anyway."),
+)
+
+_REFUSED: Mapping[frozenset[str], str] = {
+    frozenset(pair): refusal.text for refusal in REFUSALS for pair in refusal.pairs
+}
+_IDLE: Mapping[frozenset[str], Idle] = {frozenset((idle.name, idle.beside)): idle for idle in IDLE}
+
+
+def refusal_of(pair: Pair) -> str | None:
+    """What is said at start; None: both start."""
+    return _REFUSED.get(pair.names)
+
+
+def idle_of(pair: Pair) -> Idle | None:
+    """Who has nothing to do; None: both are to be seen."""
+    return _IDLE.get(pair.names)
+
+
+def named_pairs() -> list[frozenset[str]]:
+    """All that are here, as often as they are."""
+    return [frozenset(pair) for refusal in REFUSALS for pair in refusal.pairs] + [
+        frozenset((idle.name, idle.beside)) for idle in IDLE
+    ]

@@ -1,0 +1,42 @@
+"""What is to be true of a pair, whichever test runs it."""
+
+from __future__ import annotations
+
+import pytest
+
+from compatibility.engines import Engines, Run
+from compatibility.features import Feature, Pair, Sign
+from compatibility.outcomes import idle_of, refusal_of
+from compatibility.signs import SIGNS
+from twostroke.errors import InvalidParameter, SetupError
+
+
+def name(pair: Pair) -> str:
+    """Of the test."""
+    return f"{pair.one.name} + {pair.other.name}"
+
+
+def check(pair: Pair, engines: Engines) -> None:
+    """It is refused with the words of the table; or it runs, both are seen at work, and no bit is another."""
+    expected = refusal_of(pair)
+    if expected is not None:
+        with pytest.raises((InvalidParameter, SetupError)) as refused:
+            engines.run(pair)
+        assert engines.words(refused.value) == expected
+        return
+    run = engines.run(pair)
+    reference = engines.reference(pair).essence
+    assert run.essence.keys() == reference.keys()
+    for request_id, answer in reference.items():
+        assert run.essence[request_id] == answer, request_id
+    idle = idle_of(pair)
+    unseen = [feature.name for feature in pair if not is_seen(feature, pair, run, engines)]
+    assert unseen == ([] if idle is None else [idle.name]), "what nobody notices is left out in silence"
+
+
+def is_seen(feature: Feature, pair: Pair, run: Run, engines: Engines) -> bool:
+    """Whether it did anything."""
+    if feature.sign is not Sign.OTHER_NUMBERS:
+        return SIGNS[feature.sign](run, feature)
+    without = [other for other in pair if other is not feature]
+    return run.essence != engines.reference(without).essence

@@ -1,0 +1,90 @@
+"""docs/compatibility.md, made from what the tests of pairs run: `make compatibility` writes it, a test compares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from compatibility.features import FEATURES, GROUPS, PAIRS, Feature
+from compatibility.outcomes import idle_of, refusal_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+
+_HEAD = """\
+# Which features go together
+
+Made by `make compatibility` from the table that `tests/compatibility` runs; a test compares. Each pair is a test on a
+small model, {num_pairs} in all:
+
+- **✓** ({num_work}): the engine runs with both, both are seen at work, and tokens, log-probabilities and hidden states
+  are, bit for bit, those of an engine that computes one request after the other from its beginning. It has of the two
+  only what changes numbers, a KV format for example.
+- **✗** ({num_refused}): refused at start; the number says with which words.
+- **○** ({num_idle}): the same answers, but one of the two has nothing to do; the number says why.
+- **·**: two values of one setting.
+
+Every run has greedy and seeded requests with filters and penalties, some that begin alike, and some that arrive while
+others decode. The model is a small Llama where the pair names no other. What is not named in the table is what
+`twostroke serve --help` gives as its default, but for small blocks, KV memory and token budgets.
+"""
+
+
+class _Notes:
+    """Footnotes by their text, in the order in which they are first needed."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, text: str) -> int:
+        return self._numbers.setdefault(text, len(self._numbers) + 1)
+
+    def lines(self) -> list[str]:
+        return [f"{number}. {text}" for text, number in self._numbers.items()]
+
+
+def markdown() -> str:
+    """The whole page."""
+    notes = _Notes()
+    rows = [_row(number, feature, notes) for number, feature in enumerate(FEATURES, 1)]
+    refused = [pair for pair in PAIRS if refusal_of(pair) is not None]
+    idle = [pair for pair in PAIRS if idle_of(pair) is not None]
+    head = _HEAD.format(
+        num_pairs=len(PAIRS),
+        num_work=len(PAIRS) - len(refused) - len(idle),
+        num_refused=len(refused),
+        num_idle=len(idle),
+    )
+    columns = " | ".join(map(str, range(1, len(FEATURES) + 1)))
+    lines = [head, "## The pairs", "", f"| | | {columns} |", "|---:|---|" + ":---:|" * len(FEATURES), *rows, ""]
+    lines += [*notes.lines(), "", "## The features", "", "| | | switched on by | |", "|---:|---|---|---|"]
+    for group, features in GROUPS.items():
+        for feature in features:
+            number = FEATURES.index(feature) + 1
+            lines.append(f"| {number} | {feature.name} | {_code(feature.how)} | {group} |")
+    return "\n".join(lines) + "\n"
+
+
+def _row(number: int, feature: Feature, notes: _Notes) -> str:
+    marks = [_mark(feature, other, notes) for other in FEATURES]
+    return f"| {number} | {feature.name} | {' | '.join(marks)} |"
+
+
+def _mark(feature: Feature, other: Feature, notes: _Notes) -> str:
+    if feature is other:
+        return ""
+    pair = next((pair for pair in PAIRS if feature in pair and other in pair), None)
+    if pair is None:
+        return "·"
+    refusal, idle = refusal_of(pair), idle_of(pair)
+    if refusal is not None:
+        return f"✗ {notes.number(f'`{refusal}`')}"
+    if idle is not None:
+        return f"○ {notes.number(f'{idle.name}: {idle.why}')}"
+    return "✓"
+
+
+def _code(how: str) -> str:
+    return f"`{how}`" if how.startswith("--") else how
+
+
+if __name__ == "__main__":
+    PAGE.write_text(markdown(), encoding="utf-8")
