@@ -129,7 +129,7 @@ def eagle_bytes(folder: DraftFolder, dtype: torch.dtype, sizes: PackedSizes) -> 
         sizes: of a backend's packing.
     """
     total = 0
-    packed = {"fc.weight": ("fc.weight",), "lm_head.weight": ("lm_head.weight",)}
+    packed: dict[str, tuple[str, ...]] = {"fc.weight": ("fc.weight",), "lm_head.weight": ("lm_head.weight",)}
     for ours, parts in _LAYER.items():
         packed[ours] = tuple(f"midlayer.{part}" for part in parts)
     for ours, parts in packed.items():

@@ -176,7 +176,8 @@ def _levers(constraint: Constraint, found: Signals) -> tuple[Lever, ...]:
         more = int(1.5 * started.num_blocks)
         lever("half as much KV memory again", f"--num-kv-blocks {more}", "ttft_p99", num_kv_blocks=more)
         if started.layout["kv_format"] in ("bf16", "f16", "f32"):
-            settings, flags = {"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8"
+            settings: dict[str, Any] = {"kv_cache_dtype": "int8"}
+            flags = "--kv-cache-dtype int8"
             if cache["num_kv_blocks"] is not None:  # as many blocks as before would be half of the memory
                 more = WhatIf(settings=settings).apply(started).num_blocks
                 settings, flags = settings | {"num_kv_blocks": more}, f"{flags} --num-kv-blocks {more}"
