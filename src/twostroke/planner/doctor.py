@@ -32,6 +32,10 @@ _WAITED = 0.2
 """Of the working time: less is no queue."""
 _STALLED = 3.0
 """Times the usual step: whoever decodes notices."""
+_LIMITS = (3.0, 8.0, 20.0)
+"""Times the usual step, for a limit of the time between tokens: the tighter, the longer prompts take."""
+_BEARABLE = 1.5
+"""Times the TTFT before: a limit that costs more is too tight for the load."""
 _HELPS = 1.05
 """Times better: less is nothing to pull a lever for."""
 _OWN = 0.5
@@ -67,6 +71,14 @@ class Lever:
     before: float | None = None
     after: float | None = None
     """Predicted, both, for the same requests."""
+    ttft_before: float | None = None
+    ttft_after: float | None = None
+    """The medians: what a lever for the time between tokens may cost."""
+
+    @property
+    def ttft_cost(self) -> float:
+        """Times as long until the first token; 1: as it was, or not predicted."""
+        return self.ttft_after / self.ttft_before if self.ttft_before and self.ttft_after else 1.0
 
     @property
     def gain(self) -> float:
@@ -193,17 +205,20 @@ def _levers(constraint: Constraint, found: Signals) -> tuple[Lever, ...]:
 
 
 def _chunk_levers(lever: Any, found: Signals, scheduler: dict[str, Any]) -> None:
-    """Chunks, as large as a few usual steps."""
-    limit_s = round(_STALLED * found.decode_step["p50"], 4)
-    flags = f"--itl-slo {limit_s * 1e3:g}ms"
-    if not scheduler["enable_chunked_prefill"] or scheduler["mixing"] != "mixed":
-        on = {"enable_chunked_prefill": True, "mixing": "mixed"}
-        remedy = f"leave out --no-enable-chunked-prefill and --mixing, and give {flags}"
-        metric = "itl_max" if found.stalled_itl.get("count") else "ttft_p99"
-        lever("chunked prefill", remedy, metric, itl_slo=limit_s, **on)
+    """Chunks, as large as a few usual steps; several sizes, of which the prediction chooses one."""
+    has_chunks = scheduler["enable_chunked_prefill"] and scheduler["mixing"] == "mixed"
+    for times in _LIMITS:
+        limit_s = round(times * found.decode_step.get("p50", 0.02), 4)
+        flags = f"--itl-slo {limit_s * 1e3:g}ms"
+        if not has_chunks:
+            on = {"enable_chunked_prefill": True, "mixing": "mixed"}
+            remedy = f"leave out --no-enable-chunked-prefill and --mixing, and give {flags}"
+            metric = "itl_max" if found.stalled_itl.get("count") else "ttft_p99"
+            lever("chunked prefill", remedy, metric, itl_slo=limit_s, **on)
+        elif scheduler.get("itl_slo") is None:
+            lever("a limit for the time between tokens", flags, "itl_max", itl_slo=limit_s)
+    if not has_chunks:
         return
-    if scheduler.get("itl_slo") is None:
-        lever("a limit for the time between tokens", flags, "itl_max", itl_slo=limit_s)
     lever("prefill and decode in two pools", "--prefill 1 --decode 1", "itl_max")
 
 
@@ -232,6 +247,22 @@ def _predicted(levers: tuple[Lever, ...], recording: Recording, model: StepTimeM
                 is_exact=lever.is_exact,
                 before=before[lever.metric],
                 after=after[lever.metric],
+                ttft_before=before["ttft_p50"],
+                ttft_after=after["ttft_p50"],
             )
         )
+    found = _one_of_each(found)
     return tuple(sorted(found, key=lambda lever: (not (lever.is_exact and lever.gain > _HELPS), -lever.gain)))
+
+
+def _one_of_each(levers: Sequence[Lever]) -> list[Lever]:
+    """Of levers that differ in how far they are pulled, the one that gains most among those whose cost can be borne."""
+    sizes: dict[str, list[Lever]] = {}
+    for lever in levers:
+        sizes.setdefault(lever.name, []).append(lever)
+    return [
+        max(same, key=lambda lever: (lever.ttft_cost <= _BEARABLE, lever.gain))
+        if any(lever.ttft_cost <= _BEARABLE for lever in same)
+        else min(same, key=lambda lever: lever.ttft_cost)
+        for same in sizes.values()
+    ]

@@ -9,6 +9,9 @@ from rich.console import Console
 from twostroke.planner.doctor import Diagnosis, Lever
 from twostroke.planner.signals import plain_signals
 
+_DEARER = 1.05
+"""Times the TTFT: less is not worth a line."""
+
 
 def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
     """What binds, why one thinks so, and what to do."""
@@ -29,6 +32,8 @@ def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
         say(f"[bold]lever[/]    {lever.name}: {lever.flags}" if not i else f"  or       {lever.name}: {lever.flags}")
         if lever.before is not None and lever.after is not None:
             say(f"  predicted: {_words(lever)}")
+        if lever.ttft_cost > _DEARER and lever.ttft_before and lever.ttft_after:
+            say(f"  it costs: TTFT P50 {lever.ttft_before * 1e3:,.1f} ms to {lever.ttft_after * 1e3:,.1f} ms")
         if not lever.is_exact:
             say("  answers would differ a little: see twostroke bench quality")
     if not found.levers:
@@ -55,6 +60,8 @@ def diagnosis_json(found: Diagnosis) -> dict[str, Any]:
                 "before": lever.before,
                 "after": lever.after,
                 "gain": lever.gain if lever.before is not None else None,
+                "ttft_p50_before": lever.ttft_before,
+                "ttft_p50_after": lever.ttft_after,
             }
             for lever in found.levers
         ],
