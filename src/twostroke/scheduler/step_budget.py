@@ -7,8 +7,9 @@
 
 Whoever decodes waits a step for a token, so that step must not take longer than the limit; and the larger the chunk,
 the sooner the prompt is through. So the largest chunk that fits is the one with the lowest TTFT among those that keep
-the limit. Its time comes from the fitted model (cost/step_model.py), stretched by what steps took lately: the limit is
-to hold for 99 of 100 steps, so the stretch follows the 99th percentile of measured / predicted.
+the limit. Its time comes from the fitted model (cost/step_model.py), corrected by what steps took lately
+(step_correction.py) and stretched: the limit is to hold for 99 of 100 steps, so the stretch follows the 99th percentile
+of measured / corrected.
 
 When nobody decodes, nobody waits for a token: the step may be as large as it may at all. With a limit for TTFT alone
 the chunk is the smallest that is through in time, as a larger one would only make others wait.
@@ -26,6 +27,7 @@ from twostroke.cost.step_model import PredictsSteps
 from twostroke.cost.step_work import Layers, StepWork
 from twostroke.request import Request
 from twostroke.scheduler.bisection import largest
+from twostroke.scheduler.step_correction import StepCorrection
 
 LEAST_CHUNK = 16
 """Tokens of a prompt that go into a step whatever the limit says: it must get through some day."""
@@ -111,8 +113,9 @@ class SloBudget:
         self._itl_slo_s = itl_slo_s
         self._ttft_slo_s = ttft_slo_s
         self._in_flight: dict[int, StepWork] = {}
+        self._correction = StepCorrection()
         self.stretch = 1.0
-        """Measured / predicted, at the quantile that is to keep the limit."""
+        """Measured / corrected, at the quantile that is to keep the limit."""
 
     def tokens(self, now_s: float, running: Iterable[Request], head: Request | None) -> int:
         """See StepBudget."""
@@ -125,7 +128,7 @@ class SloBudget:
         def seconds(chunk: int) -> float:
             """Of a step with a chunk of so many tokens."""
             work = beside + self._layers.work([(prompt.start, chunk, 1)])
-            return self.stretch * self._step_times.seconds(work)
+            return self.stretch * self._correction.seconds(self._step_times.seconds(work))
 
         if self._itl_slo_s is not None:
             limit_s = self._itl_slo_s
@@ -146,7 +149,9 @@ class SloBudget:
         work = self._in_flight.pop(step, None)
         if work is None or seconds <= 0 or not work.num_logits_rows:
             return
-        is_above = seconds > self.stretch * self._step_times.seconds(work)
+        predicted_s = self._step_times.seconds(work)
+        is_above = seconds > self.stretch * self._correction.seconds(predicted_s)
+        self._correction.learn(predicted_s, seconds)
         moved = self.stretch * math.exp(_LEARNED * (is_above - (1 - QUANTILE)))
         self.stretch = min(max(moved, _STRETCH[0]), _STRETCH[1])
 

@@ -15,6 +15,7 @@ from twostroke.cost.step_work import Layers
 from twostroke.errors import InvalidParameter
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.step_budget import LEAST_CHUNK
+from twostroke.scheduler.step_correction import StepCorrection
 from twostroke.served_run import Run
 from twostroke.simulation.requests import SimulatedRequest
 from twostroke.simulation.simulate import Simulation
@@ -126,3 +127,29 @@ def test_with_a_limit_for_ttft_alone_chunks_are_as_small_as_is_in_time() -> None
 def test_limits_that_mean_nothing(given: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidParameter, match=message):
         SchedulerConfig(**given)
+
+
+def test_what_the_machine_could_do_at_best_is_enough_to_begin_with() -> None:
+    """Floors know nothing of the time that each step takes whatever is in it."""
+    floors = StepTimeModel(
+        layers=Curve((1, 512), (0.001, 0.300)), head=Curve((1, 64), (0.0, 0.001)), pair_s=0, seen_s=0
+    )
+    requests = decodes_and_prompts(6, [(900, 1.0 + 2.5 * i) for i in range(6)])
+    best = served(requests, itl_slo=0.1)
+    kv = make_kv(2000, block_size=16, max_model_len=LONG, enable_prefix_caching=False)
+    scheduler = Scheduler(SchedulerConfig(itl_slo=0.1), kv, max_model_len=LONG, step_times=floors, layers=LAYERS)
+    run = Simulation(scheduler, LAYERS, MACHINE, block_size=16, names_blocks=False).run(requests)
+    late = [gap for gap in gaps(run) if gap > 0.1]
+    assert len(late) <= 0.01 * len(gaps(run)) + 3, "it has to learn it"
+    assert worst_ttft(run) <= 1.15 * worst_ttft(best)
+
+
+def test_a_correction_finds_the_fixed_time_and_the_factor() -> None:
+    correction = StepCorrection()
+    for i in range(200):
+        predicted = (0.001, 0.002, 0.050)[i % 3]
+        correction.learn(predicted, 0.008 + 1.5 * predicted)
+    assert correction.seconds(0.03) == pytest.approx(0.053, rel=1e-6)
+    for _ in range(2000):  # nothing but steps of one size: a factor is all that can be told
+        correction.learn(0.010, 0.020)
+    assert correction.seconds(0.010) == pytest.approx(0.020, rel=1e-3)
