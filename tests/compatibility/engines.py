@@ -192,7 +192,14 @@ def _requests(built: BuiltEngine, features: Sequence[Feature]) -> list[Generatio
     """As a server's front desk hands them on: greedy and seeded, of three priorities and two tenants."""
     inputs = input_processor(built.facts, built.tokenizer, built.grammars)
     collector = _Collector()
-    desk = FrontDesk(collector, inputs, OutputProcessor(built.tokenizer), clock=monotonic_clock, uses_priority=True)
+    desk = FrontDesk(
+        collector,
+        inputs,
+        OutputProcessor(built.tokenizer),
+        clock=monotonic_clock,
+        uses_priority=True,
+        serves_background=True,
+    )
     asks = {name: value for feature in features for name, value in feature.asks.items()}
     for i, prompt in enumerate(PROMPTS):
         own = {"max_tokens": MAX_TOKENS[i], "ignore_eos": True, "logprobs": 2, "seed": i, **_CHOICES[i % 4]}
