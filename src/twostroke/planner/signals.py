@@ -276,7 +276,8 @@ class _Reader:
                 found.compute_s += seconds
             else:
                 found.memory_s += seconds
-        if batch.num_waiting:
+        head = self._requests.get(batch.head_request_id or "")
+        if batch.num_waiting and not (head is not None and head.arrival.background):  # it waits because it may
             found.waiting_s[batch.limited_by] = found.waiting_s.get(batch.limited_by, 0.0) + seconds
         if not batch.num_prefill_tokens:
             self._decode_steps.append(seconds)

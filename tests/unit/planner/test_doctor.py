@@ -129,6 +129,13 @@ def test_pulling_the_lever_does_what_was_predicted(case: Any) -> None:
     assert abs((really - was) - predicted) <= 0.3 * abs(predicted)
 
 
+def test_background_work_that_waits_is_no_queue() -> None:
+    case = few_slots()
+    requests = tuple(dataclasses.replace(request, background=True) for request in case["workload"].requests)
+    found = diagnose(history(**case | {"workload": Workload(requests, {})}))
+    assert found.constraint is not Constraint.SLOTS
+
+
 def test_levers_that_change_answers_come_after_those_that_help_without() -> None:
     found = diagnose(history(**little_memory() | {"workload": of_lengths([(256, 200)] * 60)}))
     assert [lever.is_exact for lever in found.levers] == [True, False]
