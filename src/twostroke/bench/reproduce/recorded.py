@@ -15,6 +15,10 @@ from twostroke.cost.step_model import StepTimeModel
 from twostroke.events import Event
 
 
+_WARM_UP = (48, 2)
+"""Tokens of prompt and output."""
+
+
 @dataclass(slots=True)
 class _Heard:
     """The events of one engine."""
@@ -45,8 +49,8 @@ def recorded(
         step_times: by which limits of time are kept.
     """
     heard = _Heard()
-    load = options.load(max_model_len or workload.max_request_tokens)
+    load = options.load(max_model_len or max(workload.max_request_tokens, sum(_WARM_UP)))
     with closing(model_engine(load, scheduler, cache, [heard], step_times)) as engine:
-        engine.run(of_lengths([(48, 2)] * 2, vocab_size=options.vocab_size()))
+        engine.run(of_lengths([_WARM_UP] * 2, vocab_size=options.vocab_size()))
         drive(engine.engine, engine.executor, workload)
     return heard.events
