@@ -14,7 +14,6 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.events import Event
 
-
 _WARM_UP = (48, 2)
 """Tokens of prompt and output."""
 
