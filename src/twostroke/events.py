@@ -16,9 +16,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints
 
@@ -343,7 +344,7 @@ def from_json(line: str) -> Event:
     try:
         record: Any = json.loads(line)
         version = record.pop("v")
-        event = _build(_KINDS[record.pop("event")], record) if version == EVENT_LOG_VERSION else None
+        event = _event_of(record) if version == EVENT_LOG_VERSION else None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnreadableEvent(f"no event: {line[:80]!r} ({error!r})") from error
     if event is None:
@@ -352,7 +353,12 @@ def from_json(line: str) -> Event:
 
 
 _NAMES: dict[type, tuple[str, ...]] = {}
-_HINTS: dict[type, dict[str, Any]] = {}
+
+
+def _event_of(record: dict[str, Any]) -> Event:
+    build = _builder(_KINDS[record.pop("event")])
+    assert build is not None, "events are dataclasses"
+    return build(record)
 
 
 def _fields(value: Any) -> Any:
@@ -370,25 +376,38 @@ def _fields(value: Any) -> Any:
     return {name: getattr(value, name) for name in _NAMES[kind]}
 
 
-def _build(kind: Any, value: Any) -> Any:
-    """The value of the annotated type `kind` that JSON turned into `value`."""
+_Build = Callable[[Any], Any]
+
+
+@cache
+def _builder(kind: Any) -> _Build | None:
+    """Makes a value of the annotated type `kind` of what JSON made of it; None: JSON's will do."""
     origin = get_origin(kind)
     if origin in (Union, UnionType):
-        inner = [part for part in get_args(kind) if part is not NoneType]
-        return None if value is None else _build(inner[0], value)
+        inner = _builder(next(part for part in get_args(kind) if part is not NoneType))
+        return inner and (lambda value: None if value is None else inner(value))
     if origin is tuple:
-        return tuple(_build(get_args(kind)[0], item) for item in value)
+        item = _builder(get_args(kind)[0])
+        return tuple if item is None else lambda value: tuple(map(item, value))
     if kind is bytes:
-        return bytes.fromhex(value)
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind(value)
-    if isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind)):
-        hints: Mapping[str, Any] = _hints(kind)
-        return kind(**{name: _build(hints[name], item) for name, item in value.items()})
-    return value
+        return bytes.fromhex
+    if not isinstance(kind, type):
+        return None
+    if issubclass(kind, Enum):
+        return kind
+    if issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind):
+        return _field_builder(kind)
+    return None
 
 
-def _hints(kind: Any) -> dict[str, Any]:
-    if kind not in _HINTS:
-        _HINTS[kind] = get_type_hints(kind)
-    return _HINTS[kind]
+def _field_builder(kind: type[Any]) -> _Build:
+    builders = {name: _builder(hint) for name, hint in get_type_hints(kind).items()}
+    converted = [(name, build) for name, build in builders.items() if build is not None]
+
+    def build_fields(value: dict[str, Any]) -> Any:
+        for name, build in converted:
+            if name in value:
+                value[name] = build(value[name])
+        return kind(**value)
+
+    return build_fields

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from twostroke.cli.explain import Server
 from twostroke.cli.flags import JsonFlag
 from twostroke.engine.event_sinks import merged_events
 from twostroke.errors import InvalidParameter
@@ -39,7 +38,7 @@ def doctor(
 
     if bool(event_log) == (url is not None):
         raise InvalidParameter("event_log", event_log, "give either a file or a server (--url)")
-    events = list(merged_events(event_log)) if url is None else _recorded(Server(url, api_key))
+    events = list(merged_events(event_log)) if url is None else _recorded(url, api_key)
     found = diagnose(events)
     if json_output:
         print(json.dumps(diagnosis_json(found)))
@@ -47,5 +46,7 @@ def doctor(
         print_diagnosis(found)
 
 
-def _recorded(server: Server) -> list[Event]:
-    return [from_json(line) for line in server.get("/flight_recorder").splitlines() if line]
+def _recorded(url: str, api_key: str | None) -> list[Event]:
+    from twostroke.cli.explain import Server  # a client of HTTP takes a tenth of a second to load
+
+    return [from_json(line) for line in Server(url, api_key).get("/flight_recorder").splitlines() if line]

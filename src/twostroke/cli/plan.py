@@ -20,6 +20,7 @@ from twostroke.cli.flags import (
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.engine.event_sinks import read_events
 from twostroke.planner.options import PlanOptions
 
 
@@ -60,13 +61,21 @@ def plan(  # noqa: PLR0913 (what an engine is given, and what is asked)
         from twostroke.planner.figure import draw_plan
 
         draw_plan(made, options.png)
+    after = None
+    if options.measured is not None:
+        from twostroke.planner.after_run import compare
+
+        after = compare(made, list(read_events(options.measured)))
     if json_output:
         from twostroke.planner.report import as_json
 
-        print(json.dumps(as_json(made)))
+        print(json.dumps(as_json(made, after)))
         return
     from twostroke.planner.show import print_plan
+    from twostroke.planner.show_after_run import print_after_run
 
     print_plan(made)
+    if after is not None:
+        print_after_run(after)
     if options.png is not None:
         print(f"drawn: {options.png}")

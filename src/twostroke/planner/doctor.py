@@ -12,7 +12,7 @@ Read-only: it looks at events, and at nothing that serves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -40,6 +40,10 @@ _HELPS = 1.05
 """Times better: less is nothing to pull a lever for."""
 _OWN = 0.5
 """Of the working time, outside of the model."""
+_SIMULATED = 6000
+"""Steps, of all predictions of a diagnosis together: a second or so, however long the history is."""
+_FEW = 24
+"""Requests: fewer are no load to predict by."""
 
 
 class Constraint(StrEnum):
@@ -99,7 +103,7 @@ class Diagnosis:
     faults: tuple[Fault, ...]
     signals: Signals
     remark: str = ""
-    """Why nothing was predicted, where that is so."""
+    """Why nothing was predicted, or by which part of the history alone; empty: by all of it."""
 
 
 def diagnose(events: Sequence[Event], step_times: StepTimeModel | None = None) -> Diagnosis:
@@ -118,7 +122,11 @@ def diagnose(events: Sequence[Event], step_times: StepTimeModel | None = None) -
     remark = ""
     try:
         recording, model = recording_of(events), step_times or fit_step_model(observed_steps(events))
-        levers = _predicted(levers, recording, model)
+        num_runs = 1 + sum(bool(lever.settings) for lever in levers)
+        latest = _latest(recording, signals.num_steps * num_runs)
+        if len(latest.requests) < len(recording.requests):
+            remark = f"predicted by the last {len(latest.requests):,} of {len(recording.requests):,} requests"
+        levers = _predicted(levers, latest, model)
     except InvalidParameter as error:  # a dump with a gap, an engine of a pool: it is looked at all the same
         remark = f"nothing was predicted: {error}"
     return Diagnosis(
@@ -227,6 +235,20 @@ def _step_levers(lever: Any, constraint: Constraint, found: Signals) -> None:
     if constraint is Constraint.BANDWIDTH and found.decodes_per_step < 4:
         lever("speculation", '--speculative-config \'{"method": "ngram"}\'', "tpot_p50")
     lever("weights in 8 bits", "--quantization int8", "tpot_p50", is_exact=False)
+
+
+def _latest(recording: Recording, num_steps: int) -> Recording:
+    """As many of the last requests as fit into the steps that may be simulated, of so many that all would take."""
+    requests = recording.requests
+    count = max(_FEW, len(requests) * _SIMULATED // max(num_steps, 1))
+    if count >= len(requests):
+        return recording
+    begin_s = requests[-count].arrival.arrival_time_s
+    kept = tuple(
+        replace(one, arrival=replace(one.arrival, arrival_time_s=one.arrival.arrival_time_s - begin_s))
+        for one in requests[-count:]
+    )
+    return replace(recording, requests=kept)
 
 
 def _predicted(levers: tuple[Lever, ...], recording: Recording, model: StepTimeModel) -> tuple[Lever, ...]:

@@ -69,6 +69,8 @@ class Predictor:
     machine: MachineLimits
     steps: PredictsSteps | None = None
     """Fitted to this machine; None: floors alone."""
+    num_drafts: int = 0
+    """That a decode step verifies of each request, all of which stand: the most that speculation can bring."""
 
     def ttft(self, num_prompt_tokens: int, tokens_per_step: int) -> TTFTPoint:
         """Of a prompt.
@@ -92,12 +94,15 @@ class Predictor:
             context: computed tokens of each.
             price_per_hour: of the machine.
         """
-        shares = (Share(context, 1, 1),) * batch
+        tokens = 1 + self.num_drafts
+        shares = (Share(context, tokens, tokens),) * batch
         cost = step_cost(self.shape, shares, self.machine)
-        predicted_s = self._predicted_s([shares])
-        seconds = cost.seconds if predicted_s is None else predicted_s
+        floor_s, predicted_s = cost.seconds / tokens, self._predicted_s([shares])
+        if predicted_s is not None:
+            predicted_s /= tokens
+        seconds = floor_s if predicted_s is None else predicted_s
         price = None if price_per_hour is None else cost_per_million_tokens(price_per_hour, batch / seconds)
-        return FrontierPoint(batch, cost.seconds, predicted_s, cost.bound, price)
+        return FrontierPoint(batch, floor_s, predicted_s, cost.bound, price)
 
     def frontier(self, most: int, context: int, price_per_hour: float | None = None) -> tuple[FrontierPoint, ...]:
         """One request, two, four ... as many as `most`."""

@@ -35,6 +35,8 @@ class PlanOptions:
     """Of the link between two pools, prefill and decode: whether transfers would hide behind prefills."""
     compare: str = DEFAULT_OTHERS
     """Devices to compare with, with commas between; 'none' for none."""
+    measured: Path | None = None
+    """After a run: the file that its --event-log wrote; what was planned is printed beside it, with the error."""
     png: Path | None = None
     """File to draw the frontier of throughput and latency into."""
 

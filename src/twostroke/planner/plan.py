@@ -10,8 +10,10 @@ import torch
 
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig, QuantizationOnLoad
+from twostroke.cost.calibration import Choice, choices_of
+from twostroke.cost.roofline import roofline
 from twostroke.cost.step_cost import MachineLimits
-from twostroke.cost.step_model import PredictsSteps
+from twostroke.cost.step_model import PredictsSteps, StepTimeModel
 from twostroke.engine.calibrated import find_calibration
 from twostroke.engine.preparation import Prepared, free_bytes_of, model_shape, prepare
 from twostroke.errors import InvalidParameter, TwostrokeError
@@ -23,6 +25,8 @@ from twostroke.planner.what_if import Change, Outcome, TwoPools
 from twostroke.runner.machine_limits import measure_machine_limits
 
 USUAL_CONTEXT = 1024
+DRAFTS = 4
+"""Of a request in each step, for what speculation could bring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +58,17 @@ class Plan:
     changes: tuple[Change, ...]
     two_pools: TwoPools | None
     """None where no prompt of the lengths that are asked for fits."""
+    drafting: tuple[Choice, ...]
+    """Ways of drafting that were calibrated here, the fastest first."""
+    step_times: StepTimeModel
+    """As measured, or floors."""
     is_predicted: bool
     """Whether measured steps predict times; else there are floors alone."""
     predicted_by: str
     """What they are predicted by, or why they are not."""
 
 
-def make_plan(config: EngineConfig, options: PlanOptions, steps: PredictsSteps | None = None) -> Plan:
+def make_plan(config: EngineConfig, options: PlanOptions, steps: StepTimeModel | None = None) -> Plan:
     """Plans, in a second or a few.
 
     Args:
@@ -75,7 +83,7 @@ def make_plan(config: EngineConfig, options: PlanOptions, steps: PredictsSteps |
     """
     prepared = prepare(config)
     machine = _machine(config.load, options, prepared)
-    predicted_by = "step times as given"
+    calibration, predicted_by = None, "step times as given"
     if machine.is_published:
         steps, predicted_by = None, "figures of a data sheet tell floors"
     elif steps is None:
@@ -106,6 +114,8 @@ def make_plan(config: EngineConfig, options: PlanOptions, steps: PredictsSteps |
         base=base,
         changes=_changes(case, options),
         two_pools=two_pools,
+        drafting=() if calibration is None else choices_of(calibration),
+        step_times=steps or roofline(predictor.shape, machine.limits, most_tokens=memory.max_tokens_per_step),
         is_predicted=steps is not None,
         predicted_by=predicted_by,
     )
@@ -120,10 +130,12 @@ class _Case:
     machine: Machine
     context: int
     steps: PredictsSteps | None = None
+    num_drafts: int = 0
+    """Of each request and step, all of which stand."""
 
     @property
     def predictor(self) -> Predictor:
-        return Predictor(model_shape(self.config, self.prepared), self.machine.limits, self.steps)
+        return Predictor(model_shape(self.config, self.prepared), self.machine.limits, self.steps, self.num_drafts)
 
     def outcome(self, memory: MemoryPlan) -> tuple[Outcome, tuple[FrontierPoint, ...]]:
         """What a memory plan comes to under the load, and the frontier up to it."""
@@ -157,6 +169,10 @@ class _Case:
         config, prepared = with_kv_format(self.config, self.prepared, kv_cache_dtype)
         return replace(self, config=config, prepared=prepared, steps=None)
 
+    def drafting(self) -> _Case:
+        """With guesses that are all right and cost nothing."""
+        return replace(self, steps=None, num_drafts=DRAFTS)
+
     def elsewhere(self, name: str) -> _Case:
         """On another device."""
         machine = published_machine(name, self.config.load, self.prepared, PlanOptions())
@@ -169,6 +185,8 @@ def _changes(case: _Case, options: PlanOptions) -> tuple[Change, ...]:
         makers |= {f"weights in {name}": partial(case.quantized, name) for name in SMALLER}
     formats = [name for name in ("int8", "int4") if name != case.prepared.kv_format]
     makers |= {f"KV in {name}": partial(case.with_kv, name) for name in formats}
+    if case.config.speculative_config is None:
+        makers[f"{DRAFTS} drafts, all right"] = case.drafting
     makers |= {f"on {name}": partial(case.elsewhere, name) for name in options.others if name != case.machine.name}
     return tuple(_change(name, make) for name, make in makers.items())
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from twostroke.cost.calibration import Choice
+from twostroke.planner.after_run import AfterRun
 from twostroke.planner.floors import FrontierPoint, TTFTPoint
 from twostroke.planner.memory import MemoryPlan
 from twostroke.planner.plan import Plan
+from twostroke.planner.show_replay import errors
 from twostroke.planner.what_if import Change, TwoPools
 
 _OF_MEMORY = (
@@ -35,9 +38,10 @@ _OF_MEMORY = (
 )
 
 
-def as_json(plan: Plan) -> dict[str, Any]:
-    """The plan as plain values."""
+def as_json(plan: Plan, after: AfterRun | None = None) -> dict[str, Any]:
+    """The plan as plain values; with a run, under "measured", what came of it."""
     return {
+        **({} if after is None else {"measured": _of_run(after)}),
         **_of_memory(plan.memory),
         "machine": {
             "name": plan.machine.name,
@@ -54,6 +58,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "ttft": [_of_ttft(point) for point in plan.ttft],
         "frontier": [_of_frontier(point) for point in plan.frontier],
         "what_if": [_of_change(change) for change in plan.changes],
+        "drafting": [_of_choice(choice) for choice in plan.drafting],
         "two_pools": None if plan.two_pools is None else _of_pools(plan.two_pools),
     }
 
@@ -87,6 +92,22 @@ def _of_frontier(point: FrontierPoint) -> dict[str, Any]:
 def _of_change(change: Change) -> dict[str, Any]:
     outcome = None if change.outcome is None else asdict(change.outcome)
     return {"change": change.name, "outcome": outcome, "why_not": change.why_not or None}
+
+
+def _of_choice(choice: Choice) -> dict[str, Any]:
+    drafter = choice.drafter
+    figures = {"acceptance": drafter.acceptance, "num_drafts": choice.num_drafts, "gain": choice.gain}
+    return {"method": drafter.words, **figures}
+
+
+def _of_run(after: AfterRun) -> dict[str, Any]:
+    sizes = {one.figure: {"planned": one.planned, "measured": one.measured, "error": one.error} for one in after.sizes}
+    off = errors(after.planned, after.measured)
+    times = {
+        name: {"planned": after.planned[name], "measured": after.measured[name], "error": error}
+        for name, error in off.items()
+    }
+    return {"sizes": sizes, "times": times, "are_floors": after.are_floors}
 
 
 def _of_pools(pools: TwoPools) -> dict[str, Any]:

@@ -47,6 +47,11 @@ def advice(plan: Plan) -> list[str]:
         if pools.is_hidden is not None:
             line += f"; yours {'does' if pools.is_hidden else 'does not'}"
         lines.append(line)
+    lines += [
+        f"speculation by {choice.drafter.words}, {choice.num_drafts} drafts: {choice.gain:.2f} times the tokens/s of "
+        f"one request, as calibrated ({choice.drafter.acceptance:.0%} of its drafts stood)"
+        for choice in plan.drafting
+    ]
     if plan.is_predicted:
         lines.append(f"times are predicted by measured steps ({plan.predicted_by}), beside floors that nothing beats")
     else:

@@ -11,14 +11,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from twostroke import LLM, SamplingParams
 from twostroke.config.engine import EngineConfig
 from twostroke.cost.step_model import Curve, StepTimeModel
+from twostroke.engine.event_sinks import read_events
 from twostroke.errors import InvalidParameter, SetupError
+from twostroke.planner.after_run import compare
 from twostroke.planner.figure import draw_plan
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.plan import Plan, make_plan
 from twostroke.planner.report import as_json
 from twostroke.planner.show import advice, print_plan
+from twostroke.planner.show_after_run import print_after_run
 
 MEMORY = 1 << 28
 
@@ -38,13 +42,16 @@ def text_of(plan: Plan) -> str:
 def test_a_plan_says_what_changes_would_do() -> None:
     plan = plan_of("embedded", {"device_name": "h100-sxm", "price_per_hour": 3.0})
     changes = {change.name: change for change in plan.changes}
-    assert list(changes) == ["weights in int8", "weights in int4", "KV in int8", "KV in int4", "on L4", "on A100-80"]
+    drafts = "4 drafts, all right"
+    smaller = ["weights in int8", "weights in int4", "KV in int8", "KV in int4"]
+    assert list(changes) == [*smaller, drafts, "on L4", "on A100-80"]
     figures = {name: change.outcome for name, change in changes.items() if change.outcome is not None}
     assert plan.base.weight_bytes > figures["weights in int8"].weight_bytes > figures["weights in int4"].weight_bytes
     assert plan.base.num_blocks < figures["KV in int8"].num_blocks < figures["KV in int4"].num_blocks
     assert plan.base.num_requests < figures["KV in int4"].num_requests
     assert figures["on L4"].tpot_floor_s == pytest.approx(plan.base.tpot_floor_s * 3350 / 300)
     assert changes["on L4"].factor(plan.base, "tpot_floor_s") == pytest.approx(3350 / 300)
+    assert plan.base.tpot_floor_s / 5 <= figures[drafts].tpot_floor_s < plan.base.tpot_floor_s / 4, "weights read once"
     assert plan.frontier[0].cost_per_million_tokens == pytest.approx(3 / 3600 * 1e6 * plan.base.tpot_floor_s)
     text = text_of(plan)
     for words in ("on H100-SXM", "published", "KV in int4", "per M tokens", "two pools", "floors of operations"):
@@ -131,3 +138,46 @@ def test_nonsense_is_refused(given: dict[str, Any], words: str) -> None:
 def test_a_context_beyond_the_longest_request_is_refused(random_models: dict[str, Path]) -> None:
     with pytest.raises(InvalidParameter, match=r"context=640: must leave a token of the longest request here, 640"):
         plan_of(str(random_models["llama"]), {"context": 640})
+
+
+@pytest.fixture(scope="module")
+def run_of_llama(random_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("run") / "run.events"
+    with LLM(str(random_models["llama"]), threads=1, num_kv_blocks=70, max_num_seqs=3, event_log=str(path)) as llm:
+        params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+        llm.generate([{"prompt_token_ids": [1 + i] * (5 + 9 * i)} for i in range(5)], params)
+    return path
+
+
+def test_after_a_run_the_plan_is_held_against_it(random_models: dict[str, Path], run_of_llama: Path) -> None:
+    events = list(read_events(run_of_llama))
+    after = compare(plan_of(str(random_models["llama"]), num_kv_blocks=70, max_num_seqs=3), events)
+    assert [one.error for one in after.sizes] == [0.0] * 4
+    assert after.are_floors
+    assert after.planned["ttft_p50"] < after.measured["ttft_p50"], "floors of a machine that reads and multiplies"
+
+    plan = plan_of(str(random_models["llama"]), num_kv_blocks=80, max_num_seqs=3)
+    found = json.loads(json.dumps(as_json(plan, compare(plan, events))))["measured"]
+    assert found["sizes"]["num_blocks"] == {"planned": 80, "measured": 70, "error": pytest.approx(1 / 7, abs=1e-5)}
+    assert found["times"]["output_tok_s"]["error"] > 0
+    console = Console(record=True, width=120, file=io.StringIO())
+    print_after_run(compare(plan, events), console)
+    text = console.export_text()
+    for words in ("+14.3%", "exact", "floors, which nothing beats", "TTFT p50 ms"):
+        assert words in text
+
+
+def test_predicted_times_of_a_run_are_those_of_the_step_times(
+    random_models: dict[str, Path], run_of_llama: Path
+) -> None:
+    steps = StepTimeModel(layers=Curve((1, 512), (0.25, 0.25)), head=Curve((1,), (0.0,)), pair_s=0.0, seen_s=0.0)
+    config = EngineConfig.from_keywords(model=str(random_models["llama"]), threads=1)
+    after = compare(make_plan(config, PlanOptions(memory=MEMORY), steps), list(read_events(run_of_llama)))
+    assert not after.are_floors
+    assert after.planned["itl_p50"] == pytest.approx(0.25)
+    assert after.planned["duration_s"] == pytest.approx(0.25 * after.planned["num_steps"], rel=1e-3)
+
+
+def test_the_log_of_another_model_is_refused(random_models: dict[str, Path], run_of_llama: Path) -> None:
+    with pytest.raises(InvalidParameter, match="another model"):
+        compare(plan_of(str(random_models["qwen2"])), list(read_events(run_of_llama)))
