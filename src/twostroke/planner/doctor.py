@@ -59,6 +59,10 @@ class Constraint(StrEnum):
     NONE = "nothing"
 
 
+_KEEPS_OUT = (Constraint.KV, Constraint.SLOTS, Constraint.LINK)
+"""Who is hurt waits for a first token; of the others, for the next one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lever:
     """Something to change, and what it is predicted to bring."""
@@ -102,6 +106,8 @@ class Diagnosis:
     """The best first, of those that help without changing an answer, then of the others."""
     faults: tuple[Fault, ...]
     signals: Signals
+    example: str
+    """The request that shows best what binds, for `twostroke explain`."""
     remark: str = ""
     """Why nothing was predicted, or by which part of the history alone; empty: by all of it."""
 
@@ -135,6 +141,7 @@ def diagnose(events: Sequence[Event], step_times: StepTimeModel | None = None) -
         levers=levers,
         faults=faults_of(signals),
         signals=signals,
+        example=(signals.longest_ttft if constraint in _KEEPS_OUT else signals.longest_itl)[1],
         remark=remark,
     )
 

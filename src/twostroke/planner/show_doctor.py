@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -29,18 +30,16 @@ def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
     for line in found.evidence:
         say(f"  {line}")
     for i, lever in enumerate(found.levers):
-        say(f"[bold]lever[/]    {lever.name}: {lever.flags}" if not i else f"  or       {lever.name}: {lever.flags}")
-        if lever.before is not None and lever.after is not None:
-            say(f"  predicted: {_words(lever)}")
-        if lever.ttft_cost > _DEARER and lever.ttft_before and lever.ttft_after:
-            say(f"  it costs: TTFT P50 {lever.ttft_before * 1e3:,.1f} ms to {lever.ttft_after * 1e3:,.1f} ms")
-        if not lever.is_exact:
-            say("  answers would differ a little: see twostroke bench quality")
+        say(f"{'  or   ' if i else '[bold]lever[/]'}    {lever.name}: {lever.flags}")
+        for line in _effects(lever):
+            say(f"  {line}")
     if not found.levers:
         say("[bold]lever[/]    none")
     for fault in found.faults:
         say(f"[bold red]fault[/]    {fault.name}: {fault.seen}")
         say(f"  {fault.remedy}")
+    if found.example:
+        say(f"see      twostroke explain '{found.example}', the request that was hit most")
     if found.remark:
         say(f"[yellow]note[/]     {found.remark}")
 
@@ -66,9 +65,20 @@ def diagnosis_json(found: Diagnosis) -> dict[str, Any]:
             for lever in found.levers
         ],
         "faults": [{"name": fault.name, "seen": fault.seen, "remedy": fault.remedy} for fault in found.faults],
+        "example": found.example,
         "signals": plain_signals(found.signals),
         "remark": found.remark,
     }
+
+
+def _effects(lever: Lever) -> Iterator[str]:
+    """What pulling it is predicted to do."""
+    if lever.before is not None and lever.after is not None:
+        yield f"predicted: {_words(lever)}"
+    if lever.ttft_cost > _DEARER and lever.ttft_before and lever.ttft_after:
+        yield f"it costs: TTFT P50 {lever.ttft_before * 1e3:,.1f} ms to {lever.ttft_after * 1e3:,.1f} ms"
+    if not lever.is_exact:
+        yield "answers would differ a little: see twostroke bench quality"
 
 
 def _words(lever: Lever) -> str:

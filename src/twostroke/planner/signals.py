@@ -81,6 +81,9 @@ class Signals:
     """Of steps without prompt tokens."""
     stalled_itl: dict[str, float] = field(default_factory=dict[str, float])
     """Gaps between tokens in steps that computed prompt tokens of others."""
+    longest_ttft: tuple[float, str] = (0.0, "")
+    """Seconds, and whose."""
+    longest_itl: tuple[float, str] = (0.0, "")
     largest_chunk: int = 0
     decodes_per_step: float = 0.0
     """Mean requests that decode, in steps in which somebody does."""
@@ -318,10 +321,13 @@ class _Reader:
 
     def _token(self, watched: _Watched, time_s: float, beside_prompts: bool) -> None:
         if watched.last_token_s is None:
-            self._ttft.append(time_s - watched.arrival.arrival_time_s)
+            ttft_s = time_s - watched.arrival.arrival_time_s
+            self._ttft.append(ttft_s)
+            self.found.longest_ttft = max(self.found.longest_ttft, (ttft_s, watched.arrival.request_id))
         else:
             gap_s = time_s - watched.last_token_s
             self._itl.append(gap_s)
+            self.found.longest_itl = max(self.found.longest_itl, (gap_s, watched.arrival.request_id))
             if beside_prompts:
                 self._stalled.append(gap_s)
         watched.last_token_s = time_s

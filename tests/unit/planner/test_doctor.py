@@ -240,9 +240,20 @@ def test_what_is_printed_and_what_programs_read() -> None:
     assert "bound by slots" in text
     assert "--max-num-seqs 8" in text
     assert "predicted: TTFT P99" in text
+    assert f"twostroke explain '{found.example}'" in text
     data = json.loads(json.dumps(diagnosis_json(found)))
     assert data["levers"][0]["settings"] == {"max_num_seqs": 8}
     assert data["levers"][0]["gain"] > 1.05
+
+
+def test_the_example_is_the_request_that_was_hit_most() -> None:
+    case = whole_prompts()
+    found = diagnose(history(**case))
+    requests = {request.request_id: request for request in run_of_log(history(**case)).requests}
+    assert max(requests[found.example].times.itl_s) == max(max(r.times.itl_s) for r in requests.values())
+    queued = diagnose(history(**few_slots()))
+    requests = {request.request_id: request for request in run_of_log(history(**few_slots())).requests}
+    assert requests[queued.example].times.ttft_s == max(r.times.ttft_s for r in requests.values())
 
 
 def test_an_empty_log_says_so() -> None:
