@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from twostroke.batch import Limit
+from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_fit import fit_step_model
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.errors import InvalidParameter
@@ -32,6 +33,8 @@ _WAITED = 0.2
 """Of the working time: less is no queue."""
 _STALLED = 3.0
 """Times the usual step: whoever decodes notices."""
+_KEPT = 1.1
+"""Times a limit that was given: no more is as it was wanted."""
 _LIMITS = (3.0, 8.0, 20.0)
 """Times the usual step, for a limit of the time between tokens: the tighter, the longer prompts take."""
 _BEARABLE = 1.5
@@ -163,7 +166,15 @@ def _constraint(found: Signals) -> tuple[Constraint, tuple[str, ...]]:
         waited = f"a prompt waited in {tokens:.0%} of the working time for a step with room for the whole of it"
         return Constraint.PROMPTS, (waited,)
     stalled_s = found.stalled_itl.get("p99", 0.0)
-    if usual_s and stalled_s > _STALLED * usual_s and len(found.itl) and found.stalled_itl["count"] > 4:
+    wanted_s = SchedulerConfig(**found.started.scheduler).itl_slo_s if found.started else None
+    is_as_wanted = wanted_s is not None and stalled_s <= _KEPT * wanted_s
+    if (
+        usual_s
+        and not is_as_wanted
+        and stalled_s > _STALLED * usual_s
+        and len(found.itl)
+        and found.stalled_itl["count"] > 4
+    ):
         stall = f"beside prompts a token takes {stalled_s * 1e3:,.1f} ms at the 99th percentile"
         return Constraint.PROMPTS, (
             f"{stall}, otherwise {usual_s * 1e3:,.1f} ms",

@@ -246,6 +246,16 @@ def test_what_is_printed_and_what_programs_read() -> None:
     assert data["levers"][0]["gain"] > 1.05
 
 
+@pytest.mark.parametrize("itl_slo", ["300ms", 0.3])
+def test_stalls_within_the_limit_that_was_asked_for_are_none(itl_slo: str | float) -> None:
+    case = large_chunks()
+    kept = case | {"scheduler": SchedulerConfig(max_num_batched_tokens=1024, itl_slo=itl_slo)}
+    assert diagnose(history(**case)).constraint is Constraint.PROMPTS
+    found = diagnose(history(**kept))
+    assert found.constraint is not Constraint.PROMPTS
+    assert found.signals.stalled_itl["p99"] > 0.1, "there is something that one might take for it"
+
+
 def test_the_example_is_the_request_that_was_hit_most() -> None:
     case = whole_prompts()
     found = diagnose(history(**case))
