@@ -167,14 +167,8 @@ def _constraint(found: Signals) -> tuple[Constraint, tuple[str, ...]]:
         return Constraint.PROMPTS, (waited,)
     stalled_s = found.stalled_itl.get("p99", 0.0)
     wanted_s = SchedulerConfig(**found.started.scheduler).itl_slo_s if found.started else None
-    is_as_wanted = wanted_s is not None and stalled_s <= _KEPT * wanted_s
-    if (
-        usual_s
-        and not is_as_wanted
-        and stalled_s > _STALLED * usual_s
-        and len(found.itl)
-        and found.stalled_itl["count"] > 4
-    ):
+    bearable_s = max(_STALLED * usual_s, _KEPT * (wanted_s or 0.0))
+    if usual_s and stalled_s > bearable_s and len(found.itl) and found.stalled_itl["count"] > 4:
         stall = f"beside prompts a token takes {stalled_s * 1e3:,.1f} ms at the 99th percentile"
         return Constraint.PROMPTS, (
             f"{stall}, otherwise {usual_s * 1e3:,.1f} ms",
