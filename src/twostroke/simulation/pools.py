@@ -121,9 +121,11 @@ class _HandOver:
     is_lost: bool = False
     """The giver has taken it back."""
     is_here: bool = False
-    """The taker has all of it."""
+    """The taker has all of it, and keeps it for its request."""
     is_over: bool = False
     """The taker has all of it, or will not."""
+    is_gone: bool = False
+    """Its caller is: no token of it goes on."""
     waits: bool = False
     """Its request is at the taker, and waits for it."""
 
@@ -222,7 +224,7 @@ class PoolSimulation:
             self._end_given_up()
             self._end_leases()
             self._come_round()
-            if not waiting and not self._places:
+            if not waiting and not self._places and not any(w.step or w.inbox for w in self._workers.values()):
                 break
         assert not self._places, f"{len(self._places)} requests wait for ever"
         steps = sorted((step for w in self._workers.values() for step in w.engine.steps), key=lambda step: step.end_s)
@@ -231,8 +233,6 @@ class PoolSimulation:
 
     def check_invariants(self, *, is_over: bool = False) -> None:
         """Of every scheduler; when all is over, that nobody holds anything any more."""
-        if is_over:
-            self._come_round()  # news that came with the last token
         for worker in self._workers.values():
             worker.engine.scheduler.check_invariants()
             if is_over:
@@ -300,6 +300,7 @@ class PoolSimulation:
             if isinstance(place, _Worker):
                 place.inbox.append(partial(_finish, place, request_id))
             else:
+                place.is_gone = True
                 place.giver.inbox.append(partial(self._finish_lent, place))
                 place.taker.inbox.append(partial(self._finish_taken, place))
             self._say_that_one_ended()
@@ -375,9 +376,9 @@ class PoolSimulation:
             hand_over = worker.lends.pop(request_id, None)
             if hand_over is not None:
                 self._settle_loan(hand_over)
-                self._go_on(hand_over)
-            if live.has_ended:
-                self._places.pop(request_id, None)
+                if not hand_over.is_gone:
+                    self._go_on(hand_over)
+            if live.has_ended and self._places.pop(request_id, None) is not None:
                 self._say_that_one_ended()
         self._report(worker)
 
@@ -547,7 +548,8 @@ class PoolSimulation:
         """As a request whose first token was generated elsewhere."""
         hand_over.waits = False
         live, taker = hand_over.live, hand_over.taker
-        if hand_over.is_here:
+        if hand_over.is_here:  # from now on the scheduler sees to it
+            hand_over.is_here = False
             taker.num_under_way -= 1
         taker.engine.arrive(live, self._arrival_there(hand_over))
 
