@@ -218,6 +218,32 @@ def test_everybody_ends_with_its_tokens(
     assert simulation.hand_overs.num_bytes <= most * layout.bytes_per_block
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    workload=workloads,
+    num_blocks=st.sampled_from([16, 40]),
+    budget=st.sampled_from([4, 64]),
+    slots=st.integers(1, 6),
+    gone=st.sets(st.integers(0, 13), max_size=3),
+)
+def test_a_pool_of_one_is_the_one_engine(
+    workload: list[tuple[int, int, int, int]], num_blocks: int, budget: int, slots: int, gone: set[int]
+) -> None:
+    requests = [
+        request(str(i), prompt, outputs, at_s / 2, min(shared, prompt // BLOCK))
+        for i, (prompt, outputs, at_s, shared) in enumerate(workload)
+    ]
+    requests = [
+        SimulatedRequest(one.arrival, 0, FinishReason.ABORT, ended_after_s=7.25) if i in gone else one
+        for i, one in enumerate(requests)
+    ]
+    engine = started(num_blocks=num_blocks, max_num_batched_tokens=budget, max_num_seqs=slots)
+    alone = simulate(engine, requests, STEP_TIMES)
+    pool = PoolSimulation(engine, STEP_TIMES, SimulatedPools(decode=1)).run(requests)
+    assert pool.requests == alone.requests
+    assert pool.steps == alone.steps
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(2, 15), min_size=1, max_size=8), st.sampled_from([50.0, 1e9]))
 def test_bytes_are_those_of_the_whole_blocks(prompts: list[int], link: float) -> None:
