@@ -78,7 +78,10 @@ class Link:
 
     @property
     def next_s(self) -> float | None:
-        """When something changes; None: nothing does by itself."""
+        """When something changes, where a transfer may be done by that; None: none will be without more pieces."""
+        return self._next_change_s() if any(transfer.is_whole for transfer in self._transfers) else None
+
+    def _next_change_s(self) -> float | None:
         times = [transfer.pieces[0][0] for transfer in self._transfers if transfer.pieces]
         times += [self._now_s + transfer.num_ready / rate for transfer, rate in self._rates()]
         return min(times, default=None)
@@ -92,7 +95,7 @@ class Link:
 
     def _let_flow(self, to_s: float) -> None:
         self._take_what_is_ready()
-        while (next_s := self.next_s) is not None and next_s <= to_s:
+        while (next_s := self._next_change_s()) is not None and next_s <= to_s:
             self._flow(next_s)
             self._take_what_is_ready()
         self._flow(max(self._now_s, to_s))
