@@ -15,6 +15,7 @@ from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted, plain
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.planner.replay import predict
+from twostroke.planner.show_replay import say_speed_and_what_ifs, what_if_json
 from twostroke.request import Arrival, FinishReason
 from twostroke.scheduler.replay import layout_of
 from twostroke.simulation.pools import PoolSimulation, SimulatedPools
@@ -283,6 +284,23 @@ def test_nobody_waits_for_a_prompt_that_is_computed_elsewhere() -> None:
     without = predict(Recording(engine, tuple(alone), 0), STEP_TIMES, WhatIf())
     assert longest(apart) <= longest(without) * 1.01
     assert longest(together) > 1.5 * longest(apart)
+
+
+def test_what_is_assumed_and_what_moved_is_said() -> None:
+    recording = Recording(started(num_blocks=400, max_num_batched_tokens=512), tuple(beside_prompts()), 0)
+    words = ["prefill=1", "decode=1", "link_bytes_per_s=1e9"]
+    slower = predict(recording, STEP_TIMES, WhatIf.read([*words, "step_time_factor=2"]))
+    apart = predict(recording, STEP_TIMES, WhatIf.read(words))
+    said: list[str] = []
+    say_speed_and_what_ifs(said.append, predict(recording, STEP_TIMES, WhatIf()), [apart, slower])
+    num_bytes = 3 * 48 // BLOCK * BLOCK_BYTES
+    assert said[2] == (
+        "  each process on a machine of its own, as fast as the one process above; 3 of 7 prompts were handed over, "
+        f"{num_bytes:,} bytes"
+    )
+    assert "with steps 2 times as long as above" in said[4]
+    assert what_if_json(apart)["hand_overs"] == {"num_requests": 3, "num_fetched": 3, "num_bytes": num_bytes}
+    assert "hand_overs" not in what_if_json(predict(recording, STEP_TIMES, WhatIf()))
 
 
 @pytest.mark.parametrize(
