@@ -130,7 +130,7 @@ class _HandOver:
     """Its request is at the taker, and waits for it."""
 
     @property
-    def num_parts_ended(self) -> int:
+    def num_blocks_begun(self) -> int:
         """Blocks that are computed, or being computed."""
         return self.parts[-1][0] if self.parts else 0
 
@@ -407,7 +407,7 @@ class PoolSimulation:
             self._begin_part(hand_over, end, step.begin_s, step.end_s)
 
     def _begin_part(self, hand_over: _HandOver, end: int, begin_s: float, end_s: float) -> None:
-        first, end = hand_over.num_parts_ended, min(end, len(hand_over.hashes))
+        first, end = hand_over.num_blocks_begun, min(end, len(hand_over.hashes))
         if end > first:
             hand_over.parts.append((end, begin_s, end_s))
             if hand_over.transfer is not None:

@@ -14,7 +14,7 @@ from twostroke.cost.step_model import Curve, PredictsSteps, StepTimeModel
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted, plain
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.planner.replay import predict
+from twostroke.planner.replay import Predicted, predict
 from twostroke.planner.show_replay import say_speed_and_what_ifs, what_if_json
 from twostroke.request import Arrival, FinishReason
 from twostroke.scheduler.replay import layout_of
@@ -274,9 +274,8 @@ def test_nobody_waits_for_a_prompt_that_is_computed_elsewhere() -> None:
     assert apart.hand_overs is not None
     assert apart.hand_overs.num_fetched == 3
 
-    def longest(predicted: object) -> float:
-        run = predicted.run  # type: ignore[attr-defined]
-        return max(gap for r in run.requests if r.request_id.startswith("stream") for gap in r.times.itl_s)
+    def longest(predicted: Predicted) -> float:
+        return max(gap for r in predicted.run.requests if r.request_id.startswith("stream") for gap in r.times.itl_s)
 
     # a prompt of 48 tokens comes as a share of one token: behind its last whole block there is nothing but the first
     # output, so the longest step is that of all seven requests
