@@ -15,6 +15,7 @@ def doctor(
     *event_log: Path,
     url: str | None = None,
     api_key: str | None = None,
+    link_bytes_per_s: float | None = None,
     json_output: JsonFlag = False,
 ) -> None:
     """Name what binds an engine, with the evidence, one lever with its predicted gain, and faults.
@@ -30,6 +31,8 @@ def doctor(
         A server that runs, such as http://127.0.0.1:8000, instead of a file; it knows its last minutes.
     api_key
         The server's key, if it has one.
+    link_bytes_per_s
+        Of the link to a second machine like this one: a prefill pool there is tried with it, where that is a lever.
     json_output
         One JSON object instead of text.
     """
@@ -39,7 +42,7 @@ def doctor(
     if bool(event_log) == (url is not None):
         raise InvalidParameter("event_log", event_log, "give either a file or a server (--url)")
     events = list(merged_events(event_log)) if url is None else _recorded(url, api_key)
-    found = diagnose(events)
+    found = diagnose(events, link_bytes_per_s=link_bytes_per_s)
     if json_output:
         print(json.dumps(diagnosis_json(found)))
     else:

@@ -56,7 +56,8 @@ def replay(  # noqa: PLR0913 (what an engine is given, and what is asked)
     set_
         A setting to change, as KEY=VALUE; give it several times to change several at once. Settings of the scheduler
         and of the KV cache by their names (max_num_batched_tokens=256), request_rate_factor=2 for requests that arrive
-        twice as fast, step_time_factor=0.5 for a machine that is twice as fast.
+        twice as fast, step_time_factor=0.5 for a machine that is twice as fast; prefill=1, decode=1 and
+        link_bytes_per_s=1.25e9 for two pools, each process on such a machine.
     model
         Of a trace: a model folder, a GGUF file, a hub id, or 'embedded', which is the default. No weight is read.
     png

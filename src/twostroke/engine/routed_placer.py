@@ -16,10 +16,7 @@ from twostroke.kv_cache.block_hash import hash_blocks
 from twostroke.pools.member import Member as Standing
 from twostroke.pools.member import Role, Transport
 from twostroke.pools.route import RouteRequest
-from twostroke.pools.router import Router
-
-REPORTS_EVERY_S = 0.2
-"""The router hears a worker's figures so often at most; what was sent to it counts at once."""
+from twostroke.pools.router import REPORTS_EVERY_S, Router
 
 
 @dataclass(slots=True, eq=False)

@@ -26,6 +26,7 @@ from twostroke.planner.faults import Fault, faults_of
 from twostroke.planner.replay import figures, predict
 from twostroke.planner.signals import Signals, signals_of
 from twostroke.simulation.observed import observed_steps
+from twostroke.simulation.pools import SimulatedPools
 from twostroke.simulation.requests import Recording, recording_of
 from twostroke.simulation.settings import WhatIf
 
@@ -115,19 +116,24 @@ class Diagnosis:
     """Why nothing was predicted, or by which part of the history alone; empty: by all of it."""
 
 
-def diagnose(events: Sequence[Event], step_times: StepTimeModel | None = None) -> Diagnosis:
+def diagnose(
+    events: Sequence[Event], step_times: StepTimeModel | None = None, link_bytes_per_s: float | None = None
+) -> Diagnosis:
     """Reads a history and says what to do.
 
     Args:
         events: of a log or a dump of the flight recorder.
         step_times: as calibrated; None: fitted to the steps of the history.
+        link_bytes_per_s: from this machine to another; None: not known, and two pools are not predicted.
 
     Raises:
-        InvalidParameter: no step ever ended in it.
+        InvalidParameter: no step ever ended in it, or a link that carries nothing.
     """
+    if link_bytes_per_s is not None:
+        SimulatedPools(prefill=1, decode=1, link_bytes_per_s=link_bytes_per_s)  # checked before anything is tried
     signals = signals_of(events)
     constraint, evidence = _constraint(signals)
-    levers = _levers(constraint, signals)
+    levers = _levers(constraint, signals, link_bytes_per_s)
     remark = ""
     try:
         recording, model = recording_of(events), step_times or fit_step_model(observed_steps(events))
@@ -187,7 +193,7 @@ def _constraint(found: Signals) -> tuple[Constraint, tuple[str, ...]]:
     return Constraint.BANDWIDTH, (f"reading memory binds {share:.0%} of the working time", few)
 
 
-def _levers(constraint: Constraint, found: Signals) -> tuple[Lever, ...]:
+def _levers(constraint: Constraint, found: Signals, link_bytes_per_s: float | None) -> tuple[Lever, ...]:
     """What loosens it; nothing that is on already."""
     started = found.started
     if started is None:
@@ -218,13 +224,13 @@ def _levers(constraint: Constraint, found: Signals) -> tuple[Lever, ...]:
         more = 2 * scheduler["max_num_seqs"]
         lever("twice the slots", f"--max-num-seqs {more}", "ttft_p99", max_num_seqs=more)
     if constraint is Constraint.PROMPTS:
-        _chunk_levers(lever, found, scheduler)
+        _chunk_levers(lever, found, scheduler, _settings_of_pools(cache, link_bytes_per_s))
     if constraint in (Constraint.COMPUTE, Constraint.BANDWIDTH):
         _step_levers(lever, constraint, found)
     return tuple(levers)
 
 
-def _chunk_levers(lever: Any, found: Signals, scheduler: dict[str, Any]) -> None:
+def _chunk_levers(lever: Any, found: Signals, scheduler: dict[str, Any], of_pools: dict[str, Any]) -> None:
     """Chunks, as large as a few usual steps; several sizes, of which the prediction chooses one."""
     has_chunks = scheduler["enable_chunked_prefill"] and scheduler["mixing"] == "mixed"
     for times in _LIMITS:
@@ -237,9 +243,15 @@ def _chunk_levers(lever: Any, found: Signals, scheduler: dict[str, Any]) -> None
             lever("chunked prefill", remedy, metric, itl_slo=limit_s, **on)
         elif scheduler.get("itl_slo") is None:
             lever("a limit for the time between tokens", flags, "itl_max", itl_slo=limit_s)
-    if not has_chunks:
-        return
-    lever("prefill and decode in two pools", "--prefill 1 --decode 1", "itl_max")
+    if has_chunks:
+        lever("prefill and decode in two pools", "--prefill 1 --decode 1", "itl_max", **of_pools)
+
+
+def _settings_of_pools(cache: dict[str, Any], link_bytes_per_s: float | None) -> dict[str, Any]:
+    """Of a second machine like this one; empty where its link is not known, or nothing can be handed over."""
+    if link_bytes_per_s is None or not cache["enable_prefix_caching"] or cache["kv_check_rate"]:
+        return {}
+    return {"prefill": 1, "decode": 1, "link_bytes_per_s": link_bytes_per_s}
 
 
 def _step_levers(lever: Any, constraint: Constraint, found: Signals) -> None:

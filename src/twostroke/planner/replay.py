@@ -23,6 +23,7 @@ from twostroke.events import Event
 from twostroke.scheduler.replay import Difference, replay
 from twostroke.served_run import Run
 from twostroke.simulation.observed import observed_steps
+from twostroke.simulation.pools import HandOvers, PoolSimulation
 from twostroke.simulation.requests import Recording, faster, recording_of
 from twostroke.simulation.settings import WhatIf, with_block_size
 from twostroke.simulation.simulate import simulate
@@ -37,6 +38,8 @@ class Predicted:
     run: Run
     wall_s: float
     """That the simulation took."""
+    hand_overs: HandOvers | None = None
+    """Where there are pools."""
 
     @property
     def speed(self) -> float:
@@ -99,14 +102,19 @@ def predict(
     recording: Recording, step_times: StepTimeModel, what_if: WhatIf, ended: Callable[[], object] | None = None
 ) -> Predicted:
     """One simulated run of what was recorded, with other settings; `ended` is called whenever a request has ended."""
-    started = what_if.apply(recording.started)
+    started, pools = what_if.apply(recording.started), what_if.pools
     before, after = recording.started.layout["block_size"], started.layout["block_size"]
     requests = with_block_size(faster(recording.requests, what_if.request_rate_factor), before, after)
     began_s = time.perf_counter()
     if SchedulerConfig(**started.scheduler).has_slo:  # a controller believes what it was told, and follows what comes
         started = replace(started, step_times=started.step_times or step_times)
-    run = simulate(started, requests, scaled(step_times, what_if.step_time_factor), ended)
-    return Predicted(what_if=what_if, run=run, wall_s=time.perf_counter() - began_s)
+    step_times = scaled(step_times, what_if.step_time_factor)
+    if pools is None:
+        run, hand_overs = simulate(started, requests, step_times, ended), None
+    else:
+        simulation = PoolSimulation(started, step_times, pools, ended)
+        run, hand_overs = simulation.run(requests), simulation.hand_overs
+    return Predicted(what_if=what_if, run=run, wall_s=time.perf_counter() - began_s, hand_overs=hand_overs)
 
 
 def figures(run: Run) -> dict[str, Any]:

@@ -85,4 +85,5 @@ def _words(lever: Lever) -> str:
     name = {"output_tok_s": "output tokens/s"}.get(lever.metric, lever.metric.replace("_", " ").upper())
     scale, unit = (1.0, "") if lever.metric == "output_tok_s" else (1e3, " ms")
     before, after = (value * scale for value in (lever.before or 0.0, lever.after or 0.0))
-    return f"{name} {before:,.1f}{unit} to {after:,.1f}{unit}, {lever.gain:.2f} times as good"
+    where = ", with a second machine as fast as this one" if "link_bytes_per_s" in lever.settings else ""
+    return f"{name} {before:,.1f}{unit} to {after:,.1f}{unit}, {lever.gain:.2f} times as good{where}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -46,6 +47,8 @@ def say_speed_and_what_ifs(say: Callable[[str], None], predicted: Predicted, wha
     )
     for i, other in enumerate(what_ifs):
         say(f"what if {chr(ord('A') + i)}: {other.what_if.words}")
+        if other.hand_overs is not None:
+            say(f"  {_words_of_pools(other)}")
 
 
 def replayed_json(found: Replayed) -> dict[str, Any]:
@@ -82,7 +85,20 @@ def errors(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[st
 def what_if_json(predicted: Predicted) -> dict[str, Any]:
     """One for programs."""
     settings = dict(predicted.what_if.settings)
-    return {"settings": settings, **figures(predicted.run), "speed": predicted.speed}
+    pools = {} if predicted.hand_overs is None else {"hand_overs": asdict(predicted.hand_overs)}
+    return {"settings": settings, **figures(predicted.run), **pools, "speed": predicted.speed}
+
+
+def _words_of_pools(predicted: Predicted) -> str:
+    """What is assumed of the processes, and what went between them."""
+    factor = predicted.what_if.step_time_factor
+    pace = "as fast as the one process above" if factor == 1 else f"with steps {factor:g} times as long as above"
+    moved = predicted.hand_overs
+    assert moved is not None, "one process hands nothing over"
+    num_prompts, num_lost = len(predicted.run.requests), moved.num_requests - moved.num_fetched
+    went = f"{moved.num_fetched:,} of {num_prompts:,} prompts were handed over, {moved.num_bytes:,} bytes"
+    lost = f" ({num_lost:,} more did not get there)" if num_lost else ""
+    return f"each process on a machine of its own, {pace}; {went}{lost}"
 
 
 def _table(found: Replayed) -> Table:

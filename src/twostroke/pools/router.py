@@ -44,6 +44,9 @@ from twostroke.pools.prediction import (
 from twostroke.pools.roster import LoadOrder, Roster
 from twostroke.pools.route import Predicted, Route, RouteReason, RouteRequest
 
+REPORTS_EVERY_S = 0.2
+"""The router hears a member's figures so often at most; what was sent to it counts at once."""
+
 Pair = tuple[PrefillSide, DecodeSide, float]
 """And the seconds of transfer."""
 

@@ -14,11 +14,13 @@ from twostroke.config.kv_format import KVFormat, slot_bytes
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted, plain
+from twostroke.simulation.pools import SimulatedPools
 from twostroke.simulation.requests import SimulatedRequest
 
 _SCHEDULER = {f.name for f in dataclasses.fields(SchedulerConfig)}
 _CACHE = {"block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "enable_prefix_caching", "kv_reservation"}
-_OWN = {"request_rate_factor", "step_time_factor", "max_model_len"}
+_POOLS = {f.name for f in dataclasses.fields(SimulatedPools)}
+_OWN = {"request_rate_factor", "step_time_factor", "max_model_len"} | _POOLS
 _FORMATS: Mapping[str, KVFormat] = {"bf16": "bf16", "f32": "f32", "int8": "int8", "int4": "int4"}
 
 
@@ -71,6 +73,16 @@ class WhatIf:
     def step_time_factor(self) -> float:
         """Steps take so many times as long."""
         return self._factor("step_time_factor")
+
+    @property
+    def pools(self) -> SimulatedPools | None:
+        """Several processes instead of the one; None: one.
+
+        Raises:
+            InvalidParameter: sizes that no server takes, or a link that is missing or joins nobody.
+        """
+        pools = SimulatedPools(**{name: value for name, value in self.settings.items() if name in _POOLS})
+        return pools if pools.decode else None
 
     def apply(self, started: EngineStarted) -> EngineStarted:
         """The recorded engine with these settings.

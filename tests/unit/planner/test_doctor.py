@@ -269,3 +269,18 @@ def test_the_example_is_the_request_that_was_hit_most() -> None:
 def test_an_empty_log_says_so() -> None:
     with pytest.raises(InvalidParameter, match="at least one finished step"):
         diagnose([])
+
+
+def test_two_pools_are_predicted_where_a_link_is_known() -> None:
+    events = history(**large_chunks())
+
+    def pools(found: Diagnosis) -> Any:
+        return next(lever for lever in found.levers if "two pools" in lever.name)
+
+    unknown, known = pools(diagnose(events)), pools(diagnose(events, link_bytes_per_s=1e9))
+    assert unknown.settings == {}
+    assert unknown.before is None
+    assert known.settings == {"prefill": 1, "decode": 1, "link_bytes_per_s": 1e9}
+    assert known.gain > 2
+    with pytest.raises(InvalidParameter, match="more than 0 bytes a second"):
+        diagnose(events, link_bytes_per_s=0.0)
