@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from compatibility.features import EMBEDDING, FEATURES, POOLS, RESUMPTION, TIGHT_POOL, Feature, Pair
+from compatibility.features import BACKGROUND, EMBEDDING, FEATURES, POOLS, RESUMPTION, TIGHT_POOL, Feature, Pair
 from compatibility.models import Models
 from two_pools import Answer, TwoPools
 from twostroke.config.engine import EngineConfig
@@ -198,7 +198,7 @@ def _requests(built: BuiltEngine, features: Sequence[Feature]) -> list[Generatio
         OutputProcessor(built.tokenizer),
         clock=monotonic_clock,
         uses_priority=True,
-        serves_background=True,
+        serves_background=built.facts.serves_background,
     )
     asks = {name: value for feature in features for name, value in feature.asks.items()}
     for i, prompt in enumerate(PROMPTS):
@@ -209,7 +209,12 @@ def _requests(built: BuiltEngine, features: Sequence[Feature]) -> list[Generatio
         else:
             prepared = inputs.process(given, SamplingParams(**own, **(asks if i % 2 else {})))
         desk.enqueue(
-            prepared, arrival_time_s=monotonic_clock(), request_id=f"r{i}", priority=-i % 3, tenant="ab"[i > 3]
+            prepared,
+            arrival_time_s=monotonic_clock(),
+            request_id=f"r{i}",
+            priority=-i % 3,
+            tenant="ab"[i > 3],
+            background=BACKGROUND in features and i % 2 == 1,
         )
     return collector.requests
 

@@ -21,6 +21,7 @@ class Sign(StrEnum):
     PRIORITY = auto()
     FAIR = auto()
     LIMIT = auto()
+    GIVES_WAY = auto()
     CACHE_HITS = auto()
     PREEMPTIONS = auto()
     CONTIGUOUS = auto()
@@ -157,6 +158,7 @@ MODELS = (
 )
 EMBEDDING = Feature("embeddings", "`/v1/embeddings`", Sign.HIDDEN_STATES, changes_answers=True)
 RESUMPTION = Feature("resumption", "a worker dies, or a stream goes on elsewhere", Sign.RESUMED)
+BACKGROUND = Feature("background work", '`"service_tier": "flex"`', Sign.GIVES_WAY, needs={"max_num_seqs": 2})
 REQUESTS = (
     Feature(
         "structured outputs",
@@ -175,6 +177,7 @@ REQUESTS = (
     ),
     EMBEDDING,
     RESUMPTION,
+    BACKGROUND,
 )
 POOLS = Feature("two pools", "--prefill 1 --decode 1", Sign.HANDED_OVER)
 PROCESSES = (

@@ -57,6 +57,13 @@ REFUSALS = (
         (("whole prompts", "limit of time"), ("prefill first", "limit of time"), ("limit of time", "no KV cache")),
     ),
     Refusal(
+        "service_tier='flex': needs chunked prefill, and continuous batches with both strokes mixed; "
+        "this engine has them off. Leave it out.",
+        tuple(
+            (name, "background work") for name in ("whole prompts", "static batching", "prefill first", "no KV cache")
+        ),
+    ),
+    Refusal(
         "kv_check_rate=1.0: checks hits of the prefix cache. Leave it out, or leave the prefix cache on.",
         (("contiguous KV", "KV checks"), ("no KV cache", "KV checks")),
     ),

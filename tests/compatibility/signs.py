@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 
 from compatibility.engines import BLOCK_SIZE, PROMPTS, Run
 from compatibility.features import Feature, Sign
 from compatibility.models import NUM_KV_HEADS
 from twostroke.batch import ScheduledBatch, ScheduledRequest
-from twostroke.events import EngineStarted, KVBlockChecked, KVImportEnded, StepScheduled
+from twostroke.events import EngineStarted, KVBlockChecked, KVImportEnded, RequestArrived, StepScheduled
 from twostroke.kv_check import Verdict
 
 
@@ -29,6 +30,22 @@ def is_overtaken(run: Run, feature: Feature) -> bool:
     del feature
     order = list(dict.fromkeys(a.request_id for batch in batches(run) for a in batch.admitted))
     return order != sorted(order)
+
+
+def gives_way(run: Run, feature: Feature) -> bool:
+    """Work that may wait was overtaken, or made room."""
+    del feature
+    arrivals = [event for event in run.events if isinstance(event, RequestArrived)]
+    background = {event.request_id for event in arrivals if event.arrival.background}
+    arrived = list(dict.fromkeys(event.request_id for event in arrivals))
+    order = list(dict.fromkeys(a.request_id for batch in batches(run) for a in batch.admitted))
+    overtaken = {
+        late
+        for late, soon in itertools.combinations(arrived, 2)
+        if late in order and soon in order and order.index(soon) < order.index(late)
+    }
+    made_room = {one.request_id for batch in batches(run) for one in batch.preemptions}
+    return bool(background & (overtaken | made_room))
 
 
 def is_contiguous(run: Run, feature: Feature) -> bool:
@@ -61,6 +78,7 @@ SIGNS: Mapping[Sign, Callable[[Run, Feature], bool]] = {
     Sign.PRIORITY: is_overtaken,
     Sign.FAIR: is_overtaken,
     Sign.LIMIT: lambda run, _: started(run).step_times is not None,
+    Sign.GIVES_WAY: gives_way,
     Sign.CACHE_HITS: lambda run, _: any(
         admitted.num_cached_tokens >= BLOCK_SIZE for batch in batches(run) for admitted in batch.admitted
     ),
