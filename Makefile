@@ -32,8 +32,10 @@ bench: $(STAMP)
 	$(BIN)/twostroke bench offline
 	$(BIN)/twostroke bench reproduce all --full
 
+# Half an hour of random schedules, then an hour of a server under everything that clients do.
 soak: $(STAMP)
 	$(PYTEST) --hypothesis-profile=soak
+	$(BIN)/twostroke bench reproduce soak --full
 
 # Clients that others wrote, each installed into build/compat/NAME; the first time takes minutes and gigabytes.
 compat: $(STAMP)

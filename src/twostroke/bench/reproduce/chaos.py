@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from twostroke.bench.growth import MB, growth_mb_per_minute
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.bench.serve.http_connection import Origin
 from twostroke.bench.serve.local_server import LocalServer, local_server, resident_bytes
@@ -26,7 +27,6 @@ from twostroke.bench.serve.vanishing_client import PATIENCE_S, Ending, Visit, Wa
 from twostroke.engine.clock import monotonic_clock
 
 GOAL_GROWTH_MB_PER_MINUTE = 1.0
-_MB = 2**20
 _THINK_S = 1.0
 """Mean time between two visits of a client."""
 _SAMPLE_S = 1.0
@@ -81,8 +81,8 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         killed, back_s = asyncio.run(_kill(server, size, options.seed))
         restarted = at_rest(server)
     growth = {
-        "http": _growth_mb_per_minute(chaos.times_s, chaos.http_bytes),
-        "engine": _growth_mb_per_minute(chaos.times_s, chaos.engine_bytes),
+        "http": growth_mb_per_minute(chaos.times_s, chaos.http_bytes, warm_up=_WARM_UP),
+        "engine": growth_mb_per_minute(chaos.times_s, chaos.engine_bytes, warm_up=_WARM_UP),
     }
     told = sum(killed[ending] for ending in (Ending.WHOLE, Ending.ERROR, Ending.REFUSED))
     claims = (
@@ -169,28 +169,10 @@ async def _kill(server: LocalServer, size: _Size, seed: int) -> tuple[Counter[En
 # ---------------------------------------------------------------------- figures
 
 
-def _growth_mb_per_minute(times_s: Sequence[float], sizes: Sequence[int]) -> float:
-    """Median of the slopes between any two samples behind the warm-up (Theil-Sen); 0 where there are fewer than two.
-
-    A leak is in all of them. A burst that memory stays allocated for, or that goes by, is in few, where a least-squares
-    line would follow it.
-
-    >>> _growth_mb_per_minute([0, 30, 60, 90, 120], [0, 0, 0, 2**20, 2 * 2**20])
-    2.0
-    """
-    begin = int(_WARM_UP * len(sizes)) + 1
-    minutes, megabytes = np.array(times_s[begin:]) / 60, np.array(sizes[begin:]) / _MB
-    earlier, later = np.triu_indices(len(minutes), 1)
-    if not len(earlier):
-        return 0.0
-    slopes = (megabytes[later] - megabytes[earlier]) / (minutes[later] - minutes[earlier])
-    return round(float(np.median(slopes)), 6)
-
-
 def _outline(sizes: Sequence[int]) -> list[float]:
     """Some thirty of the samples, the first and the last among them."""
     chosen = np.linspace(0, len(sizes) - 1, num=min(31, len(sizes))).astype(int)
-    return [round(sizes[index] / _MB, 1) for index in chosen]
+    return [round(sizes[index] / MB, 1) for index in chosen]
 
 
 def _of_way(chaos: _Chaos, way: Way) -> dict[str, int]:

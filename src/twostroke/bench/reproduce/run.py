@@ -39,6 +39,7 @@ RESULTS = {
     "background": ("twostroke.bench.reproduce.background", "work that takes what others leave"),
     "pools": ("twostroke.bench.reproduce.pools", "two pools on one machine beside one process"),
     "chaos": ("twostroke.bench.reproduce.chaos", "clients that vanish, an engine that is killed"),
+    "soak": ("twostroke.bench.reproduce.soak", "an hour of everything: bits, memory, p99"),
     "long-prompt": ("twostroke.bench.reproduce.long_prompt", "a 32k prompt in chunks beside short requests"),
 }
 """Name to the module that reproduces it, and what it is about."""

@@ -8,12 +8,14 @@ import pytest
 from rich.console import Console
 
 from openai_server import WordServer, serving
-from twostroke.bench.reproduce import chaos, overload, server_throughput
+from twostroke.bench.growth import growth_mb_per_minute
+from twostroke.bench.reproduce import overload, server_throughput
 from twostroke.bench.reproduce.claim import ReproduceOptions
 from twostroke.bench.reproduce.run import reproduce
 from twostroke.bench.serve.exchange import Exchange
 from twostroke.bench.serve.figures import Slo
 from twostroke.bench.serve.http_connection import Origin
+from twostroke.bench.serve.known_orders import Kind
 from twostroke.bench.serve.local_server import local_server
 from twostroke.bench.serve.target import Load, Target, run_loads
 from twostroke.bench.serve.vanishing_client import Ending, Way
@@ -61,9 +63,9 @@ def test_a_server_that_does_not_start_says_why() -> None:
 def test_memory_grows_by_the_samples_behind_the_warm_up() -> None:
     times_s = [float(second) for second in range(100)]
     filling = [min(second, 25) * 2**20 for second in range(100)]
-    assert chaos._growth_mb_per_minute(times_s, filling) == pytest.approx(0.0, abs=1e-3)
-    assert chaos._growth_mb_per_minute(times_s, [second * 2**20 for second in range(100)]) == pytest.approx(60.0)
-    assert chaos._growth_mb_per_minute(times_s[:1], [5]) == 0.0
+    assert growth_mb_per_minute(times_s, filling, warm_up=0.3) == pytest.approx(0.0, abs=1e-3)
+    assert growth_mb_per_minute(times_s, [second * 2**20 for second in range(100)], warm_up=0.5) == pytest.approx(60.0)
+    assert growth_mb_per_minute(times_s[:1], [5], warm_up=0.0) == 0.0
 
 
 def test_chaos_whole(tmp_path: Path) -> None:
@@ -71,6 +73,16 @@ def test_chaos_whole(tmp_path: Path) -> None:
     assert [claim for claim in found.claims if claim.holds is False] == []
     assert found.details["endings"][Way.STAYS] == {Ending.WHOLE: pytest.approx(20, abs=19)}
     assert len(found.details["memory_mb"]["engine"]) > 1
+
+
+def test_soak_whole(tmp_path: Path) -> None:
+    (found,) = reproduce(["soak"], ReproduceOptions(results=tmp_path, threads=1), Console(quiet=True))
+    assert [claim for claim in found.claims if claim.holds is False] == [], found.details["wrong"]
+    assert found.details["requests"].keys() == set(Kind), "of every kind there was one"
+    measured = {claim.what: claim.measured for claim in found.claims}
+    assert measured["answers compared"] >= 10
+    assert measured["memory, engine, MB at the end"] > 10
+    assert measured["memory, http, MB at the end"] > 10
 
 
 def test_server_throughput_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
