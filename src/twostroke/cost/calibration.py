@@ -94,6 +94,12 @@ class DrafterFigures:
         return self.method if self.exit_layer is None else f"{self.method} {self.exit_layer}"
 
 
+class _Versioned(msgspec.Struct):
+    """What every version has."""
+
+    version: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """Everything that was measured."""
@@ -160,7 +166,12 @@ class Calibration:
         """
         remedy = "Give a file that `twostroke calibrate` wrote."
         try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
+            data = path.read_bytes()
+            version = msgspec.json.decode(data, type=_Versioned).version
+            if version != VERSION:
+                limit = f"is of version {version}; this is version {VERSION}"
+                raise InvalidParameter("calibration", str(path), limit, "Make it again with `twostroke calibrate`.")
+            return msgspec.json.decode(data, type=cls)
         except OSError as error:
             limit = f"cannot be read ({error.strerror or error})"
             raise InvalidParameter("calibration", str(path), limit, remedy) from error

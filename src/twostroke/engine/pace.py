@@ -3,6 +3,7 @@ all: found out at its start."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,20 +60,34 @@ def pace_of(
 
 def _words(config: SchedulerConfig) -> str:
     limits = (("itl", config.itl_slo_s), ("ttft", config.ttft_slo_s))
-    return ", ".join(f"{name} {limit * 1e3:,.0f} ms" for name, limit in limits if limit is not None)
+    return ", ".join(f"{name} {_ms(limit)}" for name, limit in limits if limit is not None)
 
 
-def _unreachable(config: SchedulerConfig, step_times: StepTimeModel, shape: ModelShape) -> tuple[str, ...]:
+def _unreachable(config: SchedulerConfig, step_times: StepTimeModel, shape: ModelShape) -> Iterator[str]:
     """A limit below what a single request takes is said, with the nearest that can be kept."""
     layers = Layers(shape.layer_windows)
+    first_s = step_times.seconds(layers.work([(0, 1, 1)]))
+    if config.ttft_slo_s is not None and config.ttft_slo_s < first_s:
+        why = f"cannot be kept: a prompt of one token alone takes {_ms(first_s)}, which is the nearest"
+        yield f"note     ttft_slo {_ms(config.ttft_slo_s)} {why}"
     alone_s = step_times.seconds(layers.work([(1, 1, 1)]))
     beside_s = step_times.seconds(layers.work([(1, 1, 1), (0, LEAST_CHUNK, 0)]))
     limit_s = config.itl_slo_s
     if limit_s is None or limit_s >= beside_s:
-        return ()
-    given, alone, beside = (f"{value * 1e3:,.1f} ms" for value in (limit_s, alone_s, beside_s))
+        return
+    given, alone, beside = map(_ms, (limit_s, alone_s, beside_s))
     if limit_s >= alone_s:
         why = f"is kept for one request alone; a step takes {LEAST_CHUNK} prompt tokens at least, and beside these"
-        return (f"note     itl_slo {given} {why} the nearest that can be kept is {beside}",)
+        yield f"note     itl_slo {given} {why} the nearest that can be kept is {beside}"
+        return
     why = f"cannot be kept: a token of one request alone takes {alone}"
-    return (f"note     itl_slo {given} {why}, beside a prompt {beside}, which is the nearest",)
+    yield f"note     itl_slo {given} {why}, beside a prompt {beside}, which is the nearest"
+
+
+def _ms(seconds: float) -> str:
+    """A limit may be a fraction of a millisecond.
+
+    >>> _ms(0.05), _ms(0.0123), _ms(1e-6)
+    ('50 ms', '12.3 ms', '0.001 ms')
+    """
+    return f"{seconds * 1e3:,.4g} ms" if seconds < 1 else f"{seconds * 1e3:,.0f} ms"
