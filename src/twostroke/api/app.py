@@ -18,6 +18,7 @@ from twostroke.api.openapi import published_schema
 from twostroke.api.routes.capabilities import capabilities_router
 from twostroke.api.routes.embeddings import embeddings_router
 from twostroke.api.routes.generate import generate_router, json_response
+from twostroke.api.routes.live import live_router
 from twostroke.api.routes.messages import messages_router
 from twostroke.api.routes.models import models_router
 from twostroke.api.routes.observe import observe_router
@@ -38,6 +39,7 @@ ROUTERS = (
     models_router,
     capabilities_router,
     observe_router,
+    live_router,
     operations_router,
     pools_router,
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -32,15 +33,23 @@ class DrainingServer(uvicorn.Server):
         engine: what runs there is waited for.
         patience_s: for how long.
         address: is printed once the server listens and minds signals.
+        on_end: called when all requests have ended: what else is being sent is to end, too.
     """
 
     def __init__(
-        self, config: uvicorn.Config, engine: RemoteEngine | PooledEngine, patience_s: float, address: str
+        self,
+        config: uvicorn.Config,
+        engine: RemoteEngine | PooledEngine,
+        patience_s: float,
+        address: str,
+        *,
+        on_end: Callable[[], object],
     ) -> None:
         super().__init__(config)
         self._engine = engine
         self._patience_s = patience_s
         self._address = address
+        self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._draining: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
@@ -72,4 +81,5 @@ class DrainingServer(uvicorn.Server):
         except TimeoutError:
             log.warning("requests still ran %g s after the signal; they were ended", self._patience_s)
         self._engine.give_up("the server was shut down")
+        self._on_end()
         self.should_exit = True

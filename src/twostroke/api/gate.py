@@ -33,7 +33,7 @@ PAGE_PATH = "/"
 """Opened in a browser, which asks its user for the key if it is challenged for a password, and sends it ever after."""
 ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/pools", "/server_info", "/flight_recorder", "/v1/trace"})
 """What touches everybody, or shows everybody's requests."""
-TIMELINE_PREFIX = "/v1/requests/"
+SHARED_PREFIXES = ("/v1/requests/", "/live/")
 """A tenant sees its own here; the admin key sees everybody's."""
 GENERATING_PATHS = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"}
@@ -117,7 +117,7 @@ class Gate:
         if not self._keys:
             return ""
         tenant = self._keys.tenant_of(given)
-        if tenant is None and path.startswith(TIMELINE_PREFIX) and self._is_admin_key(given):
+        if tenant is None and path.startswith(SHARED_PREFIXES) and self._is_admin_key(given):
             return ""
         if tenant is None:
             message = "a valid API key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'."

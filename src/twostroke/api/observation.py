@@ -1,4 +1,4 @@
-"""What the server knows of its engine's past: metrics, flight recorder, traces, all of them from the one event log."""
+"""What the server knows of its engine: metrics, live view, flight recorder, traces, all from the one event log."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from pathlib import Path
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from twostroke.api.live_feed import LiveFeed
 from twostroke.config.server import ServerConfig
+from twostroke.engine.clock import monotonic_clock
 from twostroke.errors import InvalidParameter
 from twostroke.events import Event
 from twostroke.explain.names import ENGINE
 from twostroke.explain.recorder import FlightRecorder
+from twostroke.live.state import LiveState
 from twostroke.log import get_logger
 from twostroke.metrics.exposition import PREFIX, Compat, EngineCollector, exposition
 from twostroke.metrics.fleet import FleetMetrics
@@ -50,6 +53,8 @@ class Observation:
         self.metrics = FleetMetrics(model_name, engines.add)
         if not has_pools:
             self.metrics.of(ENGINE)  # there from the start, and nothing has happened yet
+        self.live = LiveState(self.metrics)
+        self.feed = LiveFeed(self.live, model_name, monotonic_clock)
         self.gateway = GatewayMetrics(model_name)
         self._collectors = engines, self.gateway, self.answers
         self.tracer = None
@@ -60,6 +65,7 @@ class Observation:
     def append(self, event: Event, packed: PackedEvent) -> None:
         """One event, in order."""
         self.metrics.observe(event)
+        self.live.observe(event)
         self.recorder.append(event, packed)
         if self.tracer is not None:
             self.tracer.append(event)

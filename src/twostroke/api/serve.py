@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import socket
 import ssl
@@ -58,6 +59,8 @@ async def serve(
         host, port = listener.getsockname()[:2]
         logging.getLogger("uvicorn.error").addFilter(Sparingly())  # whoever sends nonsense must not fill the disk
         pools_client = engine if isinstance(engine, PooledEngine) else None
+        if pools_client is not None:
+            observation.live.show_pools(lambda: [dataclasses.asdict(member) for member in pools_client.members()])
         app: Any = build_app(engine, config, engine_config.load.model, observation, pools_client)
         server = DrainingServer(
             uvicorn.Config(
@@ -77,6 +80,7 @@ async def serve(
             engine,
             config.drain_timeout_s,
             f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}",
+            on_end=observation.feed.close,
         )
         keep_what_is_there()
         await server.serve(sockets=[listener])

@@ -147,6 +147,13 @@ class EngineClient(Protocol):
         """What there is to do before a request of this tenant, of the others' or of the background's."""
         ...
 
+    def abort(self, request_id: str, tenant: str = "") -> bool:
+        """Ends a request; whoever reads its stream is told. False where this tenant has none by that name that runs.
+
+        The tenant "" is whoever may end everybody's.
+        """
+        ...
+
     async def reset_prefix_cache(self) -> bool:
         """Forgets cached prefixes; those that running requests use stay. False when nothing was cached."""
         ...

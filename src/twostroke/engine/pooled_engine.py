@@ -194,6 +194,10 @@ class PooledEngine:
         prefills = [load for role, load in loads if role is Role.PREFILL]
         return combined(prefills, [load for role, load in loads if role is Role.DECODE])
 
+    def abort(self, request_id: str, tenant: str = "") -> bool:
+        """See EngineClient."""
+        return self._reception.abort(request_id, tenant)
+
     async def reset_prefix_cache(self) -> bool:
         """See EngineClient; in every process."""
         asked = {worker.worker_id for worker in self._pool.workers if worker.is_ready}

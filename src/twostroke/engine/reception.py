@@ -29,6 +29,8 @@ class Reception:
     def __init__(self, chat_template: str | None) -> None:
         self._chat_template = chat_template
         self._streams: dict[str, QueuedStream] = {}
+        self._tenants: dict[str, str] = {}
+        """Whose each of them is."""
         self._drifts: dict[str, str] = {}
         """By request that goes on by other numerics than it began with: how they differ."""
         self._facts: EngineFacts | None = None
@@ -105,10 +107,12 @@ class Reception:
             kind=kind,
         )
 
+        self._tenants[request_id] = tenant
+
         def abandon(stream: QueuedStream) -> None:
             if self._streams.get(request_id) is stream:
                 del self._streams[request_id]
-                self._drifts.pop(request_id, None)
+                self._forget(request_id)
                 desk.abort(request_id)
                 desk.take_ended()
 
@@ -128,7 +132,7 @@ class Reception:
             if stream is not None:
                 if output.finished:
                     del self._streams[output.request_id]
-                    self._drifts.pop(output.request_id, None)
+                    self._forget(output.request_id)
                 stream.put(output)
 
     def note_drift(self, sequence_id: str, drift: str) -> None:
@@ -141,6 +145,7 @@ class Reception:
     def lose(self, cause: str) -> None:
         """Every stream ends; whoever reads one is told why."""
         self._drifts.clear()
+        self._tenants.clear()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             _fail(stream, cause)
@@ -151,10 +156,28 @@ class Reception:
         request_id = self._desk.request_of(sequence_id)
         stream = None if request_id is None else self._streams.pop(request_id, None)
         if request_id is not None and stream is not None:
-            self._drifts.pop(request_id, None)
+            self._forget(request_id)
             self._desk.abort(request_id)
             self._desk.take_ended()
             _fail(stream, cause)
+
+    def abort(self, request_id: str, tenant: str) -> bool:
+        """See EngineClient."""
+        if not tenant or self._tenants.get(request_id) == tenant:
+            stream = self._streams.get(request_id)
+            if stream is not None and self._desk is not None:
+                del self._streams[request_id]
+                self._forget(request_id)
+                self._desk.abort(request_id)
+                for output in self._desk.take_ended():
+                    stream.put(output)
+                return True
+        return False
+
+    def _forget(self, request_id: str) -> None:
+        """What is known of a request beside its stream."""
+        self._tenants.pop(request_id, None)
+        self._drifts.pop(request_id, None)
 
 
 def _fail(stream: QueuedStream, cause: str) -> None:

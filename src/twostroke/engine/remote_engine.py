@@ -181,6 +181,10 @@ class RemoteEngine:
         """See EngineClient."""
         return self._wire.meter.load(tenant, background=background)
 
+    def abort(self, request_id: str, tenant: str = "") -> bool:
+        """See EngineClient."""
+        return self._reception.abort(request_id, tenant)
+
     async def reset_prefix_cache(self) -> bool:
         """See EngineClient."""
         if self._wire.process is None or self._state is not EngineState.RUNNING:

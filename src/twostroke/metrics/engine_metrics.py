@@ -93,6 +93,10 @@ class EngineMetrics:
     append = observe
     """As an EventLog has it."""
 
+    def sequence(self, name: str) -> Journey | None:
+        """One that is here, by its name here."""
+        return self._sequences.get(name)
+
     # ------------------------------------------------------------------ events
 
     def _lost(self, event: EngineStarted | EngineLost) -> None:

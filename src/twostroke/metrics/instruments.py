@@ -73,6 +73,11 @@ class Distribution:
         self._total += value * times
 
     @property
+    def counts(self) -> tuple[int, ...]:
+        """Observations of each bucket alone; the last is beyond all bounds."""
+        return tuple(self._counts)
+
+    @property
     def count(self) -> int:
         """Observations."""
         return sum(self._counts)

@@ -85,6 +85,9 @@ class EchoEngine:
     def load(self, tenant: str) -> Load:
         return LoadMeter(FACTS.max_num_seqs, is_fair=False).load(tenant)
 
+    def abort(self, request_id: str, tenant: str = "") -> bool:
+        raise NotImplementedError
+
     async def reset_prefix_cache(self) -> bool:
         return False
 

@@ -1,0 +1,128 @@
+"""LiveFeed: what the page's viewers are sent, made once for all of them, and only while there are any."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from twostroke.api.sse import named_event
+from twostroke.live.masking import Mask
+from twostroke.live.state import LiveState
+
+INTERVAL_S = 0.1
+"""Between two frames, at least."""
+MAX_SHARE = 0.005
+"""Of the loop's time that frames may take: where one takes long, the next comes later."""
+MAX_BEHIND = 20
+"""Frames that may wait for a viewer; one who is further behind begins anew."""
+KEEP_ALIVE_S = 15.0
+MAX_VIEWERS = 32
+_KEEP_ALIVE = b": still here\n\n"
+
+
+class _Viewer:
+    """Somebody who looks."""
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        self.frames: deque[bytes] = deque()
+        self.lags = False
+        self.ready = asyncio.Event()
+
+
+class LiveFeed:
+    """For one event loop.
+
+    Args:
+        state: of the server; the caller tells it every event.
+        model: what clients call the model.
+        now_s: the engine's clock.
+    """
+
+    def __init__(self, state: LiveState, model: str, now_s: Callable[[], float]) -> None:
+        self._state = state
+        self._model = model
+        self._now_s = now_s
+        self._viewers: list[_Viewer] = []
+        self._masks: dict[str, Mask] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._is_over = False
+
+    @property
+    def is_full(self) -> bool:
+        """Nobody else can look."""
+        return len(self._viewers) >= MAX_VIEWERS
+
+    def snapshot(self, tenant: str) -> dict[str, Any]:
+        """The State as this tenant may see it; "" sees everything."""
+        return self._masked(self._state.whole(self._model, self._now_s()), tenant)
+
+    async def events(self, tenant: str) -> AsyncIterator[bytes]:
+        """Server-sent events until the viewer leaves or the server ends: a State, then what changes."""
+        viewer = _Viewer(tenant)
+        self._viewers.append(viewer)
+        if self._task is None:
+            self._state.watch(True)
+            self._task = asyncio.create_task(self._make_frames(), name="twostroke-live-feed")
+        try:
+            yield named_event("state", self.snapshot(tenant))
+            while not self._is_over:
+                try:
+                    await asyncio.wait_for(viewer.ready.wait(), KEEP_ALIVE_S)
+                except TimeoutError:
+                    yield _KEEP_ALIVE
+                    continue
+                viewer.ready.clear()
+                if viewer.lags:
+                    viewer.lags = False
+                    yield named_event("state", self.snapshot(tenant))
+                while viewer.frames:
+                    yield viewer.frames.popleft()
+        finally:
+            self._viewers.remove(viewer)
+            if not self._viewers:
+                self._rest()
+
+    def close(self) -> None:
+        """The server ends: so do its feeds."""
+        self._is_over = True
+        for viewer in self._viewers:
+            viewer.ready.set()
+
+    def _rest(self) -> None:
+        """Nobody looks any more."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        self._state.watch(False)
+        self._masks.clear()
+
+    async def _make_frames(self) -> None:
+        while True:
+            begin_s = time.perf_counter()
+            changes = self._state.changes(self._now_s())
+            if changes is not None:
+                self._send(changes)
+            took_s = time.perf_counter() - begin_s
+            await asyncio.sleep(max(INTERVAL_S, took_s / MAX_SHARE))
+
+    def _send(self, changes: dict[str, Any]) -> None:
+        encoded: dict[str, bytes] = {}
+        for viewer in self._viewers:
+            if viewer.tenant not in encoded:
+                encoded[viewer.tenant] = named_event("delta", self._masked(changes, viewer.tenant))
+            if len(viewer.frames) >= MAX_BEHIND:
+                viewer.frames.clear()
+                viewer.lags = True
+            if not viewer.lags:
+                viewer.frames.append(encoded[viewer.tenant])
+            viewer.ready.set()
+
+    def _masked(self, frame: dict[str, Any], tenant: str) -> dict[str, Any]:
+        if not tenant:
+            return frame
+        mask = self._masks.setdefault(tenant, Mask(tenant, self._state.tenant_of))
+        return mask.applied(frame)

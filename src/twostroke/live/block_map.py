@@ -1,0 +1,232 @@
+"""Every KV block and whose it is, as the event log tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from itertools import groupby
+from typing import Any
+
+from twostroke.batch import BlockTableUpdate
+from twostroke.events import EngineStarted
+
+
+class BlockState(IntEnum):
+    """What is in a block."""
+
+    FREE = 0
+    USED = 1
+    SHARED = 2  # stands in several block tables
+    CACHED = 3  # nobody uses it, and its content can be found again
+    OUT_OF_USE = 4  # was found corrupt
+    HELD = 5  # on loan to another process, or filled from there
+
+
+class Table:
+    """The blocks of one request, or of a hand-over: per KV group its row, and its first entry that is held."""
+
+    __slots__ = ("first_held", "hashes", "num_named", "rows")
+
+    def __init__(self, num_groups: int, hashes: list[bytes]) -> None:
+        self.rows: list[list[int]] = [[] for _ in range(num_groups)]
+        self.first_held = [0] * num_groups
+        self.hashes = hashes
+        self.num_named = 0
+
+    def held(self) -> Iterable[int]:
+        """All blocks that it refers to."""
+        for row, first in zip(self.rows, self.first_held, strict=True):
+            yield from row[first:]
+
+
+class BlockMap:
+    """Follows the blocks of one engine; the rules are those of kv_cache/, read off from outside.
+
+    What it tells apart from the log alone, the engine's own account tells, too: tests compare them.
+
+    Args:
+        started: which pool, and how it is divided.
+    """
+
+    def __init__(self, started: EngineStarted) -> None:
+        groups: list[dict[str, Any]] = started.layout["groups"]
+        self.num_blocks = started.num_blocks
+        self.block_size: int = started.layout["block_size"]
+        self.windows: tuple[int | None, ...] = tuple(group["window"] for group in groups)
+        self._gives_back = started.cache["kv_reservation"] != "contiguous"
+        self._has_names: bool = started.cache["enable_prefix_caching"]
+        self._refs = [0] * self.num_blocks
+        self._held_refs: dict[int, int] = {}
+        self._names: list[tuple[int, bytes] | None] = [None] * self.num_blocks
+        self._named: dict[tuple[int, bytes], int] = {}
+        self._out_of_use: set[int] = set()
+        self.changed: set[int] = set()
+        """Blocks that may be in another state since somebody emptied this."""
+
+    def table(self, hashes: Sequence[bytes]) -> Table:
+        """A new one, without blocks."""
+        return Table(len(self.windows), list(hashes))
+
+    def state(self, block_id: int) -> BlockState:
+        """What is in it."""
+        refs = self._refs[block_id]
+        if refs:
+            if self._held_refs.get(block_id, 0) == refs:
+                return BlockState.HELD
+            return BlockState.USED if refs == 1 else BlockState.SHARED
+        if block_id in self._out_of_use:
+            return BlockState.OUT_OF_USE
+        return BlockState.FREE if self._names[block_id] is None else BlockState.CACHED
+
+    def runs(self) -> list[list[int]]:
+        """The whole pool: [state, how many blocks in a row], from block 0 on."""
+        states = map(self.state, range(self.num_blocks))
+        return [[int(state), sum(1 for _ in same)] for state, same in groupby(states)]
+
+    def take_changes(self) -> list[list[int]]:
+        """[first block, how many, state] of what changed since the last time."""
+        changes: list[list[int]] = []
+        for block_id in sorted(self.changed):
+            state = int(self.state(block_id))
+            if changes and changes[-1][2] == state and changes[-1][0] + changes[-1][1] == block_id:
+                changes[-1][1] += 1
+            else:
+                changes.append([block_id, 1, state])
+        self.changed.clear()
+        return changes
+
+    # ------------------------------------------------------------------ what happens to a table
+
+    def grow(self, table: Table, updates: Sequence[BlockTableUpdate], start: int, num_cached: int) -> None:
+        """A step that begins at token `start` gets blocks.
+
+        Args:
+            table: whose.
+            updates: one per KV group, as the runner is told.
+            start: position of its first query: what its windows do not see is given back.
+            num_cached: tokens at the beginning that were found in the cache, when it was just admitted; else 0.
+        """
+        if not any(update.block_ids for update in updates):
+            return
+        num_shared = num_cached // self.block_size
+        for group_id, update in enumerate(updates):
+            row, first = table.rows[group_id], table.first_held[group_id]
+            self._drop(row[max(first, update.start) :])
+            del row[update.start :]
+            if len(row) < update.start:  # the history does not know its beginning
+                table.first_held[group_id] = first = update.start
+                row.extend([0] * (update.start - len(row)))
+            seen = first if not self._gives_back else max(first, self._first_seen(group_id, start))
+            leaving = row[first : min(seen, len(row))]
+            self._drop(reversed(leaving))
+            new_first = max(update.start, seen) - update.start if update.start == 0 else 0
+            row.extend(update.block_ids)
+            table.first_held[group_id] = min(seen, len(row))
+            for entry, block_id in enumerate(update.block_ids[new_first:], update.start + new_first):
+                self._take(block_id, is_shared=entry < num_shared)
+        table.num_named = max(table.num_named, num_shared)
+
+    def computed(self, table: Table, num_tokens: int) -> None:
+        """Its first `num_tokens` tokens are computed and final: full blocks have names now."""
+        num_full = num_tokens // self.block_size
+        if num_full <= table.num_named or not self._has_names:
+            return
+        num_full = min(num_full, len(table.hashes))
+        for entry in range(table.num_named, num_full):
+            for group_id, row in enumerate(table.rows):
+                if table.first_held[group_id] <= entry < len(row):
+                    self._name(row[entry], (group_id, table.hashes[entry]))
+        table.num_named = max(table.num_named, num_full)
+
+    def roll_back(self, table: Table, num_tokens: int) -> None:
+        """Drafts were rejected: whole blocks right of `num_tokens` are given back."""
+        if not self._gives_back:
+            return
+        num_kept = -(-num_tokens // self.block_size)
+        for group_id, row in enumerate(table.rows):
+            self._drop(reversed(row[max(num_kept, table.first_held[group_id]) :]))
+            del row[num_kept:]
+
+    def close(self, table: Table) -> None:
+        """All of its blocks are given back."""
+        self._drop(table.held())
+        table.rows = [[] for _ in self.windows]
+        table.first_held = [0] * len(self.windows)
+        table.num_named = 0
+
+    def lend(self, table: Table, num_tokens: int) -> Table:
+        """Its full blocks are on loan; the rest is given back. Returns the loan's table."""
+        self.roll_back(table, num_tokens // self.block_size * self.block_size)
+        loan = self.table(table.hashes)
+        loan.rows, loan.first_held = [list(row) for row in table.rows], list(table.first_held)
+        self._hold(loan)
+        table.rows = [[] for _ in self.windows]
+        table.first_held = [0] * len(self.windows)
+        return loan
+
+    def open_import(self, hashes: Sequence[bytes], rows: Sequence[Sequence[int]], num_tokens: int) -> Table:
+        """Blocks for a prefix that is fetched; those that have its names are shared, the others are new."""
+        table = self.table(hashes)
+        for group_id, row in enumerate(rows):
+            table.rows[group_id] = list(row)
+            table.first_held[group_id] = first = min(len(row), self._first_seen(group_id, num_tokens))
+            for entry in range(first, len(row)):
+                is_shared = self._names[row[entry]] == (group_id, table.hashes[entry])
+                self._take(row[entry], is_shared=is_shared)
+        self._hold(table)
+        return table
+
+    def close_hold(self, table: Table) -> None:
+        """A loan or an import is over."""
+        for block_id in table.held():
+            self._held_refs[block_id] -= 1
+            if not self._held_refs[block_id]:
+                del self._held_refs[block_id]
+        self.close(table)
+
+    # ------------------------------------------------------------------ what happens to the cache
+
+    def forget_names(self) -> None:
+        """Nothing can be found any more."""
+        self.changed.update(self._named.values())
+        self._named.clear()
+        self._names = [None] * self.num_blocks
+
+    def quarantine(self, block_ids: Iterable[int]) -> None:
+        """Blocks are out of use, and nothing can be found any more."""
+        self.forget_names()
+        self._out_of_use.update(block_ids)
+        self.changed.update(block_ids)
+
+    # ------------------------------------------------------------------ one block
+
+    def _first_seen(self, group_id: int, start: int) -> int:
+        window = self.windows[group_id]
+        return 0 if window is None else max(0, start - window + 1) // self.block_size
+
+    def _take(self, block_id: int, *, is_shared: bool) -> None:
+        if not is_shared:
+            self._unname(block_id)
+        self._refs[block_id] += 1
+        self.changed.add(block_id)
+
+    def _drop(self, block_ids: Iterable[int]) -> None:
+        for block_id in block_ids:
+            self._refs[block_id] -= 1
+            self.changed.add(block_id)
+
+    def _hold(self, table: Table) -> None:
+        for block_id in table.held():
+            self._held_refs[block_id] = self._held_refs.get(block_id, 0) + 1
+            self.changed.add(block_id)
+
+    def _name(self, block_id: int, name: tuple[int, bytes]) -> None:
+        if name not in self._named:  # whoever computed the same side by side and was first stays the one that is found
+            self._named[name] = block_id
+            self._names[block_id] = name
+
+    def _unname(self, block_id: int) -> None:
+        name = self._names[block_id]
+        if name is not None:
+            del self._named[name]
+            self._names[block_id] = None

@@ -1,0 +1,459 @@
+"""LiveEngine: one process that runs steps, as the page shows it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from twostroke.batch import ScheduledRequest, Stroke
+from twostroke.events import (
+    EngineLost,
+    EngineStarted,
+    Event,
+    KVBlockChecked,
+    KVHoldEnded,
+    KVImportBegan,
+    KVImportEnded,
+    PrefixCacheReset,
+    RequestArrived,
+    RequestFinishedByCaller,
+    StepCommitted,
+    StepScheduled,
+)
+from twostroke.live.block_map import BlockMap, Table
+from twostroke.live.figures import WINDOW_S, figures_of, histograms_of, waiting_by_reason
+from twostroke.live.rows import LiveStep, RequestRow, StepRow
+from twostroke.metrics.engine_metrics import EngineMetrics
+from twostroke.metrics.journeys import Journey
+from twostroke.request import Arrival, FinishReason, RequestStatus
+
+NUM_STEPS = 240
+"""Steps that are remembered."""
+NUM_ENDED = 60
+"""Requests that have ended and are still shown."""
+_BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A sequence that is here."""
+
+    request_id: str
+    arrival: Arrival | None
+    """None of one that came before the history begins."""
+    journey: Journey | None
+    table: Table
+    status: RequestStatus = RequestStatus.WAITING
+    stroke: str = ""
+    num_computed: int = 0
+    num_cached: int = 0
+    num_preemptions: int = 0
+    preempted_at: int = -1
+    """The step that was being decided then: results of earlier ones are of blocks that it has no more."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it holds blocks."""
+        return self.status is RequestStatus.RUNNING
+
+    def row(self, finish: str = "", finish_s: float | None = None) -> RequestRow:
+        """As it is shown."""
+        arrival, journey = self.arrival, self.journey
+        times = None if journey is None else journey.times
+        tokens_s: Sequence[float] = () if times is None else times.token_times_s
+        return RequestRow(
+            id=self.request_id,
+            state="ended" if finish else str(self.status),
+            stroke=self.stroke,
+            tenant_is_other=False,
+            arrival_s=None if arrival is None else arrival.arrival_time_s,
+            scheduled_s=None if times is None else times.scheduled_s,
+            first_token_s=tokens_s[0] if tokens_s else None,
+            last_token_s=tokens_s[-1] if tokens_s else None,
+            finish_s=finish_s,
+            finish=finish,
+            num_prompt=0 if journey is None else journey.num_prompt_tokens,
+            num_cached=self.num_cached,
+            num_computed=self.num_computed,
+            num_output=len(tokens_s),
+            max_tokens=0 if journey is None else journey.max_tokens,
+            itl_ms=(tokens_s[-1] - tokens_s[-2]) * 1e3 if len(tokens_s) > 1 else None,
+            num_preemptions=self.num_preemptions,
+            priority=0 if arrival is None else arrival.priority,
+            background=arrival is not None and arrival.background,
+        )
+
+
+@dataclass(slots=True)
+class _Unseen:
+    """What nobody has been told of yet."""
+
+    requests: set[str] = field(default_factory=set[str])
+    ended: list[RequestRow] = field(default_factory=list[RequestRow])
+    grown: dict[str, list[list[Any]]] = field(default_factory=dict[str, list[list[Any]]])
+    """By request, per KV group: the entry where its row is cut, its first held one, the blocks that follow."""
+    gone: list[str] = field(default_factory=list[str])
+    stamp: int = 0
+    is_settled: bool = False
+    """Nothing has come for so long that rates are 0, and that was told."""
+    has_all: bool = True
+    """It began anew: only the whole will do."""
+
+    def note_growth(self, share: ScheduledRequest, firsts: Sequence[int]) -> None:
+        """A row is cut and goes on with other blocks."""
+        known = self.grown.get(share.request_id) or [[update.start, 0, []] for update in share.block_tables]
+        self.grown[share.request_id] = [
+            [min(start, update.start), first, [*ids[: max(0, update.start - start)], *update.block_ids]]
+            for (start, _, ids), update, first in zip(known, share.block_tables, firsts, strict=True)
+        ]
+
+
+class LiveEngine:
+    """Follows one place, event by event; `whole` is what is there, `changes` what is new since they were asked for.
+
+    Hearing an event costs little whether or not anybody looks: what can be made of it is made when somebody asks.
+
+    Args:
+        metrics: that have counted every event when it comes here.
+    """
+
+    def __init__(self, metrics: EngineMetrics) -> None:
+        self._metrics = metrics
+        self._started: EngineStarted | None = None
+        self._blocks: BlockMap | None = None
+        self._lost = ""
+        self._requests: dict[str, _Request] = {}
+        self._ended: deque[RequestRow] = deque()
+        self._steps: deque[LiveStep] = deque(maxlen=NUM_STEPS)
+        self._in_flight: deque[LiveStep] = deque()
+        self._holds: dict[int, Table] = {}
+        self._stamp = 0
+        self._last_s = 0.0
+        """Of the last event."""
+        self._unseen = _Unseen()
+        self.is_watched = False
+        """Whether changes are noted; the whole is there in any case."""
+        self.tenants: dict[str, str] = {}
+        """Of the requests that are shown."""
+
+    @property
+    def started(self) -> EngineStarted | None:
+        """What runs here; None before it has said so."""
+        return self._started
+
+    def observe(self, event: Event) -> None:
+        """One event, in order."""
+        self._stamp += 1
+        self._last_s = event.time_s
+        match event:
+            case StepScheduled():
+                self._scheduled(event)
+            case StepCommitted():
+                self._committed(event)
+            case RequestArrived():
+                self._arrived(event)
+            case RequestFinishedByCaller():
+                self._end(event.request_id, event.reason, event.time_s)
+            case EngineStarted():
+                self._begin(event)
+            case EngineLost():
+                self._clear()
+                self._lost = event.cause
+            case _ if self._blocks is not None:
+                self._memory_changed(event, self._blocks)
+            case _:
+                pass
+
+    # ------------------------------------------------------------------ what the page gets
+
+    def whole(self, now_s: float) -> dict[str, Any]:
+        """All of it; "Engine" in docs/page.md."""
+        started, blocks = self._started, self._blocks
+        return {
+            "process": "" if started is None else started.process,
+            "lost": self._lost,
+            "config": _config(started),
+            **self._figures(now_s),
+            "steps": [step.row() for step in self._steps],
+            "requests": [*self._ended, *(request.row() for request in self._requests.values())],
+            "rows": {
+                request.request_id: [
+                    [first, row] for first, row in zip(request.table.first_held, request.table.rows, strict=True)
+                ]
+                for request in self._requests.values()
+                if request.is_running
+            },
+            "blocks": {"runs": [] if blocks is None else blocks.runs(), "written": self._written()},
+        }
+
+    def watch(self) -> None:
+        """From now on changes are noted; whoever asks first gets the whole."""
+        self.is_watched = True
+        self.seen()
+        self._unseen.has_all = True
+
+    def seen(self) -> None:
+        """Whoever looks has been told everything."""
+        if self._blocks is not None:
+            self._blocks.changed.clear()
+        self._unseen = _Unseen(stamp=self._stamp, has_all=False)
+
+    def changes(self, now_s: float) -> dict[str, Any] | None:
+        """What is new; None where nothing is."""
+        unseen, blocks = self._unseen, self._blocks
+        if unseen.has_all:
+            whole = {"whole": True, **self.whole(now_s)}
+            self.seen()
+            return whole
+        if unseen.stamp == self._stamp:
+            return self._settled(now_s)
+        steps: list[StepRow] = [step.row() for step in self._steps if step.stamp > unseen.stamp]
+        touched = {request.request_id for request in self._requests.values() if request.is_running} | unseen.requests
+        changes: dict[str, Any] = {
+            **self._figures(now_s),
+            "steps": steps,
+            "requests": [
+                *unseen.ended,
+                *(self._requests[request_id].row() for request_id in sorted(touched) if request_id in self._requests),
+            ],
+            "gone": unseen.gone,
+            "rows": unseen.grown,
+            "blocks": {"set": [] if blocks is None else blocks.take_changes(), "written": self._written()},
+        }
+        self.seen()
+        return changes
+
+    def _settled(self, now_s: float) -> dict[str, Any] | None:
+        """Told once when nothing has come for as long as rates reach back: they are 0 now."""
+        if self._unseen.is_settled or not self._steps or now_s < self._last_s + WINDOW_S:
+            return None
+        self._unseen.is_settled = True
+        return {**self._figures(now_s), "steps": [], "requests": [], "gone": [], "rows": {}}
+
+    def _figures(self, now_s: float) -> dict[str, Any]:
+        num_preempted = sum(r.status is RequestStatus.PREEMPTED for r in self._requests.values())
+        return {
+            "figures": {**figures_of(self._metrics, self._steps, now_s), "preempted": num_preempted},
+            "waiting_by_reason": waiting_by_reason(self._metrics),
+            "histograms": histograms_of(self._metrics),
+        }
+
+    def _written(self) -> list[int]:
+        """Blocks that the last step with tokens writes to."""
+        if not self._steps or self._blocks is None:
+            return []
+        size = self._blocks.block_size
+        written: set[int] = set()
+        for share in self._steps[-1].batch.requests:
+            request = self._requests.get(share.request_id)
+            if request is not None and request.is_running:
+                entries = slice(share.token_range.start // size, (share.token_range.stop - 1) // size + 1)
+                for row, first in zip(request.table.rows, request.table.first_held, strict=True):
+                    written.update(row[max(first, entries.start) : entries.stop])
+        return sorted(written)
+
+    # ------------------------------------------------------------------ events
+
+    def _begin(self, event: EngineStarted) -> None:
+        self._clear()
+        self._steps.clear()  # another process counts from 0
+        self._started = event
+        self._blocks = BlockMap(event)
+        self._lost = ""
+        self._unseen.has_all = True
+
+    def _clear(self) -> None:
+        """Nobody runs here any more."""
+        for request_id in list(self._requests):
+            self._end(request_id, FinishReason.ERROR, self._steps[-1].time_s if self._steps else None)
+        self._holds.clear()
+        self._in_flight.clear()
+        if self._started is not None:
+            self._blocks = BlockMap(self._started)
+        self._unseen.has_all = True
+
+    def _arrived(self, event: RequestArrived) -> None:
+        if self._blocks is None:
+            return
+        table = self._blocks.table(event.arrival.block_hashes)
+        journey = self._metrics.sequence(event.request_id)
+        self._requests[event.request_id] = _Request(event.request_id, event.arrival, journey, table)
+        self.tenants[event.request_id] = event.arrival.tenant
+        self._unseen.requests.add(event.request_id)
+
+    def _scheduled(self, event: StepScheduled) -> None:
+        batch, blocks = event.batch, self._blocks
+        if blocks is None:
+            return
+        for preemption in batch.preemptions:
+            self._lose_blocks(preemption.request_id, RequestStatus.PREEMPTED, batch.step)
+        cached: Mapping[str, int] = {}
+        if batch.admitted:
+            cached = {admitted.request_id: admitted.num_cached_tokens for admitted in batch.admitted}
+            for request_id, num_cached in cached.items():
+                self._admitted(request_id, num_cached)
+        for share in batch.requests:
+            if any(update.block_ids for update in share.block_tables):
+                self._grown(share, cached.get(share.request_id, 0), blocks)
+        step = LiveStep(event.time_s, batch, event.cost, self._stamp)
+        if not batch.is_empty:
+            self._in_flight.append(step)
+            self._steps.append(step)
+        elif self._steps:  # nothing runs, but somebody may wait for another reason
+            self._steps[-1].stamp = self._stamp
+
+    def _admitted(self, request_id: str, num_cached: int) -> None:
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.status, request.num_cached = RequestStatus.RUNNING, num_cached
+            arrival = request.arrival
+            if arrival is not None and arrival.import_id is not None:
+                self._end_hold(arrival.import_id)
+
+    def _grown(self, share: ScheduledRequest, num_cached: int, blocks: BlockMap) -> None:
+        request = self._requests.get(share.request_id)
+        if request is None:  # it came before the history begins
+            request = _Request(share.request_id, None, None, blocks.table(()), RequestStatus.RUNNING)
+            self._requests[share.request_id] = request
+        blocks.grow(request.table, share.block_tables, share.num_computed_tokens, num_cached)
+        if self.is_watched:
+            self._unseen.note_growth(share, request.table.first_held)
+
+    def _committed(self, event: StepCommitted) -> None:
+        step = None
+        while self._in_flight and self._in_flight[0].batch.step <= event.step:
+            step = self._in_flight.popleft()
+        if step is None or self._blocks is None:
+            return
+        step.done_s, step.stamp = event.time_s, self._stamp
+        shares = iter(step.batch.requests)
+        for commit in event.commits:
+            step.num_generated += commit.num_tokens
+            # commits come in the order of the shares; of those who have ended since there is none
+            share = next((share for share in shares if share.request_id == commit.request_id), None)
+            request = self._requests.get(commit.request_id)
+            if share is None or request is None:
+                continue
+            if commit.block_hashes:
+                request.table.hashes.extend(commit.block_hashes)
+            if request.is_running and request.preempted_at <= step.batch.step:
+                self._computed(request, share, commit.num_tokens, commit.finish_reason, self._blocks)
+            else:  # it has given its blocks back, and its token counts all the same
+                self._unseen.requests.add(commit.request_id)
+            if commit.finish_reason is not None:
+                self._end(commit.request_id, commit.finish_reason, event.time_s)
+
+    def _computed(
+        self,
+        request: _Request,
+        share: ScheduledRequest,
+        num_accepted: int,
+        reason: FinishReason | None,
+        blocks: BlockMap,
+    ) -> None:
+        end = share.num_computed_tokens + share.num_scheduled_tokens
+        request.stroke = "prefill" if share.stroke is Stroke.PREFILL else "decode"
+        if reason is FinishReason.ERROR:
+            return
+        if share.num_draft_tokens:
+            end = share.num_computed_tokens + num_accepted
+            blocks.roll_back(request.table, end)
+        request.num_computed = end
+        if end // blocks.block_size > request.table.num_named:
+            blocks.computed(request.table, end)
+
+    def _memory_changed(self, event: Event, blocks: BlockMap) -> None:
+        match event:
+            case PrefixCacheReset():
+                blocks.forget_names()
+            case KVBlockChecked():
+                for request_id in event.suspects.ended:
+                    self._end(request_id, FinishReason.ERROR, event.time_s)
+                for request_id in event.suspects.started_over:
+                    self._lose_blocks(request_id, RequestStatus.WAITING, self._next_step)
+                if event.quarantined:
+                    blocks.quarantine(block_id for block_id in event.quarantined if block_id is not None)
+            case KVImportBegan():
+                self._holds[event.import_id] = blocks.open_import(event.block_hashes, event.rows, event.num_tokens)
+            case KVImportEnded():
+                self._import_ended(event, blocks)
+            case KVHoldEnded():
+                self._end_hold(event.hold_id)
+            case _:
+                pass
+
+    def _import_ended(self, event: KVImportEnded, blocks: BlockMap) -> None:
+        table = self._holds.get(event.import_id)
+        if table is None:
+            return
+        if event.problem:
+            self._end_hold(event.import_id)
+        else:
+            blocks.computed(table, len(table.rows[0]) * blocks.block_size)
+
+    @property
+    def _next_step(self) -> int:
+        """Behind all that were decided."""
+        return self._steps[-1].batch.step + 1 if self._steps else 0
+
+    # ------------------------------------------------------------------ requests
+
+    def _lose_blocks(self, request_id: str, status: RequestStatus, step: int) -> None:
+        """It waits again, from the beginning."""
+        request = self._requests.get(request_id)
+        if request is None or self._blocks is None:
+            return
+        self._blocks.close(request.table)
+        request.status, request.num_computed, request.preempted_at = status, 0, step
+        request.num_preemptions += status is RequestStatus.PREEMPTED
+        self._unseen.requests.add(request_id)
+        self._unseen.grown.pop(request_id, None)
+
+    def _end(self, request_id: str, reason: FinishReason, time_s: float | None) -> None:
+        request = self._requests.pop(request_id, None)
+        if request is None or self._blocks is None:
+            return
+        lend_as = None if request.arrival is None else request.arrival.lend_as
+        moves = lend_as is not None and reason is FinishReason.LENGTH
+        if lend_as is not None and request.is_running and reason in _BY_ITSELF:
+            self._holds[lend_as] = self._blocks.lend(request.table, request.num_computed)
+        else:
+            self._blocks.close(request.table)
+        if request.arrival is not None and request.arrival.import_id is not None:
+            self._end_hold(request.arrival.import_id)
+        row = request.row("moved" if moves else str(reason), time_s)
+        self._ended.append(row)
+        self._unseen.grown.pop(request_id, None)
+        if self.is_watched:
+            self._unseen.ended.append(row)
+        if len(self._ended) > NUM_ENDED:
+            gone = self._ended.popleft().id
+            if gone not in self._requests:
+                self.tenants.pop(gone, None)
+            if self.is_watched:
+                self._unseen.gone.append(gone)
+
+    def _end_hold(self, hold_id: int) -> None:
+        table = self._holds.pop(hold_id, None)
+        if table is not None and self._blocks is not None:
+            self._blocks.close_hold(table)
+
+
+def _config(started: EngineStarted | None) -> dict[str, Any]:
+    if started is None:
+        return {}
+    groups: Iterable[dict[str, Any]] = started.layout["groups"]
+    return {
+        "num_blocks": started.num_blocks,
+        "block_size": started.layout["block_size"],
+        "num_groups": len(started.layout["groups"]),
+        "windows": [group["window"] for group in groups],
+        "max_num_seqs": started.scheduler["max_num_seqs"],
+        "max_num_batched_tokens": started.scheduler["max_num_batched_tokens"],
+        "max_model_len": started.max_model_len,
+        "kv_cache_dtype": started.cache["kv_cache_dtype"],
+        "enable_prefix_caching": started.cache["enable_prefix_caching"],
+        "speculation": None if started.speculation is None else started.speculation.get("method"),
+    }

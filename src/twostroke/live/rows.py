@@ -1,0 +1,108 @@
+"""The columns of what the page shows in tables: requests and steps, as arrays, with their names told once."""
+
+from __future__ import annotations
+
+import msgspec
+
+from twostroke.batch import ScheduledBatch
+from twostroke.cost.step_cost import StepCost
+
+
+class RequestRow(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence; times in seconds on the engine's clock."""
+
+    id: str
+    state: str
+    """waiting, running, preempted or ended."""
+    stroke: str
+    """Of the last step that computed anything of it; empty before."""
+    tenant_is_other: bool
+    """The id is none that anybody could use: it is another tenant's."""
+    arrival_s: float | None
+    scheduled_s: float | None
+    first_token_s: float | None
+    last_token_s: float | None
+    finish_s: float | None
+    finish: str
+    """stop, length, abort, error, or moved: it goes on in another process. Empty while it lives."""
+    num_prompt: int
+    num_cached: int
+    num_computed: int
+    num_output: int
+    max_tokens: int
+    itl_ms: float | None
+    """The last gap between tokens."""
+    num_preemptions: int
+    priority: int
+    background: bool
+
+
+class StepRow(msgspec.Struct, frozen=True, array_like=True):
+    """A step."""
+
+    step: int
+    at_s: float
+    """When it was decided."""
+    ms: float | None
+    """From the decision to its result; None while it runs."""
+    floor_ms: float | None
+    """The shortest time in which this machine can do it; None where nobody knows."""
+    bound: str
+    """By what: compute or memory."""
+    decode: int
+    """Query tokens: of decodes without drafts, of prefills, of drafts."""
+    prefill: int
+    drafts: int
+    cached: int
+    """Tokens of the requests that it admitted which it need not compute."""
+    limit: str
+    """What kept it from being larger: tokens, seqs, kv or none."""
+    wait: str
+    """Why the head of the queue was not admitted."""
+    head: str
+    """That head."""
+    num_running: int
+    num_waiting: int
+    preempted: tuple[str, ...]
+
+
+FIELDS = {"request": list(RequestRow.__struct_fields__), "step": list(StepRow.__struct_fields__)}
+"""As State.fields tells them."""
+
+
+class LiveStep:
+    """A step that was decided lately."""
+
+    __slots__ = ("batch", "cost", "done_s", "num_generated", "stamp", "time_s")
+
+    def __init__(self, time_s: float, batch: ScheduledBatch, cost: StepCost | None, stamp: int) -> None:
+        self.time_s = time_s
+        self.batch = batch
+        self.cost = cost
+        self.done_s: float | None = None
+        self.num_generated = 0
+        self.stamp = stamp
+        """Which event changed it last."""
+
+    def row(self) -> StepRow:
+        """As it is shown."""
+        batch, cost = self.batch, self.cost
+        num_prefill = batch.num_prefill_tokens
+        num_drafts = sum(share.num_draft_tokens for share in batch.requests)
+        return StepRow(
+            step=batch.step,
+            at_s=self.time_s,
+            ms=None if self.done_s is None else (self.done_s - self.time_s) * 1e3,
+            floor_ms=None if cost is None else cost.seconds * 1e3,
+            bound="" if cost is None else cost.bound,
+            decode=batch.num_tokens - num_prefill - num_drafts,
+            prefill=num_prefill,
+            drafts=num_drafts,
+            cached=sum(admitted.num_cached_tokens for admitted in batch.admitted),
+            limit=str(batch.limited_by),
+            wait=batch.wait_reason,
+            head=batch.head_request_id or "",
+            num_running=batch.num_running,
+            num_waiting=batch.num_waiting,
+            preempted=batch.preempted_request_ids,
+        )

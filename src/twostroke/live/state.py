@@ -1,0 +1,130 @@
+"""LiveState: all processes of a server as its page shows them; docs/page.md describes what is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from twostroke.config.durations import seconds
+from twostroke.events import EngineStarted, Event, KVImportEnded
+from twostroke.explain.names import GATEWAY, place_of
+from twostroke.live.engine import LiveEngine
+from twostroke.live.rows import FIELDS
+from twostroke.metrics.fleet import FleetMetrics
+from twostroke.version import __version__
+
+VERSION = 1
+"""Of what is sent."""
+
+
+@dataclass(slots=True)
+class _Link:
+    """What has come to one place from the pool that computes prompts."""
+
+    to: str
+    num_transfers: int = 0
+    num_failed: int = 0
+    num_bytes: int = 0
+    busy_s: float = 0.0
+    last_problem: str = ""
+
+    def took(self, event: KVImportEnded) -> None:
+        """A prefix has come, or has not."""
+        self.num_transfers += 1
+        self.num_bytes += event.num_bytes
+        self.busy_s += event.busy_s
+        if event.problem:
+            self.num_failed += 1
+            self.last_problem = event.problem
+
+
+class LiveState:
+    """Follows a server's events.
+
+    Args:
+        metrics: of the server; they have counted an event when it comes here.
+    """
+
+    def __init__(self, metrics: FleetMetrics) -> None:
+        self._metrics = metrics
+        self._pools: Callable[[], list[dict[str, Any]] | None] = lambda: None
+        self._engines: dict[str, LiveEngine] = {}
+        self._links: dict[str, _Link] = {}
+        self._slo: dict[str, float | None] = {"ttft_s": None, "itl_s": None}
+        self._sent_pools: list[dict[str, Any]] | None = None
+        self._is_watched = False
+        self._seq = 0
+        self.time_s = 0.0
+        """Of the last event."""
+
+    def show_pools(self, members: Callable[[], list[dict[str, Any]] | None]) -> None:
+        """From now on it is told who is in the server's pools."""
+        self._pools = members
+
+    def observe(self, event: Event) -> None:
+        """One event, in order."""
+        self.time_s = event.time_s
+        place = place_of(event.process)
+        if place == GATEWAY:
+            return
+        engine = self._engines.get(place)
+        if engine is None:
+            engine = self._engines[place] = LiveEngine(self._metrics.of(place))
+            if self._is_watched:
+                engine.watch()
+        engine.observe(event)
+        if isinstance(event, KVImportEnded):
+            self._links.setdefault(place, _Link(place)).took(event)
+        elif isinstance(event, EngineStarted):
+            self._slo = {"ttft_s": _limit(event, "ttft_slo"), "itl_s": _limit(event, "itl_slo")}
+
+    def watch(self, is_watched: bool) -> None:
+        """Whether somebody looks: only then changes are noted."""
+        self._is_watched = is_watched
+        for engine in self._engines.values():
+            if is_watched:
+                engine.watch()
+                engine.seen()
+            else:
+                engine.is_watched = False
+
+    def tenant_of(self, request_id: str) -> str | None:
+        """Whose request it is, of those that are shown; None: nobody knows."""
+        return next((e.tenants[request_id] for e in self._engines.values() if request_id in e.tenants), None)
+
+    def whole(self, model: str, now_s: float) -> dict[str, Any]:
+        """A "State". Deltas that are taken from now on go on from it."""
+        return {
+            "v": VERSION,
+            "seq": self._seq,
+            "time_s": now_s,
+            "model": model,
+            "version": __version__,
+            "recording": None,
+            "fields": FIELDS,
+            "slo": self._slo,
+            "engines": {place: engine.whole(now_s) for place, engine in self._engines.items()},
+            "links": self._shown_links(),
+            "pools": self._pools(),
+        }
+
+    def changes(self, now_s: float) -> dict[str, Any] | None:
+        """A "Delta"; None where nothing has happened since the last one."""
+        engines = {place: engine.changes(now_s) for place, engine in self._engines.items()}
+        changed = {place: changes for place, changes in engines.items() if changes is not None}
+        pools = self._pools()
+        if not changed and pools == self._sent_pools:
+            return None
+        self._sent_pools = pools
+        self._seq += 1
+        return {"seq": self._seq, "time_s": now_s, "engines": changed, "links": self._shown_links(), "pools": pools}
+
+    def _shown_links(self) -> list[dict[str, Any]]:
+        return [{"from": "prefill", **asdict(link)} for _, link in sorted(self._links.items())]
+
+
+def _limit(started: EngineStarted, name: str) -> float | None:
+    """In seconds, however it was given."""
+    given = started.scheduler.get(name)
+    return None if given is None else seconds(name, given)
