@@ -60,8 +60,12 @@ async function refusalWords(response) {
   return `${response.status}: ${words}${retryAfter ? ` Try again in ${retryAfter} s.` : ""}`;
 }
 
-/** The lines of a body; chunks of it may end anywhere, within a character too. */
-async function* lines(body) {
+/**
+ * The lines of a body; chunks of it may end anywhere, within a character too.
+ * @param {ReadableStream} body
+ * @throws {Refusal} the connection was lost
+ */
+export async function* lines(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {

@@ -1,1 +1,196 @@
-/** The engine at work. */
+/** The engine at work: what has come is drawn when the browser is ready to, and only if it changed. */
+import { ask } from "./answer_stream.js";
+import { BlockMap } from "./block_map.js";
+import { el, setText } from "./dom.js";
+import { Histograms } from "./histograms.js";
+import { key } from "./key.js";
+import { Lanes } from "./lanes.js";
+import { LiveFeed } from "./live_feed.js";
+import { LiveModel, OutOfStep } from "./live_model.js";
+import { Player } from "./player.js";
+import { ProcessTable } from "./process_table.js";
+import { RequestTable } from "./request_table.js";
+import { saveAsFile } from "./saved_file.js";
+import { StepsChart } from "./steps_chart.js";
+import { Tiles } from "./tiles.js";
+import { TimelineView } from "./timeline_view.js";
+import { currentView, goTo, offer } from "./views.js";
+
+const MOST_HELD = 600; // deltas that wait while the picture is frozen: a minute
+
+const view = document.getElementById("live");
+const title = el("p", { id: "live-model" });
+const trouble = el("p", { className: "trouble", role: "alert", hidden: true });
+const freeze = el("button", { type: "button", id: "freeze", "aria-pressed": "false" }, "Freeze");
+const saveTrace = el("button", { type: "button" }, "Save trace");
+const saveEvents = el("button", { type: "button" }, "Save last minutes");
+const saved = el("p", { className: "hint", role: "status" });
+const places = el("fieldset", { className: "modes", hidden: true });
+const parts = {
+  tiles: new Tiles(),
+  steps: new StepsChart(),
+  blocks: new BlockMap(follow),
+  requests: new RequestTable(follow),
+  lanes: new Lanes(follow),
+  timeline: new TimelineView(follow),
+  histograms: new Histograms(),
+  processes: new ProcessTable(),
+};
+
+let model = null;
+let place = null; // of the engine whose steps and blocks are shown
+let followed = null; // a sequence's id
+let awaited = null; // the name of a request that is to be followed once it is seen
+let held = null; // deltas that came while the picture is frozen; null: it is not
+let isDrawing = false;
+
+window.twostrokeFrames = 0; // pictures drawn so far, for who measures
+
+/**
+ * Shows a request, by the id of its answer, as soon as it is seen.
+ * @param {string} name
+ */
+export function followByName(name) {
+  awaited = name;
+  goTo("live");
+  draw();
+}
+
+function follow(id) {
+  followed = id;
+  draw();
+}
+
+function draw() {
+  if (isDrawing || !model) return;
+  isDrawing = true;
+  requestAnimationFrame(() => {
+    isDrawing = false;
+    if (currentView() !== "live") return;
+    drawNow();
+    window.twostrokeFrames += 1;
+  });
+}
+
+function drawNow() {
+  showPlaces();
+  const engine = model.engines.get(place);
+  parts.tiles.show(model);
+  parts.histograms.show(model);
+  parts.processes.show(model);
+  setText(title, `${model.model}, Twostroke ${model.version}${engine ? `, ${engine.lost ? `stopped: ${engine.lost}` : engine.process}` : ""}`);
+  if (!engine || !engine.config.num_blocks) return;
+  if (awaited) findAwaited();
+  parts.steps.show(engine);
+  parts.blocks.show(engine, followed);
+  parts.requests.show(engine, model.timeS, followed, model.recording !== null);
+  parts.lanes.show(engine, model.timeS, followed);
+  parts.timeline.show(engine, followed);
+}
+
+function findAwaited() {
+  for (const [name, engine] of model.engines) {
+    for (const id of engine.requests.keys()) {
+      if (id !== awaited && !id.startsWith(`${awaited}#`)) continue;
+      [followed, place, awaited] = [id, name, null];
+      return;
+    }
+  }
+}
+
+/** Of several processes one is chosen. */
+function showPlaces() {
+  const names = [...model.engines.keys()].sort();
+  if (!names.includes(place)) place = names[0] ?? null;
+  places.hidden = names.length < 2;
+  const known = [...places.querySelectorAll("input")].map((input) => input.value);
+  if (known.join() === names.join()) return;
+  const radios = names.map((name) => el("label", {}, el("input", { type: "radio", name: "place", value: name, checked: name === place }), ` ${name}`));
+  places.replaceChildren(el("legend", {}, "Steps and blocks of"), ...radios);
+}
+
+function showState(state) {
+  model = new LiveModel(state);
+  held = held && [];
+  draw();
+}
+
+const feed = new LiveFeed({
+  state: showState,
+  delta(delta) {
+    if (held) {
+      held.push(delta);
+      if (held.length > MOST_HELD) held.splice(0, held.length - MOST_HELD);
+      return;
+    }
+    apply(delta);
+  },
+  trouble(words) {
+    trouble.hidden = words === "";
+    setText(trouble, words);
+  },
+});
+
+function apply(delta) {
+  try {
+    model.apply(delta);
+    draw();
+  } catch (error) {
+    if (!(error instanceof OutOfStep)) throw error;
+    feed.restart();
+  }
+}
+
+function toggleFreeze() {
+  const deltas = held;
+  held = held ? null : [];
+  freeze.setAttribute("aria-pressed", String(held !== null));
+  setText(freeze, held ? "Go on" : "Freeze");
+  if (deltas && deltas.length >= MOST_HELD) feed.restart();
+  else deltas?.forEach(apply);
+}
+
+async function save(path, name) {
+  try {
+    setText(saved, "Reading …");
+    await saveAsFile(path, name);
+    setText(saved, `Saved as ${name}.`);
+  } catch (error) {
+    setText(saved, error.message);
+  }
+}
+
+/** A recording has no model to play with, and no feed. */
+async function begin() {
+  try {
+    const state = await (await ask("live/state", key())).json();
+    if (!state.recording) return;
+    offer("playground", false);
+    freeze.hidden = true;
+    view.firstElementChild.after(new Player(state, showState).element);
+  } catch {
+    // the feed says in words what is wrong, and goes on trying
+  }
+}
+
+const top = el("div", { className: "panel" }, title, trouble, el("div", { className: "actions" }, freeze, saveTrace, saveEvents), saved, places);
+view.append(top, ...["tiles", "processes", "steps", "blocks", "requests", "lanes", "timeline", "histograms"].map((name) => parts[name].element));
+freeze.addEventListener("click", toggleFreeze);
+saveTrace.addEventListener("click", () => save("v1/trace", "twostroke-trace.json"));
+saveEvents.addEventListener("click", () => save("flight_recorder", "twostroke-flight.jsonl"));
+places.addEventListener("change", (event) => {
+  place = event.target.value;
+  draw();
+});
+document.getElementById("key").addEventListener("change", () => feed.restart());
+document.addEventListener("scheme", draw);
+addEventListener("resize", draw);
+const openIfSeen = () => {
+  if (currentView() === "live" && !model?.recording) feed.open();
+  else feed.close();
+  draw();
+};
+begin().then(() => {
+  document.addEventListener("view", openIfSeen);
+  openIfSeen();
+});

@@ -2,6 +2,7 @@
 import { answerChunks, ask, Refusal } from "./answer_stream.js";
 import { asCurl, asOpenaiPython } from "./code.js";
 import { Figures } from "./figures.js";
+import { key } from "./key.js";
 import { samplingFields } from "./request_form.js";
 
 const $ = (id) => document.getElementById(id);
@@ -14,7 +15,6 @@ let conversation = []; // messages of the chat so far, as the API takes them
 let running = null; // the AbortController of the answer that is coming
 
 const isChat = () => form.elements.mode.value === "chat";
-const key = () => $("key").value;
 
 /** The request that the page stands for now. */
 function currentRequest() {

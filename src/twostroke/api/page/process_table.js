@@ -1,0 +1,32 @@
+/** Of pools: who is in them, and what goes over the links between them. */
+import { el, panel } from "./dom.js";
+import { bytes, whole } from "./words.js";
+
+export class ProcessTable {
+  #pools = el("tbody");
+  #links = el("tbody");
+  #shown = "";
+
+  constructor() {
+    this.element = panel("processes", "Pools and their links", table(["Worker", "Pool", "State", "Sequences", "Restarts"], this.#pools, "Pools"), table(["To", "Hand-overs", "Failed", "Bytes", "Rate while bytes came", "Last problem"], this.#links, "Links"));
+    this.element.hidden = true;
+  }
+
+  /** @param {LiveModel} model */
+  show(model) {
+    const pools = model.pools ?? [];
+    this.element.hidden = pools.length === 0 && model.links.length === 0;
+    const now = JSON.stringify([pools, model.links]);
+    if (now === this.#shown) return;
+    this.#shown = now;
+    this.#pools.replaceChildren(...pools.map((worker) => row(worker.worker_id, worker.role, worker.state + (worker.state === "running" ? "" : `: ${worker.cause}`), whole(worker.num_live), whole(worker.num_restarts))));
+    this.#links.replaceChildren(...model.links.map((link) => row(link.to, whole(link.num_transfers), whole(link.num_failed), bytes(link.num_bytes), link.busy_s > 0 ? `${bytes(link.num_bytes / link.busy_s)}/s` : "–", link.last_problem || "–")));
+  }
+}
+
+function table(titles, body, label) {
+  const head = el("thead", {}, el("tr", {}, ...titles.map((title) => el("th", { scope: "col" }, title))));
+  return el("div", { className: "scrolled", tabIndex: 0, role: "region", "aria-label": label }, el("table", {}, head, body));
+}
+
+const row = (...texts) => el("tr", {}, ...texts.map((text) => el("td", {}, text)));

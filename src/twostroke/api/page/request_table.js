@@ -1,0 +1,99 @@
+/** Who is there: a row per sequence, those that live first; each can be followed, and ended. */
+import { ask } from "./answer_stream.js";
+import { el, panel, setText } from "./dom.js";
+import { key } from "./key.js";
+import { ms, nameOf, short, whole } from "./words.js";
+
+const MOST_ROWS = 100;
+const COLUMNS = ["Request", "State", "Came", "Prompt", "Cached", "Computed", "Output", "TTFT", "ITL", "Preempted", ""];
+const ORDER = { running: 0, preempted: 1, waiting: 2, ended: 3 };
+
+export class RequestTable {
+  #body = el("tbody");
+  #rows = new Map();
+  #filter = el("input", { type: "search", id: "request-filter", placeholder: "id or state", autocomplete: "off" });
+  #more = el("p", { className: "hint", role: "status" });
+  #outcome = el("p", { className: "hint", role: "status" });
+  #follow;
+  #last = null;
+  #canAbort = true;
+
+  /** @param {function(string|null)} follow is told whom to follow */
+  constructor(follow) {
+    this.#follow = follow;
+    const head = el("thead", {}, el("tr", {}, ...COLUMNS.map((title) => el("th", { scope: "col" }, title))));
+    const table = el("div", { className: "scrolled", tabIndex: 0, role: "region", "aria-label": "Requests" }, el("table", {}, head, this.#body));
+    this.element = panel("requests", "Requests", el("label", { htmlFor: "request-filter", className: "inline" }, "Show only ", this.#filter), table, this.#more, this.#outcome);
+    this.#filter.addEventListener("input", () => this.#last && this.show(...this.#last));
+  }
+
+  /**
+   * @param {object} engine of the model
+   * @param {number} nowS on the engine's clock
+   * @param {string|null} followed
+   * @param {boolean} isRecording nothing of it can be ended
+   */
+  show(engine, nowS, followed, isRecording) {
+    this.#last = [engine, nowS, followed, isRecording];
+    this.#canAbort = !isRecording;
+    const wanted = this.#filter.value.toLowerCase();
+    const found = [...engine.requests.values()].filter(({ id, state }) => `${id} ${state}`.toLowerCase().includes(wanted));
+    found.sort((a, b) => ORDER[a.state] - ORDER[b.state] || (a.state === "ended" ? b.finish_s - a.finish_s : a.arrival_s - b.arrival_s));
+    const wait = engine.steps.at(-1)?.wait ?? "";
+    const shown = found.slice(0, MOST_ROWS);
+    const kept = new Set(shown.map(({ id }) => id));
+    for (const [id, row] of this.#rows) {
+      if (kept.has(id)) continue;
+      row.element.remove();
+      this.#rows.delete(id);
+    }
+    shown.forEach((request, i) => {
+      if (!this.#rows.has(request.id)) this.#rows.set(request.id, this.#makeRow(request));
+      const row = this.#rows.get(request.id);
+      this.#fill(row, request, nowS, wait, followed);
+      if (this.#body.children[i] !== row.element) this.#body.insertBefore(row.element, this.#body.children[i] ?? null);
+    });
+    setText(this.#more, found.length === 0 ? "Nobody is here." : found.length > MOST_ROWS ? `And ${whole(found.length - MOST_ROWS)} more; the filter finds them.` : "");
+  }
+
+  #makeRow(request) {
+    const follow = el("button", { type: "button", className: "link", title: request.id }, short(request.id));
+    follow.addEventListener("click", () => this.#follow(request.id));
+    const abort = el("button", { type: "button", className: "small", "aria-label": `Abort ${request.id}` }, "Abort");
+    abort.addEventListener("click", () => this.#abort(request.id));
+    const cells = COLUMNS.map(() => el("td"));
+    cells[0].append(follow);
+    cells.at(-1).append(abort);
+    return { element: el("tr", {}, ...cells), cells, abort };
+  }
+
+  #fill({ element, cells, abort }, request, nowS, wait, followed) {
+    const isLive = request.state !== "ended";
+    const state = request.state === "running" ? request.stroke || "running" : request.state === "ended" ? `ended: ${request.finish}` : request.state;
+    const reason = request.state === "waiting" && wait ? ` (${wait})` : "";
+    const ttft = request.first_token_s === null || request.arrival_s === null ? null : 1e3 * (request.first_token_s - request.arrival_s);
+    const texts = [
+      state + reason + (request.background ? " (flex)" : ""),
+      request.arrival_s === null ? "–" : `${(nowS - request.arrival_s).toFixed(1)} s ago`,
+      whole(request.num_prompt),
+      whole(request.num_cached),
+      whole(request.num_computed),
+      `${whole(request.num_output)} of ${whole(request.max_tokens)}`,
+      ms(ttft),
+      ms(request.itl_ms),
+      request.num_preemptions || "–",
+    ];
+    texts.forEach((text, i) => setText(cells[i + 1], String(text)));
+    element.className = `${request.state}${request.id === followed ? " followed" : ""}`;
+    abort.hidden = !isLive || !this.#canAbort || request.tenant_is_other;
+  }
+
+  async #abort(id) {
+    try {
+      await ask(`v1/requests/${encodeURIComponent(nameOf(id))}/abort`, key(), { method: "POST" });
+      setText(this.#outcome, `${nameOf(id)} was ended.`);
+    } catch (error) {
+      setText(this.#outcome, error.message);
+    }
+  }
+}

@@ -1,0 +1,17 @@
+import { ask } from "./answer_stream.js";
+import { key } from "./key.js";
+
+/**
+ * Fetches a path of this server, with the key, and gives it to the browser as a file.
+ * @param {string} path
+ * @param {string} name of the file
+ * @throws {Refusal} in words
+ */
+export async function saveAsFile(path, name) {
+  const content = await (await ask(path, key())).blob();
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(content);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}

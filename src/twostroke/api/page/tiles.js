@@ -1,0 +1,44 @@
+/** The tiles: how it is, in ten numbers. */
+import { el, panel, setText } from "./dom.js";
+import { ms, percent, whole } from "./words.js";
+
+const TILES = [
+  ["running", "Running", "sequences that hold KV blocks and are computed step by step"],
+  ["waiting", "Waiting", "sequences in the queue, those that were preempted included"],
+  ["preempted", "Preempted", "of those that wait: had to give their blocks back. Behind the stroke: how often it happened"],
+  ["prefill", "Prefill", "prompt tokens computed per second: the first stroke"],
+  ["decode", "Decode", "tokens made per second: the second stroke"],
+  ["kv", "KV use", "share of the KV blocks that running sequences hold"],
+  ["hits", "Prefix hits", "share of the prompt tokens looked up in the prefix cache that were found there"],
+  ["step", "Step", "mean of the last twenty steps"],
+  ["floor", "Its floor", "the shortest time in which this machine can do the same: the longer of arithmetic and memory"],
+];
+
+export class Tiles {
+  #values = {};
+
+  constructor() {
+    const tiles = TILES.map(([name, title, help]) => {
+      this.#values[name] = el("dd", { id: `tile-${name}` }, "–");
+      return el("div", {}, el("dt", {}, el("abbr", { title: help }, title)), this.#values[name]);
+    });
+    this.element = panel("tiles", "Now", el("dl", { className: "figures" }, ...tiles));
+  }
+
+  /** @param {LiveModel} model */
+  show(model) {
+    const set = (name, text) => setText(this.#values[name], text);
+    const engines = [...model.engines.values()];
+    for (const name of ["running", "waiting"]) set(name, whole(model.sum(name) ?? 0));
+    set("preempted", `${whole(model.sum("preempted") ?? 0)} / ${whole(model.sum("num_preemptions") ?? 0)}`);
+    set("prefill", `${whole(model.sum("prefill_tokens_per_s") ?? 0)} tok/s`);
+    set("decode", `${whole(model.sum("decode_tokens_per_s") ?? 0)} tok/s`);
+    set("kv", engines.length === 0 ? "–" : percent(Math.max(...engines.map((engine) => engine.figures.kv_usage))));
+    const asked = model.sum("cache_queries");
+    set("hits", asked ? percent(model.sum("cache_hits") / asked) : "–");
+    const steps = engines.map((engine) => engine.figures).filter((figures) => figures.step_ms !== null);
+    set("step", steps.length === 0 ? "–" : ms(Math.max(...steps.map((figures) => figures.step_ms))));
+    const floors = steps.map((figures) => figures.floor_ms).filter((floor) => floor !== null);
+    set("floor", floors.length === 0 ? "–" : ms(Math.max(...floors)));
+  }
+}

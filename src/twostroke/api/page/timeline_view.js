@@ -1,0 +1,78 @@
+/** Why it took so long: the timeline of one request, every millisecond with its reason. */
+import { ask } from "./answer_stream.js";
+import { el, panel, setText } from "./dom.js";
+import { key } from "./key.js";
+import { ms, nameOf, short, whole } from "./words.js";
+
+const MOST_SEGMENTS = 400;
+
+export class TimelineView {
+  #title = el("p", { role: "status" }, "Nobody is followed. Choose a request above, a lane, or a block.");
+  #parts = el("div");
+  #again = el("button", { type: "button", hidden: true }, "Read it again");
+  #stop = el("button", { type: "button", hidden: true }, "Follow nobody");
+  #id = null;
+  #hasEnd = false;
+
+  /** @param {function(string|null)} follow is told whom to follow */
+  constructor(follow) {
+    this.#again.addEventListener("click", () => this.#read());
+    this.#stop.addEventListener("click", () => follow(null));
+    this.element = panel("followed", "One request", this.#title, el("div", { className: "actions" }, this.#again, this.#stop), this.#parts);
+  }
+
+  /**
+   * @param {object} engine of the model
+   * @param {string|null} followed
+   */
+  show(engine, followed) {
+    const isEnded = engine?.requests.get(followed)?.state === "ended";
+    if (followed !== this.#id) {
+      this.#id = followed;
+      this.#hasEnd = isEnded;
+      this.#parts.replaceChildren();
+      this.#again.hidden = this.#stop.hidden = followed === null;
+      if (followed === null) setText(this.#title, "Nobody is followed. Choose a request above, a lane, or a block.");
+      else this.#read();
+    } else if (followed !== null && isEnded && !this.#hasEnd) {
+      this.#hasEnd = true; // once more, when all of it is known; it is never asked for again and again
+      this.#read();
+    }
+  }
+
+  async #read() {
+    const id = this.#id;
+    setText(this.#title, `Reading the timeline of ${short(id)} …`);
+    try {
+      const timeline = await (await ask(`v1/requests/${encodeURIComponent(nameOf(id))}/timeline`, key())).json();
+      if (id !== this.#id) return; // somebody else is followed by now
+      const lanes = timeline.lanes.map(drawLane);
+      setText(this.#title, `${id}: ${ms(timeline.e2e_ms)} in all${timeline.is_complete ? "" : " so far"}.`);
+      this.#parts.replaceChildren(...lanes);
+    } catch (error) {
+      if (id === this.#id) setText(this.#title, error.message);
+    }
+  }
+}
+
+/**
+ * A lane: a bar of segments, and a table that says the same.
+ * @param {object} lane of the timeline API
+ */
+export function drawLane(lane) {
+  const bar = el("div", { className: "segments", role: "img", "aria-label": `${lane.segments.length} segments, listed below` });
+  const body = el("tbody");
+  const shown = lane.segments.slice(0, MOST_SEGMENTS);
+  for (const segment of shown) {
+    const kind = segment.label.replaceAll(" ", "-");
+    const piece = el("span", { className: `segment ${kind}`, title: `${segment.label}, ${ms(segment.duration_ms)}: ${segment.reason}` });
+    piece.style.flexGrow = String(Math.max(segment.duration_ms, lane.e2e_ms / 2000));
+    bar.append(piece);
+    body.append(el("tr", {}, el("td", {}, ms(segment.start_ms)), el("td", {}, ms(segment.duration_ms)), el("td", {}, el("span", { className: `mark ${kind}` }, segment.label)), el("td", {}, segment.num_tokens || "–"), el("td", {}, segment.reason)));
+  }
+  const head = el("tr", {}, ...["From", "Took", "What", "Tokens", "Why"].map((title) => el("th", { scope: "col" }, title)));
+  const more = lane.segments.length - shown.length;
+  const facts = `TTFT ${ms(lane.ttft_ms)}, ${whole(lane.num_prompt_tokens ?? 0)} prompt tokens, ${whole(lane.num_cached_tokens ?? 0)} of them cached, ${whole(lane.num_output_tokens)} out${lane.num_preemptions ? `, preempted ${lane.num_preemptions} times` : ""}${lane.finish_reason ? `; ended: ${lane.finish_reason}` : ""}. ${lane.notes.join(" ")}`;
+  const table = el("div", { className: "scrolled", tabIndex: 0, role: "region", "aria-label": "Segments" }, el("table", {}, el("thead", {}, head), body));
+  return el("div", { className: "lane" }, el("p", {}, facts), bar, table, ...(more > 0 ? [el("p", { className: "hint" }, `And ${more} more.`)] : []));
+}
