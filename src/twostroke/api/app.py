@@ -18,6 +18,7 @@ from twostroke.api.openapi import published_schema
 from twostroke.api.routes.capabilities import capabilities_router
 from twostroke.api.routes.embeddings import embeddings_router
 from twostroke.api.routes.generate import generate_router, json_response
+from twostroke.api.routes.history import history_router
 from twostroke.api.routes.live import live_router
 from twostroke.api.routes.messages import messages_router
 from twostroke.api.routes.models import models_router
@@ -66,9 +67,10 @@ def build_app(
     app = FastAPI(title="Twostroke", version=__version__, docs_url=None, redoc_url=None)
     for make_router in ROUTERS:
         app.include_router(make_router(context))
+    app.include_router(history_router(observation.recorder.events))
     app.include_router(page_router())
     app.openapi = lambda: published_schema(app)
-    _answer_errors(app)
+    answer_errors(app)
     routes: Any = app  # an ASGI app, if not by the types of those that it stands between
     gate: Any = Gate(routes, config, engine.now_s, context.admission, observation.answers)
     if config.cors_origins:
@@ -76,7 +78,7 @@ def build_app(
     return gate
 
 
-def _answer_errors(app: FastAPI) -> None:
+def answer_errors(app: FastAPI) -> None:
     """Every error, whoever raises it, is answered in the shape that the clients of its route read."""
 
     async def known(request: Request, error: Exception) -> Response:

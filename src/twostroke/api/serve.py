@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import socket
 import ssl
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import uvicorn
 
 from twostroke.api.app import build_app
 from twostroke.api.draining import DrainingServer
+from twostroke.api.listening import address_of, listen
 from twostroke.api.observation import Observation
 from twostroke.api.transport import guarded_protocol
 from twostroke.config.engine import EngineConfig
@@ -23,7 +23,7 @@ from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.garbage import keep_what_is_there
 from twostroke.engine.pooled_engine import PooledEngine
 from twostroke.engine.remote_engine import RemoteEngine
-from twostroke.errors import InvalidParameter, InvalidPrompt, SetupError
+from twostroke.errors import InvalidParameter, InvalidPrompt
 from twostroke.log import Sparingly, get_logger
 from twostroke.tokenizer.chat_template import check_template
 
@@ -44,7 +44,7 @@ async def serve(
         SetupError: the model cannot be loaded, or the address cannot be listened on.
     """
     _check_certificate(config)
-    listener = _listen(config)
+    listener = listen(config.host, config.port)
     model = (config.served_model_name or (engine_config.load.model,))[0]
     has_pools = pools is not None and pools.num_workers > 0
     observation = Observation(config, model, monotonic_clock(), has_pools=has_pools)
@@ -56,7 +56,6 @@ async def serve(
                 sys.stderr.write(line + "\n")
         listener.listen(BACKLOG)  # from here on whoever connects is answered, if not at once
         scheme = "http" if config.ssl_certfile is None else "https"
-        host, port = listener.getsockname()[:2]
         logging.getLogger("uvicorn.error").addFilter(Sparingly())  # whoever sends nonsense must not fill the disk
         pools_client = engine if isinstance(engine, PooledEngine) else None
         if pools_client is not None:
@@ -79,7 +78,7 @@ async def serve(
             ),
             engine,
             config.drain_timeout_s,
-            f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}",
+            address_of(listener, scheme),
             on_end=observation.feed.close,
         )
         keep_what_is_there()
@@ -141,22 +140,3 @@ def _read_template(path: Path | None) -> str | None:
         limit = f"cannot be read as a chat template ({error})"
         raise InvalidParameter("chat_template", str(path), limit, "Give a Jinja file in UTF-8.") from error
     return source
-
-
-def _listen(config: ServerConfig) -> socket.socket:
-    """The socket, before the model is loaded: an address that is taken is told at once."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((config.host, config.port))
-    except socket.gaierror as error:
-        listener.close()
-        limit = f"is no address of this machine ({error.strerror})"
-        raise InvalidParameter("host", config.host, limit, "Use 127.0.0.1, or 0.0.0.0 for all networks.") from error
-    except OSError as error:
-        listener.close()
-        raise SetupError(
-            f"{config.host}:{config.port} cannot be listened on ({error.strerror or error}). Choose another --port."
-        ) from error
-    return listener

@@ -48,7 +48,7 @@ class LiveState:
 
     def __init__(self, metrics: FleetMetrics) -> None:
         self._metrics = metrics
-        self._pools: Callable[[], list[dict[str, Any]] | None] = lambda: None
+        self._pools: Callable[[], list[dict[str, Any]] | None] = _no_pools
         self._engines: dict[str, LiveEngine] = {}
         self._links: dict[str, _Link] = {}
         self._slo: dict[str, float | None] = {"ttft_s": None, "itl_s": None}
@@ -122,6 +122,10 @@ class LiveState:
 
     def _shown_links(self) -> list[dict[str, Any]]:
         return [{"from": "prefill", **asdict(link)} for _, link in sorted(self._links.items())]
+
+
+def _no_pools() -> None:
+    """Nobody knows of any."""
 
 
 def _limit(started: EngineStarted, name: str) -> float | None:

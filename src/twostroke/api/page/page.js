@@ -204,6 +204,10 @@ async function copy(writeCode) {
 async function nameModel() {
   try {
     const models = await (await ask("/v1/models", key())).json();
+    if (models.data.length === 0) {
+      $("model").textContent = "a recording: no model is loaded";
+      return;
+    }
     model = models.data[0].id;
     $("model").textContent = `${model}, a context of ${models.data[0].max_model_len.toLocaleString("en")} tokens`;
   } catch (error) {

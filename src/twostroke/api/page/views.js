@@ -1,4 +1,4 @@
-/** One page, several views: which one is shown stands behind the # of the address. */
+/** One page with several views; which one is shown stands behind the # of the address. */
 const links = [...document.querySelectorAll("header nav a")];
 const views = [...document.querySelectorAll("body > main")];
 

@@ -1,0 +1,72 @@
+"""What the events of the past tell, of a server or a file: timelines, a trace, themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+
+from twostroke.api.http_errors import HTTPError
+from twostroke.api.openapi import Described
+from twostroke.api.routes.generate import json_response
+from twostroke.errors import InvalidParameter
+from twostroke.events import Event, to_json
+from twostroke.explain.segments import Timeline
+from twostroke.explain.tenant_view import timeline_for_tenant
+from twostroke.explain.text import timeline_text
+from twostroke.explain.timeline import timeline_of
+from twostroke.explain.trace import trace_of
+
+_JSON_OR_TEXT: Described = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+_LINES: Described = {200: {"content": {"application/jsonl": {"schema": {"type": "string"}}}}}
+Events = Callable[[], Iterable[Event]]
+"""Reads them from the first on; in any thread."""
+
+
+def history_router(events: Events) -> APIRouter:
+    """The routes."""
+    router = APIRouter(tags=["observe"])
+
+    @router.get("/v1/requests/{request_id:path}/timeline", responses=_JSON_OR_TEXT)
+    async def timeline(
+        request: Request, request_id: str, format: Annotated[Literal["json", "text"], Query()] = "json"
+    ) -> Response:
+        """Every millisecond of a request, by the id of its answer, in one labelled segment with its reason.
+
+        Where keys are set a request is shown to its own tenant and to the administrator, and only the latter sees
+        others by their names.
+        """
+        tenant: str = getattr(request.state, "tenant", "")
+        found = await asyncio.to_thread(_timeline, events, request_id, tenant)
+        if format == "text":
+            return PlainTextResponse(timeline_text(found))
+        return json_response(found.to_dict())
+
+    @router.get("/v1/trace")
+    async def trace() -> Response:
+        """The engine's last minutes as a Chrome trace, for Perfetto."""
+        return json_response(await asyncio.to_thread(lambda: trace_of(events())))
+
+    @router.get("/flight_recorder", response_class=StreamingResponse, responses=_LINES)
+    async def flight_recorder() -> Response:
+        """The engine's last minutes as an event log: counts and ids, no text."""
+        headers = {"content-disposition": 'attachment; filename="twostroke-flight.jsonl"'}
+        return StreamingResponse(_lines(events), media_type="application/jsonl", headers=headers)
+
+    return router
+
+
+def _timeline(events: Events, request_id: str, tenant: str) -> Timeline:
+    try:
+        if tenant:
+            return timeline_for_tenant(events(), request_id, tenant)
+        return timeline_of(events(), request_id)
+    except InvalidParameter as error:
+        raise HTTPError(404, str(error), code="request_not_found", param="request_id") from error
+
+
+def _lines(events: Events) -> Iterator[str]:
+    return (f"{to_json(event)}\n" for event in events())

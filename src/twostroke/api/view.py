@@ -1,0 +1,67 @@
+"""A recording in the browser: the page of a server, and behind it a file instead of an engine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from twostroke.api.app import answer_errors
+from twostroke.api.listening import address_of, listen
+from twostroke.api.routes.history import history_router
+from twostroke.api.routes.page import page_router
+from twostroke.api.routes.recorded import recorded_router
+from twostroke.engine.event_sinks import merged_events
+from twostroke.live.recording import Recording, ends_in_the_middle
+from twostroke.version import __version__
+
+GRACE_S = 2
+
+
+def view(paths: Sequence[Path], host: str, port: int) -> None:
+    """Serves the page of event logs until it is told to stop; no model is loaded.
+
+    Raises:
+        InvalidParameter: a file cannot be read, there is no event in it, or the host is none.
+        UnreadableEvent: a line is no event of this version.
+        SetupError: something else listens there.
+    """
+    with listen(host, port) as listener:
+        app = recorded_app(recording_of(paths))
+        server = _Server(uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=GRACE_S))
+        listener.listen()
+        sys.stderr.write(f"viewing  {address_of(listener)}/#live\n")
+        sys.stderr.flush()
+        server.run(sockets=[listener])
+
+
+def recording_of(paths: Sequence[Path]) -> Recording:
+    """The files as one; see view."""
+    events = merged_events(paths)
+    recording = Recording(events, ", ".join(path.name for path in paths))
+    cut = [path.name for path in paths if ends_in_the_middle(path)]
+    if cut:
+        recording.add_problem(f"The last line of {', '.join(cut)} was cut off and is left out.")
+    return recording
+
+
+def recorded_app(recording: Recording) -> FastAPI:
+    """The page, the states behind it, and what else a history tells."""
+    app = FastAPI(title="Twostroke, a recording", version=__version__, docs_url=None, redoc_url=None)
+    for router in (recorded_router(recording), history_router(recording.events), page_router()):
+        app.include_router(router)
+    answer_errors(app)
+    return app
+
+
+class _Server(uvicorn.Server):
+    """Ends with 0 when it is told to end."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal came; uvicorn's own would be raised again at the end."""
+        del sig, frame
+        self.should_exit = True

@@ -1,0 +1,24 @@
+"""`twostroke view LOG`: a recorded run in the browser, without its model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def view(event_log: Path, /, *more: Path, host: str = "127.0.0.1", port: int = 8000) -> None:
+    """Show a recorded run in the browser: batch, blocks, queue and timelines, step by step. No model is loaded.
+
+    Parameters
+    ----------
+    event_log
+        A file that --event-log wrote, or the dump of a server's flight recorder.
+    more
+        Of a server with --prefill and --decode the files of its other processes.
+    host
+        Address to listen on; only this machine unless told otherwise.
+    port
+        Port to listen on; 0 takes a free one, which is printed.
+    """
+    from twostroke.api.view import view as run  # what takes long to import is for this command only
+
+    run((event_log, *more), host, port)

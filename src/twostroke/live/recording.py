@@ -1,0 +1,182 @@
+"""Recording: an event log on file, and the state behind each of its steps."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zlib
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from twostroke.errors import InvalidParameter
+from twostroke.events import EngineStarted, Event, EventsDropped, StepScheduled
+from twostroke.live.state import LiveState
+from twostroke.metrics.fleet import FleetMetrics
+from twostroke.packed_events import PackedEvent, join, pack, split
+
+CHUNK_EVENTS = 512
+"""Events that are compressed together; to come to a step, at most so many more than needed are read."""
+MAX_CHECKPOINTS = 64
+
+
+class _Position:
+    """A state, and how many events it has taken in."""
+
+    def __init__(self) -> None:
+        self.metrics = FleetMetrics("", _nobody)
+        self.state = LiveState(self.metrics)
+        self.num_taken = 0
+
+    def take(self, event: Event) -> None:
+        """One event, in order."""
+        self.metrics.observe(event)
+        self.state.observe(event)
+        self.num_taken += 1
+
+
+class Recording:
+    """An event log, kept compressed, with checkpoints from which any step is near.
+
+    ```
+    events        |--- chunk ---|--- chunk ---|--- chunk ---|--- …
+    checkpoints   ^             ^             ^                    at most 64, thinned out as the log grows
+    state(k)      the nearest one before step k + 1, and the events from there on
+    ```
+
+    Args:
+        events: in order.
+        name: how it is shown.
+
+    Raises:
+        InvalidParameter: there is no event.
+    """
+
+    def __init__(self, events: Iterable[Event], name: str) -> None:
+        self._name = name
+        self._chunks: list[bytes] = []
+        self._ends = array("q")
+        """Per step, how many events have come when the next one is decided."""
+        self._times_s = array("d")
+        """When each was decided."""
+        self._checkpoints: dict[int, bytes] = {}
+        """By the number of events that each has taken in."""
+        self._spacing = 1
+        """Chunks from one checkpoint to the next."""
+        self._model = ""
+        self._first_s = 0.0
+        self._problems: list[str] = []
+        self._num_events = 0
+        self._cursor = _Position()
+        self._read(events)
+        if not self._num_events:
+            remedy = "Give a file that --event-log wrote, or the dump of a flight recorder."
+            raise InvalidParameter("event_log", name, "holds no event", remedy)
+
+    def add_problem(self, sentence: str) -> None:
+        """Says what is wrong with it, wherever it is shown."""
+        self._problems.append(sentence)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps with tokens."""
+        return len(self._ends)
+
+    def step_at(self, time_s: float) -> int:
+        """The last step that was decided by then; 0 before the first."""
+        return max(0, bisect_right(self._times_s, time_s) - 1)
+
+    def state(self, step: int) -> dict[str, Any]:
+        """A "State" (docs/page.md): all that had happened when the step behind this one was decided.
+
+        Args:
+            step: from 0 on; any, where there is no step at all.
+        """
+        end = self._ends[step] if self._ends else self._num_events
+        position = self._go_to(end)
+        whole = position.state.whole(self._model, position.state.time_s)
+        recording = {
+            "name": self._name,
+            "num_steps": self.num_steps,
+            "step": step if self._ends else -1,
+            "first_s": self._first_s,
+            "last_s": self._times_s[-1] if self._times_s else self._first_s,
+            "problem": " ".join(self._problems),
+        }
+        return whole | {"recording": recording}
+
+    def events(self) -> Iterator[Event]:
+        """All of them."""
+        for chunk in self._chunks:
+            yield from split(zlib.decompress(chunk))
+
+    # ------------------------------------------------------------------ reading
+
+    def _read(self, events: Iterable[Event]) -> None:
+        waiting: list[PackedEvent] = []
+        for event in events:
+            if not self._num_events:
+                self._first_s = event.time_s
+            self._note(event)
+            self._cursor.take(event)
+            self._num_events += 1
+            waiting.append(pack(event))
+            if len(waiting) >= CHUNK_EVENTS:
+                self._chunks.append(zlib.compress(join(waiting), 1))
+                waiting = []
+                self._keep_checkpoint()
+        if waiting:
+            self._chunks.append(zlib.compress(join(waiting), 1))
+        if self._ends:
+            self._ends[-1] = self._num_events
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case StepScheduled() if not event.batch.is_empty:
+                if self._ends:
+                    self._ends[-1] = self._num_events
+                self._ends.append(self._num_events + 1)
+                self._times_s.append(event.time_s)
+            case EngineStarted():
+                self._model = event.model
+            case EventsDropped():
+                self._problems.append(f"{event.num_events:,} events before {event.time_s:.3f} s are missing.")
+            case _:
+                pass
+
+    def _keep_checkpoint(self) -> None:
+        if len(self._chunks) % self._spacing == 0:
+            self._checkpoints[self._cursor.num_taken] = pickle.dumps(self._cursor)
+        if len(self._checkpoints) > MAX_CHECKPOINTS:
+            self._spacing *= 2
+            apart = self._spacing * CHUNK_EVENTS
+            self._checkpoints = {taken: kept for taken, kept in self._checkpoints.items() if taken % apart == 0}
+
+    def _go_to(self, end: int) -> _Position:
+        """The state behind so many events, from the nearest that is known before it."""
+        before = max((taken for taken in self._checkpoints if taken <= end), default=0)
+        if not before <= self._cursor.num_taken <= end:
+            kept = self._checkpoints.get(before)
+            self._cursor = _Position() if kept is None else pickle.loads(kept)
+        place = self._cursor.num_taken
+        while place < end:
+            number, skipped = divmod(place, CHUNK_EVENTS)
+            for event in list(split(zlib.decompress(self._chunks[number])))[skipped : skipped + end - place]:
+                self._cursor.take(event)
+            place = self._cursor.num_taken
+        return self._cursor
+
+
+def ends_in_the_middle(path: Path) -> bool:
+    """Whether the last line of a file was cut off, as it is when the machine that wrote it stopped."""
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
+def _nobody(_: object) -> None:
+    """Nobody wants to know which processes appear."""

@@ -1,0 +1,270 @@
+"""The live view in a real browser, on a real server under load: what it shows is what the server says elsewhere."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from browsing import PATIENCE_MS, chromium, opened
+from server_process import ServerProcess
+
+PROMPT = "def area(width, height):\n    return width * height\n"
+TYPE = "(field, text) => { field.value = text; field.dispatchEvent(new Event('change')); }"
+HAS_MODEL = "() => document.querySelector('#live-model').textContent !== ''"
+
+
+@pytest.fixture(scope="module")
+def browser(find_program: Callable[[str, str], str]) -> Iterator[Browser]:
+    with chromium(find_program("chromium", "chromium")) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[ServerProcess]:
+    """Two slots: somebody waits."""
+    server = ServerProcess("--max-num-seqs", "2", "--ttft-slo", "200ms", num_kv_blocks=300)
+    yield server
+    server.stop()
+
+
+@contextmanager
+def load(server: ServerProcess, num_clients: int, max_tokens: int = 60) -> Iterator[None]:
+    """Clients that ask again and again."""
+    over = threading.Event()
+
+    def ask(number: int) -> None:
+        while not over.is_set():
+            body = {"prompt": PROMPT * (1 + number % 4), "max_tokens": max_tokens, "seed": number}
+            httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+
+    clients = [threading.Thread(target=ask, args=(number,)) for number in range(num_clients)]
+    for client in clients:
+        client.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for client in clients:
+            client.join()
+    server.wait_until_idle()
+
+
+@contextmanager
+def viewing(*paths: Path) -> Iterator[str]:
+    """`twostroke view` on a free port; yields its address, and expects a quiet end."""
+    command = [sys.executable, "-m", "twostroke", "view", *map(str, paths), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        told = process.stderr.readline()
+        assert told.startswith("viewing  http://"), told + process.stderr.read()
+        yield told.split()[1].partition("/#")[0]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "holds no event"),
+        ('{"v":3,"event":"StepScheduled"}\n', "event log version 3"),
+        ("not JSON\n", "no event"),
+    ],
+)
+def test_a_file_that_is_no_log_is_refused_in_a_sentence(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(text)
+    command = [sys.executable, "-m", "twostroke", "view", str(path), "--port", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode != 0
+    assert told in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def figures_of(answer: httpx.Response) -> dict[str, float]:
+    return answer.json()["engines"]["engine"]["figures"]
+
+
+def number_of(page: Page, selector: str) -> float:
+    found = re.search(r"[\d.,]+", page.locator(selector).inner_text())
+    assert found, page.locator(selector).inner_text()
+    return float(found[0].replace(",", ""))
+
+
+def test_every_view_shows_a_server_under_load(browser: Browser, small: ServerProcess) -> None:
+    with opened(browser, f"{small.url}/#live") as (page, complaints), load(small, 5):
+        page.wait_for_function("() => document.querySelector('#tile-waiting').textContent > '0'")
+        expect(page.locator("#tile-running")).to_have_text("2")
+        expect(page.locator("#requests tbody tr.waiting").first).to_contain_text("2 of 2 running")
+        assert number_of(page, "#tile-decode") > 0
+        page.locator("#requests tbody tr.running button.link").first.click()
+        expect(page.locator("#followed table")).to_contain_text("prefill")
+        page.locator("#blocks canvas").focus()
+        page.keyboard.press("ArrowRight")
+        expect(page.locator("#block-told")).to_contain_text("Block 0:")
+        page.locator("#steps canvas").focus()
+        page.keyboard.press("ArrowLeft")
+        expect(page.locator("#step-told")).to_contain_text("Step ")
+        expect(page.locator("#told-ttft")).to_contain_text("within 200 ms")
+        page.locator("#limit-itl").fill("1000")
+        expect(page.locator("#told-itl")).to_contain_text("100 % within")
+        page.locator("#request-filter").fill("no such request")
+        expect(page.locator("#requests tbody tr")).to_have_count(0)
+        page.locator("#request-filter").fill("")
+        assert not complaints
+
+
+def test_a_frozen_picture_stands_still_and_goes_on(browser: Browser, small: ServerProcess) -> None:
+    with opened(browser, f"{small.url}/#live") as (page, complaints), load(small, 3):
+        page.wait_for_function("() => document.querySelector('#tile-decode').textContent > '0'")
+        page.get_by_role("button", name="Freeze").click()
+        page.wait_for_timeout(300)
+        frozen = page.locator("#step-told").inner_text()
+        page.wait_for_timeout(600)
+        assert page.locator("#step-told").inner_text() == frozen
+        page.get_by_role("button", name="Go on").click()
+        expect(page.locator("#step-told")).not_to_have_text(frozen)
+        assert not complaints
+
+
+def test_what_it_shows_is_what_metrics_and_timelines_say(browser: Browser, small: ServerProcess) -> None:
+    with opened(browser, f"{small.url}/#live") as (page, complaints):
+        with load(small, 3):
+            page.wait_for_function("() => document.querySelector('#tile-decode').textContent > '0'")
+        expect(page.locator("#tile-running")).to_have_text("0")
+        metrics = small.http.get("/metrics").text
+        for kind, family in (
+            ("ttft", "time_to_first_token_seconds"),
+            ("itl", "inter_token_latency_seconds"),
+            ("tpot", "request_time_per_output_token_seconds"),
+        ):
+            count = re.search(rf"^twostroke:{family}_count{{.*}} (\S+)$", metrics, re.M)
+            assert count
+            expect(page.locator(f"#told-{kind}")).to_contain_text(f"{int(float(count[1])):,} values")
+        figures = figures_of(small.http.get("/live/state"))
+        for name, family in (("generation_tokens", "generation_tokens_total"), ("num_steps", "engine_steps_total")):
+            value = re.search(rf"^twostroke:{family}{{.*}} (\S+)$", metrics, re.M)
+            assert value
+            assert figures[name] == float(value[1])
+        row = page.locator("#requests tbody tr").first
+        sequence = row.locator("button").first.get_attribute("title")
+        assert sequence is not None
+        timeline = small.http.get(f"/v1/requests/{sequence.partition('#')[0]}/timeline").json()["lanes"][0]
+        cells = row.locator("td").all_inner_texts()
+        assert float(cells[7].split()[0]) == pytest.approx(timeline["ttft_ms"], rel=0.01)
+        assert cells[6].startswith(f"{timeline['num_output_tokens']} of")
+        assert not complaints
+
+
+def test_a_request_is_ended_from_the_table(browser: Browser, small: ServerProcess) -> None:
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        body = {"prompt": PROMPT, "max_tokens": 4000, "ignore_eos": True}
+        answers.append(httpx.post(f"{small.url}/v1/completions", json=body, timeout=60))
+
+    with opened(browser, f"{small.url}/#live") as (page, complaints):
+        client = threading.Thread(target=ask)
+        client.start()
+        page.get_by_role("button", name="Abort ").first.click()
+        expect(page.locator("#requests")).to_contain_text("was ended.")
+        client.join()
+        assert answers[0].status_code >= 500
+        assert "aborted" in answers[0].json()["error"]["message"]
+        small.wait_until_idle()
+        assert not complaints
+    assert small.post("/v1/requests/nobody/abort", {}).status_code == 404
+
+
+def test_a_server_that_stops_is_told_in_words_and_one_that_is_back_is_seen(browser: Browser) -> None:
+    first = ServerProcess()
+    port = first.url.rpartition(":")[2]
+    with opened(browser, f"{first.url}/#live") as (page, complaints):
+        page.wait_for_function(HAS_MODEL)
+        first.stop()
+        expect(page.locator("#live .trouble")).to_contain_text("cannot be reached")
+        complaints.clear()  # a browser notes each address that does not answer
+        again = ServerProcess("--port", port)
+        expect(page.locator("#live .trouble")).to_be_hidden(timeout=PATIENCE_MS)
+        complaints.clear()
+        again.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 5})
+        expect(page.locator("#requests tbody tr")).to_have_count(1)
+        assert not complaints
+        again.stop()
+
+
+def test_keys_are_asked_for_and_tenants_see_no_names_of_others(browser: Browser) -> None:
+    server = ServerProcess("--api-key", "ann:a1", "--api-key", "bob:b1", "--admin-api-key", "root")
+    try:
+        for key in ("a1", "b1"):
+            server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 5}, authorization=f"Bearer {key}")
+        assert server.http.get("/live/state").status_code == 401
+        login = {"username": "any", "password": "a1"}
+        with opened(browser, f"{server.url}/#live", http_credentials=login) as (page, complaints):
+            expect(page.locator("#requests tbody tr")).to_have_count(2)
+            assert page.locator("#requests tbody").inner_text().count("another tenant's") == 1
+            page.locator("#key").evaluate(
+                "field => { field.value = 'wrong'; field.dispatchEvent(new Event('change')) }"
+            )
+            expect(page.locator("#live .trouble")).to_contain_text("401")
+            complaints.clear()
+            page.locator("#key").evaluate(TYPE, "root")
+            expect(page.locator("#live .trouble")).to_be_hidden()
+            expect(page.locator("#requests tbody")).not_to_contain_text("another tenant's")
+    finally:
+        server.stop()
+
+
+def test_a_viewer_does_not_hold_the_server_up(browser: Browser) -> None:
+    server = ServerProcess()
+    with opened(browser, f"{server.url}/#live") as (page, _):
+        page.wait_for_function(HAS_MODEL)
+        begin_s = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - begin_s < 5, "it waited for somebody who only watched"
+
+
+def test_a_recording_gives_the_same_picture_twice(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    server = ServerProcess("--event-log", str(path), "--max-num-seqs", "2")
+    try:
+        with load(server, 4, max_tokens=20):
+            server.wait_for("work", "/live/state", lambda answer: figures_of(answer)["num_steps"] > 50)
+        figures = figures_of(server.http.get("/live/state"))
+    finally:
+        server.stop()
+    with viewing(path) as url:
+        pictures: list[bytes] = []
+        for _ in range(2):
+            with opened(browser, f"{url}/#live", viewport={"width": 900, "height": 700}) as (page, complaints):
+                expect(page.locator(".player")).to_contain_text("run.jsonl")
+                expect(page.get_by_role("link", name="Playground")).to_be_hidden()
+                page.locator("#player-step").fill("30")
+                expect(page.locator(".player")).to_contain_text("Step 31 of")
+                page.locator("#player-on").click()
+                expect(page.locator(".player")).to_contain_text("Step 32 of")
+                expect(page.locator("#step-told")).to_contain_text("Step 31:")
+                page.wait_for_timeout(200)
+                pictures.append(page.screenshot(full_page=True, animations="disabled"))
+                page.locator("#requests tbody button.link").first.click()
+                expect(page.locator("#followed table")).to_contain_text("prefill")
+                page.locator("#player-play").click()
+                page.wait_for_function("() => Number(document.querySelector('#player-step').value) > 40")
+                page.locator("#player-play").click()
+                assert not complaints
+        assert pictures[0] == pictures[1]
+        last = figures_of(httpx.get(f"{url}/live/state"))
+        assert last["generation_tokens"] == figures["generation_tokens"]
+        refused = httpx.get(f"{url}/live/state?step=-1")
+        assert refused.status_code == 400
+        assert "must be from 0" in refused.json()["error"]["message"]

@@ -1,0 +1,48 @@
+"""A real browser for tests of the page, and what it has to complain about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+PATIENCE_MS = 30_000
+
+
+@contextmanager
+def chromium(program: str) -> Iterator[Browser]:
+    """The system's own, headless."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, headless=True, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened(browser: Browser, url: str, **options: Any) -> Iterator[tuple[Page, list[str]]]:
+    """A page in a browser without a past, and the list to which its complaints are added."""
+    complaints: list[str] = []
+    context = browser.new_context(**options)
+    page = context.new_page()
+
+    def hear(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            complaints.append(message.text)
+
+    page.on("console", hear)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(url)
+    yield page, complaints
+    context.close()

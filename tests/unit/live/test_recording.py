@@ -1,0 +1,75 @@
+"""A recording is the same wherever one comes from, and says what is wrong with it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from explain_loads import random_load
+from twostroke.errors import InvalidParameter
+from twostroke.events import Event, EventsDropped, StepScheduled
+from twostroke.live import recording
+from twostroke.live.recording import Recording, ends_in_the_middle
+
+
+def seen(state: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(state)
+
+
+@pytest.mark.parametrize("most", [2, 64])
+def test_a_step_looks_the_same_wherever_one_comes_from(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(recording, "CHUNK_EVENTS", 16)
+    monkeypatch.setattr(recording, "MAX_CHECKPOINTS", most)
+    events = random_load(3)
+    played = Recording(events, "a log")
+    in_order = [seen(played.state(step)) for step in range(played.num_steps)]
+    assert len(set(in_order)) == played.num_steps > 50
+    dice = random.Random(most)
+    for step in dice.choices(range(played.num_steps), k=60):
+        assert seen(played.state(step)) == in_order[step]
+    assert list(played.events()) == events
+
+
+def test_a_step_ends_where_the_next_one_is_decided() -> None:
+    events = random_load(1)
+    played = Recording(events, "a log")
+    steps = [event for event in events if isinstance(event, StepScheduled) and event.batch.requests]
+    assert played.num_steps == len(steps)
+    assert [played.step_at(step.time_s) for step in steps] == sorted(played.step_at(step.time_s) for step in steps)
+    assert played.step_at(steps[7].time_s) >= 7
+    assert played.step_at(-1.0) == 0
+    shown = played.state(5)
+    assert shown["engines"]["engine"]["steps"][-1].step == steps[5].batch.step
+    assert shown["recording"] == {
+        "name": "a log",
+        "num_steps": len(steps),
+        "step": 5,
+        "first_s": events[0].time_s,
+        "last_s": steps[-1].time_s,
+        "problem": "",
+    }
+
+
+def test_what_is_missing_is_told() -> None:
+    events: list[Event] = random_load(1)
+    cut = [events[0], EventsDropped(events[40].time_s, events[40].process, 39), *events[40:]]
+    assert "39 events before" in Recording(cut, "a log").state(0)["recording"]["problem"]
+
+
+def test_a_log_without_a_step_is_shown_and_one_without_an_event_is_refused() -> None:
+    started = Recording(random_load(1)[:1], "a log")
+    assert started.num_steps == 0
+    assert started.state(0)["recording"]["step"] == -1
+    with pytest.raises(InvalidParameter, match="holds no event"):
+        Recording([], "an empty log")
+
+
+def test_a_last_line_that_was_cut_off_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    for text, is_cut in ((b"", False), (b"a\n", False), (b"a\nb", True)):
+        path.write_bytes(text)
+        assert ends_in_the_middle(path) is is_cut
