@@ -24,14 +24,20 @@ class ServerProcess:
         model: to serve.
         command: starts it; a test may put something around it.
         num_kv_blocks: of its KV cache.
+        port: to listen on; 0 takes a free one.
     """
 
     def __init__(
-        self, *arguments: str, model: str = "embedded", command: tuple[str, ...] = (), num_kv_blocks: int = 2000
+        self,
+        *arguments: str,
+        model: str = "embedded",
+        command: tuple[str, ...] = (),
+        num_kv_blocks: int = 2000,
+        port: int = 0,
     ) -> None:
         command = command or (sys.executable, "-m", "twostroke", "serve")
         self.process = subprocess.Popen(
-            [*command, model, "--port", "0", "--threads", "1", "--num-kv-blocks", str(num_kv_blocks), *arguments],
+            [*command, model, "--port", str(port), "--threads", "1", "--num-kv-blocks", str(num_kv_blocks), *arguments],
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -188,13 +188,13 @@ def test_a_request_is_ended_from_the_table(browser: Browser, small: ServerProces
 
 def test_a_server_that_stops_is_told_in_words_and_one_that_is_back_is_seen(browser: Browser) -> None:
     first = ServerProcess()
-    port = first.url.rpartition(":")[2]
+    port = int(first.url.rpartition(":")[2])
     with opened(browser, f"{first.url}/#live") as (page, complaints):
         page.wait_for_function(HAS_MODEL)
         first.stop()
         expect(page.locator("#live .trouble")).to_contain_text("cannot be reached")
         complaints.clear()  # a browser notes each address that does not answer
-        again = ServerProcess("--port", port)
+        again = ServerProcess(port=port)
         expect(page.locator("#live .trouble")).to_be_hidden(timeout=PATIENCE_MS)
         complaints.clear()
         again.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 5})
