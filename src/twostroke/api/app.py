@@ -19,6 +19,7 @@ from twostroke.api.routes.capabilities import capabilities_router
 from twostroke.api.routes.embeddings import embeddings_router
 from twostroke.api.routes.generate import generate_router, json_response
 from twostroke.api.routes.history import history_router
+from twostroke.api.routes.lab import lab_router
 from twostroke.api.routes.live import live_router
 from twostroke.api.routes.messages import messages_router
 from twostroke.api.routes.models import models_router
@@ -30,6 +31,7 @@ from twostroke.api.routes.responses import responses_router
 from twostroke.config.server import ServerConfig
 from twostroke.engine.client import EngineClient, ScalablePools
 from twostroke.errors import TwostrokeError
+from twostroke.lab.lab import Lab
 from twostroke.version import __version__
 
 ROUTERS = (
@@ -43,6 +45,7 @@ ROUTERS = (
     live_router,
     operations_router,
     pools_router,
+    lab_router,
 )
 
 
@@ -52,6 +55,7 @@ def build_app(
     model: str,
     observation: Observation,
     pools: ScalablePools | None = None,
+    lab: Lab | None = None,
 ) -> App:
     """The application: routes, behind the gate, which is behind what browsers ask (CORS).
 
@@ -61,14 +65,15 @@ def build_app(
         model: the model as the user named it, which clients may call it by unless served_model_name says else.
         observation: hears the engine's events.
         pools: the same engine, where it has several processes.
+        lab: the switchboard, if there is to be one.
     """
-    context = ServerContext.of(engine, config, model, observation, pools)
+    context = ServerContext.of(engine, config, model, observation, pools, lab)
     # the interactive pages would load their parts from elsewhere
     app = FastAPI(title="Twostroke", version=__version__, docs_url=None, redoc_url=None)
     for make_router in ROUTERS:
         app.include_router(make_router(context))
     app.include_router(history_router(observation.recorder.events))
-    app.include_router(page_router())
+    app.include_router(page_router(has_lab=lab is not None))
     app.openapi = lambda: published_schema(app)
     answer_errors(app)
     routes: Any = app  # an ASGI app, if not by the types of those that it stands between

@@ -19,6 +19,7 @@ from twostroke.api.protocol.message_fields import MESSAGES
 from twostroke.api.protocol.sampling import SamplingFields
 from twostroke.config.server import ServerConfig
 from twostroke.engine.client import EngineClient, ScalablePools
+from twostroke.lab.lab import Lab
 from twostroke.log import get_logger
 
 log = get_logger(__name__)
@@ -39,6 +40,8 @@ class ServerContext:
     observation: Observation
     pools: ScalablePools | None
     """None: one process does everything."""
+    lab: Lab | None
+    """The switchboard, where there is one."""
 
     @classmethod
     def of(
@@ -48,6 +51,7 @@ class ServerContext:
         model: str,
         observation: Observation | None = None,
         pools: ScalablePools | None = None,
+        lab: Lab | None = None,
     ) -> ServerContext:
         """Of an engine that was started with `model`, which may be called so unless served_model_name says else.
 
@@ -62,6 +66,7 @@ class ServerContext:
             admission=Admission(engine, config),
             observation=observation or Observation(config, model, engine.now_s()),
             pools=pools,
+            lab=lab,
         )
 
     def caller(self, request: Request, operation: str, body: WireObject | None = None) -> Caller:

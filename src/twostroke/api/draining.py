@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import FrameType
 
 import uvicorn
@@ -43,7 +43,7 @@ class DrainingServer(uvicorn.Server):
         patience_s: float,
         address: str,
         *,
-        on_end: Callable[[], object],
+        on_end: Callable[[], Awaitable[object]],
     ) -> None:
         super().__init__(config)
         self._engine = engine
@@ -81,5 +81,5 @@ class DrainingServer(uvicorn.Server):
         except TimeoutError:
             log.warning("requests still ran %g s after the signal; they were ended", self._patience_s)
         self._engine.give_up("the server was shut down")
-        self._on_end()
+        await self._on_end()
         self.should_exit = True

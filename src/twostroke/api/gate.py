@@ -31,8 +31,10 @@ OPEN_PATHS = frozenset({"/health", "/ping"})
 """Liveness; all others need a key where keys are set."""
 PAGE_PATH = "/"
 """Opened in a browser, which asks its user for the key if it is challenged for a password, and sends it ever after."""
-ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/pools", "/server_info", "/flight_recorder", "/v1/trace"})
+ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/pools", "/server_info", "/flight_recorder", "/v1/trace", "/lab"})
 """What touches everybody, or shows everybody's requests."""
+LAB_PREFIX = "/lab/"
+"""So does what takes the machine's time for experiments."""
 SHARED_PREFIXES = ("/v1/requests/", "/live/")
 """A tenant sees its own here; the admin key sees everybody's."""
 GENERATING_PATHS = frozenset(
@@ -111,7 +113,7 @@ class Gate:
         if path in OPEN_PATHS:
             return ""
         given = _given_key(headers)
-        if path in ADMIN_PATHS:
+        if path in ADMIN_PATHS or path.startswith(LAB_PREFIX):
             self._check_admin(scope, headers, given)
             return ""
         if not self._keys:

@@ -24,6 +24,7 @@ from twostroke.engine.garbage import keep_what_is_there
 from twostroke.engine.pooled_engine import PooledEngine
 from twostroke.engine.remote_engine import RemoteEngine
 from twostroke.errors import InvalidParameter, InvalidPrompt
+from twostroke.lab.lab import Lab
 from twostroke.log import Sparingly, get_logger
 from twostroke.tokenizer.chat_template import check_template
 
@@ -49,6 +50,7 @@ async def serve(
     has_pools = pools is not None and pools.num_workers > 0
     observation = Observation(config, model, monotonic_clock(), has_pools=has_pools)
     engine = _engine(engine_config, config, pools, observation)
+    lab = Lab() if config.lab else None
     try:
         await engine.start()
         if not quiet:
@@ -60,7 +62,13 @@ async def serve(
         pools_client = engine if isinstance(engine, PooledEngine) else None
         if pools_client is not None:
             observation.live.show_pools(lambda: [dataclasses.asdict(member) for member in pools_client.members()])
-        app: Any = build_app(engine, config, engine_config.load.model, observation, pools_client)
+        app: Any = build_app(engine, config, engine_config.load.model, observation, pools_client, lab)
+
+        async def end() -> None:
+            observation.feed.close()
+            if lab is not None:
+                await lab.stop()
+
         server = DrainingServer(
             uvicorn.Config(
                 app,
@@ -79,11 +87,13 @@ async def serve(
             engine,
             config.drain_timeout_s,
             address_of(listener, scheme),
-            on_end=observation.feed.close,
+            on_end=end,
         )
         keep_what_is_there()
         await server.serve(sockets=[listener])
     finally:
+        if lab is not None:
+            await lab.stop()
         await engine.close()
         observation.close()
         listener.close()

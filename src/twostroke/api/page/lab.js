@@ -1,1 +1,140 @@
-/** The switchboard. */
+/** The switchboard: the same workload under two settings, side by side. */
+import { ask } from "./answer_stream.js";
+import { el, panel, setText } from "./dom.js";
+import { key } from "./key.js";
+import { sidesOf } from "./lab_sides.js";
+import { currentView } from "./views.js";
+
+const ASK_EVERY_MS = 400;
+
+const view = document.getElementById("lab");
+const problem = el("p", { className: "trouble", role: "alert", hidden: true });
+const status = el("p", { role: "status" });
+const progress = el("progress", { max: 1, value: 0, hidden: true, "aria-label": "Progress of the experiment" });
+const stop = el("button", { type: "button", hidden: true }, "Stop it");
+const result = el("div");
+let offers = null;
+let isAsking = false;
+let shown = ""; // which result is on the page
+
+async function open() {
+  if (currentView() !== "lab" || offers) return;
+  try {
+    offers = await (await ask("lab", key())).json();
+    build();
+    tell("");
+    watch();
+  } catch (error) {
+    tell(error.message);
+    view.replaceChildren(problem);
+  }
+}
+
+function build() {
+  const cards = offers.stories.map((story, i) => {
+    const run = el("button", { type: "button", className: "primary", dataset: { story: story.name }, "aria-label": `Run: ${story.title}` }, "Run it");
+    run.addEventListener("click", () => start({ story: story.name }));
+    return el("article", { className: "card" }, el("h3", {}, `${i + 1}. ${story.title}`), el("p", {}, story.question), el("p", { className: "hint" }, `${story.a_title}, then ${story.b_title}; look at: ${story.figure_title}`), run);
+  });
+  const stories = panel("stories", "Six stories", el("p", { className: "hint" }, "Each runs the same requests under two settings, one after the other, on the small model that ships with Twostroke, in processes of its own. The server goes on serving; its requests and the experiment take processor time from each other."), el("div", { className: "cards" }, ...cards));
+  view.replaceChildren(problem, stories, panel("experiment", "The experiment", status, el("div", { className: "actions" }, progress, stop), result), switchboard());
+}
+
+/** The free choice: two settings, and a workload. */
+function switchboard() {
+  const sides = ["a", "b"].map((side) => el("fieldset", { dataset: { side } }, el("legend", {}, `Side ${side.toUpperCase()}`), ...offers.switches.map((choice) => el("label", {}, `${choice.title} `, switchField(choice)))));
+  const workload = el("fieldset", { dataset: { side: "workload" } }, el("legend", {}, "What both are asked"), ...Object.entries(offers.workload).map(([name, value]) => el("label", {}, `${name} `, workloadField(name, value))));
+  const form = el("form", { noValidate: true }, el("div", { className: "cards" }, ...sides, workload), el("div", { className: "actions" }, el("button", { type: "submit", className: "primary" }, "Run both")));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    start(Object.fromEntries([...form.querySelectorAll("fieldset")].map((part) => [part.dataset.side, valuesOf(part)])));
+  });
+  return panel("switches", "Your own comparison", el("p", { className: "hint" }, "What is left empty is the server's default."), form);
+}
+
+function switchField({ name, values, most }) {
+  if (values.length === 0) return el("input", { type: "number", name, min: "1", max: String(most), placeholder: "default" });
+  return el("select", { name }, ...values.map((value) => el("option", { value: JSON.stringify(value) }, value === true ? "on" : value === false ? "off" : value)));
+}
+
+function workloadField(name, value) {
+  if (name === "prompts") return el("select", { name }, ...["code", "edit", "shared"].map((kind) => el("option", { value: JSON.stringify(kind) }, kind)));
+  return el("input", { type: "number", step: "any", name, value: String(value) });
+}
+
+/** The fields of a form's part that say something; defaults of switches need not be sent. */
+function valuesOf(part) {
+  const found = {};
+  for (const field of part.querySelectorAll("select, input")) {
+    const isDefault = field.selectedIndex === 0 && part.dataset.side !== "workload";
+    if (field.value !== "" && !isDefault) found[field.name] = JSON.parse(field.value);
+  }
+  return found;
+}
+
+async function start(asked) {
+  try {
+    tell("");
+    const begun = await ask("lab/experiment", key(), { method: "POST", body: JSON.stringify(asked) });
+    show(await begun.json());
+    document.getElementById("experiment").scrollIntoView({ block: "start" });
+    watch();
+  } catch (error) {
+    tell(error.message);
+    problem.scrollIntoView({ block: "center" });
+  }
+}
+
+/** Asks how far it is, while it runs. */
+async function watch() {
+  if (isAsking) return;
+  isAsking = true;
+  try {
+    for (;;) {
+      const now = await (await ask("lab/experiment", key())).json();
+      show(now);
+      if (now.state !== "running") break;
+      await new Promise((resolve) => setTimeout(resolve, ASK_EVERY_MS));
+    }
+    tell("");
+  } catch (error) {
+    tell(`${error.message} What was shown last stands below.`);
+    offers = null; // asked for again when the view is opened again
+  } finally {
+    isAsking = false;
+  }
+}
+
+function show(now) {
+  const isRunning = now.state === "running";
+  for (const button of view.querySelectorAll("button.primary")) button.disabled = isRunning;
+  stop.hidden = progress.hidden = !isRunning;
+  if (isRunning && now.progress) {
+    const { side, num_ended, num_requests } = now.progress;
+    progress.value = ((side === "b" ? 1 : 0) + num_ended / num_requests) / 2;
+    setText(status, `${now.doing}: ${num_ended} of ${num_requests} requests have ended.`);
+  } else {
+    setText(status, { idle: "None has run yet.", running: "It begins …", stopped: "It was stopped.", failed: `It failed: ${now.problem}`, done: "Both sides have run." }[now.state]);
+  }
+  const identity = JSON.stringify([now.experiment?.number, Object.keys(now.results ?? {}), now.state]);
+  if (identity === shown || !now.experiment) return;
+  shown = identity;
+  const story = offers.stories.find(({ name }) => name === now.experiment.story);
+  result.replaceChildren(...sidesOf(now, story));
+}
+
+function tell(words) {
+  problem.hidden = words === "";
+  setText(problem, words);
+}
+
+stop.addEventListener("click", async () => {
+  try {
+    await ask("lab/experiment", key(), { method: "DELETE" });
+  } catch (error) {
+    tell(error.message);
+  }
+});
+document.addEventListener("view", open);
+document.getElementById("key").addEventListener("change", open);
+open();

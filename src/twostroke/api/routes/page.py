@@ -26,10 +26,17 @@ HEADERS = {
 }
 
 
-def page_router() -> APIRouter:
-    """The routes; the files are read once."""
+def page_router(*, has_lab: bool = False) -> APIRouter:
+    """The routes; the files are read once.
+
+    Args:
+        has_lab: whether the page offers the switchboard.
+    """
     router = APIRouter(include_in_schema=False)
     contents = {path.name: path.read_bytes() for path in FOLDER.iterdir() if path.suffix in MEDIA_TYPES}
+
+    if has_lab:
+        contents["index.html"] = contents["index.html"].replace(b'<a href="#lab" hidden>', b'<a href="#lab">')
 
     @router.get("/")
     async def index() -> Response:

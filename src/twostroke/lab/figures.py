@@ -1,0 +1,81 @@
+"""What a side has come to: pure arithmetic over what its requests tell and its events say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from twostroke.outputs import RequestOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one side; times in milliseconds."""
+
+    duration_s: float
+    """From the first arrival to the last token."""
+    output_tokens_per_s: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    tpot_p50_ms: float | None
+    itl_p50_ms: float | None
+    itl_p99_ms: float | None
+    longest_gap_ms: float | None
+    """Between two tokens of an answer."""
+    e2e_p50_ms: float
+    most_running: int
+    """Sequences at once."""
+    num_preemptions: int
+    cached_share: float
+    """Of the prompts' tokens."""
+    tokens_per_pass: float | None
+    """That a step gave a sequence, on average; None where no drafts were verified."""
+    kv_capacity_tokens: int
+    """Tokens for which there is room in KV memory."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it is sent."""
+        return asdict(self)
+
+
+def figures_of(
+    outputs: Sequence[RequestOutput], first_arrival_s: float, *, most_running: int, kv_capacity_tokens: int
+) -> Figures:
+    """Adds up what the answers tell; each has at least a token."""
+    metrics = [output.metrics for output in outputs if output.metrics is not None]
+    assert metrics, "nobody got a token"
+    gaps = [gap for known in metrics for gap in known.itl_s]
+    end_s = max(known.arrival_time_s + known.e2e_s for known in metrics)
+    num_tokens = sum(len(part.token_ids) for output in outputs for part in output.outputs)
+    drafts = [known.drafts for known in metrics if known.drafts is not None]
+    num_passes = sum(known.num_passes for known in drafts)
+    num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    tpots = [known.tpot_s for known in metrics if known.tpot_s is not None]
+    ttfts = [known.ttft_s for known in metrics]
+    return Figures(
+        duration_s=end_s - first_arrival_s,
+        output_tokens_per_s=num_tokens / (end_s - first_arrival_s),
+        ttft_p50_ms=1e3 * percentile(ttfts, 0.5),
+        ttft_p99_ms=1e3 * percentile(ttfts, 0.99),
+        tpot_p50_ms=1e3 * percentile(tpots, 0.5) if tpots else None,
+        itl_p50_ms=1e3 * percentile(gaps, 0.5) if gaps else None,
+        itl_p99_ms=1e3 * percentile(gaps, 0.99) if gaps else None,
+        longest_gap_ms=1e3 * max(gaps) if gaps else None,
+        e2e_p50_ms=1e3 * percentile([known.e2e_s for known in metrics], 0.5),
+        most_running=most_running,
+        num_preemptions=sum(known.num_preemptions for known in metrics),
+        cached_share=sum(output.num_cached_tokens for output in outputs) / num_prompt,
+        tokens_per_pass=sum(known.num_tokens for known in drafts) / num_passes if num_passes else None,
+        kv_capacity_tokens=kv_capacity_tokens,
+    )
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of them does not exceed.
+
+    >>> percentile([3.0, 1.0, 2.0], 0.5), percentile([3.0, 1.0, 2.0], 0.99)
+    (2.0, 3.0)
+    """
+    ordered = sorted(values)
+    return ordered[max(0, -(-round(share * len(ordered) * 1000) // 1000) - 1)]

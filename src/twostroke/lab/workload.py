@@ -1,0 +1,124 @@
+"""Who asks what, when: pure and seeded, so that both sides get the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from random import Random
+from typing import Any, Literal, get_args
+
+from twostroke.config.checks import number, one_of, whole_number
+from twostroke.errors import InvalidParameter, UnknownParameter
+
+Prompts = Literal["code", "edit", "shared"]
+"""`code`: the beginning of a module. `edit`: a module, and the beginning of the same again. `shared`: all begin with
+the same long text."""
+MAX_REQUESTS = 64
+MAX_PROMPT_WORDS = 1200
+MAX_OUTPUT = 1000
+MAX_ARRIVALS_S = 30.0
+"""The last request comes after so long, at most: an experiment is a minute, not an hour."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedFor:
+    """One request."""
+
+    arrival_s: float
+    prompt: str
+    max_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabWorkload:
+    """What both sides are asked."""
+
+    seed: int = 0
+    num_requests: int = 16
+    rate: float = 0.0
+    """Arrivals per second, evenly; 0: all at once."""
+    prompts: Prompts = "code"
+    prompt_words: int = 40
+    """About three tokens each, of most requests."""
+    min_output: int = 20
+    max_output: int = 100
+    """Output tokens: drawn between the two, long ones rarer."""
+    every_nth_is_long: int = 0
+    """Each so-manieth request has a prompt of `long_words` words and 16 output tokens; 0: none."""
+    long_words: int = 900
+
+    def __post_init__(self) -> None:
+        """Checks ranges."""
+        whole_number("seed", self.seed, 0, 2**31)
+        whole_number("num_requests", self.num_requests, 1, MAX_REQUESTS)
+        number("rate", self.rate, 0, 1000, "from 0 (all at once) to 1000 a second")
+        one_of("prompts", self.prompts, get_args(Prompts))
+        whole_number("prompt_words", self.prompt_words, 1, MAX_PROMPT_WORDS)
+        whole_number("long_words", self.long_words, 1, MAX_PROMPT_WORDS)
+        whole_number("max_output", self.max_output, 1, MAX_OUTPUT)
+        whole_number("min_output", self.min_output, 1, self.max_output)
+        whole_number("every_nth_is_long", self.every_nth_is_long, 0, MAX_REQUESTS)
+        if self.rate and self.num_requests / self.rate > MAX_ARRIVALS_S:
+            limit = f"must let all {self.num_requests} requests come within {MAX_ARRIVALS_S:g} s"
+            raise InvalidParameter("rate", self.rate, limit, "Ask for fewer requests, or more of them a second.")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> LabWorkload:
+        """Of what was sent.
+
+        Raises:
+            UnknownParameter: a field that it does not have.
+            InvalidParameter: a value out of its range.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise UnknownParameter(name, known, "the workload")
+        return cls(**given)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it is sent."""
+        return asdict(self)
+
+    def requests(self) -> list[AskedFor]:
+        """The same for the same fields, in the order of their arrival.
+
+        >>> LabWorkload(seed=1).requests() == LabWorkload(seed=1).requests()
+        True
+        """
+        dice = Random(self.seed)
+        shared = _module(dice, self.prompt_words)
+        found: list[AskedFor] = []
+        for index in range(self.num_requests):
+            is_long = bool(self.every_nth_is_long) and index % self.every_nth_is_long == self.every_nth_is_long - 1
+            num_words = self.long_words if is_long else self.prompt_words
+            prompt = self._prompt(dice, num_words, shared, is_long=is_long)
+            spread = self.max_output - self.min_output
+            num_output = 16 if is_long else self.min_output + round(spread * dice.random() ** 2)
+            arrival_s = index / self.rate if self.rate else 0.0
+            found.append(AskedFor(arrival_s, prompt, num_output, dice.randrange(2**31)))
+        return found
+
+    def _prompt(self, dice: Random, num_words: int, shared: str, *, is_long: bool) -> str:
+        if self.prompts == "shared" and not is_long:
+            return shared + _module(dice, 8)
+        text = _module(dice, num_words)
+        return f"{text}\n\n# the same again\n{text[:60]}" if self.prompts == "edit" and not is_long else text
+
+
+_VERBS = ("add", "area", "count", "find", "merge", "parse", "read", "scale", "sort", "split", "sum", "write")
+_NOUNS = ("items", "lines", "nodes", "numbers", "pairs", "paths", "points", "rows", "tokens", "values", "words")
+
+
+def _module(dice: Random, num_words: int) -> str:
+    """Functions one below the other, about so many words in all."""
+    parts: list[str] = []
+    num_so_far = 0
+    while num_so_far < num_words:
+        verb, noun, other = dice.choice(_VERBS), dice.choice(_NOUNS), dice.choice(_NOUNS)
+        part = f"def {verb}_{noun}_{dice.randrange(100)}({noun}, {other}):\n    result = []\n"
+        part += f"    for value in {noun}:\n        result.append({verb}(value, {other}))\n    return result\n\n\n"
+        parts.append(part)
+        num_so_far += len(part.split())
+    return "".join(parts)

@@ -1,0 +1,136 @@
+"""The switchboard on a real server: experiments beside it, for its administrator alone, and in a browser."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from browsing import chromium, opened
+from server_process import ServerProcess
+
+SMALL: dict[str, Any] = {
+    "a": {"batching": "static"},
+    "b": {"max_num_seqs": 4},
+    "workload": {"num_requests": 6, "prompt_words": 10, "min_output": 5, "max_output": 20},
+}
+LONG: dict[str, Any] = {**SMALL, "workload": {"num_requests": 60, "min_output": 1000, "max_output": 1000}}
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[ServerProcess]:
+    server = ServerProcess("--lab")
+    yield server
+    server.stop()
+
+
+def ended(server: ServerProcess) -> dict[str, Any]:
+    """The experiment's last word."""
+    return server.wait_for("done", "/lab/experiment", lambda answer: answer.json()["state"] != "running").json()
+
+
+def children(server: ServerProcess) -> list[str]:
+    command = ["ps", "--ppid", str(server.process.pid), "-o", "pid="]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+
+
+def test_without_the_flag_there_is_none(server: ServerProcess) -> None:
+    for answer in (server.http.get("/lab"), server.post("/lab/experiment", {}), server.http.delete("/lab/experiment")):
+        assert answer.status_code == 404
+        assert "--lab" in answer.json()["error"]["message"]
+    assert b'<a href="#lab" hidden>' in server.http.get("/").content
+
+
+def test_two_settings_give_the_same_tokens_beside_a_server_that_serves(lab: ServerProcess) -> None:
+    before = children(lab)
+    assert lab.post("/lab/experiment", SMALL).json()["state"] == "running"
+    busy = lab.post("/lab/experiment", SMALL)
+    assert busy.status_code == 409
+    assert "an experiment runs" in busy.json()["error"]["message"]
+    assert lab.post("/v1/completions", {"prompt": "def f():", "max_tokens": 5}).status_code == 200
+    done = ended(lab)
+    assert done["state"] == "done", done
+    assert done["verdict"]["num_equal"] == done["verdict"]["num_requests"] == 6
+    for side in ("a", "b"):
+        assert done["results"][side]["figures"]["output_tokens_per_s"] > 0
+        assert len(done["results"][side]["lanes"]) == 6
+    assert children(lab) == before
+
+
+def test_an_experiment_is_stopped_with_its_processes(lab: ServerProcess) -> None:
+    before = children(lab)
+    lab.post("/lab/experiment", LONG)
+    lab.wait_for("running", "/lab/experiment", lambda answer: "requests run" in answer.json()["doing"])
+    assert len(children(lab)) > len(before)
+    assert lab.http.delete("/lab/experiment").json() == {"stopped": True}
+    assert lab.http.get("/lab/experiment").json()["state"] == "stopped"
+    assert children(lab) == before
+    assert lab.http.delete("/lab/experiment").json() == {"stopped": False}
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"", "JSON object"),
+        (b"[]", "JSON object"),
+        (b'{"story": "x"}', "must be one of"),
+        (b'{"a": {"batching": "dynamic"}}', "batching"),
+    ],
+)
+def test_nonsense_is_refused_in_words(lab: ServerProcess, body: bytes, told: str) -> None:
+    answer = lab.http.post("/lab/experiment", content=body)
+    assert answer.status_code == 400
+    assert told in answer.json()["error"]["message"]
+
+
+def test_settings_that_do_not_fit_fail_in_words(lab: ServerProcess) -> None:
+    lab.post("/lab/experiment", {**SMALL, "a": {"kv_cache_memory": 100_000}})
+    failed = ended(lab)
+    assert failed["state"] == "failed"
+    assert "KV memory" in failed["problem"]
+
+
+def test_it_is_the_administrators() -> None:
+    server = ServerProcess("--lab", "--api-key", "k", "--admin-api-key", "root")
+    try:
+        assert server.http.get("/lab", headers={"authorization": "Bearer k"}).status_code == 401
+        assert server.post("/lab/experiment", SMALL, authorization="Bearer k").status_code == 401
+        assert server.http.get("/lab", headers={"authorization": "Bearer root"}).status_code == 200
+    finally:
+        server.stop()
+
+
+def test_a_server_that_ends_ends_its_experiment() -> None:
+    server = ServerProcess("--lab")
+    server.post("/lab/experiment", LONG)
+    server.wait_for("running", "/lab/experiment", lambda answer: "requests run" in answer.json()["doing"])
+    pids = children(server)
+    begin_s = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - begin_s < 15, "it waited for the experiment"
+    for pid in pids:
+        assert subprocess.run(["ps", "-p", pid], capture_output=True, check=False).returncode != 0
+
+
+def test_a_story_is_told_at_a_click(lab: ServerProcess, find_program: Callable[[str, str], str]) -> None:
+    with (
+        chromium(find_program("chromium", "chromium")) as browser,
+        opened(browser, f"{lab.url}/#lab") as (page, complaints),
+    ):
+        expect(page.locator(".card")).to_have_count(6)
+        page.get_by_role("button", name="Run: Speculative decoding").click()
+        expect(page.locator(".verdict .tokens")).to_contain_text("equal for all 12 requests", timeout=60_000)
+        expect(page.locator(".verdict")).to_contain_text("tokens a pass")
+        expect(page.locator(".side")).to_have_count(2)
+        expect(page.locator("#experiment table")).to_contain_text("TTFT p50")
+        page.locator("fieldset[data-side=workload] [name=num_requests]").fill("9000")
+        page.get_by_role("button", name="Run both").click()
+        expect(page.locator("#lab .trouble")).to_contain_text("num_requests")
+        complaints[:] = [said for said in complaints if "400" not in said]
+        assert not complaints
+    assert httpx.get(f"{lab.url}/health").status_code == 200
