@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -188,6 +189,88 @@ def test_programs_do_the_same(page: Page, server: ServerProcess) -> None:
     assert ran.stdout == shown, ran.stderr
 
 
+@pytest.mark.parametrize("mode", ["Prompt", "Chat"])
+def test_tokens_show_how_likely_they_were(page: Page, server: ServerProcess, mode: str) -> None:
+    page.get_by_label(mode, exact=True).first.check()
+    fill(page)
+    page.get_by_label("Show probabilities").check()
+    page.locator("#text").fill(PROMPT)
+    page.locator("#send").click()
+    ended(page, "Ended: length.")
+    tokens = page.locator("#answer .made .token")
+    if mode == "Prompt":
+        sent: Any = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "logprobs": 5}
+        choice = server.post("/v1/completions", sent).json()["choices"][0]
+        text, expected = choice["text"], choice["logprobs"]["tokens"]
+        logprob = choice["logprobs"]["token_logprobs"][1]
+    else:
+        sent = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24, "temperature": 0}
+        choice = server.post("/v1/chat/completions", {**sent, "logprobs": True, "top_logprobs": 5}).json()["choices"][0]
+        text, expected = choice["message"]["content"], [entry["token"] for entry in choice["logprobs"]["content"]]
+        logprob = choice["logprobs"]["content"][1]["logprob"]
+    assert page.locator("#answer .made").text_content() == text
+    assert tokens.all_text_contents() == expected
+    tokens.first.hover()
+    expect(page.locator("#alternatives li")).to_have_count(5)
+    page.locator("#answer").focus()
+    for _ in range(2):  # the first token, the second
+        page.keyboard.press("ArrowRight")
+    expect(page.locator("#alternatives")).to_contain_text(f"log-probability {logprob:.3f}")
+
+
+@pytest.mark.parametrize("mode", ["Prompt", "Chat"])
+def test_an_answer_fits_its_schema(page: Page, mode: str) -> None:
+    page.get_by_label(mode, exact=True).first.check()
+    fill(page, max_tokens="60")
+    page.locator("#text").fill(PROMPT)
+    page.get_by_label("What the answer has to fit").fill('{"enum": [')
+    page.locator("#send").click()
+    expect(page.get_by_role("alert")).to_contain_text("The JSON schema is not valid JSON")
+    page.get_by_label("What the answer has to fit").fill("[1]")
+    page.locator("#send").click()
+    expect(page.get_by_role("alert")).to_contain_text("must be an object")
+    page.get_by_label("What the answer has to fit").fill('{"enum": ["two strokes", null, true]}')
+    page.locator("#send").click()
+    ended(page, "Ended: stop.")
+    content = page.locator("#answer .made").text_content() or ""
+    assert json.loads(content) in ["two strokes", None, True]
+
+    page.get_by_role("button", name="Copy as openai-python").click()
+    expect(page.locator("#copied")).to_have_text("Copied.")
+    program = page.evaluate("navigator.clipboard.readText()")
+    assert '"two strokes", None, True' in program
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert mode == "Chat" or ran.stdout == content, ran.stderr  # the chat has gone on
+
+
+def test_percentiles_are_interpolated_within_their_buckets(page: Page) -> None:
+    # 10 up to 1 s, 10 up to 2 s, none up to 4 s, 5 above
+    found = page.evaluate(
+        """async () => {
+          const { quantile, shareWithin } = await import("/page/histograms.js");
+          const histogram = { bounds: [1, 2, 4], counts: [10, 10, 0, 5] };
+          const quantiles = [0.2, 0.6, 0.8, 0.99].map((share) => quantile(histogram, share));
+          const shares = [0.5, 1, 1.5, 3, 9].map((limit) => shareWithin(histogram, limit));
+          return [quantiles, shares, quantile({ bounds: [1], counts: [0, 0] }, 0.5)];
+        }"""
+    )
+    quantiles, shares, nothing = found
+    assert quantiles == pytest.approx([0.5, 1.5, 2, math.inf])
+    assert shares == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8])
+    assert nothing is None
+
+
+def test_the_rate_is_told_while_text_comes(page: Page) -> None:
+    fill(page, max_tokens="3000")
+    page.locator("#text").fill(PROMPT)
+    page.locator("#send").click()
+    expect(page.locator("#answer[aria-busy=true]")).to_be_visible()
+    expect(page.locator("#recent-rate")).to_have_text(re.compile(r"\d"))
+    expect(page.get_by_role("button", name="Show it in the engine")).to_be_visible()
+    page.get_by_role("button", name="Stop").click()
+    ended(page, "Stopped.")
+
+
 def test_a_server_with_keys_asks_for_one(browser: Browser, complaints: list[str]) -> None:
     server = ServerProcess("--api-key", KEY)
     try:
@@ -210,3 +293,6 @@ def test_a_server_with_keys_asks_for_one(browser: Browser, complaints: list[str]
         context.close()
     finally:
         server.stop()
+    page.get_by_role("button", name="Show it in the engine").click()
+    expect(page.locator("#followed")).to_contain_text("cmpl-")
+    expect(page.locator("#requests tr.followed")).to_have_count(1)

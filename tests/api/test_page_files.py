@@ -56,4 +56,4 @@ def test_every_field_has_a_label() -> None:
     for field in fields:
         identity = re.search(r'\bid="([^"]+)"', field)
         is_named = identity is not None and f'for="{identity[1]}"' in HTML
-        assert is_named or re.search(r"<label>[^<]*" + re.escape(field), HTML), field
+        assert is_named or re.search(r"<label\b[^>]*>[^<]*" + re.escape(field), HTML), field

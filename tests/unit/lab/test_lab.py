@@ -64,7 +64,6 @@ def test_every_value_of_every_switch_makes_a_side(switch: Any) -> None:
         ({"a": []}, "must be an object"),
         ({"a": {"max_tokens": 3}}, "max_tokens"),
         ({"a": {"batching": True}}, "must be one of"),
-        ({"a": {"kv_reservation": "contiguous", "enable_prefix_caching": True}, "b": {}}, "enable_prefix_caching"),
         ({"workload": {"num_requests": 1000}}, "num_requests"),
         ({"workload": {"num_requests": 60, "rate": 1}}, "within 30 s"),
         ({"workload": {"min_output": 50, "max_output": 20}}, "min_output"),
@@ -82,8 +81,6 @@ def test_what_cannot_be_run_is_refused_in_words(asked: dict[str, Any], told: str
         finally:
             await lab.stop()
 
-    if asked.get("a", {}) and "kv_reservation" in asked["a"]:
-        pytest.skip("checked when the engine is made")
     with pytest.raises((ClientError, InvalidParameter, UnknownParameter), match=told):
         asyncio.run(begin())
 

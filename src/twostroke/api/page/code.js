@@ -11,7 +11,10 @@ export function asCurl({ path, body }, origin, hasKey) {
   return words.join(" ");
 }
 
-const OPENAI_FIELDS = ["model", "prompt", "messages", "temperature", "top_p", "max_tokens", "seed", "stop"];
+const OPENAI_FIELDS = [
+  ...["model", "prompt", "messages", "temperature", "top_p", "max_tokens", "seed", "stop"],
+  ...["logprobs", "top_logprobs", "response_format"],
+];
 
 /**
  * A request as a program for OpenAI's Python client. The key is named and never shown.
@@ -24,8 +27,8 @@ export function asOpenaiPython({ path, body }, origin, hasKey) {
   const given = Object.entries(body);
   const own = given.filter(([name]) => OPENAI_FIELDS.includes(name));
   const others = given.filter(([name]) => !OPENAI_FIELDS.includes(name));
-  const lines = own.map(([name, value]) => `    ${name}=${JSON.stringify(value)},`);
-  if (others.length > 0) lines.push(`    extra_body=${JSON.stringify(Object.fromEntries(others))},`);
+  const lines = own.map(([name, value]) => `    ${name}=${inPython(value)},`);
+  if (others.length > 0) lines.push(`    extra_body=${inPython(Object.fromEntries(others))},`);
   const text = isChat ? "chunk.choices[0].delta.content" : "chunk.choices[0].text";
   const base = path.replace(/\/(chat\/)?completions$/, "");
   return `${hasKey ? "import os\n\n" : ""}from openai import OpenAI
@@ -38,6 +41,17 @@ ${lines.join("\n")}
 for chunk in stream:
     print(${text} or "", end="", flush=True)
 `;
+}
+
+/** A value of JSON as Python writes it: the strings are the same, true, false and null are not. */
+function inPython(value) {
+  if (value === null) return "None";
+  if (typeof value === "boolean") return value ? "True" : "False";
+  if (Array.isArray(value)) return `[${value.map(inPython).join(", ")}]`;
+  if (typeof value !== "object") return JSON.stringify(value);
+  return `{${Object.entries(value)
+    .map(([name, each]) => `${JSON.stringify(name)}: ${inPython(each)}`)
+    .join(", ")}}`;
 }
 
 /** Text as one word of a POSIX shell. */

@@ -1,8 +1,11 @@
+const RECENT_MS = 1000;
+
 /** How fast an answer came, as whoever reads it sees it. */
 export class Figures {
   #sentMs;
   #firstMs = null;
   #lastMs = null;
+  #recent = []; // [ms, tokens so far] of the last second, and the one before it
 
   numOutputTokens = 0;
 
@@ -21,6 +24,8 @@ export class Figures {
     this.#firstMs ??= nowMs;
     this.#lastMs = nowMs;
     this.numOutputTokens = numOutputTokens;
+    this.#recent.push([nowMs, numOutputTokens]);
+    while (this.#recent.length > 2 && this.#recent[1][0] <= nowMs - RECENT_MS) this.#recent.shift();
   }
 
   /** Time to first token; null before it. */
@@ -36,5 +41,12 @@ export class Figures {
   /** Output tokens per second of the whole request; null before the first. */
   get tokensPerSecond() {
     return this.#lastMs === null ? null : (1000 * this.numOutputTokens) / (this.#lastMs - this.#sentMs);
+  }
+
+  /** Tokens per second lately; null before the second. */
+  get recentTokensPerSecond() {
+    if (this.#recent.length < 2) return null;
+    const [[fromMs, from], [toMs, to]] = [this.#recent[0], this.#recent.at(-1)];
+    return toMs > fromMs ? (1000 * (to - from)) / (toMs - fromMs) : null;
   }
 }

@@ -3,7 +3,9 @@ import { answerChunks, ask, Refusal } from "./answer_stream.js";
 import { asCurl, asOpenaiPython } from "./code.js";
 import { Figures } from "./figures.js";
 import { key } from "./key.js";
-import { samplingFields } from "./request_form.js";
+import { followByName } from "./live.js";
+import { chanceFields, samplingFields, schemaFields } from "./request_form.js";
+import { showChancesOf, tokensOf, TokenWriter } from "./token_chances.js";
 
 const $ = (id) => document.getElementById(id);
 const form = $("request");
@@ -12,6 +14,7 @@ const answer = $("answer");
 
 let model = null; // the name that answers have; unknown until the server has told it
 let conversation = []; // messages of the chat so far, as the API takes them
+let shownId = null; // of the answer that came last, by which the engine knows it
 let running = null; // the AbortController of the answer that is coming
 
 const isChat = () => form.elements.mode.value === "chat";
@@ -19,7 +22,7 @@ const isChat = () => form.elements.mode.value === "chat";
 /** The request that the page stands for now. */
 function currentRequest() {
   const named = model ? { model } : {};
-  const fields = samplingFields(form);
+  const fields = { ...samplingFields(form), ...chanceFields(form, isChat()), ...schemaFields(form, isChat()) };
   if (!isChat()) return { path: "/v1/completions", body: { ...named, prompt: text.value, ...fields } };
   // an empty message after an answer stands for the question that was answered
   const messages = text.value ? [...conversation, { role: "user", content: text.value }] : conversation.slice(0, -1);
@@ -40,7 +43,9 @@ async function generate() {
   running = new AbortController();
   const view = isChat() ? openTurns() : openContinuation();
   setBusy(true);
-  $("timeline").hidden = true;
+  $("timeline").hidden = $("in-engine").hidden = true;
+  $("chances").hidden = !form.elements.chances.checked;
+  $("alternatives").replaceChildren();
   let outcome;
   try {
     outcome = `Ended: ${await show(request, view)}.`;
@@ -65,6 +70,7 @@ async function show(request, view) {
     figures.observe(performance.now(), chunk.usage.completion_tokens);
     showFigures(figures, chunk.usage);
     offerTimeline(chunk.id);
+    offerEngine(chunk.id);
     for (const choice of chunk.choices) {
       reason = choice.finish_reason ?? reason;
       view.add(choice);
@@ -77,7 +83,8 @@ async function show(request, view) {
 function openContinuation() {
   answer.replaceChildren(piece("given", text.value));
   const made = answer.appendChild(piece("made", ""));
-  return { made, add: (choice) => append(made, choice.text) };
+  const writer = new TokenWriter();
+  return { made, add: (choice) => append(made, ...writer.pieces(choice.text, tokensOf(choice))) };
 }
 
 /** What is asked, below what was said before, and room for the reply. */
@@ -89,12 +96,13 @@ function openTurns() {
   const made = turns.appendChild(piece("made", ""));
   answer.append(turns);
   answer.scrollTop = answer.scrollHeight;
+  const writer = new TokenWriter();
   return {
     made,
     forget: () => turns.remove(),
-    add({ delta }) {
-      append(reasoning, delta.reasoning ?? "");
-      append(made, delta.content ?? "");
+    add(choice) {
+      append(reasoning, ...writer.pieces(choice.delta.reasoning ?? "", tokensOf(choice)));
+      append(made, ...writer.pieces(choice.delta.content ?? "", []));
     },
   };
 }
@@ -117,10 +125,10 @@ function piece(name, content) {
   return element;
 }
 
-function append(element, content) {
-  if (!content) return;
+function append(element, ...pieces) {
+  if (pieces.length === 0) return;
   const isAtEnd = answer.scrollHeight - answer.scrollTop - answer.clientHeight < 40;
-  element.append(content);
+  element.append(...pieces);
   if (isAtEnd) answer.scrollTop = answer.scrollHeight;
 }
 
@@ -128,9 +136,12 @@ function showFigures(figures, usage) {
   $("ttft").textContent = inMs(figures.ttftMs);
   $("tpot").textContent = inMs(figures.tpotMs);
   $("rate").textContent = figures.tokensPerSecond?.toFixed(1) ?? "–";
+  $("recent-rate").textContent = figures.recentTokensPerSecond?.toFixed(1) ?? "–";
   $("num-output-tokens").textContent = figures.numOutputTokens;
   const numCached = usage?.prompt_tokens_details?.cached_tokens ?? 0;
-  $("num-prompt-tokens").textContent = usage ? `${usage.prompt_tokens}${numCached ? ` (${numCached} cached)` : ""}` : "–";
+  $("num-prompt-tokens").textContent = usage
+    ? `${usage.prompt_tokens}${numCached ? ` (${numCached} cached)` : ""}`
+    : "–";
 }
 
 const inMs = (ms) => (ms === null ? "–" : `${ms.toFixed(ms < 10 ? 2 : ms < 100 ? 1 : 0)} ms`);
@@ -155,6 +166,16 @@ function offerTimeline(requestId) {
   $("timeline-link").href = path;
   $("timeline").open = false;
   $("timeline").hidden = false;
+}
+
+function offerEngine(requestId) {
+  shownId = requestId;
+  $("in-engine").hidden = false;
+}
+
+/** The live view, with the request of this answer in it. */
+function showInEngine() {
+  followByName(shownId);
 }
 
 async function readTimeline() {
@@ -204,12 +225,13 @@ async function copy(writeCode) {
 async function nameModel() {
   try {
     const models = await (await ask("/v1/models", key())).json();
-    if (models.data.length === 0) {
+    const [served] = models.data;
+    if (!served) {
       $("model").textContent = "a recording: no model is loaded";
       return;
     }
-    model = models.data[0].id;
-    $("model").textContent = `${model}, a context of ${models.data[0].max_model_len.toLocaleString("en")} tokens`;
+    model = served.id;
+    $("model").textContent = `${model}, a context of ${served.max_model_len.toLocaleString("en")} tokens`;
   } catch (error) {
     $("model").textContent = error.message;
   }
@@ -226,6 +248,8 @@ for (const mode of form.elements.mode) mode.addEventListener("change", changeMod
 $("abort").addEventListener("click", () => running?.abort());
 $("renew").addEventListener("click", renew);
 $("timeline").addEventListener("toggle", readTimeline);
+$("in-engine").addEventListener("click", showInEngine);
+showChancesOf(answer, $("alternatives"));
 $("as-curl").addEventListener("click", () => copy(asCurl));
 $("as-openai-python").addEventListener("click", () => copy(asOpenaiPython));
 $("key").addEventListener("change", nameModel);

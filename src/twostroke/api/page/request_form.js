@@ -19,9 +19,46 @@ export function samplingFields(form) {
       throw new Refusal(`${name}=${input.value}: a whole number of at most ${Number.MAX_SAFE_INTEGER}.`);
     }
   }
-  const stop = form.elements.stop.value.split("\n").filter((line) => line !== "").map(unescaped);
+  const stop = form.elements.stop.value
+    .split("\n")
+    .filter((line) => line !== "")
+    .map(unescaped);
   if (stop.length > 0) fields.stop = stop;
   return fields;
+}
+
+/**
+ * The fields for what stands in the JSON schema box; each of the two APIs has its own.
+ * @param {HTMLFormElement} form
+ * @param {boolean} isChat
+ * @throws {Refusal} where it is no JSON, or no schema
+ */
+export function schemaFields(form, isChat) {
+  const text = form.elements.schema.value.trim();
+  if (text === "") return {};
+  let schema;
+  try {
+    schema = JSON.parse(text);
+  } catch (error) {
+    throw new Refusal(`The JSON schema is not valid JSON: ${error.message}`);
+  }
+  if (schema === null || typeof schema !== "object" || Array.isArray(schema)) {
+    throw new Refusal('The JSON schema must be an object, such as {"type": "object"}.');
+  }
+  if (!isChat) return { structured_outputs: { json: schema } };
+  return { response_format: { type: "json_schema", json_schema: { name: "answer", schema } } };
+}
+
+const NUM_ALTERNATIVES = 5;
+
+/**
+ * The fields that have the answer come with its log-probabilities, where they are asked for.
+ * @param {HTMLFormElement} form
+ * @param {boolean} isChat
+ */
+export function chanceFields(form, isChat) {
+  if (!form.elements.chances.checked) return {};
+  return isChat ? { logprobs: true, top_logprobs: NUM_ALTERNATIVES } : { logprobs: NUM_ALTERNATIVES };
 }
 
 const ESCAPES = { "\\n": "\n", "\\t": "\t", "\\r": "\r", "\\\\": "\\" };
