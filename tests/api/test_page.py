@@ -269,6 +269,7 @@ def test_the_rate_is_told_while_text_comes(page: Page) -> None:
     page.get_by_role("button", name="Show it in the engine").click()
     expect(page.locator("#followed")).to_contain_text("cmpl-")
     expect(page.locator("#requests tr.followed")).to_have_count(1)
+    page.get_by_role("link", name="Playground").click()
     page.get_by_role("button", name="Stop").click()
     ended(page, "Stopped.")
 
