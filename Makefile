@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PORT ?= 8000
 CMAKE := $(BIN)/cmake
 
-.PHONY: run demo test check bench soak compat compatibility train wheel native native-test native-test-address native-test-thread native-test-arm clean
+.PHONY: run demo test check bench soak compat compatibility pictures train wheel native native-test native-test-address native-test-thread native-test-arm clean
 
 # A server with the embedded model and a completion through it; `run` goes on serving until Ctrl-C.
 run: $(STAMP)
@@ -44,6 +44,10 @@ compat: $(STAMP)
 # docs/compatibility.md, from the table of features that tests/compatibility runs pair by pair.
 compatibility: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m compatibility.table
+
+# docs/images/page-*.png: what the tests of the page see, on a real server in a real browser.
+pictures: $(STAMP)
+	$(BIN)/python -m pytest -q --require-all --pictures docs/images tests/api/test_page.py tests/api/test_live_page.py tests/api/test_lab.py
 
 train: $(STAMP)
 	$(BIN)/python -m training.train

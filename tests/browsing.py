@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
@@ -46,3 +47,9 @@ def opened(browser: Browser, url: str, **options: Any) -> Iterator[tuple[Page, l
     page.goto(url)
     yield page, complaints
     context.close()
+
+
+def take_picture(page: Page, folder: Path | None, name: str) -> None:
+    """For the documentation, where somebody wants one."""
+    if folder is not None:
+        page.screenshot(path=folder / f"{name}.png", full_page=True, animations="disabled")

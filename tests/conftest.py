@@ -29,6 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--require-all", action="store_true", help="a test that finds a program of the system missing fails"
     )
+    parser.addoption(
+        "--pictures", type=Path, help="folder that tests of the page write the documentation's pictures to"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +34,9 @@ def reasoning_server() -> Iterator[ServerProcess]:
     yield server
     server.wait_until_idle()
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def pictures(pytestconfig: pytest.Config) -> Path | None:
+    """Where the documentation's pictures go, when they are to be taken (make pictures)."""
+    return pytestconfig.getoption("pictures")

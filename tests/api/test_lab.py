@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from playwright.sync_api import expect
 
-from browsing import chromium, opened
+from browsing import chromium, opened, take_picture
 from server_process import ServerProcess
 
 SMALL: dict[str, Any] = {
@@ -117,7 +118,9 @@ def test_a_server_that_ends_ends_its_experiment() -> None:
         assert subprocess.run(["ps", "-p", pid], capture_output=True, check=False).returncode != 0
 
 
-def test_a_story_is_told_at_a_click(lab: ServerProcess, find_program: Callable[[str, str], str]) -> None:
+def test_a_story_is_told_at_a_click(
+    lab: ServerProcess, find_program: Callable[[str, str], str], pictures: Path | None
+) -> None:
     with (
         chromium(find_program("chromium", "chromium")) as browser,
         opened(browser, f"{lab.url}/#lab") as (page, complaints),
@@ -128,6 +131,7 @@ def test_a_story_is_told_at_a_click(lab: ServerProcess, find_program: Callable[[
         expect(page.locator(".verdict")).to_contain_text("tokens a pass")
         expect(page.locator(".side")).to_have_count(2)
         expect(page.locator("#experiment table")).to_contain_text("TTFT p50")
+        take_picture(page, pictures, "page-lab")
         page.locator("fieldset[data-side=workload] [name=num_requests]").fill("9000")
         page.get_by_role("button", name="Run both").click()
         expect(page.locator("#lab .trouble")).to_contain_text("num_requests")

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from browsing import PATIENCE_MS, chromium, opened
+from browsing import PATIENCE_MS, chromium, opened, take_picture
 from server_process import ServerProcess
 
 PROMPT = "def area(width, height):\n    return width * height\n"
@@ -101,7 +101,7 @@ def number_of(page: Page, selector: str) -> float:
     return float(found[0].replace(",", ""))
 
 
-def test_every_view_shows_a_server_under_load(browser: Browser, small: ServerProcess) -> None:
+def test_every_view_shows_a_server_under_load(browser: Browser, small: ServerProcess, pictures: Path | None) -> None:
     with opened(browser, f"{small.url}/#live") as (page, complaints), load(small, 5):
         page.wait_for_function("() => document.querySelector('#tile-waiting').textContent > '0'")
         expect(page.locator("#tile-running")).to_have_text("2")
@@ -121,6 +121,13 @@ def test_every_view_shows_a_server_under_load(browser: Browser, small: ServerPro
         page.locator("#request-filter").fill("no such request")
         expect(page.locator("#requests tbody tr")).to_have_count(0)
         page.locator("#request-filter").fill("")
+        take_picture(page, pictures, "page-live")
+        page.emulate_media(color_scheme="dark")
+        page.set_viewport_size({"width": 390, "height": 844})
+        page.wait_for_timeout(300)
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= 390, "a phone would have to scroll sideways"
+        take_picture(page, pictures, "page-live-phone")
         assert not complaints
 
 

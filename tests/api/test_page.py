@@ -9,11 +9,13 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
+from browsing import take_picture
 from server_process import ServerProcess
 
 PATIENCE_MS = 20_000
@@ -190,7 +192,7 @@ def test_programs_do_the_same(page: Page, server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("mode", ["Prompt", "Chat"])
-def test_tokens_show_how_likely_they_were(page: Page, server: ServerProcess, mode: str) -> None:
+def test_tokens_show_how_likely_they_were(page: Page, server: ServerProcess, mode: str, pictures: Path | None) -> None:
     page.get_by_label(mode, exact=True).first.check()
     fill(page)
     page.get_by_label("Show probabilities").check()
@@ -216,6 +218,8 @@ def test_tokens_show_how_likely_they_were(page: Page, server: ServerProcess, mod
     for _ in range(2):  # the first token, the second
         page.keyboard.press("ArrowRight")
     expect(page.locator("#alternatives")).to_contain_text(f"log-probability {logprob:.3f}")
+    if mode == "Prompt":
+        take_picture(page, pictures, "page-playground")
 
 
 @pytest.mark.parametrize("mode", ["Prompt", "Chat"])
