@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from twostroke.batch import ScheduledRequest, Stroke
+from twostroke.batch import Commit, ScheduledRequest
 from twostroke.events import (
     EngineLost,
     EngineStarted,
@@ -295,7 +295,8 @@ class LiveEngine:
             for request_id, num_cached in cached.items():
                 self._admitted(request_id, num_cached)
         for share in batch.requests:
-            if any(update.block_ids for update in share.block_tables):
+            tables = share.block_tables
+            if tables and tables[0].block_ids:  # all KV groups grow together
                 self._grown(share, cached.get(share.request_id, 0), blocks)
         step = LiveStep(event.time_s, batch, event.cost, self._stamp)
         if not batch.is_empty:
@@ -322,47 +323,41 @@ class LiveEngine:
             self._unseen.note_growth(share, request.table.first_held)
 
     def _committed(self, event: StepCommitted) -> None:
-        step = None
-        while self._in_flight and self._in_flight[0].batch.step <= event.step:
-            step = self._in_flight.popleft()
+        step = self._take_done(event.step)
         if step is None or self._blocks is None:
             return
         step.done_s, step.stamp = event.time_s, self._stamp
-        shares = iter(step.batch.requests)
-        for commit in event.commits:
-            step.num_generated += commit.num_tokens
-            # commits come in the order of the shares; of those who have ended since there is none
-            share = next((share for share in shares if share.request_id == commit.request_id), None)
-            request = self._requests.get(commit.request_id)
-            if share is None or request is None:
+        blocks, requests, number = self._blocks, self._requests, step.batch.step
+        num_generated = 0
+        for share, commit in _paired(step.batch.requests, event.commits):  # this is done for every token
+            num_generated += commit.num_tokens
+            request = requests.get(commit.request_id)
+            if request is None:
                 continue
             if commit.block_hashes:
                 request.table.hashes.extend(commit.block_hashes)
-            if request.is_running and request.preempted_at <= step.batch.step:
-                self._computed(request, share, commit.num_tokens, commit.finish_reason, self._blocks)
-            else:  # it has given its blocks back, and its token counts all the same
+            if request.status is not RequestStatus.RUNNING or request.preempted_at > number:
+                # it has given its blocks back, and its token counts all the same
                 self._unseen.requests.add(commit.request_id)
+            elif commit.finish_reason is not FinishReason.ERROR:
+                request.stroke = share.stroke
+                end = share.num_computed_tokens + share.num_scheduled_tokens
+                if share.num_draft_tokens:
+                    end = share.num_computed_tokens + commit.num_tokens
+                    blocks.roll_back(request.table, end)
+                request.num_computed = end
+                if end // blocks.block_size > request.table.num_named:
+                    blocks.computed(request.table, end)
             if commit.finish_reason is not None:
                 self._end(commit.request_id, commit.finish_reason, event.time_s)
+        step.num_generated = num_generated
 
-    def _computed(
-        self,
-        request: _Request,
-        share: ScheduledRequest,
-        num_accepted: int,
-        reason: FinishReason | None,
-        blocks: BlockMap,
-    ) -> None:
-        end = share.num_computed_tokens + share.num_scheduled_tokens
-        request.stroke = "prefill" if share.stroke is Stroke.PREFILL else "decode"
-        if reason is FinishReason.ERROR:
-            return
-        if share.num_draft_tokens:
-            end = share.num_computed_tokens + num_accepted
-            blocks.roll_back(request.table, end)
-        request.num_computed = end
-        if end // blocks.block_size > request.table.num_named:
-            blocks.computed(request.table, end)
+    def _take_done(self, number: int) -> LiveStep | None:
+        """The step of this number, which is in flight no more; None of one that the history does not know."""
+        step = None
+        while self._in_flight and self._in_flight[0].batch.step <= number:
+            step = self._in_flight.popleft()
+        return step
 
     def _memory_changed(self, event: Event, blocks: BlockMap) -> None:
         match event:
@@ -439,6 +434,14 @@ class LiveEngine:
         table = self._holds.pop(hold_id, None)
         if table is not None and self._blocks is not None:
             self._blocks.close_hold(table)
+
+
+def _paired(shares: Sequence[ScheduledRequest], commits: Sequence[Commit]) -> Iterable[tuple[ScheduledRequest, Commit]]:
+    """Shares and their commits, which are in the same order; of those who have ended since there is none."""
+    if len(shares) == len(commits):
+        return zip(shares, commits, strict=True)
+    by_id = {share.request_id: share for share in shares}
+    return [(by_id[commit.request_id], commit) for commit in commits]
 
 
 def _config(started: EngineStarted | None) -> dict[str, Any]:

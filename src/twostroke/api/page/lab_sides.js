@@ -52,7 +52,7 @@ export function comparison(a, b) {
   if (!a || !b) return "";
   const share = b / a;
   if (Math.abs(share - 1) < 0.02) return "the same.";
-  return share > 1 ? `${share.toFixed(2)} times as much.` : `${(1 / share).toFixed(2)} times less.`;
+  return `${share.toFixed(2)} times as much.`;
 }
 
 function tableOf(titles, a, b, chosen) {
@@ -93,5 +93,5 @@ const settingsInWords = (given) => Object.entries(given).map(([name, value]) => 
 
 function inFigures(value) {
   if (value === null || value === undefined) return "–";
-  return Number.isInteger(value) ? whole(value) : value.toPrecision(value >= 100 ? 4 : 3);
+  return Number.isInteger(value) || value >= 1000 ? whole(value) : value.toPrecision(value >= 100 ? 4 : 3);
 }

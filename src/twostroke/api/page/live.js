@@ -16,6 +16,7 @@ import { Tiles } from "./tiles.js";
 import { TimelineView } from "./timeline_view.js";
 import { currentView, goTo, offer } from "./views.js";
 
+const TABLES_EVERY_MS = 200; // nobody reads faster, and tables take longer than canvases
 const MOST_HELD = 600; // deltas that wait while the picture is frozen: a minute
 
 const view = document.getElementById("live");
@@ -43,6 +44,8 @@ let followed = null; // a sequence's id
 let awaited = null; // the name of a request that is to be followed once it is seen
 let held = null; // deltas that came while the picture is frozen; null: it is not
 let isDrawing = false;
+let tablesDrawnMs = 0;
+let tablesTimer = null;
 
 window.twostrokeFrames = 0; // pictures drawn so far, for who measures
 
@@ -58,6 +61,7 @@ export function followByName(name) {
 
 function follow(id) {
   followed = id;
+  tablesDrawnMs = 0;
   draw();
 }
 
@@ -74,18 +78,32 @@ function draw() {
 
 function drawNow() {
   showPlaces();
+  drawTables();
   const engine = model.engines.get(place);
-  parts.tiles.show(model);
-  parts.histograms.show(model);
-  parts.processes.show(model);
   setText(title, `${model.model}, Twostroke ${model.version}${engine ? `, ${engine.lost ? `stopped: ${engine.lost}` : engine.process}` : ""}`);
   if (!engine || !engine.config.num_blocks) return;
   if (awaited) findAwaited();
   parts.steps.show(engine);
   parts.blocks.show(engine, followed);
-  parts.requests.show(engine, model.timeS, followed, model.recording !== null);
   parts.lanes.show(engine, model.timeS, followed);
   parts.timeline.show(engine, followed);
+}
+
+/** What is read, not watched; what came too early is drawn a little later. */
+function drawTables() {
+  const waitMs = tablesDrawnMs + TABLES_EVERY_MS - performance.now();
+  if (waitMs > 0 && !model.recording) {
+    tablesTimer ??= setTimeout(() => { tablesTimer = null; draw(); }, waitMs);
+    return;
+  }
+  clearTimeout(tablesTimer);
+  tablesTimer = null;
+  tablesDrawnMs = performance.now();
+  const engine = model.engines.get(place);
+  parts.tiles.show(model);
+  parts.histograms.show(model);
+  parts.processes.show(model);
+  if (engine) parts.requests.show(engine, model.timeS, followed, model.recording !== null);
 }
 
 function findAwaited() {

@@ -40,6 +40,8 @@ RESULTS = {
     "pools": ("twostroke.bench.reproduce.pools", "two pools on one machine beside one process"),
     "chaos": ("twostroke.bench.reproduce.chaos", "clients that vanish, an engine that is killed"),
     "soak": ("twostroke.bench.reproduce.soak", "an hour of everything: bits, memory, p99"),
+    "viewers": ("twostroke.bench.reproduce.viewers", "what the live view costs"),
+    "live-page": ("twostroke.bench.reproduce.live_page", "the live view in a browser: pictures a second, memory"),
     "long-prompt": ("twostroke.bench.reproduce.long_prompt", "a 32k prompt in chunks beside short requests"),
 }
 """Name to the module that reproduces it, and what it is about."""

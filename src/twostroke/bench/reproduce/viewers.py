@@ -1,0 +1,133 @@
+"""What the live view costs: the same load without viewers and with two, in turn, and what the fold of the log takes.
+
+The client gives way to the server, and so do the viewers, who read frames and look at none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import urllib.request
+from collections.abc import Generator
+from typing import Any
+
+from twostroke.bench.lengths import Lengths
+from twostroke.bench.report import median
+from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from twostroke.bench.serve.http_connection import Origin
+from twostroke.bench.serve.load import giving_way
+from twostroke.bench.serve.local_server import LocalServer, local_server
+from twostroke.bench.serve.target import Load, Target, run_loads
+from twostroke.bench.workload import SyntheticSpec, Workload, synthetic
+from twostroke.errors import SetupError
+from twostroke.events import Event, from_json
+from twostroke.live.state import LiveState
+from twostroke.metrics.fleet import FleetMetrics
+
+STREAMS = 64
+NUM_VIEWERS = 2
+GOAL_RATIO = 0.99
+
+
+def reproduce(options: ReproduceOptions) -> Reproduction:
+    """Alternates the two."""
+    title = f"The live view: {NUM_VIEWERS} viewers and none, {STREAMS} streams"
+    if not options.with_model:
+        remarks = ("a server needs a model: nothing was run",)
+        return Reproduction(name="viewers", title=title, claims=(), config={}, workload={}, remarks=remarks)
+    rounds, outputs = (15, 384) if options.full else (2, 32)
+    spec = SyntheticSpec(
+        num_requests=STREAMS,
+        prompt_lengths=Lengths.uniform(16, 64),
+        output_lengths=Lengths.fixed(outputs),
+        vocab_size=options.vocab_size(),
+        seed=options.seed,
+    )
+    workload = synthetic(spec)
+    settings: dict[str, Any] = {
+        "threads": 1,
+        "max_num_seqs": STREAMS,
+        "max_model_len": workload.max_request_tokens,
+        "num_kv_blocks": STREAMS * -(-workload.max_request_tokens // 16),
+    }
+    without: list[float] = []
+    beside: list[float] = []
+    num_frames = 0
+    with local_server(options.model, settings) as server:
+        _rate(server, options.model, workload.cut_outputs(8))
+        for _ in range(rounds):
+            without.append(_rate(server, options.model, workload))
+            with _viewers(server) as counted:
+                beside.append(_rate(server, options.model, workload))
+            num_frames += sum(counted)
+        with urllib.request.urlopen(f"{server.url}/flight_recorder") as lines:
+            events = [from_json(line.decode()) for line in lines]
+    ratios = [b / a for a, b in zip(without, beside, strict=True)]
+    fold_us = _fold_us(events)
+    claims = (
+        Claim.at_least("throughput: two viewers / none", GOAL_RATIO, median(ratios)).judged(options.full),
+        Claim.reported("the fold of the log, viewers or not, us a token", fold_us),
+        Claim.reported("frames a second and viewer", num_frames / NUM_VIEWERS / _seconds(beside, workload)),
+    )
+    return Reproduction(
+        name="viewers",
+        title=title,
+        claims=claims,
+        config={"model": options.model_name, "streams": STREAMS, "viewers": NUM_VIEWERS, **settings},
+        workload=dict(workload.description),
+        details={"without_tok_s": without, "with_viewers_tok_s": beside, "ratios": ratios},
+        warmup=1,
+        repeats=rounds,
+    )
+
+
+def _seconds(rates: list[float], workload: Workload) -> float:
+    return sum(workload.num_output_tokens / rate for rate in rates)
+
+
+def _rate(server: LocalServer, model: str, workload: Workload) -> float:
+    """Output tokens per second of the workload, all at once."""
+    target = Target(origin=Origin.parse(server.url), model=model, token_counts="chunks")
+    with giving_way():
+        (found,) = run_loads([Load(target, workload, ())])
+    failed = [exchange for exchange in found.exchanges if exchange.failure is not None]
+    if failed:
+        raise SetupError(f"{len(failed)} requests failed; the first: {failed[0].message}")
+    return workload.num_output_tokens / found.duration_s
+
+
+@contextlib.contextmanager
+def _viewers(server: LocalServer) -> Generator[list[int]]:
+    """Two that read the feed; how many frames each has got."""
+    counted = [0] * NUM_VIEWERS
+    over = threading.Event()
+
+    def look(number: int) -> None:
+        with urllib.request.urlopen(f"{server.url}/live/events", timeout=30) as lines:
+            for line in lines:
+                counted[number] += line.startswith(b"event: ")
+                if over.is_set():
+                    return
+
+    viewers = [threading.Thread(target=look, args=(number,), daemon=True) for number in range(NUM_VIEWERS)]
+    for viewer in viewers:
+        viewer.start()
+    yield counted
+    over.set()
+    for viewer in viewers:
+        viewer.join(5)
+
+
+def _fold_us(events: list[Event]) -> float:
+    """Microseconds a token that the fold takes, without anybody who looks."""
+    metrics = FleetMetrics("model", lambda _: None)
+    state = LiveState(metrics)
+    spent_s = 0.0
+    for event in events:
+        metrics.observe(event)
+        begin_s = time.perf_counter()
+        state.observe(event)
+        spent_s += time.perf_counter() - begin_s
+    figures = state.whole("model", 0.0)["engines"]["engine"]["figures"]
+    return 1e6 * spent_s / max(1.0, figures["generation_tokens"])
