@@ -31,10 +31,13 @@ OPEN_PATHS = frozenset({"/health", "/ping"})
 """Liveness; all others need a key where keys are set."""
 PAGE_PATH = "/"
 """Opened in a browser, which asks its user for the key if it is challenged for a password, and sends it ever after."""
-ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/pools", "/server_info", "/flight_recorder", "/v1/trace", "/lab"})
-"""What touches everybody, or shows everybody's requests."""
-LAB_PREFIX = "/lab/"
-"""So does what takes the machine's time for experiments."""
+ADMIN_PATHS = frozenset(
+    {
+        *("/reset_prefix_cache", "/pools", "/server_info", "/flight_recorder", "/v1/trace"),
+        *("/lab", "/lab/experiment"),
+    }
+)
+"""What touches everybody, shows everybody's requests, or takes the machine's time."""
 SHARED_PREFIXES = ("/v1/requests/", "/live/")
 """A tenant sees its own here; the admin key sees everybody's."""
 GENERATING_PATHS = frozenset(
@@ -113,7 +116,7 @@ class Gate:
         if path in OPEN_PATHS:
             return ""
         given = _given_key(headers)
-        if path in ADMIN_PATHS or path.startswith(LAB_PREFIX):
+        if path in ADMIN_PATHS:
             self._check_admin(scope, headers, given)
             return ""
         if not self._keys:
