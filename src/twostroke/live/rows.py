@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from twostroke.batch import ScheduledBatch
+from twostroke.batch import ScheduledBatch, Stroke
 from twostroke.cost.step_cost import StepCost
 
 
@@ -87,15 +87,19 @@ class LiveStep:
     def row(self) -> StepRow:
         """As it is shown."""
         batch, cost = self.batch, self.cost
-        num_prefill = batch.num_prefill_tokens
-        num_drafts = sum(share.num_draft_tokens for share in batch.requests)
+        num_tokens = num_prefill = num_drafts = 0
+        for share in batch.requests:  # once for all: a frame has many steps, and a step many shares
+            num_tokens += share.num_scheduled_tokens
+            num_drafts += share.num_draft_tokens
+            if share.stroke is Stroke.PREFILL:
+                num_prefill += share.num_scheduled_tokens
         return StepRow(
             step=batch.step,
             at_s=self.time_s,
             ms=None if self.done_s is None else (self.done_s - self.time_s) * 1e3,
             floor_ms=None if cost is None else cost.seconds * 1e3,
             bound="" if cost is None else cost.bound,
-            decode=batch.num_tokens - num_prefill - num_drafts,
+            decode=num_tokens - num_prefill - num_drafts,
             prefill=num_prefill,
             drafts=num_drafts,
             cached=sum(admitted.num_cached_tokens for admitted in batch.admitted),
