@@ -28,14 +28,14 @@ def small() -> Iterator[ServerProcess]:
 
 
 @contextlib.contextmanager
-def asking(server: ServerProcess) -> Iterator[None]:
+def asking(server: ServerProcess) -> Iterator[socket.socket]:
     """Has sent a long request; what waits for its first token has not even the head of an answer."""
     body = json.dumps(LONG).encode()
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
         connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        yield
+        yield connection
 
 
 def complete(server: ServerProcess, **fields: object) -> httpx.Response:
@@ -70,7 +70,9 @@ def test_a_request_that_can_never_fit_is_told_what_to_change(
 def test_a_full_queue_answers_at_once_and_says_when_to_come_back(small: ServerProcess) -> None:
     """One runs, three wait: the fifth is refused, however long its prompt is and whatever else is wrong with it."""
     with httpx.Client(timeout=60) as client, contextlib.ExitStack() as held:
-        for num_others in range(4):  # each is there before the next one comes
+        running = held.enter_context(asking(small))
+        assert running.recv(1)  # it is begun and no longer counts among those that wait
+        for num_others in (1, 2, 3):  # each is there before the next one comes
             held.enter_context(asking(small))
             small.wait_for("there", "/health", lambda answer, n=num_others: answer.json()["num_requests"] > n)
         long = client.post(f"{small.url}/v1/completions", json={"prompt": "x" * 1_000_000, "max_tokens": 1})
