@@ -202,13 +202,11 @@ def operators_for(
     """
     from twostroke.kernels import native, reference
 
+    if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
+        return _of_card(device, kernels, activation_quantization)
     if kernels != "reference" and device.type == "cpu" and dtype in native.DTYPES and native.is_built():
         return native.operators(None if kernels in ("auto", "native") else kernels, activation_quantization or "int8")
-    if activation_quantization == "int8":
-        raise SetupError(
-            "activation_quantization=int8: torch's operators, which serve here, multiply quantized weights with the "
-            "activations as they are. Leave it out."
-        )
+    _refuse_int8_activations(activation_quantization, "torch's operators")
     if kernels == "reference":
         return reference.operators()
     if kernels != "auto":
@@ -218,6 +216,30 @@ def operators_for(
     if device.type == "cpu":
         _warn_once(f"{native.why_not(device.type, str(dtype))}; torch's own operators serve, slower")
     return reference.operators()
+
+
+def _of_card(
+    device: torch.device, kernels: Kernels, activation_quantization: ActivationQuantization | None
+) -> Operators:
+    """Triton's kernels, or torch's where these cannot run and nobody insists."""
+    from twostroke.kernels import cuda, reference
+
+    why_not = cuda.why_not(device)
+    _refuse_int8_activations(activation_quantization, "torch's operators" if why_not else "Triton's kernels")
+    if why_not is None:
+        return cuda.operators(device)
+    if kernels == "triton":
+        raise SetupError(f"kernels=triton: {why_not}. Leave it out, and the best that there is serves.")
+    _warn_once(f"{why_not}; torch's own operators serve, slower")
+    return reference.operators()
+
+
+def _refuse_int8_activations(activation_quantization: ActivationQuantization | None, who: str) -> None:
+    if activation_quantization == "int8":
+        raise SetupError(
+            f"activation_quantization=int8: {who}, which serve here, multiply quantized weights with the "
+            "activations as they are. Leave it out."
+        )
 
 
 @cache
