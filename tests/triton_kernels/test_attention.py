@@ -15,6 +15,7 @@ from twostroke.kernels.cuda.attention import TritonAttention
 from twostroke.kernels.cuda.attention_plan import Cut
 from twostroke.kernels.reference.kv_codec import decode, encode
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of the interpreter, where NaN are
 SHAPES = {
     "gqa": Shape(),
     "mha": Shape(num_heads=2, num_kv_heads=2, block_size=1),
@@ -39,45 +40,46 @@ TOLERANCE = {
 }
 
 
-@pytest.fixture(autouse=True, params=[1, 1000], ids=["whole contexts", "split contexts"])
-def num_processors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """One processor's contexts are folded in one go, a thousand's are cut at every segment. Both are cut smaller than
-    on a card, where a segment is a long way for an interpreter."""
-    monkeypatch.setattr(cuda_attention, "CUT", Cut(tile_rows=16, chunk=16, segment=64))
-    monkeypatch.setattr(cuda_attention, "_processors_of", lambda device: request.param)
-    return request.param
+@pytest.fixture(autouse=True)
+def small_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a card, a segment would be a long way for an interpreter."""
+    monkeypatch.setattr(cuda_attention, "CUT", Cut(tile_rows=32, chunk=32, segment=64))
+
+
+def cut_for(num_processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One processor's contexts are folded in one go, a thousand's are cut at every segment."""
+    monkeypatch.setattr(cuda_attention, "_processors_of", lambda device: num_processors)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_equals_the_dense_oracle_and_decodes_like_it_prefills(name: str) -> None:
+def test_equals_the_dense_oracle_and_decodes_like_it_prefills(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = replace(SHAPES[name], backend="triton")
-    lens = (1, 2, 17, 75)
-    requests = [shape.qkv(n, seed=n) for n in lens]
+    cut_for(1, monkeypatch)
+    requests = [shape.qkv(n, seed=n) for n in (1, 17, 70)]
     whole = [alone(shape, qkv) for qkv in requests]
     for qkv, found in zip(requests, whole, strict=True):
         torch.testing.assert_close(found.double(), shape.dense(qkv), **TOLERANCE[shape.dtype])
+    cut_for(1000, monkeypatch)
     pool = Pool(shape, requests)
-    pool.step([(2, 16), (0, 1), (3, 7)])
-    pool.step([(3, 56), (1, 1)])  # up to one before a segment's end
-    for _ in range(2):
-        pool.step([(1, 1), (3, 1)] if pool.done[1] < 2 else [(2, 1), (3, 1)])
-    pool.step([(3, 10)])
+    pool.step([(2, 63), (0, 1), (1, 7)])  # up to one before a segment's end
+    pool.step([(2, 1), (1, 9)])
+    pool.step([(1, 1), (2, 1)])
+    pool.step([(2, 5)])
     for expected, found in zip(whole, pool.results(), strict=True):
         assert torch.equal(found, expected)
 
 
 def test_where_a_context_is_cut_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = Shape(backend="triton", window=150)
-    qkv = shape.qkv(200, seed=1)
+    shape = Shape(backend="triton", window=110)
+    qkv = shape.qkv(140, seed=1)
     found: list[torch.Tensor] = []
-    for count in (1, 3, 1000):
-        monkeypatch.setattr(cuda_attention, "_processors_of", lambda device, count=count: count)
+    for count in (1, 1000):
+        cut_for(count, monkeypatch)
         pool = Pool(shape, [qkv, qkv[:3]])
-        pool.step([(0, 195), (1, 2)])
-        pool.step([(1, 1), (0, 5)])
+        pool.step([(0, 138), (1, 2)])
+        pool.step([(1, 1), (0, 2)])
         found.append(torch.cat(pool.results()))
     assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize("kv_format", ["f32", "bf16", "int8", "int4"])
@@ -85,7 +87,7 @@ def test_block_size_does_not_change_a_bit(kv_format: str) -> None:
     shape = Shape(backend="triton", kv_format=kv_format, window=50)
     qkv = shape.qkv(70, seed=5)
     expected = alone(shape, qkv)
-    for block_size in (1, 4, 128):
+    for block_size in (1, 128):
         assert torch.equal(alone(replace(shape, block_size=block_size), qkv), expected)
 
 

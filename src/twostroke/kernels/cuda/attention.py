@@ -11,7 +11,7 @@ from twostroke.config.kv_format import KVFormat, is_quantized, levels_of, slot_b
 from twostroke.kernels.cuda import attention_programs as programs
 from twostroke.kernels.cuda import kv_programs
 from twostroke.kernels.cuda.attention_plan import Cut, StepPlan, plan_step
-from twostroke.kernels.cuda.jit import power_of_two
+from twostroke.kernels.cuda.jit import AS_WRITTEN, power_of_two
 from twostroke.kernels.dispatch import AttentionOperator, GroupShape
 from twostroke.kernels.head_order import HeadOrder, Section, plain_order
 from twostroke.kernels.reference.attention import PagedAttention
@@ -27,6 +27,8 @@ MAX_HEAD_DIM = 256
 """Two states of a tile are kept in registers; larger heads would live in memory."""
 _STORED: dict[KVFormat, torch.dtype] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _SCALE_AND_ZERO_BYTES = 4
+_VECTORS = 16
+"""Of K and V that one program writes."""
 _NUM_PROCESSORS = 132
 """Where there is no card to ask (in the interpreter): an H200's."""
 
@@ -101,7 +103,7 @@ class TritonAttention:
             plan.trees,
             qkv,
             memory.values,
-            memory.params,
+            memory.halves,
             out,
             *parts,
             plan.num_tokens,
@@ -119,11 +121,12 @@ class TritonAttention:
             SEGMENT=self._cut.segment,
             LEVELS=memory.levels,
             HAS_TREES=plan.has_trees,
+            **AS_WRITTEN,
         )
         if len(plan.splits):
             heads = power_of_two(shape.heads_per_kv_head)
             programs.fold_parts[(len(plan.splits), -(-shape.num_heads // heads))](
-                plan.splits, *parts, out, shape.num_heads, HEADS=heads, HEAD_DIM=shape.head_dim, WIDTH=width
+                plan.splits, *parts, out, shape.num_heads, HEADS=heads, HEAD_DIM=shape.head_dim, WIDTH=width, **AS_WRITTEN
             )
         return out
 
@@ -137,7 +140,7 @@ class _Memory:
         self.levels = levels_of(shape.kv_format) if is_quantized(shape.kv_format) else 0
         stored = torch.uint8 if self.levels else _STORED[shape.kv_format]
         self.values = storage.view(-1).view(stored)
-        self.params = storage.view(-1).view(torch.float16) if self.levels else self.values
+        self.halves = storage.view(-1).view(torch.float16) if self.levels else self.values
         head_stride = storage.shape[-1] // stored.itemsize
         self.strides = (
             storage.stride(0) // stored.itemsize,
@@ -149,21 +152,24 @@ class _Memory:
     def write(self, kv: Tensor, plan: StepPlan) -> None:
         """Stores K and V [num_tokens, 2 * num_kv_heads, head_dim]."""
         shape = self._shape
-        kv_programs.write_slots[(plan.num_tokens,)](
+        num_vectors = plan.num_tokens * kv.shape[1]
+        kv_programs.write_slots[(-(-num_vectors // _VECTORS),)](
             kv,
             self.values,
-            self.params,
+            self.halves,
             plan.slots[0],
             plan.slots[1],
             plan.tokens[4],
             kv.stride(0),
             *self.strides,
+            num_vectors,
             kv.shape[1],
-            HEADS=power_of_two(kv.shape[1]),
+            ROWS=_VECTORS,
             HEAD_DIM=shape.head_dim,
             WIDTH=_width(shape.head_dim),
             BLOCK_SIZE=shape.block_size,
             LEVELS=self.levels,
+            **AS_WRITTEN,
         )
 
 

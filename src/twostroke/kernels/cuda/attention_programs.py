@@ -59,7 +59,7 @@ def attend(
     trees,
     q,
     values,
-    params,
+    halves,
     out,
     part_m,
     part_total,
@@ -119,7 +119,7 @@ def attend(
             begins = block * block_stride + layer_offset + head * head_stride
             slots = keys % BLOCK_SIZE
             k = read_slots(
-                values, params, begins, slots, inside, HEAD_DIM, WIDTH, BLOCK_SIZE, LEVELS, q.dtype.element_ty
+                values, halves, begins, slots, inside, HEAD_DIM, WIDTH, BLOCK_SIZE, LEVELS, q.dtype.element_ty
             )
             scores = product(queries, tl.trans(k), tl.zeros((ROWS, CHUNK), tl.float32)) * (scale * LOG2_E)
             visible = sees(keys, position, oldest, tree_row, own_first, trees, HAS_TREES)
@@ -130,7 +130,7 @@ def attend(
             total_seg = tl.fma(total_seg, keep, tl.sum(weights, axis=1))
             values_begin = begins + tl.num_programs(1) * head_stride
             v = read_slots(
-                values, params, values_begin, slots, inside, HEAD_DIM, WIDTH, BLOCK_SIZE, LEVELS, q.dtype.element_ty
+                values, halves, values_begin, slots, inside, HEAD_DIM, WIDTH, BLOCK_SIZE, LEVELS, q.dtype.element_ty
             )
             acc_seg = product(rounded(weights, v.dtype), v, acc_seg * keep[:, None])
             m_seg = highest

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from twostroke.kernels.cuda import elementwise_programs as programs
-from twostroke.kernels.cuda.jit import power_of_two
+from twostroke.kernels.cuda.jit import AS_WRITTEN, power_of_two
 
 _SILU_WIDTH = 1024
 
@@ -31,7 +31,7 @@ def add_rms_norm(residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> tup
     assert x.stride(-1) == residual.stride(-1) == 1, (x.stride(), residual.stride())
     if num_rows:
         programs.add_and_norm_rows[(num_rows,)](
-            residual, x, weight, total, out, residual.stride(0), x.stride(0), n, eps, WIDTH=power_of_two(n)
+            residual, x, weight, total, out, residual.stride(0), x.stride(0), n, eps, WIDTH=power_of_two(n), **AS_WRITTEN
         )
     return total, out
 
@@ -46,7 +46,7 @@ def _norm(x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
     assert x.dim() == 2 or x.stride(1) == out.stride(1) == n, (x.stride(), out.stride())
     if len(x):
         programs.norm_rows[(len(x), num_parts)](
-            x, weight, out, x.stride(0), out.stride(0), n, eps, PARTS=weights, WIDTH=power_of_two(n)
+            x, weight, out, x.stride(0), out.stride(0), n, eps, PARTS=weights, WIDTH=power_of_two(n), **AS_WRITTEN
         )
 
 
@@ -66,6 +66,7 @@ def rotate_heads_(x: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
             HEAD_DIM=head_dim,
             HEADS=power_of_two(heads),
             WIDTH=power_of_two(head_dim // 2),
+            **AS_WRITTEN,
         )
 
 
@@ -76,5 +77,5 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     assert gate_up.stride(-1) == 1, gate_up.stride()
     if num_rows:
         width = min(_SILU_WIDTH, power_of_two(n))
-        programs.silu_times[(num_rows, -(-n // width))](gate_up, out, gate_up.stride(0), n, WIDTH=width)
+        programs.silu_times[(num_rows, -(-n // width))](gate_up, out, gate_up.stride(0), n, WIDTH=width, **AS_WRITTEN)
     return out

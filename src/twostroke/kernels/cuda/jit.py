@@ -37,6 +37,11 @@ def jit(function: Callable[..., Any]) -> Program:
     return triton.jit(function)
 
 
+AS_WRITTEN = {"enable_fp_fusion": False}
+"""For every launch: products and sums are fused where a program says `fma` and nowhere else. A compiler that may choose
+may choose otherwise for the same line elsewhere."""
+
+
 def power_of_two(n: int) -> int:
     """The smallest that is not below n: sizes of blocks have to be powers of two.
 

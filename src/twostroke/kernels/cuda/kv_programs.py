@@ -49,7 +49,7 @@ def quantized(x, inside, LEVELS: tl.constexpr):
 def write_slots(
     kv,
     values,
-    params,
+    halves,
     token_blocks,
     token_offsets,
     token_unused,
@@ -57,58 +57,61 @@ def write_slots(
     block_stride,
     layer_offset,
     head_stride,
+    num_vectors,
     num_heads,
-    HEADS: tl.constexpr,
+    ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     LEVELS: tl.constexpr,
 ):
-    """Program (token): K and V of all heads into their slots, zeros into the slots behind that stay unused.
+    """Program (ROWS vectors): into their slots, and zeros into the slots behind that stay unused.
 
-    Strides and the offset count elements of `values`: bytes where LEVELS is not 0 and K and V are quantized, and then
-    `params` is the same memory in float16. num_heads counts those of K and of V; HEADS and WIDTH are it and HEAD_DIM,
-    filled up.
+    Vectors are counted through the tokens, of each K of all heads and then V; num_heads counts both. Strides and the
+    offset count elements of `values`: bytes where LEVELS is not 0 and K and V are quantized, and then `halves` is the
+    same memory in float16. WIDTH is HEAD_DIM, filled up.
     """
-    token = tl.program_id(0).to(tl.int64)
-    head, column = tl.arange(0, HEADS), tl.arange(0, WIDTH)
-    is_head = head < num_heads
-    inside = is_head[:, None] & (column < HEAD_DIM)[None, :]
-    at = kv + token * kv_stride + head[:, None] * HEAD_DIM + column[None, :]
+    vector = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    is_vector = vector < num_vectors
+    token, head, column = vector // num_heads, vector % num_heads, tl.arange(0, WIDTH)
+    inside = is_vector[:, None] & (column < HEAD_DIM)[None, :]
+    at = kv + (token * kv_stride + head * HEAD_DIM)[:, None] + column[None, :]
     x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    block, slot = tl.load(token_blocks + token).to(tl.int64), tl.load(token_offsets + token)
+    block = tl.load(token_blocks + token, mask=is_vector, other=0).to(tl.int64)
+    slot = tl.load(token_offsets + token, mask=is_vector, other=0)
+    unused = tl.load(token_unused + token, mask=is_vector, other=0)
     begins = block * block_stride + layer_offset + head * head_stride
-    last = slot + tl.load(token_unused + token)
     if LEVELS == 0:
         numbers = rounded(x, values.dtype.element_ty)
-        places = begins[:, None] + column[None, :]
-        tl.store(values + places + slot * HEAD_DIM, numbers, mask=inside)
-        for unused in range(slot + 1, last + 1):
-            tl.store(values + places + unused * HEAD_DIM, tl.zeros_like(numbers), mask=inside)
+        tl.store(values + (begins + slot * HEAD_DIM)[:, None] + column[None, :], numbers, mask=inside)
+        for behind in range(1, tl.max(unused, axis=0) + 1):
+            place = values + (begins + (slot + behind) * HEAD_DIM)[:, None] + column[None, :]
+            tl.store(place, tl.zeros_like(numbers), mask=inside & (behind <= unused)[:, None])
     else:
         codes, scale, zero = quantized(x, inside, LEVELS)
         code_bytes: tl.constexpr = HEAD_DIM if LEVELS == 255 else HEAD_DIM // 2
         code_width: tl.constexpr = WIDTH if LEVELS == 255 else WIDTH // 2
         if LEVELS == 15:
-            low, high = tl.split(tl.reshape(codes, (HEADS, WIDTH // 2, 2)))
+            low, high = tl.split(tl.reshape(codes, (ROWS, WIDTH // 2, 2)))
             codes = low | (high << 4)
         byte = tl.arange(0, code_width)
-        is_code = is_head[:, None] & (byte < code_bytes)[None, :]
-        places = begins[:, None] + byte[None, :]
-        scales = params + begins // 2 + BLOCK_SIZE * code_bytes // 2
-        tl.store(values + places + slot * code_bytes, codes, mask=is_code)
-        tl.store(scales + slot * 2, scale, mask=is_head)
-        tl.store(scales + slot * 2 + 1, zero, mask=is_head)
-        for unused in range(slot + 1, last + 1):
-            tl.store(values + places + unused * code_bytes, tl.zeros_like(codes), mask=is_code)
-            tl.store(scales + unused * 2, tl.zeros_like(scale), mask=is_head)
-            tl.store(scales + unused * 2 + 1, tl.zeros_like(scale), mask=is_head)
+        is_code = is_vector[:, None] & (byte < code_bytes)[None, :]
+        scales = halves + begins // 2 + BLOCK_SIZE * code_bytes // 2
+        tl.store(values + (begins + slot * code_bytes)[:, None] + byte[None, :], codes, mask=is_code)
+        tl.store(scales + slot * 2, scale, mask=is_vector)
+        tl.store(scales + slot * 2 + 1, zero, mask=is_vector)
+        for behind in range(1, tl.max(unused, axis=0) + 1):
+            is_unused = behind <= unused
+            place = values + (begins + (slot + behind) * code_bytes)[:, None] + byte[None, :]
+            tl.store(place, tl.zeros_like(codes), mask=is_code & is_unused[:, None])
+            tl.store(scales + (slot + behind) * 2, tl.zeros_like(scale), mask=is_unused)
+            tl.store(scales + (slot + behind) * 2 + 1, tl.zeros_like(scale), mask=is_unused)
 
 
 @jit
 def read_slots(
     values,
-    params,
+    halves,
     begins,
     slots,
     inside,
@@ -126,18 +129,19 @@ def read_slots(
     mask = inside[:, None] & (column < HEAD_DIM)
     if LEVELS == 0:
         found = tl.load(values + (begins + slots * HEAD_DIM)[:, None] + column, mask=mask, other=0.0)
-        if values.dtype.element_ty == dtype:
-            return found
-        return rounded(found.to(tl.float32), dtype)
-    code_bytes: tl.constexpr = HEAD_DIM if LEVELS == 255 else HEAD_DIM // 2
-    if LEVELS == 255:
-        codes = tl.load(values + (begins + slots * code_bytes)[:, None] + column, mask=mask, other=0)
+        if values.dtype.element_ty != dtype:
+            found = rounded(found.to(tl.float32), dtype)
     else:
-        pairs = tl.load(values + (begins + slots * code_bytes)[:, None] + column // 2, mask=mask, other=0)
-        codes = (pairs >> ((column % 2) * 4).to(tl.uint8)) & 15
-    at = begins // 2 + BLOCK_SIZE * code_bytes // 2 + slots * 2
-    scale = tl.load(params + at, mask=inside, other=0.0).to(tl.float32)
-    zero = tl.load(params + at + 1, mask=inside, other=0.0).to(tl.float32)
-    # the product is exact (11 and 8 bits), so it does not matter whether it is fused with the sum
-    numbers = codes.to(tl.float32) * scale[:, None] + zero[:, None]
-    return rounded(tl.where(mask, numbers, 0.0), dtype)
+        code_bytes: tl.constexpr = HEAD_DIM if LEVELS == 255 else HEAD_DIM // 2
+        if LEVELS == 255:
+            codes = tl.load(values + (begins + slots * code_bytes)[:, None] + column, mask=mask, other=0)
+        else:
+            pairs = tl.load(values + (begins + slots * code_bytes)[:, None] + column // 2, mask=mask, other=0)
+            codes = (pairs >> ((column % 2) * 4).to(tl.uint8)) & 15
+        at = begins // 2 + BLOCK_SIZE * code_bytes // 2 + slots * 2
+        scale = tl.load(halves + at, mask=inside, other=0.0).to(tl.float32)
+        zero = tl.load(halves + at + 1, mask=inside, other=0.0).to(tl.float32)
+        # the product is exact (11 and 8 bits), so it does not matter whether it is fused with the sum
+        numbers = codes.to(tl.float32) * scale[:, None] + zero[:, None]
+        found = rounded(tl.where(mask, numbers, 0.0), dtype)
+    return found
