@@ -32,8 +32,8 @@ class NoCard:
         return 0
 
 
-compiled: list[tuple[str, int, int]] = []
-"""Of each launch: the program, bytes of shared memory, and registers that were spilled to memory (from the PTX: none)."""
+compiled: set[tuple[str, int]] = set()
+"""Programs, and the bytes of shared memory that they need."""
 
 
 def compile_only(program: JITFunction[Any], grid: tuple[int, ...]) -> Callable[..., None]:
@@ -41,7 +41,7 @@ def compile_only(program: JITFunction[Any], grid: tuple[int, ...]) -> Callable[.
 
     def launch(*args: Any, **kwargs: Any) -> None:
         kernel = program.warmup(*args, grid=grid, **kwargs)
-        compiled.append((program.__name__, kernel.metadata.shared, len(kernel.asm["cubin"])))
+        compiled.add((program.__name__, kernel.metadata.shared))
 
     return launch
 
@@ -51,44 +51,54 @@ def main() -> None:
     capability = int(sys.argv[1].replace(".", ""))
     triton.runtime.driver.set_active(NoCard(capability))
     JITFunction.__getitem__ = compile_only  # type: ignore[method-assign]
-    torch.manual_seed(0)
-    run_everything()
-    for name, shared, size in compiled:
-        print(f"{name} shared={shared} cubin={size}")
+    for run in (norm_and_rotate, multiply, attend):
+        run()
+    for name, shared in sorted(compiled):
+        print(name, shared)
 
 
-def run_everything() -> None:
+def norm_and_rotate() -> None:
     from twostroke.kernels.cuda import elementwise
 
-    for dtype in (torch.bfloat16, torch.float16):
-        x = torch.randn(4, 4096, dtype=dtype)
-        elementwise.rms_norm(x, x[0], 1e-6)
-        elementwise.add_rms_norm(x, x, x[0], 1e-6)
-        elementwise.silu_and_mul(x)
-        heads = x.view(4, 32, 128)
-        elementwise.rms_norm_(heads, torch.ones(32, 128, dtype=dtype), 1e-6)
-        elementwise.rotate_heads_(heads, heads[:, :1].contiguous(), heads[:, :1].contiguous())
-    attend_all()
+    x = torch.zeros(4, 4096, dtype=torch.bfloat16)
+    elementwise.rms_norm(x, x[0], 1e-6)
+    elementwise.add_rms_norm(x, x, x[0], 1e-6)
+    elementwise.silu_and_mul(x)
+    heads = x.view(4, 32, 128)
+    elementwise.rms_norm_(heads, torch.ones(32, 128, dtype=torch.bfloat16), 1e-6)
+    elementwise.rotate_heads_(heads, heads[:, :1].contiguous(), heads[:, :1].contiguous())
 
 
-def attend_all() -> None:
+def multiply() -> None:
+    from twostroke.kernels.cuda.linear import QuantizedLinear
+    from twostroke.kernels.quantized_weight import QuantizedWeight
+
+    n, k = 256, 512
+    for bits, group_size, mins, order in ((8, 128, None, None), (4, 32, torch.zeros(n, 16).half(), torch.arange(k))):
+        codes, scales = torch.zeros(n, k, dtype=torch.uint8), torch.zeros(n, k // group_size).half()
+        weight = QuantizedWeight(codes, scales, mins, bits, group_size, torch.bfloat16, order)
+        x, residual = torch.zeros(64, k, dtype=torch.bfloat16), torch.zeros(64, n, dtype=torch.bfloat16)
+        linear = QuantizedLinear(weight, weight, torch.zeros(n, dtype=torch.bfloat16) if mins is None else None)
+        linear(x[:3])
+        linear.add_to(residual, x)
+
+
+def attend() -> None:
     import numpy as np
 
     from twostroke.config.kv_format import KV_FORMATS, slot_bytes
     from twostroke.kernels.cuda.attention import TritonAttention
     from twostroke.kernels.dispatch import GroupShape
 
+    starts, lens = np.array([0, 3, 4], np.int32), np.array([3, 600], np.int32)
+    table = np.arange(80, dtype=np.int32).reshape(2, 40)
     for kv_format in KV_FORMATS:
-        dtype = torch.float32 if kv_format == "f32" else torch.float16 if kv_format == "f16" else torch.bfloat16
-        for window in (None, 100):
-            shape = GroupShape(32, 8, 128, 16, 2, window, kv_format)
-            operator = TritonAttention(32, 8, torch.device("cpu"))
-            starts, lens = np.array([0, 3, 4], np.int32), np.array([3, 600], np.int32)
-            table = np.arange(80, dtype=np.int32).reshape(2, 40)
-            masks = [np.tri(3, dtype=bool), None] if window else None
-            plan = operator.plan(shape, starts, lens, table, masks)
-            storage = torch.zeros(80, 2, 2, 8, 16 * slot_bytes(kv_format, 128), dtype=torch.uint8)
-            operator(torch.zeros(4, 48, 128, dtype=dtype), storage, plan, 0, 0.1)
+        dtype = torch.float16 if kv_format == "f16" else torch.bfloat16
+        shape = GroupShape(32, 8, 128, 16, 2, None, kv_format)
+        operator = TritonAttention(32, 8, torch.device("cpu"))
+        plan = operator.plan(shape, starts, lens, table, [np.tri(3, dtype=bool), None] if kv_format == "bf16" else None)
+        storage = torch.zeros(80, 2, 2, 8, 16 * slot_bytes(kv_format, 128), dtype=torch.uint8)
+        operator(torch.zeros(4, 48, 128, dtype=dtype), storage, plan, 0, 0.1)
 
 
 if __name__ == "__main__":

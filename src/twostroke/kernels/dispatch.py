@@ -227,7 +227,7 @@ def _of_card(
     why_not = cuda.why_not(device)
     _refuse_int8_activations(activation_quantization, "torch's operators" if why_not else "Triton's kernels")
     if why_not is None:
-        return cuda.operators(device)
+        return cuda.operators()
     if kernels == "triton":
         raise SetupError(f"kernels=triton: {why_not}. Leave it out, and the best that there is serves.")
     _warn_once(f"{why_not}; torch's own operators serve, slower")

@@ -48,19 +48,18 @@ def why_not(device: torch.device) -> str | None:
     return None
 
 
-def operators(device: torch.device) -> Operators:
+def operators() -> Operators:
     """The backend, where `why_not` has nothing against it."""
-    from twostroke.kernels.cuda import attention, elementwise
-    from twostroke.kernels.reference import linear
+    from twostroke.kernels.cuda import attention, elementwise, linear
     from twostroke.kernels.reference.split_linear import pack_gated, pack_linear
 
     return Operators(
         name="triton",
         set_num_threads=torch.set_num_threads,
-        pack_linear=partial(pack_linear, linear.PackedLinear),
-        pack_gated=partial(pack_gated, linear.PackedLinear, linear.PackedGated),
-        packed_sizes=linear.PlainSizes(),
-        keeps_quantized=False,
+        pack_linear=partial(pack_linear, linear.pack_linear),
+        pack_gated=partial(pack_gated, linear.pack_linear, linear.pack_gated),
+        packed_sizes=linear.Sizes(),
+        keeps_quantized=True,
         quantize_per_channel=quantized_weight.quantize_per_channel,
         quantize_in_groups=quantized_weight.quantize_in_groups,
         rms_norm=elementwise.rms_norm,

@@ -126,7 +126,14 @@ class TritonAttention:
         if len(plan.splits):
             heads = power_of_two(shape.heads_per_kv_head)
             programs.fold_parts[(len(plan.splits), -(-shape.num_heads // heads))](
-                plan.splits, *parts, out, shape.num_heads, HEADS=heads, HEAD_DIM=shape.head_dim, WIDTH=width, **AS_WRITTEN
+                plan.splits,
+                *parts,
+                out,
+                shape.num_heads,
+                HEADS=heads,
+                HEAD_DIM=shape.head_dim,
+                WIDTH=width,
+                **AS_WRITTEN,
             )
         return out
 
@@ -179,7 +186,9 @@ def attention_operator(
     """Ours, or torch's for heads that ours cannot hold; each tells its own kv_order."""
     if head_dim > MAX_HEAD_DIM or head_dim % 4:
         limit = MAX_HEAD_DIM
-        log.info("head_dim %d: Triton's attention takes multiples of 4 up to %d; torch's serves, slower", head_dim, limit)
+        log.info(
+            "head_dim %d: Triton's attention takes multiples of 4 up to %d; torch's serves, slower", head_dim, limit
+        )
         return PagedAttention(num_heads, num_kv_heads, head_dim, dtype, device)
     return TritonAttention(num_heads, num_kv_heads, device)
 

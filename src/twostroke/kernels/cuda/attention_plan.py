@@ -71,9 +71,7 @@ class _Tiles:
     num_segments: Ints
 
 
-def plan_step(
-    shape: GroupShape, batch: PlannedBatch, cut: Cut, num_processors: int, device: torch.device
-) -> StepPlan:
+def plan_step(shape: GroupShape, batch: PlannedBatch, cut: Cut, num_processors: int, device: torch.device) -> StepPlan:
     """Plans one step of one KV group.
 
     Args:

@@ -31,7 +31,17 @@ def add_rms_norm(residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> tup
     assert x.stride(-1) == residual.stride(-1) == 1, (x.stride(), residual.stride())
     if num_rows:
         programs.add_and_norm_rows[(num_rows,)](
-            residual, x, weight, total, out, residual.stride(0), x.stride(0), n, eps, WIDTH=power_of_two(n), **AS_WRITTEN
+            residual,
+            x,
+            weight,
+            total,
+            out,
+            residual.stride(0),
+            x.stride(0),
+            n,
+            eps,
+            WIDTH=power_of_two(n),
+            **AS_WRITTEN,
         )
     return total, out
 
