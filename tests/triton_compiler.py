@@ -51,7 +51,7 @@ def main() -> None:
     capability = int(sys.argv[1].replace(".", ""))
     triton.runtime.driver.set_active(NoCard(capability))
     JITFunction.__getitem__ = compile_only  # type: ignore[method-assign]
-    for run in (norm_and_rotate, multiply, attend):
+    for run in (norm_and_rotate, multiply, attend, draw):
         run()
     for name, shared in sorted(compiled):
         print(name, shared)
@@ -99,6 +99,16 @@ def attend() -> None:
         plan = operator.plan(shape, starts, lens, table, [np.tri(3, dtype=bool), None] if kv_format == "bf16" else None)
         storage = torch.zeros(80, 2, 2, 8, 16 * slot_bytes(kv_format, 128), dtype=torch.uint8)
         operator(torch.zeros(4, 48, 128, dtype=dtype), storage, plan, 0, 0.1)
+
+
+def draw() -> None:
+    from twostroke.kernels.cuda import sampling
+
+    columns = torch.zeros(2, 1), torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)
+    logits = torch.zeros(2, 151_936)
+    sampling.gumbel_argmax(logits, *columns)
+    filters = torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.float64)
+    sampling.filtered_argmax(logits, *columns, *filters)
 
 
 if __name__ == "__main__":

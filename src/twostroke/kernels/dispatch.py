@@ -59,6 +59,14 @@ scores are closer than two libraries' logarithms may be: the sampler then decide
 """
 
 
+FilteredArgmax = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""The same among the tokens that min_p, top_k and top_p leave of each row (sampling/filters.py).
+
+Behind the arguments of GumbelArgmax: floors float32 [R], log(min_p) or -inf; top_k int64 [R], the size of the vocabulary
+where it is off; top_p float64 [R]. -1 where which tokens are left is too close, too.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupShape:
     """The constants of one KV group: its heads and how its storage is cut up."""
@@ -181,6 +189,8 @@ class Operators:
     """For num_heads, num_kv_heads, head_dim, the type it computes in, and the device."""
     gumbel_argmax: GumbelArgmax | None = None
     """Draws from whole vocabularies; None leaves that to the sampler's own tensor code."""
+    filtered_argmax: FilteredArgmax | None = None
+    """Draws from what filters leave of them; None leaves that to it, too."""
 
 
 def operators_for(

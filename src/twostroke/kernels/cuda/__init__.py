@@ -50,7 +50,7 @@ def why_not(device: torch.device) -> str | None:
 
 def operators() -> Operators:
     """The backend, where `why_not` has nothing against it."""
-    from twostroke.kernels.cuda import attention, elementwise, linear
+    from twostroke.kernels.cuda import attention, elementwise, linear, sampling
     from twostroke.kernels.reference.split_linear import pack_gated, pack_linear
 
     return Operators(
@@ -66,4 +66,6 @@ def operators() -> Operators:
         rms_norm_=elementwise.rms_norm_,
         rotate_heads_=elementwise.rotate_heads_,
         attention=attention.attention_operator,
+        gumbel_argmax=sampling.gumbel_argmax,
+        filtered_argmax=sampling.filtered_argmax,
     )

@@ -37,6 +37,11 @@ def jit(function: Callable[..., Any]) -> Program:
     return triton.jit(function)
 
 
+def jit_for_any(*names: str) -> Callable[[Callable[..., Any]], Program]:
+    """The same for a program whose arguments of these names make no other program of it when they are 1 or even."""
+    return lambda function: triton.jit(function, do_not_specialize=names)
+
+
 AS_WRITTEN = {"enable_fp_fusion": False}
 """For every launch: products and sums are fused where a program says `fma` and nowhere else. A compiler that may choose
 may choose otherwise for the same line elsewhere."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from twostroke.kernels.cuda.jit import jit, product, rounded, through
+from twostroke.kernels.cuda.jit import jit, jit_for_any, product, rounded, through
 
 HALF_SPAN = tl.constexpr(64)
 
@@ -80,7 +80,7 @@ def half_span(
     return product(inputs, tl.trans(rounded(weights, x.dtype.element_ty)), sums)
 
 
-@jit
+@jit_for_any("runs_at_once")
 def multiply(
     x,
     codes,
