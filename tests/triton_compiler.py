@@ -86,19 +86,19 @@ def multiply() -> None:
 def attend() -> None:
     import numpy as np
 
-    from twostroke.config.kv_format import KV_FORMATS, slot_bytes
+    from twostroke.config.kv_format import KVFormat, slot_bytes
     from twostroke.kernels.cuda.attention import TritonAttention
     from twostroke.kernels.dispatch import GroupShape
 
     starts, lens = np.array([0, 3, 4], np.int32), np.array([3, 600], np.int32)
     table = np.arange(80, dtype=np.int32).reshape(2, 40)
-    for kv_format in KV_FORMATS:
-        dtype = torch.float16 if kv_format == "f16" else torch.bfloat16
+    formats: list[KVFormat] = ["bf16", "int8", "int4"]
+    for kv_format in formats:
         shape = GroupShape(32, 8, 128, 16, 2, None, kv_format)
         operator = TritonAttention(32, 8, torch.device("cpu"))
         plan = operator.plan(shape, starts, lens, table, [np.tri(3, dtype=bool), None] if kv_format == "bf16" else None)
         storage = torch.zeros(80, 2, 2, 8, 16 * slot_bytes(kv_format, 128), dtype=torch.uint8)
-        operator(torch.zeros(4, 48, 128, dtype=dtype), storage, plan, 0, 0.1)
+        operator(torch.zeros(4, 48, 128, dtype=torch.bfloat16), storage, plan, 0, 0.1)
 
 
 def draw() -> None:

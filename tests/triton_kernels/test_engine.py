@@ -13,15 +13,18 @@ from twostroke import LLM, SamplingParams
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of the interpreter
 PROMPTS = [[5, 6, 7], [9] * 21]
 PARAMS = [
-    SamplingParams(temperature=0, max_tokens=4),
-    SamplingParams(temperature=0.8, top_p=0.9, top_k=20, seed=1, max_tokens=3),
+    SamplingParams(temperature=0, max_tokens=3),
+    SamplingParams(temperature=0.8, top_p=0.9, top_k=20, seed=1, max_tokens=2),
 ]
 
 
 def tokens(model: Path, prompts: list[list[int]], params: list[SamplingParams], **settings: Any) -> list[list[int]]:
     settings = {"device": device().type, "threads": 1, "num_kv_blocks": 16, "block_size": 16} | settings
     with LLM(str(model), **settings) as llm:
-        return [output.outputs[0].token_ids for output in llm.generate([{"prompt_token_ids": ids} for ids in prompts], params)]
+        return [
+            output.outputs[0].token_ids
+            for output in llm.generate([{"prompt_token_ids": ids} for ids in prompts], params)
+        ]
 
 
 def test_tokens_are_the_references_in_any_batch(random_models: dict[str, Path]) -> None:

@@ -25,12 +25,16 @@ def test_sizes_of_no_tensor_are_no_question_of_memory(name: str, tmp_path: Path)
 
 def test_weights_that_do_not_fit(random_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twostroke.engine.preparation.free_host_bytes", lambda: 1000)
-    with pytest.raises(DoesNotFit, match=r"the weights of \S+ take [\d,]+ bytes; 1,000 are free on cpu.* smaller model"):
+    with pytest.raises(
+        DoesNotFit, match=r"the weights of \S+ take [\d,]+ bytes; 1,000 are free on cpu.* smaller model"
+    ):
         LLM(str(random_models["llama"]))
 
 
 @pytest.mark.skipif(not native.is_built(), reason="torch's operators keep no weight quantized")
-def test_a_quantization_that_would_fit_is_named(random_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quantization_that_would_fit_is_named(
+    random_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes: dict[str | None, int] = {}
     for quantization in (None, "int8", "int4"):
         monkeypatch.setattr("twostroke.engine.preparation.free_host_bytes", lambda: 1000)
