@@ -54,7 +54,7 @@ def main() -> None:
     for run in (norm_and_rotate, multiply, attend, draw):
         run()
     for name, shared in sorted(compiled):
-        print(name, shared)
+        sys.stdout.write(f"{name} {shared}\n")
 
 
 def norm_and_rotate() -> None:

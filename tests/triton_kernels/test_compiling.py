@@ -1,10 +1,12 @@
-"""What the interpreter accepts, the compiler may not: every program becomes machine code for an H100, without a card."""
+"""What the interpreter accepts, the compiler may not: every program becomes machine code for an H100, without one."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+
+import twostroke
 
 SHARED_MEMORY = 232_448
 """Bytes that a program may have of capability 9.0."""
@@ -26,7 +28,8 @@ PROGRAMS = {
 
 def test_every_program_compiles_for_a_card(tmp_path: Path) -> None:
     # in a process without the interpreter, and without what another run has compiled
-    env = ["env", "-u", "TRITON_INTERPRET", f"TRITON_CACHE_DIR={tmp_path}"]
+    sources = Path(twostroke.__file__).parents[1]
+    env = ["env", "-u", "TRITON_INTERPRET", f"TRITON_CACHE_DIR={tmp_path}", f"PYTHONPATH={sources}"]
     command = [*env, sys.executable, "-m", "triton_compiler", "9.0"]
     done = subprocess.run(
         command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=300, check=False

@@ -66,19 +66,19 @@ def check_cuda(facts: CudaFacts) -> None:
     """
     if facts.built_for is None:
         raise SetupError(
-            f"device=cuda: this PyTorch ({facts.torch_version}) was built for CPUs alone. Install one that was built for "
-            f"CUDA (https://pytorch.org/get-started/locally), {_REMEDY}."
+            f"device=cuda: this PyTorch ({facts.torch_version}) was built for CPUs alone. Install one that was built "
+            f"for CUDA (https://pytorch.org/get-started/locally), {_REMEDY}."
         )
     where = f"device=cuda: this PyTorch ({facts.torch_version}) was built for CUDA {facts.built_for}, and"
     if facts.failure is not None:
         raise SetupError(
-            f"{where} CUDA does not start: {_first_sentence(facts.failure)}. Install an NVIDIA driver for CUDA "
-            f"{facts.built_for} or later, or a PyTorch for the CUDA of the driver that is there (nvidia-smi), {_REMEDY}."
+            f"{where} CUDA does not start: {_first_sentence(facts.failure)}. Install an NVIDIA driver for "
+            f"CUDA {facts.built_for} or later, or a PyTorch for the CUDA of the driver that is there (nvidia-smi), {_REMEDY}."
         )
     if not facts.num_devices:
         raise SetupError(
-            f"{where} there is no NVIDIA GPU that this process may use. Make one visible (CUDA_VISIBLE_DEVICES, or --gpus "
-            f"of a container), {_REMEDY}."
+            f"{where} there is no NVIDIA GPU that this process may use. Make one visible (CUDA_VISIBLE_DEVICES, or "
+            f"--gpus of a container), {_REMEDY}."
         )
     if not _has_code_for(facts.capability, facts.built_architectures):
         raise SetupError(
@@ -103,8 +103,10 @@ def check_dtype(facts: CudaFacts, dtype: str) -> None:
 def _has_code_for(capability: tuple[int, int], architectures: tuple[str, ...]) -> bool:
     """Machine code runs on later minor versions of its major one, code to be compiled on all that are later.
 
-    >>> _has_code_for((8, 9), ("sm_80", "sm_90")), _has_code_for((7, 0), ("sm_80",)), _has_code_for((12, 0), ("compute_90",))
-    (True, False, True)
+    >>> _has_code_for((8, 9), ("sm_80", "sm_90")), _has_code_for((7, 0), ("sm_80",))
+    (True, False)
+    >>> _has_code_for((12, 0), ("sm_90", "compute_90"))
+    True
     """
     for architecture in architectures:
         found = re.fullmatch(r"(sm|compute)_(\d+)(\d)a?", architecture)

@@ -62,8 +62,8 @@ scores are closer than two libraries' logarithms may be: the sampler then decide
 FilteredArgmax = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """The same among the tokens that min_p, top_k and top_p leave of each row (sampling/filters.py).
 
-Behind the arguments of GumbelArgmax: floors float32 [R], log(min_p) or -inf; top_k int64 [R], the size of the vocabulary
-where it is off; top_p float64 [R]. -1 where which tokens are left is too close, too.
+Behind the arguments of GumbelArgmax: floors float32 [R], log(min_p) or -inf; top_k int64 [R], the size of the
+vocabulary where it is off; top_p float64 [R]. -1 where which tokens are left is too close, too.
 """
 
 

@@ -23,8 +23,8 @@ H200 = CudaFacts(
     free_bytes=149_000_000_000,
 )
 OLD_DRIVER = (
-    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading and "
-    "installing a new version from the URL: http://www.nvidia.com/Download/index.aspx Alternatively, go to: "
+    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
+    "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx Alternatively, go to: "
     "https://pytorch.org to install a PyTorch version that has been compiled with your version of the CUDA driver."
 )
 NO_DRIVER = (
@@ -77,5 +77,5 @@ def test_a_type_that_the_card_does_not_have() -> None:
 @pytest.mark.skipif(torch.version.cuda is not None, reason="a PyTorch for CUDA")
 def test_an_engine_without_cuda_says_so_before_it_reads_a_model() -> None:
     assert cuda_facts().built_for is None
-    with pytest.raises(SetupError, match="was built for CPUs alone.*--device cpu"):
+    with pytest.raises(SetupError, match=r"was built for CPUs alone.*--device cpu"):
         LLM(model="/nowhere", device="cuda")

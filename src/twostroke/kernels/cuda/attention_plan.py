@@ -89,10 +89,14 @@ def plan_step(shape: GroupShape, batch: PlannedBatch, cut: Cut, num_processors: 
     sent = _send([array.astype(np.int32) for array in arrays], device)
     return StepPlan(
         shape,
-        tokens.shape[1],
-        *sent[:2],
-        num_part_rows,
-        *sent[2:],
+        num_tokens=tokens.shape[1],
+        items=sent[0],
+        splits=sent[1],
+        num_part_rows=num_part_rows,
+        tokens=sent[2],
+        slots=sent[3],
+        table=sent[4],
+        trees=sent[5],
         has_trees=bool(batch.trees),
     )
 

@@ -84,8 +84,8 @@ def attend(
 ):
     """Program (item, KV head): a tile of queries with one KV head over some segments.
 
-    items: int32 [num_items, 8]: sequence, first token, number of queries, first segment, number of segments, and the row
-    of the partial states that the first query's goes to (-1: the result is final).
+    items: int32 [num_items, 8]: sequence, first token, number of queries, first segment, number of segments, and the
+    row of the partial states that the first query's goes to (-1: the result is final).
     tokens: int32 [5, num_tokens]: position, oldest key, tree_row, own_first (see `sees`); the fifth is not read here.
     """
     item, head = items + tl.program_id(0) * 8, tl.program_id(1)

@@ -21,9 +21,9 @@ def norm_rows(
     PARTS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Program (row, part): out = x / rms(x), rounded to x's type, times the part's weight. A row has PARTS of n numbers.
+    """Program (row, part of n numbers): out = x / rms(x), rounded to x's type, times the weight of the part.
 
-    The order of the sum of squares depends on WIDTH alone, and WIDTH on n.
+    weight: [PARTS, n]; 1 where all parts have the same. The order of the sum of squares depends on WIDTH alone, and WIDTH on n.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, WIDTH)

@@ -1,7 +1,7 @@
 """What every Triton program here starts from, and the little arithmetic that they share.
 
-Nothing outside of this package imports Triton, and its __init__ does not either: so it can be asked whether it can serve
-(`kernels.cuda.why_not`) where there is none.
+Nothing outside of this package imports Triton, and its __init__ does not either: so it can be asked whether it can
+serve (`kernels.cuda.why_not`) where there is none.
 """
 
 # pyright: reportMissingImports=false, reportMissingParameterType=false, reportUnknownParameterType=false
@@ -39,7 +39,11 @@ def jit(function: Callable[..., Any]) -> Program:
 
 def jit_for_any(*names: str) -> Callable[[Callable[..., Any]], Program]:
     """The same for a program whose arguments of these names make no other program of it when they are 1 or even."""
-    return lambda function: triton.jit(function, do_not_specialize=names)
+
+    def decorate(function: Callable[..., Any]) -> Program:
+        return triton.jit(function, do_not_specialize=names)
+
+    return decorate
 
 
 AS_WRITTEN = {"enable_fp_fusion": False}

@@ -1,7 +1,7 @@
 """K and V between numbers and bytes, in any format of config/kv_format.py.
 
-A KV head of a block is `block_size` vectors of float numbers, or, quantized, the codes of all its tokens and behind them
-a float16 scale and a float16 zero for each:
+A KV head of a block is `block_size` vectors of float numbers, or, quantized, the codes of all its tokens and behind
+them a float16 scale and a float16 zero for each:
 
     int8, int4      [block_size, code bytes] [block_size, 2]        4 bits: the even dimension low
 

@@ -3,9 +3,9 @@
     inputs     |0 .. 127|128 .. 255| ...           spans: two products of 64 inputs each
                 run 0 ........ | run 1 ... | run 2 ... | run 3 ...
 
-Each run is summed from its first span to its last, and the runs are added in their order. A few rows are too little work
-for a card, so their runs are computed by programs of their own, written down and added by another: in the same order, to
-the same bits.
+Each run is summed from its first span to its last, and the runs are added in their order. A few rows are too little
+work for a card, so their runs are computed by programs of their own, written down and added by another: in the same
+order, to the same bits.
 """
 
 # pyright: reportMissingImports=false, reportMissingParameterType=false, reportUnknownParameterType=false

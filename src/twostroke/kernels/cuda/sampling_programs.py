@@ -1,4 +1,4 @@
-"""Draws from large vocabularies: noise and scores as sampling/noise.py has them, in float64, without a tensor of either.
+"""Draws from large vocabularies: noise and scores as sampling/noise.py has them, in float64, and no tensor of either.
 
 Two libraries' logarithms differ by some 1e-15, and so do sums in another order. So where a decision hangs on less than
 SLACK, nobody is named (-1) and the caller decides: no token depends on who computes.
@@ -43,7 +43,7 @@ def scaled_logits(logits, token, vocab_size, peak, temperature):
 
 @jit
 def entered(best, second, winner, scores, token):
-    """The two best scores and whose the best is, after those of more tokens [n]; of equal ones the first is the best."""
+    """The two best scores and whose the best is, after those of more tokens [n]; of equal ones the first is best."""
     highest = tl.max(scores, axis=0)
     first = tl.min(tl.where(scores == highest, token, 0x7FFFFFFFFFFFFFFF), axis=0)
     next_best = tl.max(tl.where(token == first, float("-inf"), scores), axis=0)
@@ -105,7 +105,7 @@ def count_and_mass(logits, vocab_size, peak, temperature, limit, SLICE: tl.const
 def nearest_reaching(
     logits, vocab_size, peak, temperature, limit, target, SLICE: tl.constexpr, WANTS_MASS: tl.constexpr
 ):
-    """The least distance up to `limit` whose tokens, and all nearer ones, reach a count or a mass; `limit` if none does."""
+    """The least distance up to `limit` within which tokens reach a count or a mass; `limit` where none does."""
     low, high = limit * 0, limit
     while low < high:
         middle = low + (high - low) // 2
@@ -132,8 +132,8 @@ def draw_filtered(
 ):
     """Program (row): the draw from what min_p, top_k and top_p leave, as sampling/filters.py defines them; or -1.
 
-    Nothing is sorted. What the filters keep is all down to some value, and of the tokens at that value the first ones: so
-    the value is found by halving the numbers that it may be (31 times at most, a pass over the row each).
+    Nothing is sorted. What the filters keep is all down to some value, and of the tokens at that value the first ones:
+    so the value is found by halving the numbers that it may be (31 times at most, a pass over the row each).
     """
     row = tl.program_id(0).to(tl.int64)
     of_row, key = logits + row * stride, tl.load(keys + row)
