@@ -73,7 +73,8 @@ def check_cuda(facts: CudaFacts) -> None:
     if facts.failure is not None:
         raise SetupError(
             f"{where} CUDA does not start: {_first_sentence(facts.failure)}. Install an NVIDIA driver for "
-            f"CUDA {facts.built_for} or later, or a PyTorch for the CUDA of the driver that is there (nvidia-smi), {_REMEDY}."
+            f"CUDA {facts.built_for} or later, or a PyTorch for the CUDA of the driver that is there (nvidia-smi), "
+            f"{_REMEDY}."
         )
     if not facts.num_devices:
         raise SetupError(

@@ -23,7 +23,8 @@ def norm_rows(
 ):
     """Program (row, part of n numbers): out = x / rms(x), rounded to x's type, times the weight of the part.
 
-    weight: [PARTS, n]; 1 where all parts have the same. The order of the sum of squares depends on WIDTH alone, and WIDTH on n.
+    weight: [PARTS, n], of one part where all have the same. The order of the sum of squares depends on WIDTH alone, and
+    WIDTH on n.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, WIDTH)
