@@ -59,7 +59,7 @@ def advice(plan: Plan) -> list[str]:
         lines.append("times are floors of operations and bytes: nothing is faster, everything real is slower")
     if plan.machine.is_published and plan.memory.quantization is not None:
         lines.append(
-            "weights are counted as the CPU's kernels pack them; on a GPU, Triton's keep as many bits, torch's make floats"
+            "weights are counted as the CPU's kernels pack them; on a GPU, Triton's keep the bits, torch's make floats"
         )
     if not plan.machine.is_published:
         lines.append("rates were measured just now: where others are at work on this machine, real floors are lower")
