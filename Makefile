@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PORT ?= 8000
 CMAKE := $(BIN)/cmake
 
-.PHONY: run demo test check bench soak compat compatibility pictures train wheel native native-test native-test-address native-test-thread native-test-arm clean
+.PHONY: run demo test test-triton check bench soak compat compatibility pictures train wheel native native-test native-test-address native-test-thread native-test-arm clean
 
 # A server with the embedded model and a completion through it; `run` goes on serving until Ctrl-C.
 run: $(STAMP)
@@ -21,6 +21,16 @@ demo: $(STAMP)
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 test: $(STAMP)
 	$(PYTEST) $(ARGS)
+
+# The GPU's kernels in Triton's interpreter, number by number on the CPU, and their compiler without a card. The interpreter is
+# chosen when Triton is imported, for the whole process: so it is one of its own, and `make test` skips these.
+test-triton: $(VENV)/.triton
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/triton_kernels $(ARGS)
+
+# Alone: what it asks for beside itself is for a GPU, and torch's CUDA builds bring a Triton of their own.
+$(VENV)/.triton: $(STAMP)
+	$(BIN)/python -c "import triton" 2> /dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "triton==3.9.0"
+	touch $@
 
 check: $(STAMP)
 	$(BIN)/ruff check .

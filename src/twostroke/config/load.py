@@ -12,7 +12,7 @@ from twostroke.errors import InvalidParameter
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 Device = Literal["cpu", "cuda"]
 Kernels = Literal[
-    "auto", "reference", "native", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dotprod"
+    "auto", "reference", "native", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dotprod", "triton"
 ]
 
 QuantizationOnLoad = Literal["int8", "int4"]
@@ -51,8 +51,9 @@ class LoadConfig:
     device: Device = "cpu"
     """Where the model runs."""
     kernels: Kernels = "auto"
-    """Who computes: 'auto' takes the native kernels at the best level of this processor, or torch's operators where
-    there are none; 'reference' torch's operators; or a level of the native kernels by its name."""
+    """Who computes: 'auto' takes the native kernels at the best level of this processor, or Triton's on a GPU, or
+    torch's operators where there are none; 'reference' torch's operators; 'triton' those of the GPU or nothing; or a
+    level of the native kernels by its name."""
     threads: int | None = None
     """Threads of the model's operators, in each rank; default: the processors this process may use, dealt out to the
     ranks."""

@@ -286,7 +286,13 @@ def _runner(
         drafts.num_branch_blocks,
         descriptor,
     )
-    sampler = Sampler(loaded.config.vocab_size, loaded.eos_token_ids, loaded.device, loaded.operators.gumbel_argmax)
+    sampler = Sampler(
+        loaded.config.vocab_size,
+        loaded.eos_token_ids,
+        loaded.device,
+        loaded.operators.gumbel_argmax,
+        loaded.operators.filtered_argmax,
+    )
     target = Target(
         model, kv, sampler, sizing.max_model_len, step_tokens(config, loaded), config.scheduler.max_num_seqs
     )

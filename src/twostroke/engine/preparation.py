@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from twostroke.config.engine import EngineConfig
 from twostroke.config.kv_format import KVFormat, resolve_kv_format, slot_bytes
-from twostroke.config.load import DEFAULT_GROUP_SIZE
+from twostroke.config.load import DEFAULT_GROUP_SIZE, QuantizationOnLoad
 from twostroke.config.model import ModelConfig
 from twostroke.cost.step_cost import ModelShape
+from twostroke.engine.cuda_device import check_cuda, check_dtype, cuda_facts
 from twostroke.engine.drafting import Drafter, DrafterFacts, Surroundings, find_drafter
 from twostroke.engine.split_checks import check_can_split
 from twostroke.errors import DoesNotFit, SetupError
@@ -88,12 +89,15 @@ def prepare(config: EngineConfig) -> Prepared:
     """
     load = config.load
     device = torch.device(load.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise SetupError("device=cuda: this PyTorch sees no CUDA device. Use --device cpu, or install a CUDA build.")
+    facts = cuda_facts() if device.type == "cuda" else None
+    if facts is not None:
+        check_cuda(facts)
     files = find_model(load.model)
     model_config = files.config().fixed_for(load.max_model_len)
     dtype_name = model_config.dtype if load.dtype == "auto" else load.dtype
     dtype = getattr(torch, dtype_name)
+    if facts is not None:
+        check_dtype(facts, dtype_name)
     kv_format = resolve_kv_format(config.cache.kv_cache_dtype, dtype_name)
     operators = operators_for(device, dtype, load.kernels, load.activation_quantization)
     check_can_split(config, model_config, operators)
@@ -240,14 +244,26 @@ def free_memory(
     num_weight_bytes += prepared.drafter_facts.num_weight_bytes
     if num_weight_bytes > free:
         raise DoesNotFit(
-            f"the weights of {prepared.path.name} take {num_weight_bytes:,} bytes; {free:,} are free. Free some "
-            "memory, or quantize the weights (--quantization int8 or int4)."
+            f"the weights of {prepared.path.name} take {num_weight_bytes:,} bytes; {free:,} are free on "
+            f"{prepared.device.type}. {_what_would_fit(config, prepared, free)}"
         )
     return FreeMemory(
         free_bytes=free - num_weight_bytes,
         step_bytes=_step_bytes(config, prepared),
         context_bytes=tables,
     )
+
+
+def _what_would_fit(config: EngineConfig, prepared: Prepared, free: int) -> str:
+    """The least quantization that makes the weights small enough, where one does."""
+    floats = config.load.quantization is None and prepared.weights.quantization is None
+    choices: list[QuantizationOnLoad] = ["int8", "int4"] if floats and prepared.operators.keeps_quantized else []
+    for quantization in choices:
+        quantized = replace(config, load=replace(config.load, quantization=quantization))
+        num_bytes = loaded_weight_bytes(quantized, prepared, config.load.tensor_parallel_size)
+        if num_bytes < free:
+            return f"With --quantization {quantization} they take {num_bytes:,}; or free some memory."
+    return "Free some memory, or take a smaller model."
 
 
 def max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:

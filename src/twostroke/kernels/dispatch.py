@@ -59,6 +59,14 @@ scores are closer than two libraries' logarithms may be: the sampler then decide
 """
 
 
+FilteredArgmax = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""The same among the tokens that min_p, top_k and top_p leave of each row (sampling/filters.py).
+
+Behind the arguments of GumbelArgmax: floors float32 [R], log(min_p) or -inf; top_k int64 [R], the size of the
+vocabulary where it is off; top_p float64 [R]. -1 where which tokens are left is too close, too.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupShape:
     """The constants of one KV group: its heads and how its storage is cut up."""
@@ -181,6 +189,8 @@ class Operators:
     """For num_heads, num_kv_heads, head_dim, the type it computes in, and the device."""
     gumbel_argmax: GumbelArgmax | None = None
     """Draws from whole vocabularies; None leaves that to the sampler's own tensor code."""
+    filtered_argmax: FilteredArgmax | None = None
+    """Draws from what filters leave of them; None leaves that to it, too."""
 
 
 def operators_for(
@@ -202,13 +212,11 @@ def operators_for(
     """
     from twostroke.kernels import native, reference
 
+    if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
+        return _of_card(device, kernels, activation_quantization)
     if kernels != "reference" and device.type == "cpu" and dtype in native.DTYPES and native.is_built():
         return native.operators(None if kernels in ("auto", "native") else kernels, activation_quantization or "int8")
-    if activation_quantization == "int8":
-        raise SetupError(
-            "activation_quantization=int8: torch's operators, which serve here, multiply quantized weights with the "
-            "activations as they are. Leave it out."
-        )
+    _refuse_int8_activations(activation_quantization, "torch's operators")
     if kernels == "reference":
         return reference.operators()
     if kernels != "auto":
@@ -218,6 +226,30 @@ def operators_for(
     if device.type == "cpu":
         _warn_once(f"{native.why_not(device.type, str(dtype))}; torch's own operators serve, slower")
     return reference.operators()
+
+
+def _of_card(
+    device: torch.device, kernels: Kernels, activation_quantization: ActivationQuantization | None
+) -> Operators:
+    """Triton's kernels, or torch's where these cannot run and nobody insists."""
+    from twostroke.kernels import cuda, reference
+
+    why_not = cuda.why_not(device)
+    _refuse_int8_activations(activation_quantization, "torch's operators" if why_not else "Triton's kernels")
+    if why_not is None:
+        return cuda.operators()
+    if kernels == "triton":
+        raise SetupError(f"kernels=triton: {why_not}. Leave it out, and the best that there is serves.")
+    _warn_once(f"{why_not}; torch's own operators serve, slower")
+    return reference.operators()
+
+
+def _refuse_int8_activations(activation_quantization: ActivationQuantization | None, who: str) -> None:
+    if activation_quantization == "int8":
+        raise SetupError(
+            f"activation_quantization=int8: {who}, which serve here, multiply quantized weights with the "
+            "activations as they are. Leave it out."
+        )
 
 
 @cache

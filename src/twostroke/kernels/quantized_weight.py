@@ -146,7 +146,7 @@ def quantize_in_groups(weight: Tensor, group_size: int = 32) -> QuantizedWeight:
     high, low = wide.amax(-1, keepdim=True), wide.amin(-1, keepdim=True)
     extreme = torch.where(high >= -low, high, low) + 0.0  # which of two zeros a maximum is, nobody promises
     size = wide.abs()
-    best_error = torch.full(extreme.shape, float("inf"))
+    best_error = torch.full(extreme.shape, float("inf"), device=extreme.device)
     best_scale = _as_half(extreme / DIVISORS[0])  # stays where every error is infinite
     for divisor in (*DIVISORS, None):
         if divisor is None:

@@ -58,7 +58,9 @@ def advice(plan: Plan) -> list[str]:
         lines.append(f"no times are predicted: {plan.predicted_by}")
         lines.append("times are floors of operations and bytes: nothing is faster, everything real is slower")
     if plan.machine.is_published and plan.memory.quantization is not None:
-        lines.append("weights are counted as the CPU's kernels pack them; those of CUDA here multiply them as floats")
+        lines.append(
+            "weights are counted as the CPU's kernels pack them; on a GPU, Triton's keep the bits, torch's make floats"
+        )
     if not plan.machine.is_published:
         lines.append("rates were measured just now: where others are at work on this machine, real floors are lower")
     if not plan.machine.is_published and plan.memory.quantization is not None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twostroke.kernels.dispatch import GumbelArgmax
-from twostroke.sampling.filters import apply_filters, effective_top_k
+from twostroke.kernels.dispatch import FilteredArgmax, GumbelArgmax
+from twostroke.sampling.filters import FilterColumns, apply_filters, effective_top_k
 from twostroke.sampling.logprobs import PositionLogprobs, token_logprobs
 from twostroke.sampling.noise import GumbelNoise
 from twostroke.sampling.processors import process_logits
@@ -52,11 +52,12 @@ class Sampler:
         eos_token_ids: Iterable[int] = (),
         device: torch.device | str = "cpu",
         gumbel_argmax: GumbelArgmax | None = None,
+        filtered_argmax: FilteredArgmax | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._noise = GumbelNoise(vocab_size, device)
-        self._gumbel_argmax = gumbel_argmax
+        self._gumbel_argmax, self._filtered_argmax = gumbel_argmax, filtered_argmax
         self._slice_elements = SLICE_ELEMENTS if torch.device(device).type == "cpu" else 2**24
 
     def rules(self, params: SamplingParams, bad_words_token_ids: Iterable[Sequence[int]] = ()) -> SamplingRules:
@@ -156,7 +157,27 @@ class Sampler:
         return torch.cat(token_ids)
 
     def _draw_filtered(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
-        """Gumbel-max over the tokens that the filters keep; noise is made for these alone."""
+        """Gumbel-max over the tokens that the filters keep."""
+        if self._filtered_argmax is None:
+            return self._draw_filtered_in_slices(logits, states)
+        columns = FilterColumns.of([state.rules.params for state in states], self.vocab_size, logits.device)
+        token_ids = self._filtered_argmax(
+            logits,
+            row_maxima(logits),
+            _temperatures(states, logits),
+            self._keys(states),
+            columns.floor.view(-1),
+            columns.top_k.view(-1),
+            columns.top_p.view(-1),
+        )
+        undecided = (token_ids < 0).nonzero()[:, 0].tolist()
+        if undecided:
+            some_states = [states[row] for row in undecided]
+            token_ids[undecided] = self._draw_filtered_in_slices(take_rows(logits, undecided), some_states)
+        return token_ids
+
+    def _draw_filtered_in_slices(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
+        """The same by tensor operators; noise is made for the tokens alone that are left."""
         token_ids = torch.zeros(len(states), dtype=torch.int64, device=logits.device)
         order = sorted(range(len(states)), key=lambda row: effective_top_k(states[row].rules.params, self.vocab_size))
         num_rows = max(1, self._slice_elements // self.vocab_size)

@@ -5,6 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+import torch
+
+from twostroke.errors import SetupError
+from twostroke.kernels import cuda
+from twostroke.kernels.dispatch import operators_for
+
 SCRIPT = """
 import torch
 from twostroke.kernels.dispatch import operators_for
@@ -18,3 +25,19 @@ def test_one_process_says_it_once() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["reference"] * 3
     assert done.stderr.count("torch's own operators serve, slower") == 1
+
+
+def test_a_gpu_without_triton_has_torchs_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "has_triton", lambda: False)
+    card = torch.device("cuda")
+    assert operators_for(card, torch.bfloat16).name == "reference"
+    with pytest.raises(SetupError, match=r"kernels=triton: Triton is not installed .*best that there is serves"):
+        operators_for(card, torch.bfloat16, "triton")
+    with pytest.raises(SetupError, match="torch's operators, which serve here"):
+        operators_for(card, torch.bfloat16, activation_quantization="int8")
+
+
+def test_triton_serves_no_cpu_outside_of_its_interpreter() -> None:
+    with pytest.raises(SetupError, match="kernels=triton: Triton"):
+        operators_for(torch.device("cpu"), torch.float32, "triton")
+    assert operators_for(torch.device("cpu"), torch.float32).name != "triton"

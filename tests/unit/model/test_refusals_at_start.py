@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from model_folders import write_random_model
 from twostroke import LLM
 from twostroke.errors import CorruptCheckpoint, DoesNotFit, InvalidParameter
+from twostroke.kernels import native
 
 
 @pytest.mark.parametrize("name", ["vocab_size", "hidden_size", "intermediate_size"])
@@ -23,8 +25,27 @@ def test_sizes_of_no_tensor_are_no_question_of_memory(name: str, tmp_path: Path)
 
 def test_weights_that_do_not_fit(random_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twostroke.engine.preparation.free_host_bytes", lambda: 1000)
-    with pytest.raises(DoesNotFit, match=r"the weights of \S+ take [\d,]+ bytes; 1,000 are free"):
+    with pytest.raises(
+        DoesNotFit, match=r"the weights of \S+ take [\d,]+ bytes; 1,000 are free on cpu.* smaller model"
+    ):
         LLM(str(random_models["llama"]))
+
+
+@pytest.mark.skipif(not native.is_built(), reason="torch's operators keep no weight quantized")
+def test_a_quantization_that_would_fit_is_named(
+    random_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: dict[str | None, int] = {}
+    for quantization in (None, "int8", "int4"):
+        monkeypatch.setattr("twostroke.engine.preparation.free_host_bytes", lambda: 1000)
+        with pytest.raises(DoesNotFit) as caught:
+            LLM(str(random_models["llama"]), quantization=quantization)
+        sizes[quantization] = int(re.findall(r"take ([\d,]+) bytes", str(caught.value))[0].replace(",", ""))
+    for quantization in ("int8", "int4"):
+        monkeypatch.setattr("twostroke.engine.preparation.free_host_bytes", lambda free=sizes[quantization] + 1: free)
+        said = f"With --quantization {quantization} they take {sizes[quantization]:,}; or free"
+        with pytest.raises(DoesNotFit, match=re.escape(said)):
+            LLM(str(random_models["llama"]))
 
 
 @pytest.mark.parametrize(("width", "remedy"), [(80, r"None of 32, 64, 128 does; take int8"), (96, "Take 32, or int8")])

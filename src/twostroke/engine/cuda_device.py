@@ -1,0 +1,128 @@
+"""Whether a model can run on the GPU that PyTorch finds, and what to do where it cannot."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+from twostroke.errors import SetupError
+
+BFLOAT16_CAPABILITY = (8, 0)
+_REMEDY = "or take --device cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaFacts:
+    """What PyTorch says of CUDA here."""
+
+    torch_version: str
+    built_for: str | None
+    """The CUDA version that it was built for; None: for CPUs alone."""
+    failure: str | None
+    """What it says where CUDA does not start."""
+    num_devices: int = 0
+    name: str = ""
+    """Of the first device, as all that follows."""
+    capability: tuple[int, int] = (0, 0)
+    built_architectures: tuple[str, ...] = ()
+    """What it has machine code for ("sm_90"), or code that a driver can compile ("compute_90")."""
+    total_bytes: int = 0
+    free_bytes: int = 0
+
+
+def cuda_facts() -> CudaFacts:
+    """Of this process; starts CUDA."""
+    version, built_for = torch.__version__, torch.version.cuda
+    if built_for is None:
+        return CudaFacts(torch_version=version, built_for=None, failure=None)
+    try:
+        torch.cuda.init()
+        num_devices = torch.cuda.device_count()
+    except (RuntimeError, AssertionError) as error:  # no driver, one that is too old, or a device that does not answer
+        return CudaFacts(torch_version=version, built_for=built_for, failure=str(error))
+    if not num_devices:
+        return CudaFacts(torch_version=version, built_for=built_for, failure=None)
+    free, total = torch.cuda.mem_get_info(0)
+    return CudaFacts(
+        torch_version=version,
+        built_for=built_for,
+        failure=None,
+        num_devices=num_devices,
+        name=torch.cuda.get_device_name(0),
+        capability=torch.cuda.get_device_capability(0),
+        built_architectures=tuple(torch.cuda.get_arch_list()),
+        total_bytes=total,
+        free_bytes=free,
+    )
+
+
+def check_cuda(facts: CudaFacts) -> None:
+    """Refuses what cannot run there, whatever the model.
+
+    Raises:
+        SetupError: what is missing, and what to do.
+    """
+    if facts.built_for is None:
+        raise SetupError(
+            f"device=cuda: this PyTorch ({facts.torch_version}) was built for CPUs alone. Install one that was built "
+            f"for CUDA (https://pytorch.org/get-started/locally), {_REMEDY}."
+        )
+    where = f"device=cuda: this PyTorch ({facts.torch_version}) was built for CUDA {facts.built_for}, and"
+    if facts.failure is not None:
+        raise SetupError(
+            f"{where} CUDA does not start: {_first_sentence(facts.failure)}. Install an NVIDIA driver for "
+            f"CUDA {facts.built_for} or later, or a PyTorch for the CUDA of the driver that is there (nvidia-smi), "
+            f"{_REMEDY}."
+        )
+    if not facts.num_devices:
+        raise SetupError(
+            f"{where} there is no NVIDIA GPU that this process may use. Make one visible (CUDA_VISIBLE_DEVICES, or "
+            f"--gpus of a container), {_REMEDY}."
+        )
+    if not _has_code_for(facts.capability, facts.built_architectures):
+        raise SetupError(
+            f"{where} it has no code for {facts.name}, of compute capability {_dotted(facts.capability)}; it has "
+            f"{', '.join(facts.built_architectures)}. Install a PyTorch that has it, {_REMEDY}."
+        )
+
+
+def check_dtype(facts: CudaFacts, dtype: str) -> None:
+    """Refuses a type that the GPU cannot compute in.
+
+    Raises:
+        SetupError: it cannot, and which type it can.
+    """
+    if dtype == "bfloat16" and facts.capability < BFLOAT16_CAPABILITY:
+        raise SetupError(
+            f"dtype=bfloat16: {facts.name} has compute capability {_dotted(facts.capability)}, and bfloat16 begins at "
+            f"{_dotted(BFLOAT16_CAPABILITY)}. Take --dtype float16 or float32, {_REMEDY}."
+        )
+
+
+def _has_code_for(capability: tuple[int, int], architectures: tuple[str, ...]) -> bool:
+    """Machine code runs on later minor versions of its major one, code to be compiled on all that are later.
+
+    >>> _has_code_for((8, 9), ("sm_80", "sm_90")), _has_code_for((7, 0), ("sm_80",))
+    (True, False)
+    >>> _has_code_for((12, 0), ("sm_90", "compute_90"))
+    True
+    """
+    for architecture in architectures:
+        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)a?", architecture)
+        if found is None:
+            continue
+        built = int(found[2]), int(found[3])
+        if built <= capability and (found[1] == "compute" or built[0] == capability[0]):
+            return True
+    return False
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"
+
+
+def _first_sentence(text: str) -> str:
+    """Of a report the beginning; what follows advises users of PyTorch itself."""
+    return re.split(r"(?<=\w)[.:](?:\s|$)|\n", text.strip())[0]

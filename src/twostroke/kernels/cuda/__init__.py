@@ -1,0 +1,71 @@
+"""Our own kernels for NVIDIA GPUs, in Triton; dense matrix products stay with torch (cuBLAS).
+
+They need the package Triton, which torch's CUDA builds bring. Without it, or on a card that it does not know, torch's
+operators serve (kernels/reference). They also run on the CPU, number by number, where Triton's interpreter is on
+(TRITON_INTERPRET=1): that is how they are tested.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from functools import partial
+
+import torch
+
+from twostroke.kernels import quantized_weight
+from twostroke.kernels.dispatch import Operators
+
+LOWEST_CAPABILITY = (8, 0)
+"""Of a card: bfloat16 in the matrix units, and what Triton supports."""
+
+
+def has_triton() -> bool:
+    """Whether the package can be imported."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        importlib.import_module("triton.language")
+    except ImportError:  # half an installation, or another package of that name
+        return False
+    return True
+
+
+def why_not(device: torch.device) -> str | None:
+    """Why these kernels do not serve there, in words; None where they do."""
+    if not has_triton():
+        return "Triton is not installed (pip install triton)"
+    from twostroke.kernels.cuda.jit import INTERPRETED
+
+    if device.type != "cuda":
+        return None if INTERPRETED.value else f"Triton's kernels run on a GPU (--device cuda), not on {device.type}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < LOWEST_CAPABILITY:
+        return (
+            f"Triton's kernels need a GPU of compute capability {'.'.join(map(str, LOWEST_CAPABILITY))}, and "
+            f"{torch.cuda.get_device_name(device)} has {'.'.join(map(str, capability))}"
+        )
+    return None
+
+
+def operators() -> Operators:
+    """The backend, where `why_not` has nothing against it."""
+    from twostroke.kernels.cuda import attention, elementwise, linear, sampling
+    from twostroke.kernels.reference.split_linear import pack_gated, pack_linear
+
+    return Operators(
+        name="triton",
+        set_num_threads=torch.set_num_threads,
+        pack_linear=partial(pack_linear, linear.pack_linear),
+        pack_gated=partial(pack_gated, linear.pack_linear, linear.pack_gated),
+        packed_sizes=linear.Sizes(),
+        keeps_quantized=True,
+        quantize_per_channel=quantized_weight.quantize_per_channel,
+        quantize_in_groups=quantized_weight.quantize_in_groups,
+        rms_norm=elementwise.rms_norm,
+        rms_norm_=elementwise.rms_norm_,
+        rotate_heads_=elementwise.rotate_heads_,
+        attention=attention.attention_operator,
+        gumbel_argmax=sampling.gumbel_argmax,
+        filtered_argmax=sampling.filtered_argmax,
+    )

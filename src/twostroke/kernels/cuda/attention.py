@@ -1,0 +1,202 @@
+"""Attention over paged KV on the card."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from twostroke.config.kv_format import KVFormat, is_quantized, levels_of, slot_bytes
+from twostroke.kernels.cuda import attention_programs as programs
+from twostroke.kernels.cuda import kv_programs
+from twostroke.kernels.cuda.attention_plan import Cut, StepPlan, plan_step
+from twostroke.kernels.cuda.jit import AS_WRITTEN, power_of_two
+from twostroke.kernels.dispatch import AttentionOperator, GroupShape
+from twostroke.kernels.head_order import HeadOrder, Section, plain_order
+from twostroke.kernels.reference.attention import PagedAttention
+from twostroke.kernels.reference.attention_plan import PlannedBatch
+from twostroke.kernels.reference.kv_codec import decode
+from twostroke.kernels.tree_mask import TreeMasks
+from twostroke.log import get_logger
+
+log = get_logger(__name__)
+
+CUT = Cut()
+MAX_HEAD_DIM = 256
+"""Two states of a tile are kept in registers; larger heads would live in memory."""
+_STORED: dict[KVFormat, torch.dtype] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_SCALE_AND_ZERO_BYTES = 4
+_VECTORS = 16
+"""Of K and V that one program writes."""
+_NUM_PROCESSORS = 132
+"""Where there is no card to ask (in the interpreter): an H200's."""
+
+
+class TritonAttention:
+    """See AttentionOperator. Decodes, chunks of prompts and everything between are the same program."""
+
+    def __init__(self, num_heads: int, num_kv_heads: int, device: torch.device) -> None:
+        """Nothing has to be proved: every tile has the same height."""
+        self._cut = CUT.holding(num_heads // num_kv_heads)
+        self._device = device
+        self._num_processors = _processors_of(device)
+
+    def kv_order(self, kv_format: KVFormat) -> str:
+        """Floats as the reference has them; codes of all tokens before their scales and zeros (kv_programs)."""
+        return f"codes-first-{kv_format}" if is_quantized(kv_format) else f"plain-{kv_format}"
+
+    def head_order(self, kv_format: KVFormat, head_dim: int, block_size: int) -> HeadOrder:
+        """See AttentionOperator."""
+        del block_size
+        if not is_quantized(kv_format):
+            return plain_order(kv_format, head_dim)
+        code_bytes = slot_bytes(kv_format, head_dim) - _SCALE_AND_ZERO_BYTES
+        sections = (Section(1, 1, code_bytes), Section(1, 1, _SCALE_AND_ZERO_BYTES))
+        return HeadOrder(sections, sections)
+
+    def read_heads(self, heads: Tensor, kv_format: KVFormat, head_dim: int, *, values: bool) -> Tensor:
+        """See AttentionOperator; K and V lie alike."""
+        del values
+        num_heads, num_bytes = heads.shape
+        size = slot_bytes(kv_format, head_dim)
+        if is_quantized(kv_format):
+            block_size, code_bytes = num_bytes // size, size - _SCALE_AND_ZERO_BYTES
+            codes, params = heads.split([block_size * code_bytes, block_size * _SCALE_AND_ZERO_BYTES], dim=1)
+            slots = (codes.reshape(-1, code_bytes), params.reshape(-1, _SCALE_AND_ZERO_BYTES))
+            heads = torch.cat(slots, dim=1)
+        return decode(heads.reshape(-1, size), kv_format, torch.float32).view(num_heads, -1, head_dim)
+
+    def plan(
+        self,
+        shape: GroupShape,
+        query_start_loc: npt.NDArray[np.int32],
+        seq_lens: npt.NDArray[np.int32],
+        block_table: npt.NDArray[np.int32],
+        tree_masks: TreeMasks | None = None,
+    ) -> StepPlan:
+        """See attention_plan."""
+        batch = PlannedBatch.of(shape.window, query_start_loc, seq_lens, block_table, tree_masks)
+        return plan_step(shape, batch, self._cut, self._num_processors, self._device)
+
+    def __call__(
+        self, qkv: Tensor, storage: Tensor, plan: StepPlan, layer_in_block: int, softmax_scale: float
+    ) -> Tensor:
+        """See AttentionOperator."""
+        shape = plan.shape
+        assert qkv.is_contiguous(), qkv.stride()
+        out = torch.empty(plan.num_tokens, shape.num_heads * shape.head_dim, dtype=qkv.dtype, device=qkv.device)
+        if not plan.num_tokens:
+            return out
+        memory = _Memory(shape, storage, layer_in_block)
+        memory.write(qkv[:, shape.num_heads :], plan)
+        parts = [
+            torch.empty(size, dtype=torch.float32, device=qkv.device)
+            for size in (plan.num_part_rows * shape.num_heads,) * 2
+            + (plan.num_part_rows * shape.num_heads * shape.head_dim,)
+        ]
+        width = _width(shape.head_dim)
+        programs.attend[(len(plan.items), shape.num_kv_heads)](
+            plan.items,
+            plan.tokens,
+            plan.table,
+            plan.trees,
+            qkv,
+            memory.values,
+            memory.halves,
+            out,
+            *parts,
+            plan.num_tokens,
+            plan.table.shape[1],
+            qkv.stride(0),
+            *memory.strides,
+            shape.num_heads,
+            softmax_scale,
+            GROUP=shape.heads_per_kv_head,
+            ROWS=self._cut.tile_rows,
+            HEAD_DIM=shape.head_dim,
+            WIDTH=width,
+            BLOCK_SIZE=shape.block_size,
+            CHUNK=self._cut.chunk,
+            SEGMENT=self._cut.segment,
+            LEVELS=memory.levels,
+            HAS_TREES=plan.has_trees,
+            **AS_WRITTEN,
+        )
+        if len(plan.splits):
+            heads = power_of_two(shape.heads_per_kv_head)
+            programs.fold_parts[(len(plan.splits), -(-shape.num_heads // heads))](
+                plan.splits,
+                *parts,
+                out,
+                shape.num_heads,
+                HEADS=heads,
+                HEAD_DIM=shape.head_dim,
+                WIDTH=width,
+                **AS_WRITTEN,
+            )
+        return out
+
+
+class _Memory:
+    """The storage as one layer's programs see it."""
+
+    def __init__(self, shape: GroupShape, storage: Tensor, layer_in_block: int) -> None:
+        assert storage.is_contiguous(), storage.stride()
+        self._shape = shape
+        self.levels = levels_of(shape.kv_format) if is_quantized(shape.kv_format) else 0
+        stored = torch.uint8 if self.levels else _STORED[shape.kv_format]
+        self.values = storage.view(-1).view(stored)
+        self.halves = storage.view(-1).view(torch.float16) if self.levels else self.values
+        head_stride = storage.shape[-1] // stored.itemsize
+        self.strides = (
+            storage.stride(0) // stored.itemsize,
+            layer_in_block * 2 * shape.num_kv_heads * head_stride,
+            head_stride,
+        )
+        """Of blocks, the layer's place in one, and of heads, in elements."""
+
+    def write(self, kv: Tensor, plan: StepPlan) -> None:
+        """Stores K and V [num_tokens, 2 * num_kv_heads, head_dim]."""
+        shape = self._shape
+        num_vectors = plan.num_tokens * kv.shape[1]
+        kv_programs.write_slots[(-(-num_vectors // _VECTORS),)](
+            kv,
+            self.values,
+            self.halves,
+            plan.slots[0],
+            plan.slots[1],
+            plan.tokens[4],
+            kv.stride(0),
+            *self.strides,
+            num_vectors,
+            kv.shape[1],
+            ROWS=_VECTORS,
+            HEAD_DIM=shape.head_dim,
+            WIDTH=_width(shape.head_dim),
+            BLOCK_SIZE=shape.block_size,
+            LEVELS=self.levels,
+            **AS_WRITTEN,
+        )
+
+
+def attention_operator(
+    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> AttentionOperator:
+    """Ours, or torch's for heads that ours cannot hold; each tells its own kv_order."""
+    if head_dim > MAX_HEAD_DIM or head_dim % 4:
+        limit = MAX_HEAD_DIM
+        log.info(
+            "head_dim %d: Triton's attention takes multiples of 4 up to %d; torch's serves, slower", head_dim, limit
+        )
+        return PagedAttention(num_heads, num_kv_heads, head_dim, dtype, device)
+    return TritonAttention(num_heads, num_kv_heads, device)
+
+
+def _width(head_dim: int) -> int:
+    """Columns of a product, at least 16."""
+    return max(16, power_of_two(head_dim))
+
+
+def _processors_of(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else _NUM_PROCESSORS

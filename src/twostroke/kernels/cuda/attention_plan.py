@@ -1,0 +1,189 @@
+"""What one step's attention will read on the card, worked out on the host and sent there in one copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from twostroke.kernels.cuda.jit import power_of_two
+from twostroke.kernels.dispatch import GroupShape
+from twostroke.kernels.reference.attention_plan import PlannedBatch
+
+MAX_PART_ROWS = 1 << 16
+"""Most rows (of one query and all of its heads) that states of single segments are written for; 256 MiB for 8 heads of
+128. Contexts beyond are folded by one program each."""
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How products and contexts are cut up; the bits of a result depend on it, so it is one for all batches."""
+
+    tile_rows: int = 64
+    """Rows of a product's left side, for decodes and prompts alike: rows of a tile of another height might be added up
+    by another instruction. Reading KV takes longer than the products of such a tile on any card with bfloat16."""
+    chunk: int = 64
+    """Keys of one product."""
+    segment: int = 256
+    """Keys whose softmax is computed by itself, at absolute positions: the smallest work that a context is cut into.
+    What is cut depends on the batch, and no bit depends on what is cut."""
+
+    def holding(self, group: int) -> Cut:
+        """For so many query heads to a KV head: a tile has a row for each of them."""
+        return replace(self, tile_rows=max(self.tile_rows, power_of_two(group)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPlan:
+    """One step of one KV group. All tensors are int32, on the device."""
+
+    shape: GroupShape
+    num_tokens: int
+    items: Tensor
+    """[num_items, 8]; see attention_programs.attend."""
+    splits: Tensor
+    """[n, 4]: tokens whose segments are computed apart; see attention_programs.fold_parts."""
+    num_part_rows: int
+    tokens: Tensor
+    """[5, num_tokens]: position, oldest key, tree_row, own_first; unused slots to be zeroed behind the token's own."""
+    slots: Tensor
+    """[2, num_tokens]: block and place in it."""
+    table: Tensor
+    """[num_seqs, max_blocks]"""
+    trees: Tensor
+    """[words]: bits of draft trees; one word where there are none."""
+    has_trees: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tiles:
+    """All arrays int64 [num_tiles]."""
+
+    seq: Ints
+    first_token: Ints
+    num_queries: Ints
+    first_segment: Ints
+    num_segments: Ints
+
+
+def plan_step(shape: GroupShape, batch: PlannedBatch, cut: Cut, num_processors: int, device: torch.device) -> StepPlan:
+    """Plans one step of one KV group.
+
+    Args:
+        shape: the group.
+        batch: the step.
+        cut: of the operator.
+        num_processors: of the card; contexts are split until each has something to do.
+        device: where the arrays are to be.
+    """
+    tiles = _tiles(batch, cut.tile_rows // shape.heads_per_kv_head, cut.segment)
+    items, splits, num_part_rows = _items(tiles, shape, num_processors)
+    words, tree_rows = _tree_words(batch)
+    tokens, slots = _tokens(shape, batch, tree_rows)
+    arrays = (items, splits, tokens, slots, batch.table, words)
+    sent = _send([array.astype(np.int32) for array in arrays], device)
+    return StepPlan(
+        shape,
+        num_tokens=tokens.shape[1],
+        items=sent[0],
+        splits=sent[1],
+        num_part_rows=num_part_rows,
+        tokens=sent[2],
+        slots=sent[3],
+        table=sent[4],
+        trees=sent[5],
+        has_trees=bool(batch.trees),
+    )
+
+
+def _tiles(batch: PlannedBatch, queries_per_tile: int, segment: int) -> _Tiles:
+    query_lens = np.diff(batch.starts)
+    num_tiles = -(-query_lens // queries_per_tile)
+    seq = np.repeat(np.arange(len(query_lens)), num_tiles)
+    nth = np.arange(len(seq)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
+    first_token = batch.starts[:-1][seq] + nth * queries_per_tile
+    num_queries = np.minimum(queries_per_tile, batch.starts[1:][seq] - first_token)
+    last_key = batch.lens[seq] - (batch.starts[1:][seq] - first_token - num_queries) - 1
+    oldest = np.minimum.reduceat(batch.oldest, first_token) if len(seq) else seq
+    first_segment = oldest // segment
+    return _Tiles(seq, first_token, num_queries, first_segment, last_key // segment - first_segment + 1)
+
+
+def _items(tiles: _Tiles, shape: GroupShape, num_processors: int) -> tuple[Ints, Ints, int]:
+    """Items, split tokens, and rows of partial states."""
+    order = np.argsort(-tiles.num_segments, kind="stable")  # the longest first: the last to end are short
+    segments, queries = tiles.num_segments[order], tiles.num_queries[order]
+    # a tile is split where it alone is more than half of what each processor has to do
+    share = segments.sum() * shape.num_kv_heads / num_processors
+    rows = np.where((segments > 1) & (segments > share / 2), segments * queries, 0)
+    rows[np.cumsum(rows) > MAX_PART_ROWS] = 0
+    is_split = rows > 0
+    num_items = np.where(is_split, segments, 1)
+    of_item = np.repeat(np.arange(len(order)), num_items)
+    nth = np.arange(len(of_item)) - np.repeat(np.cumsum(num_items) - num_items, num_items)
+    first_row = np.cumsum(rows) - rows
+    items = np.zeros((len(of_item), 8), np.int64)
+    items[:, 0], items[:, 1] = tiles.seq[order][of_item], tiles.first_token[order][of_item]
+    items[:, 2], items[:, 3] = queries[of_item], tiles.first_segment[order][of_item] + nth
+    items[:, 4] = np.where(is_split, 1, segments)[of_item]
+    items[:, 5] = np.where(is_split[of_item], first_row[of_item] + nth * queries[of_item], -1)
+
+    of_token = np.repeat(np.flatnonzero(is_split), queries[is_split])
+    num_before = np.cumsum(np.where(is_split, queries, 0)) - np.where(is_split, queries, 0)
+    query = np.arange(len(of_token)) - num_before[of_token]
+    splits = np.stack(
+        [
+            tiles.first_token[order][of_token] + query,
+            first_row[of_token] + query,
+            queries[of_token],
+            segments[of_token],
+        ],
+        axis=1,
+    )
+    return items, splits, int(rows.sum())
+
+
+def _tree_words(batch: PlannedBatch) -> tuple[Ints, Ints]:
+    """Bits of all trees, 32 to a word, and where each token's begin (-1: it sees all before it)."""
+    rows = np.full(int(batch.starts[-1]), -1, np.int64)
+    words: list[npt.NDArray[np.int32]] = [np.zeros(1, np.int32)]
+    done = 1
+    for seq, mask in batch.trees.items():
+        width = -(-len(mask) // 32)
+        bits = np.zeros((len(mask), width * 4), np.uint8)
+        packed = np.packbits(mask, axis=1, bitorder="little")
+        bits[:, : packed.shape[1]] = packed
+        rows[batch.starts[seq] : batch.starts[seq + 1]] = done + np.arange(len(mask)) * width
+        words.append(bits.view("<i4").astype(np.int32).reshape(-1))
+        done += len(words[-1])
+    return np.concatenate(words).astype(np.int64), rows
+
+
+def _tokens(shape: GroupShape, batch: PlannedBatch, tree_rows: Ints) -> tuple[Ints, Ints]:
+    """[5, num_tokens] and [2, num_tokens]; see StepPlan."""
+    query_lens = np.diff(batch.starts)
+    seq = np.repeat(np.arange(len(query_lens)), query_lens)
+    own_first = (batch.lens - query_lens)[seq]
+    position = np.arange(len(seq)) - batch.starts[:-1][seq] + own_first
+    # the last token of a step that opens a block zeroes what stays unused there: who reads whole blocks (another
+    # backend, behind a hand-over) never finds what somebody else left
+    size = shape.block_size
+    is_last = position == batch.lens[seq] - 1
+    opens_block = own_first <= (batch.lens[seq] - 1) // size * size
+    unused = np.where(is_last & opens_block, -batch.lens[seq] % size, 0)
+    blocks = batch.table[seq, position // size]
+    return np.stack([position, batch.oldest, tree_rows, own_first, unused]), np.stack([blocks, position % size])
+
+
+def _send(arrays: list[npt.NDArray[np.int32]], device: torch.device) -> list[Tensor]:
+    """In one copy, which the host does not wait for: each of several would cost as much as a small kernel."""
+    sizes = [array.size for array in arrays]
+    joined = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays]))
+    if device.type == "cuda":
+        joined = joined.pin_memory().to(device, non_blocking=True)
+    return [part.view(array.shape) for part, array in zip(joined.split(sizes), arrays, strict=True)]

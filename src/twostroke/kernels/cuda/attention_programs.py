@@ -1,0 +1,184 @@
+"""Attention over paged KV, in one order of summation whatever the batch.
+
+    keys       |0 ........... 255|256 .......... 511|512 ... 600|      segments, at absolute positions
+                64  64  64  64     64  64  64  64     64 64            chunks: one product each
+
+A segment is an online softmax of its own (Milakov and Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022,
+arXiv:2205.14135) over its chunks, and segments are folded into an empty state in their order. An item of work is a tile
+of queries with either all of its segments, which one program folds, or one of them, whose state is written down and
+folded by another program: the fold is the same function, so where its segments are computed changes no bit of a row. A
+segment or a chunk in which a row sees nothing changes nothing of it either, so it does not matter who shares its tile.
+"""
+
+# pyright: reportMissingImports=false, reportMissingParameterType=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from twostroke.kernels.cuda.jit import jit, product, rounded
+from twostroke.kernels.cuda.kv_programs import read_slots
+
+LOWEST = tl.constexpr(-1e30)
+"""Stands for the maximum of nothing; finite, so that differences of two of them are 0 and not NaN."""
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@jit
+def folded(m, total, acc, m_next, total_next, acc_next):
+    """The state of a row with the next segment's behind it. Fused where it says so and nowhere else: a compiler has no
+    choice that it could take one way here and another there."""
+    highest = tl.maximum(m, m_next)
+    keep, add = tl.exp2(m - highest), tl.exp2(m_next - highest)
+    total = tl.fma(total, keep, total_next * add)
+    acc = tl.fma(acc, tl.broadcast_to(keep[:, None], acc.shape), acc_next * add[:, None])
+    return highest, total, acc
+
+
+@jit
+def sees(keys, position, oldest, tree_row, own_first, trees, HAS_TREES: tl.constexpr):
+    """Which keys [n] each row sees. [rows, n]
+
+    position, oldest: the last and the first key of each row. tree_row: where its bits over the step's own tokens, which
+    begin at own_first, lie in `trees`; -1 sees all of them.
+    """
+    visible = (keys[None, :] <= position[:, None]) & (keys[None, :] >= oldest[:, None])
+    if HAS_TREES:
+        own = keys[None, :] - own_first[:, None]
+        is_own = (own >= 0) & (tree_row[:, None] >= 0) & visible
+        words = tl.load(trees + tree_row[:, None] + own // 32, mask=is_own, other=0)
+        visible = visible & ((is_own == 0) | (((words >> (own & 31)) & 1) == 1))
+    return visible
+
+
+@jit
+def attend(
+    items,
+    tokens,
+    table,
+    trees,
+    q,
+    values,
+    halves,
+    out,
+    part_m,
+    part_total,
+    part_acc,
+    num_tokens,
+    max_blocks,
+    q_stride,
+    block_stride,
+    layer_offset,
+    head_stride,
+    num_heads,
+    scale,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    LEVELS: tl.constexpr,
+    HAS_TREES: tl.constexpr,
+):
+    """Program (item, KV head): a tile of queries with one KV head over some segments.
+
+    items: int32 [num_items, 8]: sequence, first token, number of queries, first segment, number of segments, and the
+    row of the partial states that the first query's goes to (-1: the result is final).
+    tokens: int32 [5, num_tokens]: position, oldest key, tree_row, own_first (see `sees`); the fifth is not read here.
+    """
+    item, head = items + tl.program_id(0) * 8, tl.program_id(1)
+    seq, first_token, num_queries = tl.load(item).to(tl.int64), tl.load(item + 1), tl.load(item + 2)
+    first_segment, num_segments, part = tl.load(item + 3), tl.load(item + 4), tl.load(item + 5)
+    row = tl.arange(0, ROWS)
+    query, member = row // GROUP, row % GROUP
+    is_real = query < num_queries
+    token = (first_token + tl.minimum(query, num_queries - 1)).to(tl.int64)
+    position, oldest = tl.load(tokens + token), tl.load(tokens + num_tokens + token)
+    tree_row, own_first = tl.load(tokens + 2 * num_tokens + token), tl.load(tokens + 3 * num_tokens + token)
+    column = tl.arange(0, WIDTH)
+    is_number = is_real[:, None] & (column < HEAD_DIM)[None, :]
+    of_head = (head * GROUP + member)[:, None] * HEAD_DIM + column[None, :]
+    queries = tl.load(q + token[:, None] * q_stride + of_head, mask=is_number, other=0.0)
+    first_key, last_key = tl.min(oldest, axis=0), tl.max(position, axis=0)
+
+    m = tl.full((ROWS,), LOWEST, tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, WIDTH), tl.float32)
+    for segment in range(first_segment, first_segment + num_segments):
+        begin = tl.maximum(segment * SEGMENT, first_key // CHUNK * CHUNK)
+        end = tl.minimum((segment + 1) * SEGMENT, last_key + 1)
+        m_seg = tl.full((ROWS,), LOWEST, tl.float32)
+        total_seg = tl.zeros((ROWS,), tl.float32)
+        acc_seg = tl.zeros((ROWS, WIDTH), tl.float32)
+        for start in range(begin, end, CHUNK):
+            keys = start + tl.arange(0, CHUNK)
+            inside = (keys >= first_key) & (keys <= last_key)
+            block = tl.load(table + seq * max_blocks + keys // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+            begins = block * block_stride + layer_offset + head * head_stride
+            slots = keys % BLOCK_SIZE
+            k = read_slots(
+                values, halves, begins, slots, inside, HEAD_DIM, WIDTH, BLOCK_SIZE, LEVELS, q.dtype.element_ty
+            )
+            scores = product(queries, tl.trans(k), tl.zeros((ROWS, CHUNK), tl.float32)) * (scale * LOG2_E)
+            visible = sees(keys, position, oldest, tree_row, own_first, trees, HAS_TREES)
+            scores = tl.where(visible, scores, float("-inf"))
+            highest = tl.maximum(m_seg, tl.max(scores, axis=1))
+            keep = tl.exp2(m_seg - highest)
+            weights = tl.exp2(scores - highest[:, None])
+            total_seg = tl.fma(total_seg, keep, tl.sum(weights, axis=1))
+            values_begin = begins + tl.num_programs(1) * head_stride
+            v = read_slots(
+                values, halves, values_begin, slots, inside, HEAD_DIM, WIDTH, BLOCK_SIZE, LEVELS, q.dtype.element_ty
+            )
+            acc_seg = product(rounded(weights, v.dtype), v, acc_seg * keep[:, None])
+            m_seg = highest
+        m, total, acc = folded(m, total, acc, m_seg, total_seg, acc_seg)
+
+    if part < 0:
+        result = tl.div_rn(acc, tl.broadcast_to(tl.where(total == 0.0, 1.0, total)[:, None], (ROWS, WIDTH)))
+        place = token[:, None] * num_heads * HEAD_DIM + of_head
+        tl.store(out + place, rounded(result, out.dtype.element_ty), mask=is_number)
+    else:
+        state = (part + query).to(tl.int64) * num_heads + head * GROUP + member
+        tl.store(part_m + state, m, mask=is_real)
+        tl.store(part_total + state, total, mask=is_real)
+        tl.store(part_acc + state[:, None] * HEAD_DIM + column[None, :], acc, mask=is_number)
+
+
+@jit
+def fold_parts(
+    splits,
+    part_m,
+    part_total,
+    part_acc,
+    out,
+    num_heads,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Program (split token, HEADS heads): its segments' states in their order.
+
+    splits: int32 [n, 4]: token, row of its first segment's state, rows from one segment to the next, segments.
+    """
+    split = splits + tl.program_id(0) * 4
+    token, first = tl.load(split).to(tl.int64), tl.load(split + 1).to(tl.int64)
+    step, count = tl.load(split + 2), tl.load(split + 3)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    column = tl.arange(0, WIDTH)[None, :]
+    is_real = head < num_heads
+    is_number = is_real[:, None] & (column < HEAD_DIM)
+    m = tl.full((HEADS,), LOWEST, tl.float32)
+    total = tl.zeros((HEADS,), tl.float32)
+    acc = tl.zeros((HEADS, WIDTH), tl.float32)
+    for segment in range(0, count):
+        state = (first + segment * step) * num_heads + head
+        m_next = tl.load(part_m + state, mask=is_real, other=LOWEST)
+        total_next = tl.load(part_total + state, mask=is_real, other=0.0)
+        acc_next = tl.load(part_acc + state[:, None] * HEAD_DIM + column, mask=is_number, other=0.0)
+        m, total, acc = folded(m, total, acc, m_next, total_next, acc_next)
+    result = tl.div_rn(acc, tl.broadcast_to(tl.where(total == 0.0, 1.0, total)[:, None], (HEADS, WIDTH)))
+    place = (token * num_heads + head)[:, None] * HEAD_DIM + column
+    tl.store(out + place, rounded(result, out.dtype.element_ty), mask=is_number)

@@ -1,0 +1,91 @@
+"""Norm, rotation and activation on the card; shapes and numerics are the reference's."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from twostroke.kernels.cuda import elementwise_programs as programs
+from twostroke.kernels.cuda.jit import AS_WRITTEN, power_of_two
+
+_SILU_WIDTH = 1024
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x: [num_rows, n] with weight [n], or [num_rows, parts, n] with [parts, n]."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _norm(x, weight, out, eps)
+    return out
+
+
+def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
+    """The same in place."""
+    _norm(x, weight, x, eps)
+
+
+def add_rms_norm(residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """residual + x, rounded, and its norm. residual and x [num_rows, n], weight [n]; both results [num_rows, n]."""
+    total, out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    num_rows, n = x.shape
+    assert residual.shape == x.shape, (residual.shape, x.shape)
+    assert x.stride(-1) == residual.stride(-1) == 1, (x.stride(), residual.stride())
+    if num_rows:
+        programs.add_and_norm_rows[(num_rows,)](
+            residual,
+            x,
+            weight,
+            total,
+            out,
+            residual.stride(0),
+            x.stride(0),
+            n,
+            eps,
+            WIDTH=power_of_two(n),
+            **AS_WRITTEN,
+        )
+    return total, out
+
+
+def _norm(x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
+    n = x.shape[-1]
+    num_parts = x.shape[1] if x.dim() == 3 else 1
+    weights = weight.shape[0] if weight.dim() == 2 else 1
+    assert weights in (1, num_parts), (weight.shape, x.shape)
+    assert weight.is_contiguous(), weight.stride()
+    assert x.stride(-1) == out.stride(-1) == 1, (x.stride(), out.stride())
+    assert x.dim() == 2 or x.stride(1) == out.stride(1) == n, (x.stride(), out.stride())
+    if len(x):
+        programs.norm_rows[(len(x), num_parts)](
+            x, weight, out, x.stride(0), out.stride(0), n, eps, PARTS=weights, WIDTH=power_of_two(n), **AS_WRITTEN
+        )
+
+
+def rotate_heads_(x: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
+    """x: [num_tokens, heads, head_dim], tokens any distance apart."""
+    num_tokens, heads, head_dim = x.shape
+    assert x.stride(1) == head_dim, x.stride()
+    assert cos.is_contiguous(), cos.stride()
+    assert signed_sin.is_contiguous(), signed_sin.stride()
+    if num_tokens:
+        programs.rotate_rows[(num_tokens,)](
+            x,
+            cos,
+            signed_sin,
+            x.stride(0),
+            heads,
+            HEAD_DIM=head_dim,
+            HEADS=power_of_two(heads),
+            WIDTH=power_of_two(head_dim // 2),
+            **AS_WRITTEN,
+        )
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up, in float32. gate_up: [num_rows, 2 n], gate first; returns [num_rows, n] in its type."""
+    num_rows, n = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty(num_rows, n, dtype=gate_up.dtype, device=gate_up.device)
+    assert gate_up.stride(-1) == 1, gate_up.stride()
+    if num_rows:
+        width = min(_SILU_WIDTH, power_of_two(n))
+        programs.silu_times[(num_rows, -(-n // width))](gate_up, out, gate_up.stride(0), n, WIDTH=width, **AS_WRITTEN)
+    return out

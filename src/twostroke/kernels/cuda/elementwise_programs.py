@@ -1,0 +1,112 @@
+"""Norm, rotation and activation, a row in each program."""
+
+# pyright: reportMissingImports=false, reportMissingParameterType=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from twostroke.kernels.cuda.jit import jit, rounded, through
+
+
+@jit
+def norm_rows(
+    x,
+    weight,
+    out,
+    x_stride,
+    out_stride,
+    n,
+    eps,
+    PARTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Program (row, part of n numbers): out = x / rms(x), rounded to x's type, times the weight of the part.
+
+    weight: [PARTS, n], of one part where all have the same. The order of the sum of squares depends on WIDTH alone, and
+    WIDTH on n.
+    """
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    columns = tl.arange(0, WIDTH)
+    inside = columns < n
+    values = tl.load(x + row * x_stride + part * n + columns, mask=inside, other=0.0)
+    wide = values.to(tl.float32)
+    mean = tl.sum(wide * wide, axis=0) / n
+    scale = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
+    factors = tl.load(weight + (part % PARTS) * n + columns, mask=inside, other=0.0).to(tl.float32)
+    normed = through(wide * scale, x.dtype.element_ty) * factors
+    tl.store(out + row * out_stride + part * n + columns, rounded(normed, x.dtype.element_ty), mask=inside)
+
+
+@jit
+def add_and_norm_rows(
+    residual,
+    x,
+    weight,
+    total,
+    out,
+    residual_stride,
+    x_stride,
+    n,
+    eps,
+    WIDTH: tl.constexpr,
+):
+    """Program (row): total = residual + x, rounded; out = the norm of it. One pass instead of two."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, WIDTH)
+    inside = columns < n
+    first = tl.load(residual + row * residual_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    wide = through(first + second, x.dtype.element_ty)
+    tl.store(total + row * n + columns, rounded(wide, x.dtype.element_ty), mask=inside)
+    mean = tl.sum(wide * wide, axis=0) / n
+    scale = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
+    factors = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    normed = through(wide * scale, x.dtype.element_ty) * factors
+    tl.store(out + row * n + columns, rounded(normed, x.dtype.element_ty), mask=inside)
+
+
+@jit
+def rotate_rows(
+    x,
+    cos,
+    signed_sin,
+    x_stride,
+    heads,
+    HEAD_DIM: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Program (token): all of its heads in place, both halves of a head together, as each needs the other's old value.
+
+    HEADS and WIDTH are `heads` and half of HEAD_DIM, filled up.
+    """
+    half: tl.constexpr = HEAD_DIM // 2
+    token = tl.program_id(0).to(tl.int64)
+    head, column = tl.arange(0, HEADS)[:, None], tl.arange(0, WIDTH)[None, :]
+    inside = (head < heads) & (column < half)
+    first = x + token * x_stride + head * HEAD_DIM + column
+    a = tl.load(first, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(first + half, mask=inside, other=0.0).to(tl.float32)
+    angle, used = token * HEAD_DIM + column, column < half
+    cos_a = tl.load(cos + angle, mask=used, other=0.0).to(tl.float32)
+    cos_b = tl.load(cos + angle + half, mask=used, other=0.0).to(tl.float32)
+    sin_a = tl.load(signed_sin + angle, mask=used, other=0.0).to(tl.float32)
+    sin_b = tl.load(signed_sin + angle + half, mask=used, other=0.0).to(tl.float32)
+    dtype: tl.constexpr = x.dtype.element_ty
+    # each product is rounded before they are added, as torch's operators do
+    tl.store(first, rounded(through(a * cos_a, dtype) + through(b * sin_a, dtype), dtype), mask=inside)
+    tl.store(first + half, rounded(through(b * cos_b, dtype) + through(a * sin_b, dtype), dtype), mask=inside)
+
+
+@jit
+def silu_times(gate_up, out, stride, n, WIDTH: tl.constexpr):
+    """Program (row, slice): out = silu(gate) * up; gate is the first n columns of gate_up, up the others."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = columns < n
+    gate = tl.load(gate_up + row * stride + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * stride + n + columns, mask=inside, other=0.0).to(tl.float32)
+    # a large negative gate makes infinity of the denominator and 0 of the quotient, which is right
+    active = tl.div_rn(gate, 1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * n + columns, rounded(active, out.dtype.element_ty), mask=inside)

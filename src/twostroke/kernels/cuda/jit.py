@@ -1,0 +1,85 @@
+"""What every Triton program here starts from, and the little arithmetic that they share.
+
+Nothing outside of this package imports Triton, and its __init__ does not either: so it can be asked whether it can
+serve (`kernels.cuda.why_not`) where there is none.
+"""
+
+# pyright: reportMissingImports=false, reportMissingParameterType=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import triton
+import triton.language as tl
+
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+"""Whether programs run in Triton's interpreter, on the CPU, as in the tests. It differs from a card in two things that
+programs have to know (docs/decisions/031-triton-kernels.md has the whole list): float32 becomes bfloat16 by cutting
+bits off, and a product of bfloat16 matrices is garbage."""
+
+
+class Program(Protocol):
+    """A compiled kernel; also what one kernel calls another by."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        """What launches it on a grid."""
+        ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """From inside another program."""
+        ...
+
+
+def jit(function: Callable[..., Any]) -> Program:
+    """triton.jit, with a type."""
+    return triton.jit(function)
+
+
+def jit_for_any(*names: str) -> Callable[[Callable[..., Any]], Program]:
+    """The same for a program whose arguments of these names make no other program of it when they are 1 or even."""
+
+    def decorate(function: Callable[..., Any]) -> Program:
+        return triton.jit(function, do_not_specialize=names)
+
+    return decorate
+
+
+AS_WRITTEN = {"enable_fp_fusion": False}
+"""For every launch: products and sums are fused where a program says `fma` and nowhere else. A compiler that may choose
+may choose otherwise for the same line elsewhere."""
+
+
+def power_of_two(n: int) -> int:
+    """The smallest that is not below n: sizes of blocks have to be powers of two.
+
+    >>> [power_of_two(n) for n in (1, 5, 64, 65)]
+    [1, 8, 64, 128]
+    """
+    return 1 << max(0, n - 1).bit_length()
+
+
+@jit
+def rounded(x, dtype: tl.constexpr):
+    """float32 to `dtype`, to the nearest, ties to even."""
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = x.to(tl.int32, bitcast=True)
+        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+        x = tl.where(x == x, nearest.to(tl.float32, bitcast=True), x)
+    return x.to(dtype)
+
+
+@jit
+def through(x, dtype: tl.constexpr):
+    """float32 rounded to `dtype` and back."""
+    return rounded(x, dtype).to(tl.float32)
+
+
+@jit
+def product(a, b, acc):
+    """acc + a b of matrices of one float type, summed in float32; those of float32 itself are not cut to TF32."""
+    if INTERPRETED and a.dtype == tl.bfloat16:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")

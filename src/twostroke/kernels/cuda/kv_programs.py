@@ -1,0 +1,147 @@
+"""K and V between numbers and bytes, in any format of config/kv_format.py.
+
+A KV head of a block is `block_size` vectors of float numbers, or, quantized, the codes of all its tokens and behind
+them a float16 scale and a float16 zero for each:
+
+    int8, int4      [block_size, code bytes] [block_size, 2]        4 bits: the even dimension low
+
+so that codes begin at whole vectors of 16 bytes; a slot of the plain order is 4 bytes more than such a number.
+"""
+
+# pyright: reportMissingImports=false, reportMissingParameterType=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from twostroke.kernels.cuda.jit import jit, rounded
+
+LARGEST_HALF = tl.constexpr(65504.0)
+ROUNDER = tl.constexpr(8388608.0)
+"""2^23: a float32 from 0 to 2^23 that it is added to has no fraction left, rounded to even."""
+
+
+@jit
+def bounded(x, limit):
+    """x within -limit to limit; a NaN stays."""
+    return tl.where(x > limit, limit, tl.where(x < -limit, -limit, x))
+
+
+@jit
+def quantized(x, inside, LEVELS: tl.constexpr):
+    """Codes, and scales and zeros in float16, of vectors [n, WIDTH]: kernels/reference/kv_codec.py, step by step."""
+    poison = tl.sum(tl.where(inside, x * 0.0, 0.0), axis=1)  # NaN where a number is not finite
+    lowest = tl.min(tl.where(inside, x, float("inf")), axis=1)
+    highest = tl.max(tl.where(inside, x, float("-inf")), axis=1)
+    is_finite = poison == 0.0
+    zero = bounded(tl.where(is_finite, lowest + 0.0, poison), LARGEST_HALF).to(tl.float16)
+    scale = tl.div_rn(highest - zero.to(tl.float32), LEVELS * 1.0)
+    scale = tl.where(is_finite & (scale > 0.0), tl.minimum(scale, LARGEST_HALF), 0.0).to(tl.float16)
+    divisor = tl.where(scale > 0.0, scale.to(tl.float32), 1.0)
+    inverse = tl.where(scale > 0.0, tl.div_rn(1.0, divisor), 0.0)
+    offset = tl.where(is_finite, zero.to(tl.float32), 0.0)
+    steps = (tl.where(inside & is_finite[:, None], x, 0.0) - offset[:, None]) * inverse[:, None]
+    steps = tl.minimum(tl.maximum(steps, 0.0), LEVELS * 1.0)
+    return ((steps + ROUNDER) - ROUNDER).to(tl.uint8), scale, zero
+
+
+@jit
+def write_slots(
+    kv,
+    values,
+    halves,
+    token_blocks,
+    token_offsets,
+    token_unused,
+    kv_stride,
+    block_stride,
+    layer_offset,
+    head_stride,
+    num_vectors,
+    num_heads,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    LEVELS: tl.constexpr,
+):
+    """Program (ROWS vectors): into their slots, and zeros into the slots behind that stay unused.
+
+    Vectors are counted through the tokens, of each K of all heads and then V; num_heads counts both. Strides and the
+    offset count elements of `values`: bytes where LEVELS is not 0 and K and V are quantized, and then `halves` is the
+    same memory in float16. WIDTH is HEAD_DIM, filled up.
+    """
+    vector = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    is_vector = vector < num_vectors
+    token, head, column = vector // num_heads, vector % num_heads, tl.arange(0, WIDTH)
+    inside = is_vector[:, None] & (column < HEAD_DIM)[None, :]
+    at = kv + (token * kv_stride + head * HEAD_DIM)[:, None] + column[None, :]
+    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    block = tl.load(token_blocks + token, mask=is_vector, other=0).to(tl.int64)
+    slot = tl.load(token_offsets + token, mask=is_vector, other=0)
+    unused = tl.load(token_unused + token, mask=is_vector, other=0)
+    begins = block * block_stride + layer_offset + head * head_stride
+    if LEVELS == 0:
+        numbers = rounded(x, values.dtype.element_ty)
+        tl.store(values + (begins + slot * HEAD_DIM)[:, None] + column[None, :], numbers, mask=inside)
+        for behind in range(1, tl.max(unused, axis=0) + 1):
+            place = values + (begins + (slot + behind) * HEAD_DIM)[:, None] + column[None, :]
+            tl.store(place, tl.zeros_like(numbers), mask=inside & (behind <= unused)[:, None])
+    else:
+        codes, scale, zero = quantized(x, inside, LEVELS)
+        code_bytes: tl.constexpr = HEAD_DIM if LEVELS == 255 else HEAD_DIM // 2
+        code_width: tl.constexpr = WIDTH if LEVELS == 255 else WIDTH // 2
+        if LEVELS == 15:
+            low, high = tl.split(tl.reshape(codes, (ROWS, WIDTH // 2, 2)))
+            codes = low | (high << 4)
+        byte = tl.arange(0, code_width)
+        is_code = is_vector[:, None] & (byte < code_bytes)[None, :]
+        scales = halves + begins // 2 + BLOCK_SIZE * code_bytes // 2
+        tl.store(values + (begins + slot * code_bytes)[:, None] + byte[None, :], codes, mask=is_code)
+        tl.store(scales + slot * 2, scale, mask=is_vector)
+        tl.store(scales + slot * 2 + 1, zero, mask=is_vector)
+        for behind in range(1, tl.max(unused, axis=0) + 1):
+            is_unused = behind <= unused
+            place = values + (begins + (slot + behind) * code_bytes)[:, None] + byte[None, :]
+            tl.store(place, tl.zeros_like(codes), mask=is_code & is_unused[:, None])
+            tl.store(scales + (slot + behind) * 2, tl.zeros_like(scale), mask=is_unused)
+            tl.store(scales + (slot + behind) * 2 + 1, tl.zeros_like(scale), mask=is_unused)
+
+
+@jit
+def read_slots(
+    values,
+    halves,
+    begins,
+    slots,
+    inside,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    LEVELS: tl.constexpr,
+    dtype: tl.constexpr,
+):
+    """Vectors of one head, as numbers of `dtype` [n, WIDTH]; those that are not inside are 0 and never read.
+
+    begins: int64 [n], where the head begins in each vector's block, as in write_slots; slots: int32 [n].
+    """
+    column = tl.arange(0, WIDTH)[None, :]
+    mask = inside[:, None] & (column < HEAD_DIM)
+    if LEVELS == 0:
+        found = tl.load(values + (begins + slots * HEAD_DIM)[:, None] + column, mask=mask, other=0.0)
+        if values.dtype.element_ty != dtype:
+            found = rounded(found.to(tl.float32), dtype)
+    else:
+        code_bytes: tl.constexpr = HEAD_DIM if LEVELS == 255 else HEAD_DIM // 2
+        if LEVELS == 255:
+            codes = tl.load(values + (begins + slots * code_bytes)[:, None] + column, mask=mask, other=0)
+        else:
+            pairs = tl.load(values + (begins + slots * code_bytes)[:, None] + column // 2, mask=mask, other=0)
+            codes = (pairs >> ((column % 2) * 4).to(tl.uint8)) & 15
+        at = begins // 2 + BLOCK_SIZE * code_bytes // 2 + slots * 2
+        scale = tl.load(halves + at, mask=inside, other=0.0).to(tl.float32)
+        zero = tl.load(halves + at + 1, mask=inside, other=0.0).to(tl.float32)
+        # the product is exact (11 and 8 bits), so it does not matter whether it is fused with the sum
+        numbers = codes.to(tl.float32) * scale[:, None] + zero[:, None]
+        found = rounded(tl.where(mask, numbers, 0.0), dtype)
+    return found

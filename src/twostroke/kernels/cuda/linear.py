@@ -1,0 +1,203 @@
+"""Linear maps whose weights stay in 8 or 4 bits on the card; those of floats are torch's (kernels/reference)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from twostroke.kernels.cuda import linear_programs as programs
+from twostroke.kernels.cuda.elementwise import silu_and_mul
+from twostroke.kernels.cuda.jit import AS_WRITTEN
+from twostroke.kernels.dispatch import GatedLinear, Linear
+from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
+from twostroke.kernels.reference.linear import PackedLinear, PlainSizes
+from twostroke.kernels.reference.row_tiles import remember
+from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
+
+_SPAN = 128
+"""Inputs that are read at once; of 4 bits the first half of them is low and the second high in 64 bytes."""
+_RUNS = 4
+"""Sums that an output is cut into, whatever the batch."""
+_CHANNELS = 64
+_LOW, _HIGH = 16, 64
+"""Rows of a tile: for a few, and for many where it has been seen to give the same bits."""
+_AT_ONCE = 1 << 22
+"""Numbers of a streamed weight that are packed together."""
+
+
+class QuantizedLinear:
+    """y = x W^T + b, in the type of x; codes, scales and mins are the only copy of the weight."""
+
+    def __init__(self, weight: QuantizedWeight | StreamedWeight, first: QuantizedWeight, bias: Tensor | None) -> None:
+        """Packs weight [N, K] and bias [N]; `first` are some of its rows, or all of them."""
+        (self._num_channels, self._num_inputs), device = weight.shape, first.codes.device
+        self._format, self._dtype, self._bias = first.format, first.dtype, bias
+        num_groups = first.scales.shape[1]
+        row_bytes = _row_bytes(self._num_inputs, first.bits)
+        self.codes = torch.empty(self._num_channels, row_bytes, dtype=torch.uint8, device=device)
+        self.scales = torch.empty(self._num_channels, num_groups, dtype=torch.float16, device=device)
+        self.mins = None if first.mins is None else torch.empty_like(self.scales)
+        self.order = None if first.order is None else first.order.to(torch.int32)
+        step = max(1, _AT_ONCE // self._num_inputs) if isinstance(weight, StreamedWeight) else self._num_channels
+        for begin in range(0, self._num_channels, step):
+            rows = slice(begin, min(begin + step, self._num_channels))
+            found = weight.rows(rows.start, rows.stop) if isinstance(weight, StreamedWeight) else weight
+            assert isinstance(found, QuantizedWeight), found
+            self.codes[rows], self.scales[rows] = _packed(found.codes, found.bits), found.scales
+            if self.mins is not None and found.mins is not None:
+                self.mins[rows] = found.mins
+        self._high_is_sound = _HIGH in self._proven_heights()
+
+    @property
+    def nbytes(self) -> int:
+        """Of the packed weight."""
+        parts = (self.codes, self.scales, self.mins, self.order)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Maps x [num_rows, K] to [num_rows, N]."""
+        return self._multiply(x, None)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + x W^T + b, the product rounded first, in one pass."""
+        return self._multiply(x, residual)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """W[ids]. [n, K]"""
+        found, bits = self.codes[ids], self._format.bits
+        if bits == 4:
+            spans = found.view(len(ids), -1, 1, _SPAN // 2)
+            found = torch.cat((spans & 15, spans >> 4), dim=2).view(len(ids), -1)[:, : self._num_inputs]
+        return QuantizedWeight(
+            found,
+            self.scales[ids],
+            None if self.mins is None else self.mins[ids],
+            bits,
+            self._format.group_size,
+            self._dtype,
+            None if self.order is None else self.order.long(),
+        ).dequantize()
+
+    def _proven_heights(self) -> tuple[int, ...]:
+        """Whether rows of a high tile get the bits of a low one: another height may be another instruction."""
+        of_weight = (self._num_channels, self._num_inputs, self._format, self._dtype, self.codes.device)
+
+        def prove() -> tuple[int, ...]:
+            generator = torch.Generator().manual_seed(20_24)
+            x = torch.randn(_HIGH, self._num_inputs, generator=generator).to(self.codes.device, self._dtype)
+            low, high = (self._tiled(x, None, height, apart=False) for height in (_LOW, _HIGH))
+            return (_LOW, _HIGH) if torch.equal(low, high) else (_LOW,)
+
+        name = f"linear {self._num_inputs} -> {self._num_channels} of {self._format.bits} bits"
+        return remember(("triton", *of_weight), prove, name)
+
+    def _multiply(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        num_rows = len(x)
+        if not num_rows:
+            return torch.empty(0, self._num_channels, dtype=x.dtype, device=x.device)
+        is_few = num_rows <= _LOW
+        return self._tiled(x, residual, _LOW if is_few or not self._high_is_sound else _HIGH, apart=is_few)
+
+    def _tiled(self, x: Tensor, residual: Tensor | None, height: int, *, apart: bool) -> Tensor:
+        """The product in tiles of a height, with runs by programs of their own (`apart`) or not: to the same bits."""
+        assert x.dtype is self._dtype, (x.dtype, self._dtype)
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        assert residual is None or residual.stride(-1) == 1, residual
+        num_rows, n = len(x), self._num_channels
+        y = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
+        parts = torch.empty((_RUNS, num_rows, n) if apart else (1,), dtype=torch.float32, device=x.device)
+        no_residual = residual is None
+        residual_stride = 0 if no_residual else residual.stride(0)
+        programs.multiply[(-(-n // _CHANNELS), -(-num_rows // height), _RUNS if apart else 1)](
+            x,
+            self.codes,
+            self.scales,
+            self.scales if self.mins is None else self.mins,
+            self.codes if self.order is None else self.order,
+            x if self._bias is None else self._bias,
+            x if residual is None else residual,
+            y,
+            parts,
+            num_rows,
+            n,
+            self._num_inputs,
+            self.scales.shape[1],
+            -(-self._num_inputs // _SPAN),
+            self.codes.shape[1],
+            x.stride(0),
+            residual_stride,
+            1 if apart else _RUNS,
+            HEIGHT=height,
+            CHANNELS=_CHANNELS,
+            RUNS=_RUNS,
+            BITS=self._format.bits,
+            GROUP_SIZE=self._format.group_size,
+            HAS_MINS=self.mins is not None,
+            HAS_ORDER=self.order is not None,
+            HAS_BIAS=self._bias is not None,
+            HAS_RESIDUAL=not no_residual,
+            **AS_WRITTEN,
+        )
+        if apart:
+            programs.add_runs[(-(-n // 256), num_rows)](
+                parts,
+                x if self._bias is None else self._bias,
+                x if residual is None else residual,
+                y,
+                num_rows,
+                n,
+                residual_stride,
+                CHANNELS=256,
+                RUNS=_RUNS,
+                HAS_BIAS=self._bias is not None,
+                HAS_RESIDUAL=not no_residual,
+                **AS_WRITTEN,
+            )
+        return y
+
+
+def pack_linear(weight: Matrix, bias: Tensor | None) -> Linear:
+    """A weight [N, K] as it is best multiplied: quantized by ours, floats by torch's, in tiles that were proven."""
+    first = weight.rows(0, 1) if isinstance(weight, StreamedWeight) else weight
+    if isinstance(first, QuantizedWeight):
+        assert not isinstance(weight, Tensor)
+        return QuantizedLinear(weight, first, bias)
+    return PackedLinear(weight, bias)
+
+
+def pack_gated(weight: Matrix, bias: Tensor | None) -> GatedLinear:
+    """silu(x G^T) * (x U^T), G and U one under the other in weight [2 N, K]: one product, and one pass over it."""
+    both = pack_linear(weight, bias)
+    return lambda x: silu_and_mul(both(x))
+
+
+class Sizes:
+    """Floats as torch keeps them; codes, scales, mins and orders as QuantizedLinear does."""
+
+    def weight(
+        self, shape: tuple[int, int], quantized: QuantizedFormat | None, dtype: torch.dtype, *, gated: bool
+    ) -> int:
+        """See PackedSizes."""
+        if quantized is None:
+            return PlainSizes().weight(shape, quantized, dtype, gated=gated)
+        num_rows, num_inputs = shape
+        num_groups = -(-num_inputs // quantized.group_size)
+        per_row = _row_bytes(num_inputs, quantized.bits) + 2 * num_groups * (2 if quantized.has_mins else 1)
+        return num_rows * per_row + (0 if quantized.order_digest is None else 4 * num_inputs)
+
+    def bias(self, num_rows: int, dtype: torch.dtype, *, gated: bool) -> int:
+        """See PackedSizes."""
+        return PlainSizes().bias(num_rows, dtype, gated=gated)
+
+
+def _row_bytes(num_inputs: int, bits: int) -> int:
+    return num_inputs if bits == 8 else -(-num_inputs // _SPAN) * _SPAN // 2
+
+
+def _packed(codes: Tensor, bits: int) -> Tensor:
+    """Codes uint8 [N, K] as the kernel reads them; see linear_programs.multiply."""
+    if bits == 8:
+        return codes
+    missing = -codes.shape[1] % _SPAN
+    spans = torch.nn.functional.pad(codes, (0, missing)).view(len(codes), -1, 2, _SPAN // 2)
+    return (spans[:, :, 0] | spans[:, :, 1] << 4).flatten(1)

@@ -1,0 +1,115 @@
+"""Triton's compiler without a card: every launch is compiled to machine code for a given one, and nothing runs.
+
+A process of its own (`python -m triton_compiler 9.0`, with TRITON_INTERPRET unset): what the interpreter accepts, the
+compiler may not. It calls the package's own functions on tensors of the CPU, so the arguments are those of a run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+
+class NoCard:
+    """All that compiling asks of a driver."""
+
+    def __init__(self, capability: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+compiled: set[tuple[str, int]] = set()
+"""Programs, and the bytes of shared memory that they need."""
+
+
+def compile_only(program: JITFunction[Any], grid: tuple[int, ...]) -> Callable[..., None]:
+    """In place of a launch."""
+
+    def launch(*args: Any, **kwargs: Any) -> None:
+        kernel = program.warmup(*args, grid=grid, **kwargs)
+        compiled.add((program.__name__, kernel.metadata.shared))
+
+    return launch
+
+
+def main() -> None:
+    """Compiles what it is told for the capability it is told, and prints each program once."""
+    capability = int(sys.argv[1].replace(".", ""))
+    triton.runtime.driver.set_active(NoCard(capability))
+    JITFunction.__getitem__ = compile_only  # type: ignore[method-assign]
+    for run in (norm_and_rotate, multiply, attend, draw):
+        run()
+    for name, shared in sorted(compiled):
+        sys.stdout.write(f"{name} {shared}\n")
+
+
+def norm_and_rotate() -> None:
+    from twostroke.kernels.cuda import elementwise
+
+    x = torch.zeros(4, 4096, dtype=torch.bfloat16)
+    elementwise.rms_norm(x, x[0], 1e-6)
+    elementwise.add_rms_norm(x, x, x[0], 1e-6)
+    elementwise.silu_and_mul(x)
+    heads = x.view(4, 32, 128)
+    elementwise.rms_norm_(heads, torch.ones(32, 128, dtype=torch.bfloat16), 1e-6)
+    elementwise.rotate_heads_(heads, heads[:, :1].contiguous(), heads[:, :1].contiguous())
+
+
+def multiply() -> None:
+    from twostroke.kernels.cuda.linear import QuantizedLinear
+    from twostroke.kernels.quantized_weight import QuantizedWeight
+
+    n, k = 256, 512
+    for bits, group_size, mins, order in ((8, 128, None, None), (4, 32, torch.zeros(n, 16).half(), torch.arange(k))):
+        codes, scales = torch.zeros(n, k, dtype=torch.uint8), torch.zeros(n, k // group_size).half()
+        weight = QuantizedWeight(codes, scales, mins, bits, group_size, torch.bfloat16, order)
+        x, residual = torch.zeros(64, k, dtype=torch.bfloat16), torch.zeros(64, n, dtype=torch.bfloat16)
+        linear = QuantizedLinear(weight, weight, torch.zeros(n, dtype=torch.bfloat16) if mins is None else None)
+        linear(x[:3])
+        linear.add_to(residual, x)
+
+
+def attend() -> None:
+    import numpy as np
+
+    from twostroke.config.kv_format import KVFormat, slot_bytes
+    from twostroke.kernels.cuda.attention import TritonAttention
+    from twostroke.kernels.dispatch import GroupShape
+
+    starts, lens = np.array([0, 3, 4], np.int32), np.array([3, 600], np.int32)
+    table = np.arange(80, dtype=np.int32).reshape(2, 40)
+    formats: list[KVFormat] = ["bf16", "int8", "int4"]
+    for kv_format in formats:
+        shape = GroupShape(32, 8, 128, 16, 2, None, kv_format)
+        operator = TritonAttention(32, 8, torch.device("cpu"))
+        plan = operator.plan(shape, starts, lens, table, [np.tri(3, dtype=bool), None] if kv_format == "bf16" else None)
+        storage = torch.zeros(80, 2, 2, 8, 16 * slot_bytes(kv_format, 128), dtype=torch.uint8)
+        operator(torch.zeros(4, 48, 128, dtype=torch.bfloat16), storage, plan, 0, 0.1)
+
+
+def draw() -> None:
+    from twostroke.kernels.cuda import sampling
+
+    columns = torch.zeros(2, 1), torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)
+    logits = torch.zeros(2, 151_936)
+    sampling.gumbel_argmax(logits, *columns)
+    filters = torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.float64)
+    sampling.filtered_argmax(logits, *columns, *filters)
+
+
+if __name__ == "__main__":
+    main()
