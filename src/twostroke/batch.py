@@ -265,6 +265,31 @@ class StepSeconds(NamedTuple):
 UNTIMED = StepSeconds()
 
 
+class StepTimer:
+    """Times steps. One that is decided while another runs begins when that one ends.
+
+    >>> timer = StepTimer()
+    >>> timer.decided(0, 1.0), timer.decided(1, 1.5)
+    (None, None)
+    >>> timer.ended(0, 3.0).step_s, timer.ended(1, 4.0).step_s
+    (2.0, 1.0)
+    """
+
+    def __init__(self) -> None:
+        self._decided_s: dict[int, float] = {}
+        self._ended_s = 0.0
+
+    def decided(self, step: int, time_s: float) -> None:
+        """A step was decided, of which the result will come."""
+        self._decided_s[step] = time_s
+
+    def ended(self, step: int, time_s: float, draft_s: float = 0.0) -> StepSeconds:
+        """Its result has come; guessing its drafts took so long."""
+        begin_s = max(self._decided_s.pop(step), self._ended_s)
+        self._ended_s = time_s
+        return StepSeconds(time_s - begin_s, draft_s)
+
+
 class Commit(msgspec.Struct, frozen=True, array_like=True):
     """What the engine tells the scheduler of one request's result: counts, hashes and an end, never token ids."""
 

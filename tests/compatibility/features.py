@@ -21,6 +21,7 @@ class Sign(StrEnum):
     PRIORITY = auto()
     FAIR = auto()
     LIMIT = auto()
+    AHEAD = auto()
     GIVES_WAY = auto()
     CACHE_HITS = auto()
     PREEMPTIONS = auto()
@@ -90,6 +91,7 @@ SCHEDULE = (
     Feature("priority", "--policy priority", Sign.PRIORITY, {"policy": "priority"}, {"max_num_seqs": 2}),
     Feature("fair queue", "--policy fair", Sign.FAIR, {"policy": "fair"}, {"max_num_seqs": 2}),
     Feature("limit of time", "--itl-slo", Sign.LIMIT, {"itl_slo": "1ms"}),
+    Feature("steps ahead", "--async-scheduling", Sign.AHEAD, {"async_scheduling": True}),
 )
 MEMORY = (
     Feature("prefix caching", "--enable-prefix-caching", Sign.CACHE_HITS, {"enable_prefix_caching": True}),

@@ -41,6 +41,14 @@ def _split_drafts() -> Iterator[Refusal]:
 
 REFUSALS = (
     Refusal(
+        "async_scheduling=True: drafts are guessed from tokens that are known. Leave one of them out.",
+        tuple(("steps ahead", name) for name in _DRAFTS),
+    ),
+    Refusal(
+        "async_scheduling=True: tensor_parallel_size=2: ranks compute one step after the other. Leave one of them out.",
+        (("steps ahead", "tensor parallelism"),),
+    ),
+    Refusal(
         "enable_chunked_prefill=True: needs the KV cache. Switch it off as well (--no-enable-chunked-prefill).",
         (("chunked prefill", "no KV cache"),),
     ),

@@ -9,7 +9,7 @@ from compatibility.engines import BLOCK_SIZE, PROMPTS, Run
 from compatibility.features import Feature, Sign
 from compatibility.models import NUM_KV_HEADS
 from twostroke.batch import ScheduledBatch, ScheduledRequest
-from twostroke.events import EngineStarted, KVBlockChecked, KVImportEnded, RequestArrived, StepScheduled
+from twostroke.events import EngineStarted, KVBlockChecked, KVImportEnded, RequestArrived, StepCommitted, StepScheduled
 from twostroke.kv_check import Verdict
 
 
@@ -48,6 +48,14 @@ def gives_way(run: Run, feature: Feature) -> bool:
     return bool(background & (overtaken | made_room))
 
 
+def is_decided_ahead(run: Run, feature: Feature) -> bool:
+    """A step was decided before the result of the one before it was there."""
+    del feature
+    decided = [event for event in run.events if isinstance(event, StepCommitted | StepScheduled)]
+    kinds = [type(event) for event in decided if isinstance(event, StepCommitted) or event.batch.requests]
+    return any(one is other is StepScheduled for one, other in itertools.pairwise(kinds))
+
+
 def is_contiguous(run: Run, feature: Feature) -> bool:
     del feature
     tables = [table.block_ids for request in scheduled(run) for table in request.block_tables if table.block_ids]
@@ -78,6 +86,7 @@ SIGNS: Mapping[Sign, Callable[[Run, Feature], bool]] = {
     Sign.PRIORITY: is_overtaken,
     Sign.FAIR: is_overtaken,
     Sign.LIMIT: lambda run, _: started(run).step_times is not None,
+    Sign.AHEAD: is_decided_ahead,
     Sign.GIVES_WAY: gives_way,
     Sign.CACHE_HITS: lambda run, _: any(
         admitted.num_cached_tokens >= BLOCK_SIZE for batch in batches(run) for admitted in batch.admitted

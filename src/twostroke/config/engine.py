@@ -32,6 +32,25 @@ class EngineConfig:
         if self.speculative_config is not None and not self.cache.enable_kv_cache:
             limit, remedy = "needs the KV cache", "Leave it out, or leave the KV cache on."
             raise InvalidParameter("speculative_config.method", self.speculative_config.method, limit, remedy)
+        self._check_async_scheduling()
+
+    @property
+    def schedules_ahead(self) -> bool:
+        """Whether a step is decided and launched before the tokens of the one before it are known on the host."""
+        if self.scheduler.async_scheduling is not None:
+            return self.scheduler.async_scheduling
+        return self.load.device == "cuda" and self.speculative_config is None and self.load.tensor_parallel_size == 1
+
+    def _check_async_scheduling(self) -> None:
+        if not self.scheduler.async_scheduling:
+            return
+        limit = ""
+        if self.speculative_config is not None:
+            limit = "drafts are guessed from tokens that are known"
+        elif self.load.tensor_parallel_size > 1:
+            limit = f"tensor_parallel_size={self.load.tensor_parallel_size}: ranks compute one step after the other"
+        if limit:
+            raise InvalidParameter("async_scheduling", True, limit, "Leave one of them out.")
 
     @classmethod
     def from_keywords(cls, **given: Any) -> EngineConfig:

@@ -48,6 +48,9 @@ class SchedulerConfig:
     """The same for an output token."""
     enable_chunked_prefill: bool = True
     """Baseline switch: False computes each prompt in one step, over the budget when it must."""
+    async_scheduling: bool | None = None
+    """Decide and launch a step while the one before it runs; the device hands the tokens on to itself. Default: on a
+    GPU, where nothing speaks against it. On a CPU, which computes while it is asked, tokens only come a step later."""
     batching: Batching = "continuous"
     """Baseline switch: 'static' admits a batch only when the last one has ended as a whole."""
     mixing: Mixing = "mixed"
@@ -65,6 +68,8 @@ class SchedulerConfig:
             number(name, getattr(self, name), 0, 1e6, "more than 0 and at most 1000000", low_open=True)
         number("flex_slowdown", self.flex_slowdown, 0, 10, "at least 0 and at most 10 (a share)")
         switch("enable_chunked_prefill", self.enable_chunked_prefill)
+        if self.async_scheduling is not None:
+            switch("async_scheduling", self.async_scheduling)
         self._check_slos()
 
     @property

@@ -227,7 +227,7 @@ def _executor(
     descriptor = descriptors[0] if descriptors else None
     if config.load.tensor_parallel_size == 1:
         runner = _runner(config, loaded, sizing, RowSplit(), descriptor)
-        return InProcessExecutor(runner), runner
+        return InProcessExecutor(runner, max_in_flight=2 if config.schedules_ahead else 1), runner
     ranks: Ranks | None = None
     try:
         ranks = Ranks.start(RankStart(config, sizing.num_blocks, sizing.max_model_len, descriptors))
@@ -304,6 +304,7 @@ def _runner(
         device=loaded.device,
         grammars=loaded.grammars,
         proposer=None if loaded.drafter is None else loaded.drafter.build(target),
+        runs_ahead=config.schedules_ahead,
     )
 
 

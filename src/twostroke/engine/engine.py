@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from twostroke.batch import Commit, RequestResult, ScheduledBatch, StepResult, StepSeconds
+from twostroke.batch import Commit, RequestResult, ScheduledBatch, StepResult, StepTimer
 from twostroke.engine.clock import Clock, monotonic_clock
 from twostroke.engine.generation import Generation, GenerationRequest
 from twostroke.engine.journal import Journal
@@ -60,9 +60,9 @@ class Engine:
         self._clock = clock
         self._self_check = KVSelfCheck(scheduler, executor, block_size=block_size, tolerance=kv_tolerance)
         self._live: dict[str, Generation] = {}
-        self._in_flight: deque[tuple[ScheduledBatch, tuple[Generation, ...], float]] = deque()
-        """Batches whose results are to come, each with the sequences it runs, in the batch's order, and when it was
-        decided."""
+        self._in_flight: deque[tuple[ScheduledBatch, tuple[Generation, ...]]] = deque()
+        """Batches whose results are to come, each with the sequences it runs, in the batch's order."""
+        self._timer = StepTimer()
 
     @property
     def has_work(self) -> bool:
@@ -161,8 +161,8 @@ class Engine:
         self._let_imports_in()
         updates = self._submit_ahead()
         if self._in_flight:
-            batch, generations, decided_s = self._in_flight.popleft()
-            updates += self._account(batch, generations, decided_s, self._executor.collect())
+            batch, generations = self._in_flight.popleft()
+            updates += self._account(batch, generations, self._executor.collect())
             if not self._live:  # there may be no other step
                 self._let_imports_in()
         return updates
@@ -203,9 +203,8 @@ class Engine:
                 self._lending.decided(batch)
             for check in batch.kv_checks:
                 updates += self._check_kv(check)
-            self._in_flight.append(
-                (batch, generations, now_s)
-            )  # first: whatever interrupts the submission left a result
+            self._timer.decided(batch.step, now_s)
+            self._in_flight.append((batch, generations))  # first: whatever interrupts the submission left a result
             self._executor.submit(batch)
         return updates
 
@@ -243,7 +242,7 @@ class Engine:
             self._executor.add_request(generation.request.new_request)
 
     def _account(
-        self, batch: ScheduledBatch, generations: tuple[Generation, ...], decided_s: float, result: StepResult
+        self, batch: ScheduledBatch, generations: tuple[Generation, ...], result: StepResult
     ) -> list[TokenUpdate]:
         now_s = self._clock()
         commits: list[Commit] = []
@@ -257,7 +256,7 @@ class Engine:
                 del self._live[made.request_id]
             if made.token_ids or made.prompt_logprobs or commit.finish_reason is not None:
                 updates.append(self._update_of(generation, made, commit, stop_token_id, now_s))
-        self._scheduler.update(batch.step, commits, StepSeconds(now_s - decided_s, result.draft_time_s))
+        self._scheduler.update(batch.step, commits, self._timer.ended(batch.step, now_s, result.draft_time_s))
         if self._lending is not None:
             self._lending.computed()
             for commit in commits:

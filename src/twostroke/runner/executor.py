@@ -9,6 +9,7 @@ from typing import Protocol
 from twostroke.batch import NewRequest, RequestResult, ScheduledBatch, StepResult
 from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.log import get_logger
+from twostroke.runner.launched_step import LaunchedStep
 from twostroke.runner.model_runner import ModelRunner
 
 log = get_logger(__name__)
@@ -55,30 +56,49 @@ class Executor(Protocol):
 
 
 class InProcessExecutor:
-    """Runs the model in the caller's thread."""
+    """Runs the model in the caller's thread.
 
-    max_in_flight = 1
+    Args:
+        runner: of the model.
+        max_in_flight: see Executor; more than 1 for a runner that runs ahead.
+    """
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, max_in_flight: int = 1) -> None:
         self._runner = runner
-        self._results: deque[StepResult] = deque()
+        self._max_in_flight = max_in_flight
+        self._steps: deque[LaunchedStep | StepResult] = deque()
+
+    @property
+    def max_in_flight(self) -> int:
+        """See Executor."""
+        return self._max_in_flight
 
     def add_request(self, request: NewRequest) -> None:
         """See Executor."""
         self._runner.add_request(request)
 
     def submit(self, batch: ScheduledBatch) -> None:
-        """Computes at once. A step that raises ends its requests with an error; the engine goes on."""
+        """Computes, or has the device do so. A step that raises ends its requests with an error; the engine goes on."""
         try:
-            self._results.append(self._runner.execute(batch))
+            self._steps.append(self._runner.launch(batch))
         except Exception as error:
             # whatever an operator raises must not take down the requests that were not in this step
-            log.exception("step %d failed", batch.step)
-            self._results.append(_failed(batch, error))
+            self._steps.append(_failed(batch, error))
+            return
+        if self._max_in_flight == 1:  # whoever interrupts the caller finds steps that are over, or not begun
+            self._steps.append(self._finished(self._steps.pop()))
 
     def collect(self) -> StepResult:
         """See Executor."""
-        return self._results.popleft()
+        return self._finished(self._steps.popleft())
+
+    def _finished(self, step: LaunchedStep | StepResult) -> StepResult:
+        if isinstance(step, StepResult):
+            return step
+        try:
+            return self._runner.finish(step)
+        except Exception as error:
+            return _failed(step.batch, error)
 
     def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...] | None:
         """See Executor. A check is nobody's request, so one that fails is a line in the log."""
@@ -94,6 +114,7 @@ class InProcessExecutor:
 
 
 def _failed(batch: ScheduledBatch, error: Exception) -> StepResult:
-    """An error for each request of a step."""
+    """An error for each request of a step; the log has where it comes from."""
+    log.error("step %d failed", batch.step, exc_info=error)
     reason = f"step {batch.step} failed: {type(error).__name__}: {error}"
     return StepResult(batch.step, tuple(RequestResult(r.request_id, (), error=reason) for r in batch.requests))

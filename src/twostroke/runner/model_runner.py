@@ -13,13 +13,16 @@ import torch
 from twostroke.batch import BlockTableUpdate, NewRequest, RequestResult, ScheduledBatch, StepResult, TokenLogprobs
 from twostroke.grammar.backend import GrammarBackend
 from twostroke.kernels.head_order import HeadOrder
+from twostroke.kernels.sending import send
 from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.model.decoder import DecoderModel
 from twostroke.runner.branches import Branch, BranchBlocks, FlatBatch, flat_batch
+from twostroke.runner.host_copy import HostCopy
 from twostroke.runner.input_batch import InputBatch, build_input_batch
 from twostroke.runner.kv_recompute import KVRecomputer
 from twostroke.runner.kv_storage import KVStorage
+from twostroke.runner.launched_step import Draw, LaunchedStep, Path
 from twostroke.runner.request_table import RequestRow, RequestTable
 from twostroke.sampling.logprobs import num_slice_rows, token_logprobs
 from twostroke.sampling.noise import NoiseStream
@@ -32,28 +35,17 @@ _PromptScores = tuple[int, tuple[TokenLogprobs, ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Path:
-    """A way in which a sequence might go on, verified from its last known token on."""
-
-    token_ids: tuple[int, ...]
-    drawn: Sequence[int]
-    """Rows of what was drawn: behind the last known token, and behind each of these."""
-    branch: Branch | None = None
-    """None: the chain."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class _Drawn:
     """What a step drew."""
 
     sampled: SampledTokens
     token_ids: list[int]
-    paths: dict[int, list[_Path]]
+    paths: dict[int, list[Path]]
     """By row of the table; the chain first."""
     taken: dict[int, Branch] = field(default_factory=dict[int, Branch])
     """By row of the table, the branch that it went along, where it was not the chain."""
 
-    def num_standing(self, path: _Path) -> int:
+    def num_standing(self, path: Path) -> int:
         """Of its tokens, those that were drawn where they stand."""
         pairs = zip(path.token_ids, path.drawn, strict=False)
         return sum(1 for _ in itertools.takewhile(lambda pair: self.token_ids[pair[1]] == pair[0], pairs))
@@ -70,9 +62,11 @@ class ModelRunner:
         device: where the tensors of a step are made.
         grammars: makes the matchers of structured outputs.
         proposer: guesses drafts; None where nobody does.
+        runs_ahead: whether a step is launched before the tokens of the one before it are known here: the device hands
+            them on to itself.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (its parts, by their names)
         self,
         model: DecoderModel,
         kv: KVStorage,
@@ -82,8 +76,14 @@ class ModelRunner:
         device: torch.device,
         grammars: GrammarBackend,
         proposer: Proposer | None = None,
+        runs_ahead: bool = False,
     ) -> None:
+        assert not (runs_ahead and proposer), "drafts are guessed from tokens that are known"
         self._proposer = proposer
+        self._runs_ahead = runs_ahead
+        self._last: LaunchedStep | None = None
+        """The last step launched."""
+        self._ready_s = 0.0
         self._watcher = proposer if isinstance(proposer, Watcher) else None
         self._model = model
         self._kv = kv
@@ -132,14 +132,67 @@ class ModelRunner:
             wants_hidden_state=request.wants_hidden_state,
         )
 
-    @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> StepResult:
-        """Computes one step.
+        """Computes one step: `launch` and `finish`."""
+        return self.finish(self.launch(batch))
+
+    @torch.inference_mode()
+    def launch(self, batch: ScheduledBatch) -> LaunchedStep:
+        """Gives the device a step, behind those that it has been given.
+
+        Returns without waiting for it where the runner runs ahead, and then the step before it is over.
+        """
+        before = self._last
+        if before is not None and (before.draw is None or before.draw.token_ids is None):
+            self._end(before)  # nothing on the device could be handed on
+        self._follow(batch)
+        begin_s = time.perf_counter()
+        if self._proposer is not None:
+            self._guess(self._proposer, batch)
+        draft_time_s = time.perf_counter() - begin_s
+        inputs = build_input_batch(batch, self._table)
+        branches = self._branches.place(inputs.rows, self._table, len(inputs.input_ids)) if self._branches else []
+        flat = flat_batch(inputs, branches, self._table, self._kv.layout.block_size)
+        attention = self._attention_metadata(flat)
+        input_ids, positions = self._to_device(flat.input_ids), self._to_device(flat.positions)
+        handed_on = self._places_handed_on(inputs, before)
+        if handed_on is not None and before is not None and before.draw is not None:
+            input_ids = _with_handed_on(input_ids, before.draw, self._to_device(handed_on))
+
+        watcher = self._watcher_of(batch)
+        begin_s = time.perf_counter()
+        hidden, features = self._forward(input_ids, positions, attention, watcher)
+        if before is not None:
+            self._end(before)
+            if handed_on is not None and before.drew_otherwise:  # all is written to the same places again
+                known = build_input_batch(batch, self._table)
+                hidden, features = self._forward(self._to_device(known.input_ids), positions, attention, watcher)
+        step = LaunchedStep(batch, inputs, branches, watcher, hidden, features, begin_s, draft_time_s)
+        step.draw = self._draw(step)
+        if step.draw is not None and step.draw.token_ids is not None:
+            step.places = {inputs.rows[seq].index: place for place, seq in enumerate(inputs.sampling_seqs.tolist())}
+        self._last = step
+        return step
+
+    @torch.inference_mode()
+    def finish(self, step: LaunchedStep) -> StepResult:
+        """Waits for a step, the oldest that has not ended.
 
         Returns:
             One result per scheduled request, in the batch's order. A request whose logits are not finite gets an
             error; the others are as they would be without it.
+
+        Raises:
+            Exception: whatever an operator raised.
         """
+        self._end(step)
+        if isinstance(step.outcome, Exception):
+            raise step.outcome
+        assert step.outcome is not None
+        return step.outcome
+
+    def _follow(self, batch: ScheduledBatch) -> None:
+        """Takes over what the batch says of its requests: who has ended, who is new, whose blocks have changed."""
         for request_id in batch.finished_request_ids:
             # without a row when the step that was to give it one failed
             row = self._table.try_remove(request_id)
@@ -154,30 +207,49 @@ class ModelRunner:
                 if update.block_ids:  # most steps open no block
                     self._update_blocks(self._table[scheduled.request_id], scheduled.block_tables)
                     break
-        begin_s = time.perf_counter()
-        if self._proposer is not None:
-            self._guess(self._proposer, batch)
-        draft_time_s = time.perf_counter() - begin_s
-        inputs = build_input_batch(batch, self._table)
-        branches = self._branches.place(inputs.rows, self._table, len(inputs.input_ids)) if self._branches else []
-        flat = flat_batch(inputs, branches, self._table, self._kv.layout.block_size)
-        attention = self._attention_metadata(flat)
-        input_ids, positions = self._to_device(flat.input_ids), self._to_device(flat.positions)
 
-        watcher = self._watcher_of(batch)
-        begin_s = time.perf_counter()
-        hidden, features = self._forward(input_ids, positions, attention, watcher)
-        drawn = self._sample(hidden, inputs, branches)
-        operator_time_s = time.perf_counter() - begin_s
+    def _places_handed_on(self, inputs: InputBatch, before: LaunchedStep | None) -> np.ndarray | None:
+        """Where among the tokens drawn by the step before each token of this step is; -1: it is known here.
 
-        prompt_logprobs = self._prompt_logprobs(hidden, inputs)
-        pooled = self._pooled(hidden, inputs, batch)
+        int64 [num_tokens]; None where all are known.
+        """
+        if before is None or before.outcome is not None:
+            return None
+        lens = np.diff(inputs.query_start_loc)
+        is_unknown = inputs.positions >= np.repeat(self._table.num_tokens[inputs.row_indexes], lens)
+        if not is_unknown.any():
+            return None
+        # a row whose step failed has none: what is computed for it is nobody's
+        places = np.array([before.places.get(row.index, 0) for row in inputs.rows], np.int64)
+        return np.where(is_unknown, np.repeat(places, lens), -1)
+
+    def _end(self, step: LaunchedStep) -> None:
+        """Waits for a step and keeps how it went, once."""
+        if step.outcome is not None:
+            return
+        if self._last is step:
+            self._last = None
+        try:
+            step.outcome = self._result_of(step)
+        except Exception as error:  # it is the step's, whoever waits for it
+            step.outcome = error
+
+    def _result_of(self, step: LaunchedStep) -> StepResult:
+        batch, inputs = step.batch, step.inputs
+        drawn = self._drawn(step)
+        ready_s = time.perf_counter()
+        operator_time_s = ready_s - max(step.begin_s, self._ready_s)
+        self._ready_s = ready_s
+
+        prompt_logprobs = self._prompt_logprobs(step.hidden, inputs)
+        pooled = self._pooled(step.hidden, inputs, batch)
         found = self._sampled_results(batch, inputs, drawn) if drawn is not None else {}
         results = self._results(batch, found | pooled, prompt_logprobs)
-        if watcher is not None:
+        draft_time_s = step.draft_time_s
+        if step.watcher is not None:
             begin_s = time.perf_counter()
             reads = self._reads(inputs, results, {} if drawn is None else drawn.taken)
-            watcher.observe(TargetStep(hidden, features, reads, self._table.block_tables))
+            step.watcher.observe(TargetStep(step.hidden, step.features, reads, self._table.block_tables))
             draft_time_s += time.perf_counter() - begin_s
         return StepResult(batch.step, results, operator_time_s, draft_time_s)
 
@@ -194,7 +266,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Lets go of model and KV memory."""
-        del self._model, self._kv, self._recomputer, self._branches, self._proposer, self._watcher
+        del self._model, self._kv, self._recomputer, self._branches, self._proposer, self._watcher, self._last
 
     def _update_blocks(self, row: RequestRow, updates: Sequence[BlockTableUpdate]) -> None:
         self._table.update_blocks(row, updates)
@@ -263,32 +335,49 @@ class ModelRunner:
             operator=self._model.attention,
         )
 
-    def _sample(self, hidden: torch.Tensor, inputs: InputBatch, branches: Sequence[Branch]) -> _Drawn | None:
-        """One token for each request that reached its last known one, and one behind each of its drafts."""
+    def _draw(self, step: LaunchedStep) -> Draw | None:
+        """One token for each request that reached its last known one, and one behind each of its drafts.
+
+        Where the runner runs ahead they are enqueued, and otherwise drawn when the step ends.
+        """
+        inputs = step.inputs
         if not len(inputs.sampling_seqs):
             return None
         rows = [inputs.rows[seq] for seq in inputs.sampling_seqs.tolist()]
-        of_branches = [branch.first + 1 + i for branch in branches for i in range(len(branch.token_ids))]
+        of_branches = [branch.first + 1 + i for branch in step.branches for i in range(len(branch.token_ids))]
         places = np.concatenate((inputs.sampled_tokens(), np.array(of_branches, np.int64)))
         states: list[SamplingState] = []
-        paths: dict[int, list[_Path]] = {}
+        paths: dict[int, list[Path]] = {}
         for row in rows:
             first = len(states)
-            paths[row.index] = [_Path(row.drafts, range(first, first + 1 + len(row.drafts)))]
+            paths[row.index] = [Path(row.drafts, range(first, first + 1 + len(row.drafts)))]
             states.append(row.sampling)
             for draft in row.drafts:
                 states.append(states[-1].ahead((draft,)))
-        for branch in branches:
+        for branch in step.branches:
             known = paths[branch.row.index]
             behind = range(len(states), len(states) + len(branch.token_ids))
-            known.append(_Path(branch.token_ids, (known[0].drawn[0], *behind), branch))
+            known.append(Path(branch.token_ids, (known[0].drawn[0], *behind), branch))
             state = branch.row.sampling
             for draft in branch.token_ids:
                 state = state.ahead((draft,))
                 states.append(state)
-        logits = self._model.compute_logits(hidden[self._to_device(places)])
-        sampled = self._sampler.sample(logits, states)
-        return _Drawn(sampled, sampled.token_ids.tolist(), paths)
+        logits = self._model.compute_logits(step.hidden[self._to_device(places)])
+        token_ids = self._sampler.draw_early(logits, states) if self._runs_ahead else None
+        return Draw(logits, states, paths, token_ids, None if token_ids is None else HostCopy(token_ids))
+
+    def _drawn(self, step: LaunchedStep) -> _Drawn | None:
+        """Waits for what it draws; what could not be enqueued is drawn now."""
+        draw = step.draw
+        if draw is None:
+            return None
+        early = None if draw.copy is None else draw.copy.wait()
+        if draw.token_ids is not None and early is not None and bool((early >= 0).all()):
+            sampled = self._sampler.score(draw.logits, draw.token_ids, draw.states)
+            return _Drawn(sampled, early.tolist(), draw.paths)
+        step.drew_otherwise = early is not None
+        sampled = self._sampler.sample(draw.logits, draw.states)
+        return _Drawn(sampled, sampled.token_ids.tolist(), draw.paths)
 
     def _pooled(self, hidden: torch.Tensor, inputs: InputBatch, batch: ScheduledBatch) -> dict[int, RequestResult]:
         """The results of requests that end with the hidden state of their last token, by place in the batch."""
@@ -328,6 +417,8 @@ class ModelRunner:
         sampled = drawn.sampled
         for seq in inputs.sampling_seqs.tolist():
             row, request_id = inputs.rows[seq], batch.requests[seq].request_id
+            if not self._table.has(request_id, row):  # it has ended meanwhile
+                continue
             paths = drawn.paths[row.index]
             path = max(paths, key=drawn.num_standing) if len(paths) > 1 else paths[0]
             if path.drawn[0] in sampled.errors:
@@ -348,7 +439,7 @@ class ModelRunner:
         return results
 
     @staticmethod
-    def _stand(row: RequestRow, path: _Path, drawn: _Drawn) -> tuple[int, ...]:
+    def _stand(row: RequestRow, path: Path, drawn: _Drawn) -> tuple[int, ...]:
         """Of the tokens drawn along a path those that follow; the row's sampling state goes on behind them."""
         kept: list[int] = []
         for i, draft in zip(path.drawn, (*path.token_ids, None), strict=True):
@@ -385,7 +476,7 @@ class ModelRunner:
                 continue
             first_row = begin_loc + begin - first_predicted
             rows = hidden[first_row : first_row + end - begin]
-            tokens = torch.from_numpy(self._table.token_ids[row.index, begin:end].astype(np.int64)).to(self._device)
+            tokens = self._to_device(self._table.token_ids[row.index, begin:end].astype(np.int64))
             found[seq] = begin, self._score(rows, tokens, row.num_prompt_logprobs)
             row.num_prompt_scored = end
         return found
@@ -400,4 +491,11 @@ class ModelRunner:
         return tuple(scored)
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return send(array, self._device)
+
+
+def _with_handed_on(input_ids: torch.Tensor, draw: Draw, places: torch.Tensor) -> torch.Tensor:
+    """With the tokens that the step before drew, where the places are not -1."""
+    assert draw.token_ids is not None
+    drawn = draw.token_ids.index_select(0, places.clamp(min=0)).clamp_(min=0)
+    return torch.where(places < 0, input_ids, drawn)

@@ -78,6 +78,10 @@ class RequestTable:
     def __getitem__(self, request_id: str) -> RequestRow:
         return self._rows[request_id]
 
+    def has(self, request_id: str, row: RequestRow) -> bool:
+        """Whether this row is still the request's; the id may be another's, and the row's place."""
+        return self._rows.get(request_id) is row
+
     def add(
         self,
         request_id: str,

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from twostroke.kernels.sending import send
 from twostroke.sampling.rowwise import exclude_below_, exp_
 from twostroke.sampling_params import SamplingParams
 
@@ -46,7 +47,7 @@ class FilterColumns:
         """From the rows' parameters."""
 
         def column(values: list[int] | list[float], kind: type) -> Tensor:
-            return torch.from_numpy(np.array(values, kind)[:, None]).to(device)
+            return send(np.array(values, kind)[:, None], device)
 
         return cls(
             column([log(p.min_p) if p.min_p else -np.inf for p in params], np.float32),

@@ -19,9 +19,11 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from twostroke.kernels.sending import send
 from twostroke.sampling.rowwise import log_
 
 _DOMAIN = b"twostroke gumbel"  # BLAKE2b's personalisation: 16 bytes that keep these keys apart from any other use
@@ -53,7 +55,7 @@ class GumbelNoise:
     def keys(self, streams: Sequence[NoiseStream], positions: Sequence[int]) -> Tensor:
         """Row keys. int64 [R]."""
         keys = [stream.key(position) for stream, position in zip(streams, positions, strict=True)]
-        return torch.tensor(keys, dtype=torch.int64, device=self._token_offsets.device)
+        return send(np.array(keys, np.int64), self._token_offsets.device)
 
     def of_range(self, keys: Tensor, start: int, stop: int) -> Tensor:
         """Noise of the token ids start, …, stop - 1. keys: int64 [R]; float64 [R, stop - start]."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from twostroke.kernels.sending import send
 from twostroke.sampling.rowwise import keep_set_bits_
 from twostroke.sampling.state import SamplingState
 
@@ -32,7 +33,7 @@ def _flat_indices(logits: Tensor, rows: Sequence[int], ids: Sequence[np.ndarray 
     """Places of the token ids of each row in logits.view(-1). int64 [total number of ids]."""
     vocab_size = logits.shape[1]
     parts = [np.asarray(row_ids, np.int64) + row * vocab_size for row, row_ids in zip(rows, ids, strict=True)]
-    return torch.from_numpy(np.concatenate(parts)).to(logits.device)
+    return send(np.concatenate(parts), logits.device)
 
 
 def _keep_grammatical(logits: Tensor, states: Sequence[SamplingState]) -> None:
@@ -49,7 +50,7 @@ def _keep_allowed(logits: Tensor, states: Sequence[SamplingState]) -> None:
     indices = _flat_indices(logits, rows, list(allowed.values()))
     flat = logits.view(-1)
     kept = flat.index_select(0, indices)
-    logits.index_fill_(0, torch.tensor(rows, device=logits.device), -torch.inf)
+    logits.index_fill_(0, send(np.array(rows), logits.device), -torch.inf)
     flat.index_copy_(0, indices, kept)
 
 
@@ -67,7 +68,7 @@ def _add_bias(logits: Tensor, states: Sequence[SamplingState]) -> None:
     indices = _flat_indices(logits, rows, [states[row].rules.bias_ids for row in rows])
     values = np.concatenate([states[row].rules.bias_values for row in rows])
     flat = logits.view(-1)
-    biased = flat.index_select(0, indices).add_(torch.from_numpy(values).to(logits.device))
+    biased = flat.index_select(0, indices).add_(send(values, logits.device))
     flat.index_copy_(0, indices, biased)
 
 
@@ -82,9 +83,9 @@ def _penalise(logits: Tensor, states: Sequence[SamplingState]) -> None:
     params = [states[row].rules.params for row in rows]
 
     def per_entry(values: list[float]) -> Tensor:
-        return torch.from_numpy(np.repeat(np.array(values, np.float32), lens)).to(logits.device)
+        return send(np.repeat(np.array(values, np.float32), lens), logits.device)
 
-    counts = torch.from_numpy(np.concatenate([counts.counts for counts in penalised.values()])).to(logits.device)
+    counts = send(np.concatenate([counts.counts for counts in penalised.values()]), logits.device)
     repetition = per_entry([p.repetition_penalty for p in params])
     flat = logits.view(-1)
     values = flat.index_select(0, indices)

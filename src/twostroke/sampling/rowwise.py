@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from twostroke.kernels.sending import send
+
 SLICE_ELEMENTS = 2**15 - 1
 """Elements worked on at once on a CPU. Just below ATen's grain size: intermediate results stay in the L2 cache, and
 no operator starts a parallel region, which on a busy machine waits for the slowest thread to be scheduled (8 ms were
@@ -77,12 +79,17 @@ def keep_set_bits_(row: Tensor, bits: NDArray[np.int32]) -> None:
     if row.device.type == "cpu":
         np.copyto(row.numpy(), -np.inf, where=is_kept == 0)
     else:
-        row.masked_fill_(torch.from_numpy(is_kept == 0).to(row.device), -torch.inf)
+        row.masked_fill_(send(is_kept == 0, row.device), -torch.inf)
 
 
 def take_rows(values: Tensor, rows: Sequence[int]) -> Tensor:
     """A copy of some rows. [R, V]; [len(rows), V]."""
-    return values.index_select(0, torch.tensor(rows, dtype=torch.int64, device=values.device))
+    return values.index_select(0, send(np.array(rows, np.int64), values.device))
+
+
+def put_rows_(values: Tensor, rows: Sequence[int], some: Tensor) -> None:
+    """Sets some entries. [R]; [len(rows)]."""
+    values.index_copy_(0, send(np.array(rows, np.int64), values.device), some)
 
 
 def ragged_argmax(values: Tensor, rows: Tensor, ids: Tensor, num_rows: int) -> Tensor:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from twostroke.kernels.dispatch import FilteredArgmax, GumbelArgmax
+from twostroke.kernels.sending import send
 from twostroke.sampling.filters import FilterColumns, apply_filters, effective_top_k
 from twostroke.sampling.logprobs import PositionLogprobs, token_logprobs
 from twostroke.sampling.noise import GumbelNoise
 from twostroke.sampling.processors import process_logits
-from twostroke.sampling.rowwise import SLICE_ELEMENTS, lowest_argmax, places_left, ragged_argmax, row_maxima, take_rows
+from twostroke.sampling.rowwise import (
+    SLICE_ELEMENTS,
+    lowest_argmax,
+    places_left,
+    put_rows_,
+    ragged_argmax,
+    row_maxima,
+    take_rows,
+)
 from twostroke.sampling.state import SamplingRules, SamplingState
 from twostroke.sampling_params import SamplingParams
 
@@ -22,6 +32,9 @@ NOTHING_ALLOWED = (
     "no token may come next: structured_outputs, allowed_token_ids, bad_words and min_tokens together exclude all. "
     "Allow more tokens, or lower min_tokens."
 )
+
+_Choose = Callable[[Tensor, Sequence[SamplingState]], Tensor]
+"""From logits, float32 [r, V], to token ids, int64 [r]."""
 
 _SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny
 """float32 would round a smaller one to 0. Already here every unequal logit is out of reach."""
@@ -74,6 +87,38 @@ class Sampler:
         token_ids, errors = self.draw(logits, states)
         return SampledTokens(token_ids, errors, self._logprobs(logits, token_ids, states, errors))
 
+    def score(self, logits: Tensor, token_ids: Tensor, states: Sequence[SamplingState]) -> SampledTokens:
+        """What `sample` gives, of tokens that `draw_early` has drawn, none of them -1."""
+        return SampledTokens(token_ids, {}, self._logprobs(logits, token_ids, states, {}))
+
+    def draw_early(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor | None:
+        """The token ids of `sample`, enqueued without waiting for the device.
+
+        Args:
+            logits: float32 [R, V], left as they are.
+            states: R of them.
+
+        Returns:
+            int64 [R]; -1 where a token has to be drawn by `sample`: it is too close a decision, or an error. None where
+            that is so of a whole kind of rows.
+        """
+        is_filtered = any(state.rules.has_filter and not state.rules.params.is_greedy for state in states)
+        if is_filtered and self._filtered_argmax is None:
+            return None
+        token_ids = torch.zeros(len(states), dtype=torch.int64, device=logits.device)
+        for is_changed in (False, True):
+            rows = [row for row, state in enumerate(states) if state.changes_logits == is_changed]
+            if not rows:
+                continue
+            some_states = [states[row] for row in rows]
+            some_logits = logits if len(rows) == len(states) and not is_changed else take_rows(logits, rows)
+            if is_changed:
+                process_logits(some_logits, some_states)
+            is_sound = torch.isfinite(row_maxima(some_logits)[:, 0])
+            found = torch.where(is_sound, self._choose(some_logits, some_states, self._early), -1)
+            put_rows_(token_ids, rows, found)
+        return token_ids
+
     def draw(self, logits: Tensor, states: Sequence[SamplingState]) -> tuple[Tensor, dict[int, str]]:
         """The token ids and errors of `sample`, without log-probabilities."""
         assert logits.shape == (len(states), self.vocab_size), f"{tuple(logits.shape)}, {len(states)} states"
@@ -99,11 +144,19 @@ class Sampler:
                 emptied = _not_finite(row_maxima(some_logits))
                 errors |= {rows[i]: _why_empty(some_states[i]) for i in emptied}
                 some_logits[emptied] = 0.0  # drawn for nothing, but drawn in peace
-            token_ids[rows] = self._choose(some_logits, some_states)
+            put_rows_(token_ids, rows, self._choose(some_logits, some_states, self._exact))
         return token_ids, errors
 
-    def _choose(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
-        """From processed logits on: temperature, filters, the draw. float32 [r, V], finite maxima; int64 [r]."""
+    def _choose(
+        self, logits: Tensor, states: Sequence[SamplingState], ways: Callable[[], tuple[_Choose, _Choose, _Choose]]
+    ) -> Tensor:
+        """From processed logits on: temperature, filters, the draw. float32 [r, V]; int64 [r].
+
+        Args:
+            logits: their maxima are finite, or the result is not used.
+            states: r of them.
+            ways: to choose without noise, among all tokens, and among those that filters leave.
+        """
         greedy: list[int] = []
         unfiltered: list[int] = []
         filtered: list[int] = []
@@ -111,12 +164,18 @@ class Sampler:
             rules = state.rules
             (greedy if rules.params.is_greedy else filtered if rules.has_filter else unfiltered).append(row)
         token_ids = torch.zeros(len(states), dtype=torch.int64, device=logits.device)
-        for rows, choose in ((greedy, self._greedy), (unfiltered, self._draw), (filtered, self._draw_filtered)):
+        for rows, choose in zip((greedy, unfiltered, filtered), ways(), strict=True):
             if len(rows) == len(states):
                 return choose(logits, states)
             if rows:
-                token_ids[rows] = choose(take_rows(logits, rows), [states[row] for row in rows])
+                put_rows_(token_ids, rows, choose(take_rows(logits, rows), [states[row] for row in rows]))
         return token_ids
+
+    def _exact(self) -> tuple[_Choose, _Choose, _Choose]:
+        return self._greedy, self._draw, self._draw_filtered
+
+    def _early(self) -> tuple[_Choose, _Choose, _Choose]:
+        return self._greedy, self._draw_early, self._draw_filtered_early
 
     def _greedy(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
         del states
@@ -124,14 +183,18 @@ class Sampler:
 
     def _draw(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
         """Gumbel-max over the whole vocabulary."""
-        keys, peaks, temperatures = self._keys(states), row_maxima(logits), _temperatures(states, logits)
         if self._gumbel_argmax is None:
-            return self._draw_in_slices(logits, keys, peaks, temperatures)
-        token_ids = self._gumbel_argmax(logits, peaks, temperatures, keys)
-        for row in (token_ids < 0).nonzero()[:, 0].tolist():
-            one = slice(row, row + 1)
-            token_ids[one] = self._draw_in_slices(logits[one], keys[one], peaks[one], temperatures[one])
-        return token_ids
+            return self._draw_by_tensors(logits, states)
+        return _decided(self._draw_early(logits, states), logits, states, self._draw_by_tensors)
+
+    def _draw_early(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
+        """The same; -1 where the kernel finds it too close."""
+        if self._gumbel_argmax is None:
+            return self._draw_by_tensors(logits, states)
+        return self._gumbel_argmax(logits, row_maxima(logits), _temperatures(states, logits), self._keys(states))
+
+    def _draw_by_tensors(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
+        return self._draw_in_slices(logits, self._keys(states), row_maxima(logits), _temperatures(states, logits))
 
     def _draw_in_slices(self, logits: Tensor, keys: Tensor, peaks: Tensor, temperatures: Tensor) -> Tensor:
         """The same by tensor operators, a slice at a time."""
@@ -160,8 +223,13 @@ class Sampler:
         """Gumbel-max over the tokens that the filters keep."""
         if self._filtered_argmax is None:
             return self._draw_filtered_in_slices(logits, states)
+        return _decided(self._draw_filtered_early(logits, states), logits, states, self._draw_filtered_in_slices)
+
+    def _draw_filtered_early(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
+        """The same; -1 where the kernel finds it too close."""
+        assert self._filtered_argmax is not None, "no kernel to draw with"
         columns = FilterColumns.of([state.rules.params for state in states], self.vocab_size, logits.device)
-        token_ids = self._filtered_argmax(
+        return self._filtered_argmax(
             logits,
             row_maxima(logits),
             _temperatures(states, logits),
@@ -170,11 +238,6 @@ class Sampler:
             columns.top_k.view(-1),
             columns.top_p.view(-1),
         )
-        undecided = (token_ids < 0).nonzero()[:, 0].tolist()
-        if undecided:
-            some_states = [states[row] for row in undecided]
-            token_ids[undecided] = self._draw_filtered_in_slices(take_rows(logits, undecided), some_states)
-        return token_ids
 
     def _draw_filtered_in_slices(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
         """The same by tensor operators; noise is made for the tokens alone that are left."""
@@ -226,6 +289,14 @@ class Sampler:
         return found
 
 
+def _decided(token_ids: Tensor, logits: Tensor, states: Sequence[SamplingState], draw: _Choose) -> Tensor:
+    """With a draw for the rows that are -1."""
+    undecided = (token_ids < 0).nonzero()[:, 0].tolist()
+    if undecided:
+        token_ids[undecided] = draw(take_rows(logits, undecided), [states[row] for row in undecided])
+    return token_ids
+
+
 def _why_empty(state: SamplingState) -> str:
     """What to tell a request that has no token left to draw."""
     failure = "" if state.constraint is None else state.constraint.failure
@@ -241,4 +312,4 @@ def _not_finite(values: Tensor) -> list[int]:
 def _temperatures(states: Sequence[SamplingState], logits: Tensor) -> Tensor:
     """float32 [R, 1], none of them 0."""
     values = [max(state.rules.params.temperature, _SMALLEST_TEMPERATURE) for state in states]
-    return torch.tensor(values, dtype=torch.float32, device=logits.device)[:, None]
+    return send(np.array(values, np.float32), logits.device)[:, None]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from twostroke.batch import ScheduledBatch, StepSeconds
+from twostroke.batch import ScheduledBatch, StepTimer
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
@@ -77,16 +77,16 @@ def scheduler_at_end(events: Iterable[Event]) -> Scheduler:
 
 def _replay(events: Iterable[Event]) -> tuple[Difference | None, Scheduler | None]:
     scheduler: Scheduler | None = None
-    decided_s: dict[int, float] = {}
+    timer = StepTimer()
     hashes: dict[int, tuple[bytes, ...]] = {}
     for event in events:
         if isinstance(event, EngineStarted):
-            scheduler, decided_s, hashes = scheduler_of(event), {}, {}
+            scheduler, timer, hashes = scheduler_of(event), StepTimer(), {}
             continue
         assert scheduler is not None, f"a log begins with EngineStarted, not {type(event).__name__}"
         if isinstance(event, StepScheduled):
-            decided_s[event.batch.step] = event.time_s
-        difference = _feed(scheduler, event, decided_s, hashes)
+            timer.decided(event.batch.step, event.time_s)
+        difference = _feed(scheduler, event, timer, hashes)
         if difference is not None:
             return difference, scheduler
     return None, scheduler
@@ -123,7 +123,7 @@ def layout_of(fields: dict[str, Any]) -> KVLayout:
 
 
 def _feed(
-    scheduler: Scheduler, event: Event, decided_s: dict[int, float], hashes: dict[int, tuple[bytes, ...]]
+    scheduler: Scheduler, event: Event, timer: StepTimer, hashes: dict[int, tuple[bytes, ...]]
 ) -> Difference | None:
     match event:
         case RequestArrived():
@@ -131,7 +131,7 @@ def _feed(
         case RequestFinishedByCaller():
             scheduler.finish(event.request_id, event.reason)
         case StepCommitted():
-            seconds = StepSeconds(event.time_s - decided_s.pop(event.step), event.draft_time_s)
+            seconds = timer.ended(event.step, event.time_s, event.draft_time_s)
             scheduler.update(event.step, event.commits, seconds)
         case StepScheduled():
             return _decide(scheduler, event)

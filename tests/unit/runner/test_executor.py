@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from twostroke.batch import Limit, ScheduledBatch, ScheduledRequest, StepResult, Stroke
+from twostroke.batch import Limit, ScheduledBatch, ScheduledRequest, Stroke
 from twostroke.runner.executor import InProcessExecutor
+from twostroke.runner.launched_step import LaunchedStep
 
 
 class BrokenRunner:
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
-    def execute(self, batch: ScheduledBatch) -> StepResult:
+    def launch(self, batch: ScheduledBatch) -> LaunchedStep:
         raise self.error
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from twostroke.kernels.cuda.jit import power_of_two
 from twostroke.kernels.dispatch import GroupShape
 from twostroke.kernels.reference.attention_plan import PlannedBatch
+from twostroke.kernels.sending import send
 
 MAX_PART_ROWS = 1 << 16
 """Most rows (of one query and all of its heads) that states of single segments are written for; 256 MiB for 8 heads of
@@ -183,7 +184,5 @@ def _tokens(shape: GroupShape, batch: PlannedBatch, tree_rows: Ints) -> tuple[In
 def _send(arrays: list[npt.NDArray[np.int32]], device: torch.device) -> list[Tensor]:
     """In one copy, which the host does not wait for: each of several would cost as much as a small kernel."""
     sizes = [array.size for array in arrays]
-    joined = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays]))
-    if device.type == "cuda":
-        joined = joined.pin_memory().to(device, non_blocking=True)
+    joined = send(np.concatenate([array.reshape(-1) for array in arrays]), device)
     return [part.view(array.shape) for part, array in zip(joined.split(sizes), arrays, strict=True)]

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from twostroke.config.cache import MAX_BLOCK_SIZE
 from twostroke.kernels.dispatch import GroupShape
+from twostroke.kernels.sending import send
 from twostroke.kernels.tree_mask import TreeMasks, depths, within_window
 
 PARTITION = MAX_BLOCK_SIZE
@@ -169,15 +170,15 @@ def plan_attention(
         for begin in range(0, len(order), per_run):
             part = np.arange(begin, min(begin + per_run, len(order)))
             passes = tuple(_passes(shape, tiles.take(part), first[part], count[part], batch, device))
-            token_ids = torch.from_numpy(tokens[part].reshape(-1)).to(device)
+            token_ids = send(tokens[part].reshape(-1), device)
             runs.append(TileRun(len(part), tiles.queries, token_ids, passes))
     slot_rows, unused = _slots(shape, starts, lens, batch.table)
     return AttentionPlan(
         shape,
         tuple(runs),
-        torch.from_numpy(output_rows).to(device),
-        torch.from_numpy(slot_rows).to(device),
-        torch.from_numpy(unused).to(device) if unused.size else None,
+        send(output_rows, device),
+        send(slot_rows, device),
+        send(unused, device) if unused.size else None,
     )
 
 
@@ -235,9 +236,9 @@ def _passes(
         mask = _mask(tiles.take(tile), partition, batch)
         yield Pass(
             slices,
-            torch.from_numpy(tile).to(device) if len(slices) > 1 else None,
-            torch.from_numpy(rows).to(device),
-            None if mask is None else torch.from_numpy(mask).to(device),
+            send(tile, device) if len(slices) > 1 else None,
+            send(rows, device),
+            None if mask is None else send(mask, device),
         )
         begin = end
 
