@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from twostroke.batch import Commit, ScheduledBatch, ScheduledRequest, StepSeconds
+from twostroke.batch import Commit, ScheduledBatch, ScheduledRequest, StepTimer
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
@@ -224,7 +224,8 @@ class FakeEngine:
         self.started_over: list[str] = []
         """In the last step."""
         self.now_s = 0.0
-        self.in_flight: deque[tuple[ScheduledBatch, dict[str, list[int]], dict[str, FakeGeneration], float]] = deque()
+        self.in_flight: deque[tuple[ScheduledBatch, dict[str, list[int]], dict[str, FakeGeneration]]] = deque()
+        self.timer = StepTimer()
         self.live: dict[str, FakeGeneration] = {}
         self.ended: dict[str, tuple[FinishReason, list[int]]] = {}
         self.batches: list[ScheduledBatch] = []
@@ -284,7 +285,8 @@ class FakeEngine:
         self.now_s += self.step_time_s(batch)
         if not batch.is_empty:
             self.last_results = self.executor.execute(batch)
-            self.in_flight.append((batch, self.last_results, ran, decided_s))
+            self.timer.decided(batch.step, decided_s)
+            self.in_flight.append((batch, self.last_results, ran))
         for request_id in self.started_over:
             old = self.live[request_id]
             fresh = FakeGeneration(old.token_ids[: old.num_prompt_tokens], old.max_tokens, old.salt)
@@ -330,12 +332,12 @@ class FakeEngine:
         raise AssertionError(f"{max_steps} steps and no end: {self.live.keys()}")
 
     def _update(self) -> None:
-        batch, results, ran, decided_s = self.in_flight.popleft()
+        batch, results, ran = self.in_flight.popleft()
         # what was made of somebody who started over meanwhile is nobody's
         mine = [s for s in batch.requests if self.live.get(s.request_id, ran[s.request_id]) is ran[s.request_id]]
         commits = tuple(self._commit(s, results[s.request_id]) for s in mine)
         self.log.append(StepCommitted(self.now_s, "fake", batch.step, commits))
-        self.scheduler.update(batch.step, commits, StepSeconds(self.now_s - decided_s))
+        self.scheduler.update(batch.step, commits, self.timer.ended(batch.step, self.now_s))
 
     def _commit(self, scheduled: ScheduledRequest, token_ids: list[int]) -> Commit:
         request_id = scheduled.request_id
