@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from twostroke.config.checks import one_of, text, whole_number
+from twostroke.config.checks import one_of, switch, text, whole_number
 from twostroke.errors import InvalidParameter
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
@@ -54,6 +54,8 @@ class LoadConfig:
     """Who computes: 'auto' takes the native kernels at the best level of this processor, or Triton's on a GPU, or
     torch's operators where there are none; 'reference' torch's operators; 'triton' those of the GPU or nothing; or a
     level of the native kernels by its name."""
+    enforce_eager: bool = False
+    """On a GPU: no recorded passes (CUDA graphs) for decodes; every kernel of every step is launched by the host."""
     threads: int | None = None
     """Threads of the model's operators, in each rank; default: the processors this process may use, dealt out to the
     ranks."""
@@ -78,6 +80,9 @@ class LoadConfig:
         one_of("dtype", self.dtype, get_args(DType))
         if self.quantization is not None:
             one_of("quantization", self.quantization, get_args(Quantization))
+        switch("enforce_eager", self.enforce_eager)
+        if self.enforce_eager and self.device != "cuda":
+            raise InvalidParameter("enforce_eager", True, f"changes nothing with device={self.device}", "Leave it out.")
         self._check_group_size()
         if self.activation_quantization is not None:
             one_of("activation_quantization", self.activation_quantization, get_args(ActivationQuantization))

@@ -41,6 +41,7 @@ from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import DoesNotFit, RankLost, SetupError
 from twostroke.events import EventLog
 from twostroke.grammar.backend import GrammarBackend
+from twostroke.kernels.dispatch import RecordableAttention
 from twostroke.kernels.large_pages import return_unused
 from twostroke.kernels.reference.row_tiles import proofs
 from twostroke.kv_cache.layout import KVLayout
@@ -50,9 +51,11 @@ from twostroke.kv_check import tolerance
 from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
 from twostroke.layers.row_split import RowSplit
 from twostroke.log import get_logger
+from twostroke.model.decoder import DecoderModel
 from twostroke.model.loader import load_model
 from twostroke.model.registry import num_parameters
 from twostroke.process_memory import own_anonymous_bytes
+from twostroke.runner.decode_graphs import CudaGraphs, DecodeGraphs, Recorder
 from twostroke.runner.executor import Executor, InProcessExecutor
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.machine_limits import measure_machine_limits
@@ -305,7 +308,30 @@ def _runner(
         grammars=loaded.grammars,
         proposer=None if loaded.drafter is None else loaded.drafter.build(target),
         runs_ahead=config.schedules_ahead,
+        graphs=_graphs(config, loaded, sizing, model, kv),
     )
+
+
+def _graphs(
+    config: EngineConfig, loaded: Prepared, sizing: KVSizing, model: DecoderModel, kv: KVStorage
+) -> DecodeGraphs | None:
+    """Recorded passes, where there is somebody to record them."""
+    recorder = _recorder(loaded.device.type)
+    if recorder is None or config.load.enforce_eager or not isinstance(model.attention, RecordableAttention):
+        return None
+    return DecodeGraphs(
+        model,
+        kv,
+        kv.attention_layout(model.num_heads),
+        max_model_len=sizing.max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        device=loaded.device,
+        recorder=recorder,
+    )
+
+
+def _recorder(device_type: str) -> Recorder | None:
+    return CudaGraphs() if device_type == "cuda" else None
 
 
 def _geometry(config: EngineConfig, loaded: Prepared, runner: ModelRunner) -> KVGeometry:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -141,6 +141,55 @@ class AttentionOperator(Protocol):
         Returns:
             [num_tokens, num_heads * head_dim] in qkv's type.
         """
+        ...
+
+
+class StepOnHost(Protocol):
+    """A step worked out, whose arrays are still on the host."""
+
+    @property
+    def num_part_rows(self) -> int:
+        """Rows of partial results that it needs beside its tokens' own; 0: none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSize:
+    """What a plan whose tensors stay where they are has room for."""
+
+    num_tokens: int
+    """As many as its pass has; those of a step may be fewer."""
+    max_blocks: int
+    """Of a sequence."""
+    num_part_rows: int
+
+
+class FixedPlan(Protocol):
+    """A plan whose tensors stay where they are, for a pass that is recorded once and replayed for many steps."""
+
+    @property
+    def plan(self) -> Any:
+        """What the operator is called with. Until the first `fill`, and behind a step's tokens, it has tokens that are
+        nobody's: nothing is written for them, and their results mean nothing."""
+        ...
+
+    def fill(self, step: Any) -> None:
+        """Puts a step in, enqueued behind whoever still reads the last one. It fits the size."""
+        ...
+
+
+@runtime_checkable
+class RecordableAttention(AttentionOperator, Protocol):
+    """An operator that does the same for every step of one size, so that a pass can be recorded and replayed."""
+
+    def decodes_on_host(
+        self, shape: GroupShape, seq_lens: npt.NDArray[np.int32], block_table: npt.NDArray[np.int32]
+    ) -> StepOnHost:
+        """A step in which every sequence has one token; see `plan`."""
+        ...
+
+    def fixed_plan(self, shape: GroupShape, size: FixedSize) -> FixedPlan:
+        """An empty one."""
         ...
 
 

@@ -61,6 +61,22 @@ class AttentionLayout:
             kv_format=kv_format,
         )
 
+    @property
+    def shapes(self) -> tuple[GroupShape, ...]:
+        """One per KV group."""
+        return tuple(
+            GroupShape(
+                self.num_heads,
+                self.num_kv_heads,
+                self.head_dim,
+                self.block_size,
+                self.layers_per_block,
+                window,
+                self.kv_format,
+            )
+            for window in self.windows
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionMetadata:
@@ -99,21 +115,7 @@ class AttentionMetadata:
         assert tree_masks is None or len(tree_masks) == len(seq_lens), (tree_masks, seq_lens)
         assert len(block_tables) == len(layout.windows), (len(block_tables), layout.windows)
         plans = tuple(
-            operator.plan(
-                GroupShape(
-                    layout.num_heads,
-                    layout.num_kv_heads,
-                    layout.head_dim,
-                    layout.block_size,
-                    layout.layers_per_block,
-                    window,
-                    layout.kv_format,
-                ),
-                query_start_loc,
-                seq_lens,
-                table,
-                tree_masks,
-            )
-            for table, window in zip(block_tables, layout.windows, strict=True)
+            operator.plan(shape, query_start_loc, seq_lens, table, tree_masks)
+            for shape, table in zip(layout.shapes, block_tables, strict=True)
         )
         return cls(layout, int(query_start_loc[-1]), operator, plans)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,7 @@ from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.model.decoder import DecoderModel
 from twostroke.runner.branches import Branch, BranchBlocks, FlatBatch, flat_batch
+from twostroke.runner.decode_graphs import DecodeGraphs, are_decodes
 from twostroke.runner.host_copy import HostCopy
 from twostroke.runner.input_batch import InputBatch, build_input_batch
 from twostroke.runner.kv_recompute import KVRecomputer
@@ -64,6 +65,7 @@ class ModelRunner:
         proposer: guesses drafts; None where nobody does.
         runs_ahead: whether a step is launched before the tokens of the one before it are known here: the device hands
             them on to itself.
+        graphs: passes that are recorded and replayed; None where none are.
     """
 
     def __init__(  # noqa: PLR0913 (its parts, by their names)
@@ -77,10 +79,12 @@ class ModelRunner:
         grammars: GrammarBackend,
         proposer: Proposer | None = None,
         runs_ahead: bool = False,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         assert not (runs_ahead and proposer), "drafts are guessed from tokens that are known"
         self._proposer = proposer
         self._runs_ahead = runs_ahead
+        self._graphs = graphs
         self._last: LaunchedStep | None = None
         """The last step launched."""
         self._ready_s = 0.0
@@ -153,7 +157,6 @@ class ModelRunner:
         inputs = build_input_batch(batch, self._table)
         branches = self._branches.place(inputs.rows, self._table, len(inputs.input_ids)) if self._branches else []
         flat = flat_batch(inputs, branches, self._table, self._kv.layout.block_size)
-        attention = self._attention_metadata(flat)
         input_ids, positions = self._to_device(flat.input_ids), self._to_device(flat.positions)
         handed_on = self._places_handed_on(inputs, before)
         if handed_on is not None and before is not None and before.draw is not None:
@@ -161,12 +164,13 @@ class ModelRunner:
 
         watcher = self._watcher_of(batch)
         begin_s = time.perf_counter()
-        hidden, features = self._forward(input_ids, positions, attention, watcher)
+        forward = self._prepare(flat, positions, watcher)
+        hidden, features = forward(input_ids)
         if before is not None:
             self._end(before)
             if handed_on is not None and before.drew_otherwise:  # all is written to the same places again
                 known = build_input_batch(batch, self._table)
-                hidden, features = self._forward(self._to_device(known.input_ids), positions, attention, watcher)
+                hidden, features = forward(self._to_device(known.input_ids))
         step = LaunchedStep(batch, inputs, branches, watcher, hidden, features, begin_s, draft_time_s)
         step.draw = self._draw(step)
         if step.draw is not None and step.draw.token_ids is not None:
@@ -267,6 +271,7 @@ class ModelRunner:
     def close(self) -> None:
         """Lets go of model and KV memory."""
         del self._model, self._kv, self._recomputer, self._branches, self._proposer, self._watcher, self._last
+        del self._graphs
 
     def _update_blocks(self, row: RequestRow, updates: Sequence[BlockTableUpdate]) -> None:
         self._table.update_blocks(row, updates)
@@ -296,18 +301,25 @@ class ModelRunner:
             for row, drafts in zip(rows, proposer.propose(requests), strict=True):
                 self._table.put_drafts(row, drafts)
 
-    def _forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attention: AttentionMetadata,
-        watcher: Watcher | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states, and the features that somebody watches."""
-        if watcher is None or not watcher.feature_layers:
-            hidden = self._model.forward(input_ids, positions, attention, self._kv)
-            return hidden, hidden[:, :0]
-        return self._model.forward_with_features(input_ids, positions, attention, self._kv, watcher.feature_layers)
+    def _prepare(
+        self, flat: FlatBatch, positions: torch.Tensor, watcher: Watcher | None
+    ) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+        """The pass of a step: from token ids to hidden states and the features that somebody watches."""
+        if self._graphs is not None and watcher is None and are_decodes(flat):
+            replay = self._graphs.prepare(flat, positions)
+            if replay is not None:
+                return lambda input_ids: _without_features(replay(input_ids))
+        attention = AttentionMetadata.build(
+            query_start_loc=flat.query_start_loc,
+            seq_lens=flat.seq_lens,
+            block_tables=flat.block_tables,
+            layout=self._attention_layout,
+            operator=self._model.attention,
+        )
+        model, kv, layers = self._model, self._kv, () if watcher is None else watcher.feature_layers
+        if not layers:
+            return lambda input_ids: _without_features(model.forward(input_ids, positions, attention, kv))
+        return lambda input_ids: model.forward_with_features(input_ids, positions, attention, kv, layers)
 
     def _reads(
         self, inputs: InputBatch, results: Sequence[RequestResult], taken: dict[int, Branch]
@@ -325,15 +337,6 @@ class ModelRunner:
                     num_tokens -= len(row.drafts) - max(0, len(result.token_ids) - 1)
                 reads.append(TargetRead(row.index, first, begins[seq], num_tokens, known[seq]))
         return reads
-
-    def _attention_metadata(self, flat: FlatBatch) -> AttentionMetadata:
-        return AttentionMetadata.build(
-            query_start_loc=flat.query_start_loc,
-            seq_lens=flat.seq_lens,
-            block_tables=flat.block_tables,
-            layout=self._attention_layout,
-            operator=self._model.attention,
-        )
 
     def _draw(self, step: LaunchedStep) -> Draw | None:
         """One token for each request that reached its last known one, and one behind each of its drafts.
@@ -492,6 +495,10 @@ class ModelRunner:
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return send(array, self._device)
+
+
+def _without_features(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return hidden, hidden[:, :0]
 
 
 def _with_handed_on(input_ids: torch.Tensor, draw: Draw, places: torch.Tensor) -> torch.Tensor:

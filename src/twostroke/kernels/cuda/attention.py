@@ -10,9 +10,9 @@ from torch import Tensor
 from twostroke.config.kv_format import KVFormat, is_quantized, levels_of, slot_bytes
 from twostroke.kernels.cuda import attention_programs as programs
 from twostroke.kernels.cuda import kv_programs
-from twostroke.kernels.cuda.attention_plan import Cut, StepPlan, plan_step
+from twostroke.kernels.cuda.attention_plan import Cut, FixedStepPlan, HostPlan, StepPlan, plan_step, sent
 from twostroke.kernels.cuda.jit import AS_WRITTEN, power_of_two
-from twostroke.kernels.dispatch import AttentionOperator, GroupShape
+from twostroke.kernels.dispatch import AttentionOperator, FixedSize, GroupShape
 from twostroke.kernels.head_order import HeadOrder, Section, plain_order
 from twostroke.kernels.reference.attention import PagedAttention
 from twostroke.kernels.reference.attention_plan import PlannedBatch
@@ -77,7 +77,19 @@ class TritonAttention:
     ) -> StepPlan:
         """See attention_plan."""
         batch = PlannedBatch.of(shape.window, query_start_loc, seq_lens, block_table, tree_masks)
-        return plan_step(shape, batch, self._cut, self._num_processors, self._device)
+        return sent(plan_step(shape, batch, self._cut, self._num_processors), self._device)
+
+    def decodes_on_host(
+        self, shape: GroupShape, seq_lens: npt.NDArray[np.int32], block_table: npt.NDArray[np.int32]
+    ) -> HostPlan:
+        """See RecordableAttention."""
+        starts = np.arange(len(seq_lens) + 1, dtype=np.int32)
+        batch = PlannedBatch.of(shape.window, starts, seq_lens, block_table, None)
+        return plan_step(shape, batch, self._cut, self._num_processors)
+
+    def fixed_plan(self, shape: GroupShape, size: FixedSize) -> FixedStepPlan:
+        """See RecordableAttention."""
+        return FixedStepPlan(shape, size, self._device)
 
     def __call__(
         self, qkv: Tensor, storage: Tensor, plan: StepPlan, layer_in_block: int, softmax_scale: float

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from twostroke.kernels.cuda.jit import power_of_two
-from twostroke.kernels.dispatch import GroupShape
+from twostroke.kernels.dispatch import FixedSize, GroupShape
 from twostroke.kernels.reference.attention_plan import PlannedBatch
 from twostroke.kernels.sending import send
 
@@ -62,6 +62,21 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class HostPlan:
+    """The same arrays before they are sent, int64."""
+
+    shape: GroupShape
+    items: Ints
+    splits: Ints
+    num_part_rows: int
+    tokens: Ints
+    slots: Ints
+    table: Ints
+    trees: Ints
+    has_trees: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Tiles:
     """All arrays int64 [num_tiles]."""
 
@@ -72,7 +87,7 @@ class _Tiles:
     num_segments: Ints
 
 
-def plan_step(shape: GroupShape, batch: PlannedBatch, cut: Cut, num_processors: int, device: torch.device) -> StepPlan:
+def plan_step(shape: GroupShape, batch: PlannedBatch, cut: Cut, num_processors: int) -> HostPlan:
     """Plans one step of one KV group.
 
     Args:
@@ -80,26 +95,80 @@ def plan_step(shape: GroupShape, batch: PlannedBatch, cut: Cut, num_processors: 
         batch: the step.
         cut: of the operator.
         num_processors: of the card; contexts are split until each has something to do.
-        device: where the arrays are to be.
     """
     tiles = _tiles(batch, cut.tile_rows // shape.heads_per_kv_head, cut.segment)
     items, splits, num_part_rows = _items(tiles, shape, num_processors)
     words, tree_rows = _tree_words(batch)
     tokens, slots = _tokens(shape, batch, tree_rows)
-    arrays = (items, splits, tokens, slots, batch.table, words)
-    sent = _send([array.astype(np.int32) for array in arrays], device)
+    return HostPlan(shape, items, splits, num_part_rows, tokens, slots, batch.table, words, bool(batch.trees))
+
+
+def sent(host: HostPlan, device: torch.device) -> StepPlan:
+    """On the device."""
+    arrays = [host.items, host.splits, host.tokens, host.slots, host.table, host.trees]
+    tensors = _send([array.astype(np.int32) for array in arrays], device)
+    items, splits, tokens, slots, table, trees = tensors
+    num_tokens = host.tokens.shape[1]
     return StepPlan(
-        shape,
-        num_tokens=tokens.shape[1],
-        items=sent[0],
-        splits=sent[1],
-        num_part_rows=num_part_rows,
-        tokens=sent[2],
-        slots=sent[3],
-        table=sent[4],
-        trees=sent[5],
-        has_trees=bool(batch.trees),
+        host.shape, num_tokens, items, splits, host.num_part_rows, tokens, slots, table, trees, host.has_trees
     )
+
+
+class FixedStepPlan:
+    """See FixedPlan. What is behind a step's own is such that no program does anything for it.
+
+    ```
+    items    of the step | no queries, no segments        splits   of the step | no segments
+    tokens   of the step | zeros                          slots    of the step | block -1
+    ```
+    """
+
+    def __init__(self, shape: GroupShape, size: FixedSize, device: torch.device) -> None:
+        """Empty."""
+        self._size = size
+        arrays = [_no_items(size.num_tokens + size.num_part_rows), *_no_tokens(size)]
+        self._sizes = [array.size for array in arrays]
+        self._all = _join(arrays).to(device)
+        parts = zip(self._all.split(self._sizes), arrays, strict=True)
+        items, splits, tokens, slots = [part.view(array.shape) for part, array in parts]
+        table = torch.zeros(size.num_tokens, size.max_blocks, dtype=torch.int32, device=device)
+        trees = torch.zeros(1, dtype=torch.int32, device=device)
+        self.plan = StepPlan(
+            shape, size.num_tokens, items, splits, size.num_part_rows, tokens, slots, table, trees, has_trees=False
+        )
+        """See FixedPlan."""
+
+    def fill(self, step: HostPlan) -> None:
+        """See FixedPlan."""
+        size, num_tokens = self._size, step.tokens.shape[1]
+        assert num_tokens <= size.num_tokens, f"{num_tokens} tokens in a plan for {size.num_tokens}"
+        assert step.num_part_rows <= size.num_part_rows, f"{step.num_part_rows} of {size.num_part_rows} partial rows"
+        assert not step.has_trees, "a tree in a recorded pass"
+        items = _no_items(size.num_tokens + size.num_part_rows)
+        splits, tokens, slots = _no_tokens(size)
+        items[: len(step.items)] = step.items
+        splits[: len(step.splits)] = step.splits
+        tokens[:, :num_tokens] = step.tokens
+        slots[:, :num_tokens] = step.slots
+        self._all.copy_(send(_join([items, splits, tokens, slots]).numpy(), self._all.device), non_blocking=True)
+        table = step.table.astype(np.int32)
+        self.plan.table[: len(table), : table.shape[1]].copy_(send(table, self._all.device), non_blocking=True)
+
+
+def _no_items(count: int) -> Ints:
+    items = np.zeros((count, 8), np.int64)
+    items[:, 1] = 1  # an item without queries looks at the token before its first one
+    items[:, 5] = -1
+    return items
+
+
+def _no_tokens(size: FixedSize) -> tuple[Ints, Ints, Ints]:
+    """Splits, tokens and slots."""
+    tokens = np.zeros((5, size.num_tokens), np.int64)
+    tokens[2] = -1
+    slots = np.zeros((2, size.num_tokens), np.int64)
+    slots[0] = -1
+    return np.zeros((min(size.num_tokens, size.num_part_rows), 4), np.int64), tokens, slots
 
 
 def _tiles(batch: PlannedBatch, queries_per_tile: int, segment: int) -> _Tiles:
@@ -182,7 +251,11 @@ def _tokens(shape: GroupShape, batch: PlannedBatch, tree_rows: Ints) -> tuple[In
 
 
 def _send(arrays: list[npt.NDArray[np.int32]], device: torch.device) -> list[Tensor]:
-    """In one copy, which the host does not wait for: each of several would cost as much as a small kernel."""
-    sizes = [array.size for array in arrays]
+    """In one copy: each of several would cost as much as a small kernel."""
     joined = send(np.concatenate([array.reshape(-1) for array in arrays]), device)
-    return [part.view(array.shape) for part, array in zip(joined.split(sizes), arrays, strict=True)]
+    parts = joined.split([array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+
+
+def _join(arrays: list[Ints]) -> Tensor:
+    return torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays]).astype(np.int32))

@@ -84,8 +84,8 @@ def attend(
 ):
     """Program (item, KV head): a tile of queries with one KV head over some segments.
 
-    items: int32 [num_items, 8]: sequence, first token, number of queries, first segment, number of segments, and the
-    row of the partial states that the first query's goes to (-1: the result is final).
+    items: int32 [num_items, 8]: sequence, first token, number of queries (0: nothing is written), first segment, number
+    of segments, and the row of the partial states that the first query's goes to (-1: the result is final).
     tokens: int32 [5, num_tokens]: position, oldest key, tree_row, own_first (see `sees`); the fifth is not read here.
     """
     item, head = items + tl.program_id(0) * 8, tl.program_id(1)
@@ -161,14 +161,15 @@ def fold_parts(
 ):
     """Program (split token, HEADS heads): its segments' states in their order.
 
-    splits: int32 [n, 4]: token, row of its first segment's state, rows from one segment to the next, segments.
+    splits: int32 [n, 4]: token, row of its first segment's state, rows from one segment to the next, segments (0: none,
+    and nothing is written).
     """
     split = splits + tl.program_id(0) * 4
     token, first = tl.load(split).to(tl.int64), tl.load(split + 1).to(tl.int64)
     step, count = tl.load(split + 2), tl.load(split + 3)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     column = tl.arange(0, WIDTH)[None, :]
-    is_real = head < num_heads
+    is_real = head < tl.where(count > 0, num_heads, 0)
     is_number = is_real[:, None] & (column < HEAD_DIM)
     m = tl.full((HEADS,), LOWEST, tl.float32)
     total = tl.zeros((HEADS,), tl.float32)

@@ -69,15 +69,16 @@ def write_slots(
 
     Vectors are counted through the tokens, of each K of all heads and then V; num_heads counts both. Strides and the
     offset count elements of `values`: bytes where LEVELS is not 0 and K and V are quantized, and then `halves` is the
-    same memory in float16. WIDTH is HEAD_DIM, filled up.
+    same memory in float16. WIDTH is HEAD_DIM, filled up. A token whose block is -1 is nobody's.
     """
     vector = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_vector = vector < num_vectors
     token, head, column = vector // num_heads, vector % num_heads, tl.arange(0, WIDTH)
+    block = tl.load(token_blocks + token, mask=is_vector, other=0).to(tl.int64)
+    is_vector = is_vector & (block >= 0)
     inside = is_vector[:, None] & (column < HEAD_DIM)[None, :]
     at = kv + (token * kv_stride + head * HEAD_DIM)[:, None] + column[None, :]
     x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    block = tl.load(token_blocks + token, mask=is_vector, other=0).to(tl.int64)
     slot = tl.load(token_offsets + token, mask=is_vector, other=0)
     unused = tl.load(token_unused + token, mask=is_vector, other=0)
     begins = block * block_stride + layer_offset + head * head_stride

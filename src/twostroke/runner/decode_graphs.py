@@ -1,0 +1,202 @@
+"""Passes over decodes alone, recorded once for each size and replayed: the host launches one graph, not every kernel.
+
+A pass over a few decodes takes a GPU a few milliseconds and has hundreds of kernels, whose launches take the host as
+long. A graph repeats the same kernels with the same addresses and sizes, so that what differs between steps has to lie
+where it lay:
+
+    a step      ids, positions, block tables, what attention reads     copied to where the graph looks for them
+    its size    as large as the next bucket                            filled up with tokens that are nobody's
+    its result  the first rows of the graph's                          copied away before the next replay
+
+A row's bits do not depend on how many rows there are (docs/decisions/002), so neither do they on the bucket.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from twostroke.kernels.dispatch import FixedPlan, FixedSize, RecordableAttention
+from twostroke.layers.attention_metadata import AttentionLayout, AttentionMetadata
+from twostroke.log import get_logger
+from twostroke.model.decoder import DecoderModel
+from twostroke.runner.branches import FlatBatch
+from twostroke.runner.kv_storage import KVStorage
+
+log = get_logger(__name__)
+
+PART_ROWS = 1024
+"""Partial results that a graph has room for, where contexts are split: 16 MiB for 32 heads of 128. Steps that need more
+have so much to read that launching their kernels is no longer what takes the time."""
+_EVERY = 8
+"""Buckets from here on."""
+
+
+class Recording(Protocol):
+    """Work that can be repeated."""
+
+    @property
+    def output(self) -> Tensor:
+        """Where it leaves its result, each time."""
+        ...
+
+    def replay(self) -> None:
+        """Enqueues it once more."""
+        ...
+
+
+class Recorder(Protocol):
+    """What makes recordings."""
+
+    def record(self, work: Callable[[], Tensor]) -> Recording:
+        """Does the work once for its effects on compilers and caches, and once to record it."""
+        ...
+
+
+class CudaGraphs:
+    """CUDA's. All share one pool of memory: they run one after the other, and keep nothing but their results."""
+
+    def __init__(self) -> None:
+        """Of the current device."""
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Callable[[], Tensor]) -> Recording:
+        """See Recorder."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            work()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            output = work()
+        return _CudaGraph(graph, output)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _CudaGraph:
+    graph: torch.cuda.CUDAGraph
+    output: Tensor
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _RecordedPass:
+    recording: Recording
+    plans: Sequence[FixedPlan]
+    """One per KV group."""
+
+
+def bucket_of(num_tokens: int) -> int:
+    """Tokens of the recorded pass that has room for so many.
+
+    >>> [bucket_of(n) for n in (1, 2, 3, 5, 8, 9, 17, 64)]
+    [1, 2, 4, 8, 8, 16, 24, 64]
+    """
+    if num_tokens > _EVERY:
+        return -(-num_tokens // _EVERY) * _EVERY
+    return 1 << (num_tokens - 1).bit_length()
+
+
+class DecodeGraphs:
+    """The recorded passes of one model.
+
+    Args:
+        model: whose attention is a RecordableAttention.
+        kv: the KV memory.
+        layout: of the same, for attention.
+        max_model_len: longest request, in tokens.
+        max_num_seqs: most sequences in a step.
+        device: where the model runs.
+        recorder: makes them.
+    """
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        kv: KVStorage,
+        layout: AttentionLayout,
+        *,
+        max_model_len: int,
+        max_num_seqs: int,
+        device: torch.device,
+        recorder: Recorder,
+    ) -> None:
+        attention = model.attention
+        assert isinstance(attention, RecordableAttention), f"{type(attention).__name__} cannot be recorded"
+        self._model, self._kv, self._attention, self._layout = model, kv, attention, layout
+        self._recorder = recorder
+        self._max_blocks = kv.layout.num_blocks_of_prefix(max_model_len)
+        self._largest = bucket_of(max_num_seqs)
+        self._input_ids, self._positions = torch.zeros(2, self._largest, dtype=torch.int64, device=device)
+        self._passes: dict[tuple[int, bool], _RecordedPass] = {}
+        self._num_wanted = Counter[tuple[int, bool]]()
+
+    def prepare(self, flat: FlatBatch, positions: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """Puts a step in which every sequence has one token where its recorded pass looks for it.
+
+        The first step of a size runs without: whoever waits for a first token does not wait for a recording, too.
+
+        Args:
+            flat: the step.
+            positions: int64 [num_tokens], on the device.
+
+        Returns:
+            From ids, int64 [num_tokens] on the device, to hidden states [num_tokens, hidden_size], any number of times.
+            None where there is no such pass.
+        """
+        num_tokens = len(flat.seq_lens)
+        if num_tokens > self._largest:
+            return None
+        shapes = self._layout.shapes
+        steps = [
+            self._attention.decodes_on_host(shape, flat.seq_lens, table)
+            for shape, table in zip(shapes, flat.block_tables, strict=True)
+        ]
+        num_part_rows = max(step.num_part_rows for step in steps)
+        if num_part_rows > PART_ROWS:
+            return None
+        size = bucket_of(num_tokens), num_part_rows > 0
+        recorded = self._passes.get(size) or self._record(size)
+        if recorded is None:
+            return None
+        for plan, step in zip(recorded.plans, steps, strict=True):
+            plan.fill(step)
+        self._positions[:num_tokens].copy_(positions)
+
+        def replay(input_ids: Tensor) -> Tensor:
+            self._input_ids[:num_tokens].copy_(input_ids)
+            recorded.recording.replay()
+            return recorded.recording.output[:num_tokens].clone()
+
+        return replay
+
+    def _record(self, size: tuple[int, bool]) -> _RecordedPass | None:
+        self._num_wanted[size] += 1
+        if self._num_wanted[size] == 1:
+            return None
+        num_tokens, is_split = size
+        fixed = FixedSize(num_tokens, self._max_blocks, PART_ROWS if is_split else 0)
+        plans = [self._attention.fixed_plan(shape, fixed) for shape in self._layout.shapes]
+        metadata = AttentionMetadata(self._layout, num_tokens, self._attention, tuple(plan.plan for plan in plans))
+        input_ids, positions = self._input_ids[:num_tokens], self._positions[:num_tokens]
+
+        def work() -> Tensor:
+            return self._model.forward(input_ids, positions, metadata, self._kv)
+
+        self._passes[size] = _RecordedPass(self._recorder.record(work), plans)
+        log.info("recorded the pass over %d decodes%s", num_tokens, ", contexts split" if is_split else "")
+        return self._passes[size]
+
+
+def are_decodes(flat: FlatBatch) -> bool:
+    """Whether every sequence has one token."""
+    return len(flat.input_ids) == len(flat.seq_lens) and bool((np.diff(flat.query_start_loc) == 1).all())
