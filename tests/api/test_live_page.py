@@ -210,6 +210,21 @@ def test_a_server_that_stops_is_told_in_words_and_one_that_is_back_is_seen(brows
         again.stop()
 
 
+def test_a_server_that_is_silent_is_told_apart_from_one_that_has_nothing_to_say(browser: Browser) -> None:
+    server = ServerProcess()
+    with opened(browser, f"{server.url}/#live") as (page, complaints):
+        page.wait_for_function(HAS_MODEL)
+        page.wait_for_timeout(11_000)  # nothing happens, and the server is well
+        expect(page.locator("#live .trouble")).to_be_hidden()
+        server.process.send_signal(signal.SIGSTOP)
+        expect(page.locator("#live .trouble")).to_contain_text("The server is silent", timeout=PATIENCE_MS)
+        server.process.send_signal(signal.SIGCONT)
+        expect(page.locator("#live .trouble")).to_be_hidden()
+        assert not complaints
+    assert server.http.get("/live/state", params={"step": 3}).status_code == 400
+    server.stop()
+
+
 def test_keys_are_asked_for_and_tenants_see_no_names_of_others(browser: Browser) -> None:
     server = ServerProcess("--api-key", "ann:a1", "--api-key", "bob:b1", "--admin-api-key", "root")
     try:

@@ -18,7 +18,8 @@ MAX_SHARE = 0.005
 """Of the loop's time that frames may take: where one takes long, the next comes later."""
 MAX_BEHIND = 20
 """Frames that may wait for a viewer; one who is further behind begins anew."""
-KEEP_ALIVE_S = 15.0
+KEEP_ALIVE_S = 3.0
+"""Of silence, until a sign of life; a page that has no sign for three of them says so."""
 MAX_VIEWERS = 32
 _KEEP_ALIVE = b": still here\n\n"
 

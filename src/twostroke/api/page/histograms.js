@@ -100,7 +100,9 @@ function draw(canvas, { bounds, counts }, limitS) {
     context.fillRect(1 + (i - first) * bar, height - size, Math.max(1, bar - 2), size);
     context.fillStyle = colour("quiet");
     const label = i < bounds.length ? `${+(bounds[i] * 1e3).toPrecision(3)}` : "∞";
-    if (bar > 26 || (i - first) % 2 === 1) context.fillText(label, (i - first + 1) * bar - context.measureText(label).width / 2 - 4, HEIGHT - 4);
+    const labelWidth = context.measureText(label).width;
+    const left = (i - first + 1) * bar - labelWidth / 2 - 4;
+    if ((bar > 26 || (i - first) % 2 === 1) && left + labelWidth < width) context.fillText(label, left, HEIGHT - 4);
   }
   if (limitS === null) return;
   const place = bounds.findIndex((bound) => bound >= limitS);

@@ -3,6 +3,7 @@ import { ask, lines } from "./answer_stream.js";
 import { key } from "./key.js";
 
 const RETRY_MS = [500, 1000, 2000, 5000];
+const SILENCE_MS = 9000; // three signs of life that did not come (KEEP_ALIVE_S of the server's feed)
 
 export class LiveFeed {
   #hear;
@@ -58,8 +59,29 @@ export class LiveFeed {
   }
 
   async #read(response) {
+    let heard = Date.now();
+    let isSilent = false;
+    const listener = setInterval(() => {
+      if (isSilent || Date.now() - heard < SILENCE_MS) return;
+      isSilent = true;
+      const sinceWhen = new Date(heard).toLocaleTimeString("en-GB");
+      this.#hear.trouble(`The server is silent, though the connection stands: it is stopped, or has no time. No news since ${sinceWhen} …`);
+    }, 1000);
+    try {
+      await this.#readLines(response, () => {
+        heard = Date.now();
+        if (isSilent) this.#hear.trouble("");
+        isSilent = false;
+      });
+    } finally {
+      clearInterval(listener);
+    }
+  }
+
+  async #readLines(response, hasHeard) {
     let kind = "";
     for await (const line of lines(response.body)) {
+      hasHeard();
       if (line.startsWith("event: ")) kind = line.slice("event: ".length);
       else if (line.startsWith("data: ")) this.#hear[kind]?.(JSON.parse(line.slice("data: ".length)));
     }

@@ -4,6 +4,8 @@ import { ms, short, whole } from "./words.js";
 
 const HEIGHT = 190;
 const FOOT = 16;
+/** What kept steps from being larger: the row below the bars. */
+const LIMITED_BY = [["tokens", "token budget"], ["seqs", "slots"], ["kv", "KV blocks"]];
 const LIMITS = { tokens: "the token budget was used up", seqs: "every slot was taken", kv: "no KV blocks were left", none: "nobody else waited" };
 const PARTS = [
   ["decode", "decode"],
@@ -20,7 +22,7 @@ export class StepsChart {
   #chosen = null; // a step's number; null: the last one
 
   constructor() {
-    const legend = el("p", { className: "legend" }, ...PARTS.map(([name, title]) => el("span", { className: `mark ${name}` }, title)), el("span", { className: "mark step-ms" }, "step time"));
+    const legend = el("p", { className: "legend" }, ...PARTS.map(([name, title]) => el("span", { className: `mark ${name}` }, title)), el("span", { className: "mark step-ms" }, "step time"), el("span", {}, "limited by:"), ...LIMITED_BY.map(([name, title]) => el("span", { className: `mark limit-${name}` }, title)));
     this.element = panel("steps", "Steps", legend, el("div", { className: "drawing" }, this.#canvas), this.#told);
     this.#canvas.addEventListener("mousemove", (event) => this.#choose(this.#at(event.offsetX)));
     this.#canvas.addEventListener("mouseleave", () => this.#choose(null));
@@ -83,7 +85,9 @@ export class StepsChart {
     line(context, steps.map((step, i) => [4 + (i + 0.5) * bar, step.ms === null ? null : height - (step.ms / longest) * (height - 14)]));
     context.fillStyle = colour("quiet");
     context.font = "11px system-ui, sans-serif";
-    context.fillText(`${whole(most)} tokens; line: up to ${ms(longest)}; budget ${whole(budget)} tokens${budget <= 1.5 * most ? " (dashed)" : ", beyond the picture"}`, 4, 10);
+    const scales = `${whole(most)} tokens; line: up to ${ms(longest)}`;
+    const more = `${scales}; budget ${whole(budget)} tokens${budget <= 1.5 * most ? " (dashed)" : ", beyond the picture"}`;
+    context.fillText(context.measureText(more).width < width - 8 ? more : scales, 4, 10);
   }
 
   #at(x) {

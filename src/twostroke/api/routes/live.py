@@ -24,6 +24,8 @@ def live_router(context: ServerContext) -> APIRouter:
 
         There are ids and counts in it, no texts. Where keys are set, a tenant sees others without their names.
         """
+        if "step" in request.query_params:
+            raise HTTPError(400, "step: of a recording (twostroke view); this is an engine at work.", param="step")
         return json_response(feed.snapshot(request.state.tenant))
 
     @router.get("/live/events", response_class=StreamingResponse, responses=EVENTS)
