@@ -13,6 +13,10 @@ import quantized_folders
 from model_folders import write_random_model, write_tokenizer
 from rank_threads import ranks_are_threads
 from twostroke import LLM, SamplingParams
+from twostroke.communicator.interface import Communicator, Watching
+from twostroke.communicator.process_group import process_group
+from twostroke.config.load import LoadConfig
+from twostroke.engine import ranks
 from twostroke.errors import InvalidParameter
 
 NUM_TOKENS = 120
@@ -127,6 +131,31 @@ def test_settings(config: dict[str, Any], random_models: dict[str, Path]) -> Non
 
 def test_four_ranks(random_models: dict[str, Path]) -> None:
     same(random_models["qwen2"], tensor_parallel_size=4)
+
+
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        ("llama", {"dtype": "bfloat16", **ODD_SIZES}),
+        ("qwen3", {"dtype": "float32"}),
+        ("qwen2", {"dtype": "bfloat16", "quantization": "int4", "tensor_parallel_size": 4}),
+    ],
+    ids=str,
+)
+def test_a_process_group_as_between_gpus(
+    family: str, config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The communicator that NCCL serves behind; here gloo does."""
+    kinds: list[str] = []
+
+    def on_device(communicator: Watching, load: LoadConfig) -> Communicator:
+        kinds.append(load.device)
+        return process_group(communicator, load.device)
+
+    monkeypatch.setattr(ranks, "on_device", on_device)
+    fields = {name: config.pop(name) for name in ODD_SIZES if name in config}
+    same(write_random_model(tmp_path, family, **fields), **config)
+    assert kinds == ["cpu"] * config.get("tensor_parallel_size", 2)
 
 
 @pytest.mark.parametrize(

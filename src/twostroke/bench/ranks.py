@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -135,12 +135,12 @@ def _gather(communicator: Communicator, num_gathers: int) -> list[list[float]]:
     found: list[list[float]] = []
     for size in SIZES:
         widths = [size] * communicator.size
-        local, out = np.ones(size, np.uint8), np.ones(sum(widths), np.uint8)
+        local, out = torch.ones(size, dtype=torch.uint8), torch.ones(sum(widths), dtype=torch.uint8)
         communicator.barrier()
         times: list[float] = []
         for _ in range(_WARMUP + num_gathers):
             begin_s = time.perf_counter()
-            communicator.all_gather(local.ctypes.data, out.ctypes.data, widths)
+            communicator.all_gather(local, out, widths)
             times.append(time.perf_counter() - begin_s)
         found.append(times[_WARMUP:])
     communicator.barrier()

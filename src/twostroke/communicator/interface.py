@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:  # ranks meet before they load torch
+    from torch import Tensor
 
 
 class Communicator(Protocol):
@@ -19,16 +22,15 @@ class Communicator(Protocol):
         """How many ranks there are."""
         ...
 
-    def all_gather(self, local: int, out: int, widths: Sequence[int], num_rows: int = 1) -> None:
+    def all_gather(self, local: Tensor, out: Tensor, widths: Sequence[int], num_rows: int = 1) -> None:
         """Puts every rank's columns of a matrix beside each other. With one row: every rank's bytes behind each other.
 
-        Addresses, as kernels take them: this is called four times a layer, and making a buffer of a tensor takes as
-        long as what is done here.
+        Between GPUs it is only begun; see `verify`.
 
         Args:
-            local: address of [num_rows, widths[rank]] bytes, contiguous.
-            out: address of [num_rows, sum(widths)] bytes, contiguous.
-            widths: bytes of a row that each rank sends; they may differ.
+            local: [num_rows, widths[rank]] bytes, contiguous, of any shape and type.
+            out: [num_rows, sum(widths)] bytes, contiguous, of the same type.
+            widths: bytes of a row that each rank sends, whole elements; they may differ.
             num_rows: of both.
 
         Raises:
@@ -55,6 +57,32 @@ class Communicator(Protocol):
         """
         ...
 
+    def verify(self) -> None:
+        """Behind a step, before anybody sees what came out of it: every gather that was begun before the device was
+        waited for has brought what the ranks sent.
+
+        Raises:
+            RankLost: one has not, because a rank has ended.
+        """
+        ...
+
     def close(self) -> None:
         """Leaves; whoever still waits for this rank gets a RankLost."""
+        ...
+
+
+class Watching(Communicator, Protocol):
+    """A communicator through sockets, which the kernel closes when a process dies."""
+
+    @property
+    def own_host(self) -> str:
+        """Of this rank, as the others reach it."""
+        ...
+
+    def check_others(self, wait_ms: int) -> None:
+        """Waits a little for any other rank to go, for who waits for them in another way.
+
+        Raises:
+            RankLost: one is gone.
+        """
         ...

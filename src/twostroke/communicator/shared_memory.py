@@ -9,12 +9,16 @@ import mmap
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from twostroke.communicator.sockets import SocketCommunicator
 from twostroke.errors import RankLost
 from twostroke.log import get_logger
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = get_logger(__name__)
 
@@ -47,9 +51,9 @@ class SharedMemoryCommunicator:
         """See Communicator."""
         return self._sockets.size
 
-    def all_gather(self, local: int, out: int, widths: Sequence[int], num_rows: int = 1) -> None:
+    def all_gather(self, local: Tensor, out: Tensor, widths: Sequence[int], num_rows: int = 1) -> None:
         """See Communicator."""
-        self._gather.start(local, out, widths, num_rows)
+        self._gather.start(local.data_ptr(), out.data_ptr(), widths, num_rows)
         num_waits, awaited = 0, 0
         try:
             while (awaited := self._gather.advance(_PATIENCE_US)) >= 0:
@@ -65,6 +69,18 @@ class SharedMemoryCommunicator:
     def barrier(self) -> None:
         """See Communicator."""
         self._sockets.barrier()
+
+    def verify(self) -> None:
+        """See Communicator. What `all_gather` returns from is done."""
+
+    @property
+    def own_host(self) -> str:
+        """See SocketCommunicator."""
+        return self._sockets.own_host
+
+    def check_others(self, wait_ms: int) -> None:
+        """See SocketCommunicator."""
+        self._sockets.check_others(wait_ms)
 
     def close(self) -> None:
         """See Communicator."""

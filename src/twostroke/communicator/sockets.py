@@ -7,10 +7,14 @@ import select
 import socket
 import struct
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from twostroke.errors import RankLost
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _HEADER = struct.Struct("<QQ")
 """The number of the operation, and the bytes that follow: ranks that are not in the same operation notice."""
@@ -54,8 +58,18 @@ class SocketCommunicator:
         """See Communicator."""
         return self._size
 
-    def all_gather(self, local: int, out: int, widths: Sequence[int], num_rows: int = 1) -> None:
+    @property
+    def own_host(self) -> str:
+        """Of this rank, as the first of the others reaches it."""
+        name = next(iter(self._peers.values())).getsockname()
+        return "127.0.0.1" if isinstance(name, str) else name[0]
+
+    def all_gather(self, local: Tensor, out: Tensor, widths: Sequence[int], num_rows: int = 1) -> None:
         """See Communicator."""
+        self._gather(local.data_ptr(), out.data_ptr(), widths, num_rows)
+
+    def _gather(self, local: int, out: int, widths: Sequence[int], num_rows: int) -> None:
+        """From address to address."""
         assert len(widths) == self._size, (len(widths), self._size)
         self._operation += 1
         sent = _memory(local, num_rows * widths[self._rank])
@@ -86,7 +100,10 @@ class SocketCommunicator:
 
     def barrier(self) -> None:
         """See Communicator."""
-        self.all_gather(0, 0, [0] * self._size)
+        self._gather(0, 0, [0] * self._size, 1)
+
+    def verify(self) -> None:
+        """See Communicator. What `all_gather` returns from is done."""
 
     def close(self) -> None:
         """See Communicator."""

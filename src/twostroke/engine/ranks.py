@@ -24,11 +24,12 @@ from typing import Protocol
 
 import msgspec
 
-from twostroke.communicator.interface import Communicator
+from twostroke.communicator.interface import Communicator, Watching
 from twostroke.communicator.rendezvous import await_ranks, is_path, join, listen
 from twostroke.communicator.shared_memory import SharedMemoryCommunicator, share_memory
 from twostroke.communicator.sockets import SocketCommunicator
 from twostroke.config.engine import EngineConfig
+from twostroke.config.load import LoadConfig
 from twostroke.engine.messages import plain_path, read_path
 from twostroke.errors import RankLost, TwostrokeError
 from twostroke.log import get_logger
@@ -41,12 +42,19 @@ MEETING_S = 600.0
 """For ranks that others start: a cluster may have to find a place for them first."""
 
 
+class KVDecision(msgspec.Struct, array_like=True):
+    """How large every rank's KV cache is."""
+
+    num_blocks: int
+    max_model_len: int
+
+
 class RankStart(msgspec.Struct, array_like=True):
     """What the other ranks have to know before they load their share."""
 
     config: EngineConfig
-    num_blocks: int
-    max_model_len: int
+    kv: KVDecision | None
+    """None: each rank measures its card, and the one that has least room decides."""
     kv_descriptors: tuple[int, ...] = ()
     """Of memory for each rank's KV cache that rank 0 maps, too; none: it is a rank's own."""
 
@@ -94,8 +102,9 @@ class Ranks:
                 if folder is not None:
                     processes += [spawn_rank(rank, size, address, start.kv_descriptors) for rank in range(1, size)]
                 sockets = await_ranks(listener, size, MEETING_S, lambda: _trouble(processes))
-            communicator = connect(0, sockets, shares_memory=is_path(address))
+            communicator = sockets_or_memory = connect(0, sockets, shares_memory=is_path(address))
             communicator.broadcast(msgspec.msgpack.encode(start, enc_hook=plain_path))
+            communicator = on_device(sockets_or_memory, load)
         except BaseException:
             if communicator is not None:
                 communicator.close()
@@ -135,9 +144,10 @@ def serve_rank(rank: int, size: int, address: str, *, ends_with_first: bool = Fa
     sockets = join(address, rank, size, MEETING_S)
     if ends_with_first:
         _end_with(sockets[0])
-    communicator = connect(rank, sockets, shares_memory=is_path(address))
+    communicator = sockets_or_memory = connect(rank, sockets, shares_memory=is_path(address))
     try:
         start = msgspec.msgpack.decode(communicator.broadcast(None), type=RankStart, dec_hook=read_path)
+        communicator = on_device(sockets_or_memory, start.config.load)
         # not before: a rank that finds nobody is to say so at once, without loading the operators first
         from twostroke.engine.assembly import run_rank
 
@@ -146,8 +156,8 @@ def serve_rank(rank: int, size: int, address: str, *, ends_with_first: bool = Fa
         communicator.close()
 
 
-def connect(rank: int, sockets: Mapping[int, socket.socket], *, shares_memory: bool) -> Communicator:
-    """The best communicator that there is between ranks that have met; returns when all of them have it.
+def connect(rank: int, sockets: Mapping[int, socket.socket], *, shares_memory: bool) -> Watching:
+    """The best communicator of host memory that there is between ranks that have met; returns when all of them have it.
 
     Raises:
         RankLost: one is gone already.
@@ -165,6 +175,19 @@ def connect(rank: int, sockets: Mapping[int, socket.socket], *, shares_memory: b
         communicator.close()
         raise
     return communicator
+
+
+def on_device(communicator: Watching, load: LoadConfig) -> Communicator:
+    """The communicator of where the model runs; between GPUs gathers do not go through the hosts.
+
+    Raises:
+        RankLost: another rank did not come to it.
+    """
+    if load.device == "cpu":
+        return communicator
+    from twostroke.communicator.process_group import process_group
+
+    return process_group(communicator, load.device)
 
 
 def _trouble(processes: Sequence[RankProcess]) -> str | None:

@@ -53,7 +53,7 @@ class RowSplit:
         return rows_of(self._communicator.rank, self.size, num_rows)
 
     def gather(self, local: Tensor, num_columns: int) -> Tensor:
-        """This rank's columns [T, own] to all of them [T, num_columns], on the CPU.
+        """This rank's columns [T, own] to all of them [T, num_columns].
 
         Raises:
             RankLost: another rank is gone.
@@ -61,9 +61,9 @@ class RowSplit:
         if self.size == 1:
             return local
         local = local.contiguous()
-        whole = torch.empty(local.shape[0], num_columns, dtype=local.dtype)
+        whole = local.new_empty(local.shape[0], num_columns)
         widths = _widths(self.size, num_columns, local.itemsize)
-        self._communicator.all_gather(local.data_ptr(), whole.data_ptr(), widths, local.shape[0])
+        self._communicator.all_gather(local, whole, widths, local.shape[0])
         return whole
 
     def rows(self, ids: Tensor, num_rows: int, of_own: Callable[[Tensor], Tensor]) -> Tensor:
@@ -81,11 +81,11 @@ class RowSplit:
             return of_own(ids)
         own = self.own(num_rows)
         local = of_own((ids - own.start).clamp(0, len(own) - 1)).contiguous()
-        of_ranks = torch.empty(self.size, *local.shape, dtype=local.dtype)
-        self._communicator.all_gather(local.data_ptr(), of_ranks.data_ptr(), [local.nbytes] * self.size)
-        ends = torch.tensor([rows_of(rank, self.size, num_rows).stop for rank in range(self.size)])
+        of_ranks = local.new_empty(self.size, *local.shape)
+        self._communicator.all_gather(local, of_ranks, [local.nbytes] * self.size)
+        ends = torch.tensor([rows_of(rank, self.size, num_rows).stop for rank in range(self.size)], device=ids.device)
         owners = torch.searchsorted(ends, ids, right=True)
-        return of_ranks[owners, torch.arange(len(ids))]
+        return of_ranks[owners, torch.arange(len(ids), device=ids.device)]
 
     def linear(self, own: Linear, num_rows: int) -> Linear:
         """A product whose outputs are whole on every rank, from one with this rank's of its `num_rows` rows."""

@@ -71,7 +71,9 @@ class TensorParallelExecutor:
         try:
             self._communicator.broadcast(_ENCODER.encode(_Step(self._new, batch)))
             self._new = []
-            self._results.append(self._runner.execute(batch))
+            result = self._runner.execute(batch)
+            self._communicator.verify()
+            self._results.append(result)
         except Exception:
             self._is_lost = True
             self._communicator.close()

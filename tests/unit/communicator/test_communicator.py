@@ -10,14 +10,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from twostroke.communicator.interface import Communicator
+from twostroke.communicator.process_group import ProcessGroupCommunicator, process_group
 from twostroke.communicator.rendezvous import await_ranks, join, listen
 from twostroke.communicator.shared_memory import SharedMemoryCommunicator
 from twostroke.communicator.sockets import SocketCommunicator
@@ -25,6 +27,11 @@ from twostroke.engine.ranks import connect
 from twostroke.errors import RankLost, SetupError
 
 Meeting = Callable[[int], list[Communicator]]
+
+
+def communicator_of(backend: str, rank: int, sockets: Mapping[int, socket.socket]) -> Communicator:
+    communicator = connect(rank, sockets, shares_memory=backend == "shared memory")
+    return process_group(communicator, "cpu") if backend == "gloo" else communicator
 
 
 @pytest.fixture
@@ -40,7 +47,7 @@ def meet(backend: str, tmp_path: Path) -> Iterator[Meeting]:
 
             def enter(rank: int) -> None:
                 sockets = join(address, rank, size, 30) if rank else await_ranks(listener, size, 30)
-                found[rank] = connect(rank, sockets, shares_memory=backend == "shared memory")
+                found[rank] = communicator_of(backend, rank, sockets)
 
             in_threads([lambda rank=rank: enter(rank) for rank in range(size)])
         opened.extend(found.values())
@@ -67,19 +74,24 @@ def gather(communicator: Communicator, local: bytes, sizes: list[int]) -> list[b
 
 def gather_rows(communicator: Communicator, rows: list[bytes], widths: list[int]) -> list[bytes]:
     """The rows of the whole matrix, from this rank's columns."""
-    local = np.frombuffer(b"".join(rows), np.uint8)
-    out = np.zeros((len(rows), sum(widths)), np.uint8)
-    communicator.all_gather(local.ctypes.data, out.ctypes.data, widths, len(rows))
-    return [row.tobytes() for row in out]
+    local = torch.tensor(bytearray(b"".join(rows)), dtype=torch.uint8)
+    out = torch.zeros(len(rows), sum(widths), dtype=torch.uint8)
+    communicator.all_gather(local, out, widths, len(rows))
+    return [row.tobytes() for row in out.numpy()]
 
 
-every_backend = pytest.mark.parametrize("backend", ["unix", "tcp", "shared memory"])
+BACKENDS = {
+    "unix": SocketCommunicator,
+    "tcp": SocketCommunicator,
+    "shared memory": SharedMemoryCommunicator,
+    "gloo": ProcessGroupCommunicator,
+}
+every_backend = pytest.mark.parametrize("backend", list(BACKENDS))
 
 
 @every_backend
 def test_the_back_end_is_the_one_that_is_meant(backend: str, meet: Meeting) -> None:
-    kinds = {type(communicator) for communicator in meet(2)}
-    assert kinds == {SharedMemoryCommunicator if backend == "shared memory" else SocketCommunicator}
+    assert {type(communicator) for communicator in meet(2)} == {BACKENDS[backend]}
 
 
 @every_backend
@@ -121,7 +133,7 @@ def test_columns_come_beside_each_other(backend: str, meet: Meeting, widths: lis
     assert found == dict.fromkeys(range(len(widths)), matrix)
 
 
-@every_backend
+@pytest.mark.parametrize("backend", ["unix", "tcp", "shared memory"])  # a device does not look at what it sends
 def test_ranks_that_send_other_sizes_than_awaited_notice(backend: str, meet: Meeting) -> None:
     first, second = meet(2)
     lost: list[str] = []
@@ -158,9 +170,10 @@ def test_a_rank_that_leaves_is_noticed(backend: str, meet: Meeting) -> None:
 
 _PEER = """
 import sys
+sys.path.append(sys.argv[3])
+from test_communicator import communicator_of
 from twostroke.communicator.rendezvous import join
-from twostroke.engine.ranks import connect
-peer = connect(1, join(sys.argv[1], 1, 2, 30), shares_memory=sys.argv[2] == "shared memory")
+peer = communicator_of(sys.argv[2], 1, join(sys.argv[1], 1, 2, 30))
 peer.barrier()
 peer.broadcast(None)
 """
@@ -171,15 +184,16 @@ def other_process(backend: str, tmp_path: Path) -> Iterator[tuple[Communicator, 
     """Rank 0 here, and rank 1 in a process that waits for a message."""
     address = f"{tmp_path}/0"
     with listen(address) as listener:
-        process = subprocess.Popen([sys.executable, "-c", _PEER, address, backend], stderr=subprocess.DEVNULL)
+        command = [sys.executable, "-c", _PEER, address, backend, str(Path(__file__).parent)]
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         sockets = await_ranks(listener, 2, 60)
-    with closing(connect(0, sockets, shares_memory=backend == "shared memory")) as communicator:
+    with closing(communicator_of(backend, 0, sockets)) as communicator:
         communicator.barrier()
         yield communicator, process
     process.wait(30)
 
 
-@pytest.mark.parametrize("backend", ["unix", "shared memory"])
+@pytest.mark.parametrize("backend", ["unix", "shared memory", "gloo"])
 def test_a_killed_rank_is_noticed(backend: str, other_process: tuple[Communicator, subprocess.Popen[bytes]]) -> None:
     communicator, process = other_process
     killer = threading.Timer(0.2, os.kill, (process.pid, signal.SIGKILL))
@@ -189,7 +203,21 @@ def test_a_killed_rank_is_noticed(backend: str, other_process: tuple[Communicato
     killer.join()
 
 
-@pytest.mark.parametrize("backend", ["shared memory"])
+@pytest.mark.parametrize("backend", ["gloo"])
+def test_what_was_begun_before_a_rank_was_killed_is_not_believed(
+    backend: str, other_process: tuple[Communicator, subprocess.Popen[bytes]]
+) -> None:
+    """On a GPU a gather has only begun when it returns: its result is looked at behind `verify`."""
+    communicator, process = other_process
+    communicator.verify()
+    process.kill()
+    process.wait(30)
+    time.sleep(0.5)  # it is looked for ten times a second
+    with pytest.raises(RankLost, match="rank 1 is lost: its process has ended"):
+        communicator.verify()
+
+
+@pytest.mark.parametrize("backend", ["shared memory", "gloo"])
 def test_a_rank_that_waits_for_a_step_takes_no_processor_time_and_ends_with_rank_0(
     backend: str, other_process: tuple[Communicator, subprocess.Popen[bytes]]
 ) -> None:
