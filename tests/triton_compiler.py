@@ -74,9 +74,13 @@ def multiply() -> None:
     from twostroke.kernels.quantized_weight import QuantizedWeight
 
     n, k = 256, 512
-    for bits, group_size, mins, order in ((8, 128, None, None), (4, 32, torch.zeros(n, 16).half(), torch.arange(k))):
+    for bits, group_size, mins, order, is_fp8 in (
+        (8, 128, None, None, False),
+        (8, 128, None, None, True),
+        (4, 32, torch.zeros(n, 16).half(), torch.arange(k), False),
+    ):
         codes, scales = torch.zeros(n, k, dtype=torch.uint8), torch.zeros(n, k // group_size).half()
-        weight = QuantizedWeight(codes, scales, mins, bits, group_size, torch.bfloat16, order)
+        weight = QuantizedWeight(codes, scales, mins, bits, group_size, torch.bfloat16, order, is_fp8)
         x, residual = torch.zeros(64, k, dtype=torch.bfloat16), torch.zeros(64, n, dtype=torch.bfloat16)
         linear = QuantizedLinear(weight, weight, torch.zeros(n, dtype=torch.bfloat16) if mins is None else None)
         linear(x[:3])
@@ -92,7 +96,7 @@ def attend() -> None:
 
     starts, lens = np.array([0, 3, 4], np.int32), np.array([3, 600], np.int32)
     table = np.arange(80, dtype=np.int32).reshape(2, 40)
-    formats: list[KVFormat] = ["bf16", "int8", "int4"]
+    formats: list[KVFormat] = ["bf16", "fp8", "int8", "int4"]
     for kv_format in formats:
         shape = GroupShape(32, 8, 128, 16, 2, None, kv_format)
         operator = TritonAttention(32, 8, torch.device("cpu"))

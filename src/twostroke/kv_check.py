@@ -85,7 +85,7 @@ class Finding:
         return largest_of(self.differences)
 
 
-_FORMAT_STEPS: dict[KVFormat, float] = {"f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
+_FORMAT_STEPS: dict[KVFormat, float] = {"f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7, "fp8": 2.0**-3}
 """One unit in the last place, by the number."""
 _LAYER_NOISE = {"float32": 2.0**-18, "float16": 3 * 2.0**-11, "bfloat16": 3 * 2.0**-8}
 """What another order of summation does to a layer's output: the roundings of attention, MLP and norm to a type of few

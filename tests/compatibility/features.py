@@ -115,6 +115,13 @@ MEMORY = (
         Feature(f"KV in {kv}", f"--kv-cache-dtype {kv}", Sign.KV_FORMAT, {"kv_cache_dtype": kv}, changes_answers=True)
         for kv in ("bf16", "int8", "int4")
     ),
+    Feature(
+        "KV in fp8",
+        "--kv-cache-dtype fp8, not on the native kernels",
+        Sign.KV_FORMAT,
+        {"kv_cache_dtype": "fp8", "kernels": "reference"},
+        changes_answers=True,
+    ),
 )
 WEIGHTS = (
     Feature("bfloat16", "--dtype bfloat16", Sign.OTHER_NUMBERS, {"dtype": "bfloat16"}, changes_answers=True),
@@ -127,6 +134,13 @@ WEIGHTS = (
             changes_answers=True,
         )
         for bits in ("int8", "int4")
+    ),
+    Feature(
+        "fp8 weights",
+        "--quantization fp8, not on the native kernels",
+        Sign.OTHER_NUMBERS,
+        {"quantization": "fp8", "kernels": "reference"},
+        changes_answers=True,
     ),
     Feature(
         "quantized checkpoint",

@@ -80,7 +80,7 @@ REFUSALS = (
             f"quantization={bits}: {model} is quantized already ({method}). Leave it out.",
             ((f"{bits} weights", name),),
         )
-        for bits in ("int8", "int4")
+        for bits in ("int8", "int4", "fp8")
         for name, model, method in (
             ("quantized checkpoint", "tiny-llama-int4", "compressed-tensors"),
             ("GGUF", "tiny-llama.gguf", "gguf"),
@@ -95,7 +95,7 @@ REFUSALS = (
     Refusal(
         "tensor_parallel_size=2: with kernels=reference and float32, bits may depend on a matrix's number of rows. "
         "Take the native kernels (--kernels auto, --dtype float32 or bfloat16), or leave it out.",
-        (("torch's operators", "tensor parallelism"),),
+        tuple((name, "tensor parallelism") for name in ("KV in fp8", "fp8 weights", "torch's operators")),
     ),
     Refusal(
         "enable_prefix_caching=False: KV is handed over through the prefix cache. "
@@ -124,6 +124,10 @@ IDLE = (
         "preemption",
         "two pools",
         "KV is fetched only where the longest request has room beside it, so few requests never take each other's.",
+    ),
+    *(
+        Idle("torch's operators", name, "On a CPU, torch's operators serve fp8 in any case.")
+        for name in ("KV in fp8", "fp8 weights")
     ),
     Idle("bfloat16", "GGUF", "A quantized GGUF file is computed in bfloat16 anyway."),
 )

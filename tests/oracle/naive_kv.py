@@ -38,10 +38,32 @@ def quantize(x: npt.NDArray[np.float32], kv_format: KVFormat) -> Codes:
     return Codes(np.rint(np.clip(steps, 0, levels)).astype(np.uint8), scale, zero)
 
 
+def e4m3_values() -> npt.NDArray[np.float64]:
+    """What the codes 0 to 0x7E stand for, from the definition: 4 bits of exponent (bias 7), 3 of mantissa. [127]"""
+    codes = np.arange(0x7F)
+    exponent, mantissa = codes >> 3, codes & 7
+    return np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
+
+
+def e4m3(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    """Codes: the nearest, of two equally near ones the even code, and the last one for what lies beyond."""
+    values, size = e4m3_values(), np.abs(x.astype(np.float64))
+    above = np.clip(np.searchsorted(values, size), 1, 0x7E)
+    below = above - 1
+    middle = (values[above] + values[below]) / 2
+    takes_upper = (size > middle) | ((size == middle) & (above % 2 == 0))
+    codes = np.where(np.isfinite(x), np.where(takes_upper, above, below), 0x7F)
+    return (codes | np.where(np.signbit(x), 0x80, 0)).astype(np.uint8)
+
+
 def stored(x: Tensor, kv_format: KVFormat, dtype: torch.dtype) -> Tensor:
     """What reads as x [..., head_dim] once it was stored, in the type that is computed with."""
     if kv_format in DTYPES:
         return x.to(DTYPES[kv_format]).to(dtype)
+    if kv_format == "fp8":
+        codes = e4m3(x.float().numpy())
+        signs = np.where(codes & 0x80, -1.0, 1.0)
+        return torch.from_numpy(np.append(e4m3_values(), np.nan)[codes & 0x7F] * signs).to(dtype)
     rows = x.float().reshape(-1, x.shape[-1]).numpy()
     if not np.isfinite(rows).all():
         return torch.full_like(x, float("nan"))

@@ -30,6 +30,8 @@ SHAPES = {
     "int4, small blocks": Shape(kv_format="int4", head_dim=24, block_size=4),
     "int4, bf16, window": Shape(kv_format="int4", dtype=torch.bfloat16, head_dim=80, block_size=32, window=37),
     "int8, bf16, blocks of one": Shape(kv_format="int8", dtype=torch.bfloat16, block_size=1, window=100),
+    "fp8": Shape(kv_format="fp8"),
+    "fp8, bf16, window": Shape(kv_format="fp8", dtype=torch.bfloat16, head_dim=24, block_size=8, window=37),
     "bf16 in f32": Shape(kv_format="bf16", block_size=8, window=21),
     "f32 in bf16": Shape(kv_format="f32", dtype=torch.bfloat16, head_dim=24),
 }
@@ -81,7 +83,7 @@ def test_where_a_context_is_cut_changes_no_bit(monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(found[0], found[1])
 
 
-@pytest.mark.parametrize("kv_format", ["f32", "int4"])
+@pytest.mark.parametrize("kv_format", ["f32", "fp8", "int4"])
 def test_block_size_does_not_change_a_bit(kv_format: str) -> None:
     shape = Shape(backend="triton", kv_format=kv_format, window=50)
     qkv = shape.qkv(70, seed=5)
@@ -102,7 +104,7 @@ def test_an_empty_batch() -> None:
     assert pool.operator(torch.zeros(0, 8, 16), pool.storage, plan, 0, 1.0).shape == (0, 64)
 
 
-@pytest.mark.parametrize("kv_format", ["f32", "f16", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("kv_format", ["f32", "f16", "bf16", "fp8", "int8", "int4"])
 def test_stored_bytes_are_the_references_in_their_own_order(kv_format: str) -> None:
     """Codes, scales and zeros bit for bit, of vectors of every kind; what stays unused of a block is zero."""
     shape = Shape(backend="triton", kv_format=kv_format, block_size=8)
@@ -125,7 +127,7 @@ def test_stored_bytes_are_the_references_in_their_own_order(kv_format: str) -> N
             assert not found[9:].any()
 
 
-@pytest.mark.parametrize("kv_format", ["int8", "f32"])
+@pytest.mark.parametrize("kv_format", ["int8", "fp8", "f32"])
 @pytest.mark.parametrize("poison", [float("nan"), float("-inf")])
 def test_numbers_that_are_not_finite_are_seen_by_who_sees_them(kv_format: str, poison: float) -> None:
     shape = Shape(backend="triton", kv_format=kv_format)
@@ -175,3 +177,21 @@ def test_heads_that_are_too_large_go_to_torch() -> None:
     shape = Shape(backend="triton", head_dim=320)
     assert not isinstance(shape.operator(), TritonAttention)
     assert isinstance(Shape(backend="triton").operator(), TritonAttention)
+
+
+def test_fp8_codes_are_the_references() -> None:
+    """Of numbers at and beside every code, every middle and every power of two."""
+    values = decode(torch.arange(0x7F, dtype=torch.uint8)[:, None], "fp8", torch.float32)[:, 0]
+    edges = torch.cat([values, (values[1:] + values[:-1]) / 2, 2.0 ** torch.arange(-149.0, 128.0)])
+    up, down = (torch.nextafter(edges, torch.tensor(to)) for to in (torch.inf, -1.0))
+    numbers = torch.cat([edges, up, down, torch.tensor([448.1, 464.0, 480.0, 3e38, torch.inf, torch.nan])])
+    numbers = torch.cat([numbers, -numbers])
+    numbers = torch.nn.functional.pad(numbers, (0, -len(numbers) % 16)).view(-1, 1, 16)
+    shape = Shape(backend="triton", kv_format="fp8", num_heads=1, num_kv_heads=1)
+    pool = Pool(shape, [numbers.expand(-1, 3, 16).contiguous()])
+    pool.step([(0, len(numbers))])
+    written = pool.storage[pool.table[0, : -(-len(numbers) // 16)], 1, 0, 0].reshape(-1, 16)[: len(numbers)]
+    expected = encode(numbers[:, 0], "fp8")
+    is_nan = expected & 0x7F == 0x7F
+    assert torch.equal(is_nan, written & 0x7F == 0x7F)
+    assert torch.equal(written[~is_nan], expected[~is_nan])

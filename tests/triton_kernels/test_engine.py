@@ -35,9 +35,10 @@ def test_tokens_are_the_references_in_any_batch(random_models: dict[str, Path]) 
     assert tokens(model, PROMPTS[1:], PARAMS[1:], kernels="triton") == expected[1:]
 
 
-def test_quantized_weights_and_kv(random_models: dict[str, Path]) -> None:
+@pytest.mark.parametrize("form", ["int8", "fp8"])
+def test_quantized_weights_and_kv(form: str, random_models: dict[str, Path]) -> None:
     """Against the same numbers in torch's operators: there the codes become floats when they are packed."""
-    quantized = {"quantization": "int8", "kv_cache_dtype": "int8"}
+    quantized = {"quantization": form, "kv_cache_dtype": form}
     prompts, params = [PROMPTS[0]], PARAMS[:1]
     expected = tokens(random_models["llama"], prompts, params, kernels="reference", device="cpu", **quantized)
     assert tokens(random_models["llama"], prompts, params, kernels="triton", **quantized) == expected

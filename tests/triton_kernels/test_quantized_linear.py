@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from triton_device import device
 from twostroke.kernels import cuda
 from twostroke.kernels.cuda import linear
-from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_in_groups, quantize_per_channel
+from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_fp8, quantize_in_groups, quantize_per_channel
 from twostroke.kernels.reference.elementwise import silu_and_mul
 from twostroke.kernels.streamed_weight import StreamedWeight
 
@@ -23,6 +23,8 @@ def weight_of(kind: str, dtype: torch.dtype = torch.float32, n: int = N) -> Quan
     numbers = torch.randn(n, K, generator=torch.Generator().manual_seed(1)).to(dtype)
     if kind == "int8":
         return quantize_per_channel(numbers).to(DEVICE)
+    if kind == "fp8":
+        return quantize_fp8(numbers).to(DEVICE)
     weight = quantize_in_groups(numbers, 64 if kind == "groups of 64" else 32)
     if kind == "with mins":
         weight = replace(weight, mins=(weight.scales.float() * 0.3).half())
@@ -31,7 +33,7 @@ def weight_of(kind: str, dtype: torch.dtype = torch.float32, n: int = N) -> Quan
     return weight.to(DEVICE)
 
 
-KINDS = ["int8", "int4", "groups of 64", "with mins", "in another order"]
+KINDS = ["int8", "fp8", "int4", "groups of 64", "with mins", "in another order"]
 
 
 def inputs(num_rows: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -57,7 +59,7 @@ def test_half_types(dtype: torch.dtype) -> None:
     torch.testing.assert_close(linear.pack_linear(weight, None)(x).float(), expected, rtol=1e-2, atol=0.1)
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
 def test_a_row_is_the_same_alone_and_among_any_others(kind: str) -> None:
     """Over the borders of both heights of tiles, and of who adds the runs."""
     packed, x = linear.pack_linear(weight_of(kind), None), inputs(70)

@@ -6,14 +6,14 @@ import os
 import sys
 from pathlib import Path
 
-from twostroke.config.load import QuantizationOnLoad
+from twostroke.config.load import QuantizationOnFile
 
 
 def quantize(
     model: str,
     out: Path,
     *,
-    quantization: QuantizationOnLoad,
+    quantization: QuantizationOnFile,
     group_size: int | None = None,
     quiet: bool = False,
 ) -> None:

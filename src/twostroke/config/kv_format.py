@@ -1,7 +1,9 @@
 """How K and V are stored: the choice of a user, what it comes to for a model, and the bytes of it.
 
-The numbers of a float format are stored as they are. int8 and int4 are asymmetric, with a scale and a zero (both
-float16) for each token and KV head, of K and of V apart; over the head_dim numbers x of one such vector
+The numbers of a float format are stored as they are; those of fp8 (float8_e4m3fn) have scale 1, are rounded to the
+nearest, ties to even, and cut off at 448, and one that is not finite is NaN. int8 and int4 are asymmetric, with a scale
+and a zero (both float16) for each token and KV head, of K and of V apart; over the head_dim numbers x of one such
+vector
 
     zero = float16(min x)      scale = float16((max x - zero) / levels)      levels = 255 or 15
     code = round((x - zero) / scale), within 0 to levels                     stands for   zero + scale * code
@@ -16,10 +18,10 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-KVCacheDType = Literal["auto", "bf16", "bfloat16", "f32", "float32", "int8", "int4"]
+KVCacheDType = Literal["auto", "bf16", "bfloat16", "f32", "float32", "fp8", "fp8_e4m3", "int8", "int4"]
 """What may be asked for; 'auto' is the model's own type."""
 
-KVFormat = Literal["f32", "f16", "bf16", "int8", "int4"]
+KVFormat = Literal["f32", "f16", "bf16", "fp8", "int8", "int4"]
 """What it comes to."""
 
 KV_FORMATS: tuple[KVFormat, ...] = get_args(KVFormat)
@@ -28,17 +30,18 @@ _OF_NAME: dict[str, KVFormat] = {
     "float32": "f32",
     "float16": "f16",
     "bfloat16": "bf16",
+    "fp8_e4m3": "fp8",
     **{name: name for name in KV_FORMATS},
 }
-_BITS: dict[KVFormat, int] = {"f32": 32, "f16": 16, "bf16": 16, "int8": 8, "int4": 4}
+_BITS: dict[KVFormat, int] = {"f32": 32, "f16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4}
 _SCALE_AND_ZERO_BYTES = 4
 
 
 def resolve_kv_format(requested: KVCacheDType, model_dtype: str) -> KVFormat:
     """The format for a model.
 
-    >>> resolve_kv_format("auto", "bfloat16"), resolve_kv_format("float32", "bfloat16")
-    ('bf16', 'f32')
+    >>> [resolve_kv_format(requested, "bfloat16") for requested in ("auto", "float32", "fp8_e4m3")]
+    ['bf16', 'f32', 'fp8']
     """
     wanted = model_dtype if requested == "auto" else requested
     return _OF_NAME[wanted]
@@ -58,8 +61,8 @@ def levels_of(kv_format: KVFormat) -> int:
 def slot_bytes(kv_format: KVFormat, head_dim: int) -> int:
     """Bytes that K (and as many that V) of one token takes in one KV head.
 
-    >>> [slot_bytes(kv_format, 128) for kv_format in ("bf16", "int8", "int4")]
-    [256, 132, 68]
+    >>> [slot_bytes(kv_format, 128) for kv_format in ("bf16", "fp8", "int8", "int4")]
+    [256, 128, 132, 68]
     """
     codes = -(-head_dim * _BITS[kv_format] // 8)
     return codes + (_SCALE_AND_ZERO_BYTES if is_quantized(kv_format) else 0)

@@ -15,8 +15,10 @@ Kernels = Literal[
     "auto", "reference", "native", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dotprod", "triton"
 ]
 
-QuantizationOnLoad = Literal["int8", "int4"]
-Quantization = Literal["int8", "int4", "awq", "gptq", "compressed-tensors", "gguf"]
+QuantizationOnLoad = Literal["int8", "int4", "fp8"]
+QuantizationOnFile = Literal["int8", "int4"]
+"""What `twostroke quantize` writes."""
+Quantization = Literal["int8", "int4", "fp8", "awq", "gptq", "compressed-tensors", "gguf"]
 ActivationQuantization = Literal["int8", "none"]
 
 GROUP_SIZES = (32, 64, 128)
@@ -39,9 +41,9 @@ class LoadConfig:
     """Type of weights and activations, and of KV unless kv_cache_dtype says else; 'auto' keeps the checkpoint's, and
     takes bfloat16 for a quantized GGUF file."""
     quantization: Quantization | None = None
-    """Quantize the weights while loading: 'int8' (a scale per channel) or 'int4' (a scale per group of weights). A
-    checkpoint that is quantized says so itself; the name of its method ('awq', 'gptq', 'compressed-tensors', 'gguf') is
-    checked then."""
+    """Quantize the weights while loading: 'int8' or 'fp8' (e4m3; a scale per channel), or 'int4' (a scale per group of
+    weights). A checkpoint that is quantized says so itself; the name of its method ('awq', 'gptq',
+    'compressed-tensors', 'gguf') is checked then."""
     group_size: int | None = None
     """Weights that share a scale in quantization 'int4': 32 (the default), 64 or 128; larger groups are less exact."""
     activation_quantization: ActivationQuantization | None = None

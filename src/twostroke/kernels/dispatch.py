@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from twostroke.config.kv_format import KVFormat, slot_bytes
-from twostroke.config.load import ActivationQuantization, Kernels
+from twostroke.config.kv_format import KV_FORMATS, KVFormat, slot_bytes
+from twostroke.config.load import ActivationQuantization, Kernels, QuantizationOnLoad
 from twostroke.errors import SetupError
 from twostroke.kernels.head_order import HeadOrder
 from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
@@ -240,6 +240,10 @@ class Operators:
     """Draws from whole vocabularies; None leaves that to the sampler's own tensor code."""
     filtered_argmax: FilteredArgmax | None = None
     """Draws from what filters leave of them; None leaves that to it, too."""
+    quantizations: tuple[QuantizationOnLoad, ...] = get_args(QuantizationOnLoad)
+    """That its products take."""
+    kv_formats: tuple[KVFormat, ...] = KV_FORMATS
+    """That its attention reads and writes."""
 
 
 def operators_for(

@@ -1,4 +1,8 @@
-"""QuantizedWeight: a weight of 8 or 4 bits in plain order, the form in which every format reaches a backend."""
+"""QuantizedWeight: a weight of 8 or 4 bits in plain order, the form in which every format reaches a backend.
+
+Codes are whole numbers, or float8_e4m3fn by their bits: these have scales that are powers of two, so that a weight of
+three digits stays one in every type, and no group's range costs the small numbers beside it.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,16 @@ class QuantizedFormat:
     has_mins: bool = False
     order_digest: bytes | None = None
     """Of `QuantizedWeight.order`; None where columns are in their own order."""
+    is_fp8: bool = False
+    """Whether codes are the bits of float8_e4m3fn."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
-    """w[n, order[k]] = scales[n, g] * (codes[n, k] - 2^(bits - 1)) - mins[n, g], g = k // group_size."""
+    """w[n, order[k]] = scales[n, g] * (codes[n, k] - 2^(bits - 1)) - mins[n, g], g = k // group_size.
+
+    Of fp8, scales[n, g] * codes[n, k] as a number.
+    """
 
     codes: Tensor
     """uint8 [N, K]: 0 to 2^bits - 1."""
@@ -42,6 +51,9 @@ class QuantizedWeight:
     """int64 [K]: the input that each column of codes belongs to, where a format sorts its columns by group (GPTQ's
     act-order); None is their own order. A backend reads its inputs in this order."""
 
+    is_fp8: bool = False
+    """Whether codes are the bits of float8_e4m3fn; without mins and order."""
+
     @property
     def shape(self) -> torch.Size:
         """[N, K], as of a tensor."""
@@ -51,7 +63,7 @@ class QuantizedWeight:
     def format(self) -> QuantizedFormat:
         """What it has in common with others like it."""
         digest = None if self.order is None else order_digest(self.order)
-        return QuantizedFormat(self.bits, self.group_size, self.mins is not None, digest)
+        return QuantizedFormat(self.bits, self.group_size, self.mins is not None, digest, self.is_fp8)
 
     def dequantize(self) -> Tensor:
         """The numbers that the codes stand for, columns in the order of the inputs. [N, K] in `dtype`
@@ -62,7 +74,9 @@ class QuantizedWeight:
         found = torch.empty(self.shape, dtype=self.dtype, device=self.codes.device)
         for begin in range(0, len(found), _ROWS_AT_ONCE):
             rows = slice(begin, begin + _ROWS_AT_ONCE)
-            values = (self.codes[rows].float() - 2 ** (self.bits - 1)) * self.scales[rows].float()[:, groups]
+            codes = self.codes[rows]
+            numbers = codes.view(torch.float8_e4m3fn).float() if self.is_fp8 else codes.float() - 2 ** (self.bits - 1)
+            values = numbers * self.scales[rows].float()[:, groups]
             if self.mins is not None:
                 values -= self.mins[rows].float()[:, groups]
             if self.order is not None:
@@ -83,6 +97,8 @@ class QuantizedWeight:
     def is_like(self, other: QuantizedWeight) -> bool:
         """Whether both can be rows of one weight."""
         if (self.bits, self.group_size, self.shape[1]) != (other.bits, other.group_size, other.shape[1]):
+            return False
+        if self.is_fp8 != other.is_fp8:
             return False
         if (self.mins is None) != (other.mins is None) or (self.order is None) != (other.order is None):
             return False
@@ -123,6 +139,24 @@ def quantize_per_channel(weight: Tensor) -> QuantizedWeight:
     scale = (wide.abs().amax(-1, keepdim=True) / 127).clamp_(1e-7, LARGEST_SCALE).half()
     codes = _codes(wide, 1 / scale.float(), -128, 127).add_(128).to(torch.uint8)
     return per_channel(codes, scale, weight.dtype)
+
+
+LARGEST_FP8 = 448.0
+"""Of float8_e4m3fn."""
+
+
+def quantize_fp8(weight: Tensor) -> QuantizedWeight:
+    """float8_e4m3fn, with the least power of two for each row of weight [N, K] that leaves nothing to be cut off.
+
+    A float keeps its digits whatever power of two it is divided by, so a finer scale would gain nothing.
+    """
+    wide = weight.float()
+    # float16 has all powers of two from -24 to 15
+    mantissa, exponent = torch.frexp((wide.abs().amax(-1, keepdim=True) / LARGEST_FP8).clamp_(2.0**-24, 2.0**15))
+    exponent -= (mantissa == 0.5).int()  # it is in [0.5, 1)
+    scale = torch.ldexp(torch.ones_like(wide[:, :1]), exponent)
+    codes = (wide / scale).clamp_(-LARGEST_FP8, LARGEST_FP8).to(torch.float8_e4m3fn).view(torch.uint8)
+    return replace(per_channel(codes, scale.half(), weight.dtype), is_fp8=True)
 
 
 def per_channel(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> QuantizedWeight:

@@ -16,7 +16,7 @@ from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint, InvalidParameter, SetupError
 from twostroke.kernels.dispatch import Operators, Weight
 from twostroke.kernels.large_pages import return_unused
-from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_fp8
 from twostroke.kernels.stacked_weight import StackedWeight, stack
 from twostroke.kernels.streamed_weight import StreamedWeight
 from twostroke.layers.row_split import RowSplit
@@ -173,6 +173,8 @@ def _quantizer(
     """The backend's; None where the checkpoint's own format is kept."""
     if quantization == "int8":
         return operators.quantize_per_channel
+    if quantization == "fp8":
+        return quantize_fp8
     if quantization == "int4":
         return lambda weight: operators.quantize_in_groups(weight, group_size)
     return None

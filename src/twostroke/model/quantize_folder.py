@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from twostroke.config.load import DEFAULT_GROUP_SIZE, GROUP_SIZES, QuantizationOnLoad
+from twostroke.config.load import DEFAULT_GROUP_SIZE, GROUP_SIZES, QuantizationOnFile
 from twostroke.config.model import ModelConfig
 from twostroke.errors import InvalidParameter, SetupError
 from twostroke.kernels.dispatch import Operators, operators_for
@@ -47,7 +47,7 @@ class QuantizedFolder:
 def quantize_folder(
     model: str,
     out: Path,
-    quantization: QuantizationOnLoad,
+    quantization: QuantizationOnFile,
     *,
     group_size: int | None = None,
     threads: int = 1,
@@ -98,7 +98,7 @@ def quantize_folder(
     return QuantizedFolder(out, before, after)
 
 
-def _checked_group_size(quantization: QuantizationOnLoad, group_size: int | None) -> int:
+def _checked_group_size(quantization: QuantizationOnFile, group_size: int | None) -> int:
     if group_size is not None and quantization != "int4":
         raise InvalidParameter("group_size", group_size, "changes nothing without quantization int4")
     if group_size is not None and group_size not in GROUP_SIZES:
@@ -110,7 +110,7 @@ def _tensors(
     source: WeightSource,
     config: ModelConfig,
     quantized: set[str],
-    quantization: QuantizationOnLoad,
+    quantization: QuantizationOnFile,
     group_size: int,
     operators: Operators,
     progress: bool,
@@ -139,7 +139,7 @@ def _pack_quantized(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
     return {f"{name}_packed": words, f"{name}_scale": weight.scales, f"{name}_shape": shape}
 
 
-def _quantization_config(quantization: QuantizationOnLoad, group_size: int) -> dict[str, Any]:
+def _quantization_config(quantization: QuantizationOnFile, group_size: int) -> dict[str, Any]:
     is_int8 = quantization == "int8"
     weights = {"num_bits": 8 if is_int8 else 4, "type": "int", "symmetric": True, "dynamic": False}
     scales = {"strategy": "channel", "group_size": None} if is_int8 else {"strategy": "group", "group_size": group_size}

@@ -50,8 +50,8 @@ def weight_bytes(
 
 def format_on_load(quantization: Quantization | None, group_size: int) -> QuantizedFormat | None:
     """What quantizing makes of floats while they are loaded; None where the checkpoint's own format is kept."""
-    if quantization == "int8":
-        return QuantizedFormat(8, 128)
+    if quantization in ("int8", "fp8"):
+        return QuantizedFormat(8, 128, is_fp8=quantization == "fp8")
     return QuantizedFormat(4, group_size) if quantization == "int4" else None
 
 

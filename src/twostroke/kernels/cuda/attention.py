@@ -25,7 +25,12 @@ log = get_logger(__name__)
 CUT = Cut()
 MAX_HEAD_DIM = 256
 """Two states of a tile are kept in registers; larger heads would live in memory."""
-_STORED: dict[KVFormat, torch.dtype] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_STORED: dict[KVFormat, torch.dtype] = {
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp8": torch.uint8,
+}
 _SCALE_AND_ZERO_BYTES = 4
 _VECTORS = 16
 """Of K and V that one program writes."""

@@ -1,7 +1,7 @@
 """K and V between numbers and bytes, in any format of config/kv_format.py.
 
-A KV head of a block is `block_size` vectors of float numbers, or, quantized, the codes of all its tokens and behind
-them a float16 scale and a float16 zero for each:
+A KV head of a block is `block_size` vectors of float numbers (of fp8: bytes, see kernels/cuda/fp8.py), or, quantized,
+the codes of all its tokens and behind them a float16 scale and a float16 zero for each:
 
     int8, int4      [block_size, code bytes] [block_size, 2]        4 bits: the even dimension low
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from twostroke.kernels.cuda.fp8 import from_e4m3, to_e4m3
 from twostroke.kernels.cuda.jit import jit, rounded
 
 LARGEST_HALF = tl.constexpr(65504.0)
@@ -69,7 +70,8 @@ def write_slots(
 
     Vectors are counted through the tokens, of each K of all heads and then V; num_heads counts both. Strides and the
     offset count elements of `values`: bytes where LEVELS is not 0 and K and V are quantized, and then `halves` is the
-    same memory in float16. WIDTH is HEAD_DIM, filled up. A token whose block is -1 is nobody's.
+    same memory in float16; bytes without LEVELS are fp8. WIDTH is HEAD_DIM, filled up. A token whose block is -1 is
+    nobody's.
     """
     vector = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_vector = vector < num_vectors
@@ -83,7 +85,7 @@ def write_slots(
     unused = tl.load(token_unused + token, mask=is_vector, other=0)
     begins = block * block_stride + layer_offset + head * head_stride
     if LEVELS == 0:
-        numbers = rounded(x, values.dtype.element_ty)
+        numbers = to_e4m3(x) if values.dtype.element_ty == tl.uint8 else rounded(x, values.dtype.element_ty)
         tl.store(values + (begins + slot * HEAD_DIM)[:, None] + column[None, :], numbers, mask=inside)
         for behind in range(1, tl.max(unused, axis=0) + 1):
             place = values + (begins + (slot + behind) * HEAD_DIM)[:, None] + column[None, :]
@@ -129,8 +131,10 @@ def read_slots(
     column = tl.arange(0, WIDTH)[None, :]
     mask = inside[:, None] & (column < HEAD_DIM)
     if LEVELS == 0:
-        found = tl.load(values + (begins + slots * HEAD_DIM)[:, None] + column, mask=mask, other=0.0)
-        if values.dtype.element_ty != dtype:
+        found = tl.load(values + (begins + slots * HEAD_DIM)[:, None] + column, mask=mask, other=0)
+        if values.dtype.element_ty == tl.uint8:
+            found = from_e4m3(found).to(dtype)  # which holds every one of them
+        elif values.dtype.element_ty != dtype:
             found = rounded(found.to(tl.float32), dtype)
     else:
         code_bytes: tl.constexpr = HEAD_DIM if LEVELS == 255 else HEAD_DIM // 2

@@ -76,6 +76,7 @@ class QuantizedLinear:
             self._format.group_size,
             self._dtype,
             None if self.order is None else self.order.long(),
+            self._format.is_fp8,
         ).dequantize()
 
     def _proven_heights(self) -> tuple[int, ...]:
@@ -88,7 +89,8 @@ class QuantizedLinear:
             low, high = (self._tiled(x, None, height, apart=False) for height in (_LOW, _HIGH))
             return (_LOW, _HIGH) if torch.equal(low, high) else (_LOW,)
 
-        name = f"linear {self._num_inputs} -> {self._num_channels} of {self._format.bits} bits"
+        form = "fp8" if self._format.is_fp8 else f"{self._format.bits} bits"
+        name = f"linear {self._num_inputs} -> {self._num_channels} of {form}"
         return remember(("triton", *of_weight), prove, name)
 
     def _multiply(self, x: Tensor, residual: Tensor | None) -> Tensor:
@@ -131,6 +133,7 @@ class QuantizedLinear:
             CHANNELS=_CHANNELS,
             RUNS=_RUNS,
             BITS=self._format.bits,
+            IS_FP8=self._format.is_fp8,
             GROUP_SIZE=self._format.group_size,
             HAS_MINS=self.mins is not None,
             HAS_ORDER=self.order is not None,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from twostroke.kernels.cuda.fp8 import from_e4m3
 from twostroke.kernels.cuda.jit import jit, jit_for_any, product, rounded, through
 
 HALF_SPAN = tl.constexpr(64)
@@ -58,6 +59,7 @@ def half_span(
     num_groups,
     x_stride,
     BITS: tl.constexpr,
+    IS_FP8: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HAS_MINS: tl.constexpr,
     HAS_ORDER: tl.constexpr,
@@ -74,7 +76,8 @@ def half_span(
     is_weight = (channel < num_channels)[:, None] & is_input[None, :]
     middle: tl.constexpr = 2 ** (BITS - 1)
     scale = tl.load(scales + of_group, mask=is_weight, other=0.0).to(tl.float32)
-    weights = (codes.to(tl.float32) - middle) * scale
+    numbers = from_e4m3(codes) if IS_FP8 else codes.to(tl.float32) - middle
+    weights = numbers * scale
     if HAS_MINS:
         weights -= tl.load(mins + of_group, mask=is_weight, other=0.0).to(tl.float32)
     return product(inputs, tl.trans(rounded(weights, x.dtype.element_ty)), sums)
@@ -104,6 +107,7 @@ def multiply(
     CHANNELS: tl.constexpr,
     RUNS: tl.constexpr,
     BITS: tl.constexpr,
+    IS_FP8: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     HAS_MINS: tl.constexpr,
     HAS_ORDER: tl.constexpr,
@@ -136,11 +140,11 @@ def multiply(
                 high = tl.load(of_channel + behind, mask=is_channel & (behind < num_inputs), other=0)
             sums = half_span(
                 sums, x, low, scales, mins, order, row, channel, first, num_rows, num_channels, num_inputs, num_groups,
-                x_stride, BITS, GROUP_SIZE, HAS_MINS, HAS_ORDER,
+                x_stride, BITS, IS_FP8, GROUP_SIZE, HAS_MINS, HAS_ORDER,
             )  # fmt: skip
             sums = half_span(
                 sums, x, high, scales, mins, order, row, channel, first + HALF_SPAN, num_rows, num_channels, num_inputs,
-                num_groups, x_stride, BITS, GROUP_SIZE, HAS_MINS, HAS_ORDER,
+                num_groups, x_stride, BITS, IS_FP8, GROUP_SIZE, HAS_MINS, HAS_ORDER,
             )  # fmt: skip
         total += sums
     mask = (row < num_rows)[:, None] & (channel < num_channels)[None, :]

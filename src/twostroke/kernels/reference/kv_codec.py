@@ -11,13 +11,20 @@ from torch import Tensor
 
 from twostroke.config.kv_format import KVFormat, levels_of
 
-_DTYPES: dict[KVFormat, torch.dtype] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_DTYPES: dict[KVFormat, torch.dtype] = {
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp8": torch.float8_e4m3fn,
+}
 _LARGEST_HALF = 65504.0
 
 
 def encode(kv: Tensor, kv_format: KVFormat) -> Tensor:
     """[n, head_dim] of any float type to slots, uint8 [n, slot bytes]."""
     dtype = _DTYPES.get(kv_format)
+    if dtype is torch.float8_e4m3fn:
+        kv = cut_off(kv.float())
     if dtype is not None:
         return kv.to(dtype).contiguous().view(torch.uint8)
     codes, scale_and_zero = quantize(kv.float(), levels_of(kv_format))
@@ -36,6 +43,12 @@ def decode(slots: Tensor, kv_format: KVFormat, dtype: torch.dtype) -> Tensor:
         codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(1)
     scale, zero = slots[:, -4:].contiguous().view(torch.float16).float().split(1, dim=1)
     return codes.float().mul_(scale).add_(zero).to(dtype)
+
+
+def cut_off(x: Tensor) -> Tensor:
+    """What fp8 can hold of float32; what is not finite is NaN, so that its request ends with an error."""
+    largest = torch.finfo(torch.float8_e4m3fn).max
+    return torch.where(x.isfinite(), x.clamp(-largest, largest), torch.nan)
 
 
 def quantize(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
