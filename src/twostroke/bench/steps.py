@@ -77,7 +77,9 @@ def measure_steps(
     sizes = _Sizes.of(most, scheduler, longest, repeats)
     layout = KVLayout.of(model.layer_windows, block_size=1, num_kv_heads=1, head_dim=1, kv_format="bf16")
     num_blocks = len(layout.groups) * (sizes.num_tokens // cache.block_size + sizes.heights[0])
-    cache = replace(cache, enable_prefix_caching=False, num_kv_blocks=num_blocks, kv_cache_memory=None)
+    cache = replace(
+        cache, enable_prefix_caching=False, num_kv_blocks=num_blocks, kv_cache_memory=None, gpu_memory_utilization=None
+    )
     load = replace(load, max_model_len=sizes.longest_request)
     scheduler = replace(scheduler, max_num_seqs=sizes.heights[0], max_num_batched_tokens=sizes.budget)
     observed = ObservedSteps()

@@ -14,6 +14,9 @@ KVReservation = Literal["paged", "contiguous"]
 MAX_BLOCK_SIZE = 128
 """Also the length of the partitions in which attention walks a context; a block never spans two of them."""
 
+DEFAULT_UTILIZATION = 0.9
+"""Of a GPU's memory: the rest is for whoever else uses the card."""
+
 
 def check_block_size(name: str, size: int) -> None:
     """Whether blocks may have so many tokens.
@@ -34,12 +37,16 @@ class CacheConfig:
     block_size: int = 16
     """Tokens per KV block: a power of two, at most 128."""
     kv_cache_dtype: KVCacheDType = "auto"
-    """How K and V are stored: 'auto' in the model's type, 'bf16' or 'f32', or quantized to 'int8' or 'int4' with a
-    scale and a zero per token and head."""
+    """How K and V are stored: 'auto' in the model's type, 'bf16' or 'f32', rounded to 'fp8' (e4m3, up to 448), or
+    quantized to 'int8' or 'int4' with a scale and a zero per token and head."""
     kv_cache_memory: int | None = None
-    """Bytes for KV blocks; default: half of the memory that is free, within the control group's limit."""
+    """Bytes for KV blocks; default: half of the memory that is free, within the control group's limit; on a GPU, what
+    gpu_memory_utilization leaves."""
     num_kv_blocks: int | None = None
     """Exact number of KV blocks instead of a size in bytes."""
+    gpu_memory_utilization: float | None = None
+    """Share of a GPU's memory, above 0 and up to 1, that may be in use once the KV cache is there, by others, too;
+    default: 0.9. What weights and the largest step take of it is measured at start."""
     enable_prefix_caching: bool = True
     """Keep the KV of finished requests and reuse it for prompts that begin alike."""
     kv_reservation: KVReservation = "paged"
@@ -62,6 +69,7 @@ class CacheConfig:
         one_of("kv_reservation", self.kv_reservation, get_args(KVReservation))
         if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
             raise InvalidParameter("num_kv_blocks", self.num_kv_blocks, "cannot be given beside kv_cache_memory")
+        self._check_utilization()
         if not self.enable_kv_cache and self.enable_prefix_caching:
             remedy = "Switch it off as well (--no-enable-prefix-caching)."
             raise InvalidParameter("enable_prefix_caching", True, "needs the KV cache", remedy)
@@ -69,3 +77,17 @@ class CacheConfig:
         if self.kv_check_rate and not self.enable_prefix_caching:
             remedy = "Leave it out, or leave the prefix cache on."
             raise InvalidParameter("kv_check_rate", self.kv_check_rate, "checks hits of the prefix cache", remedy)
+
+    @property
+    def utilization(self) -> float:
+        """Of a GPU's memory."""
+        return DEFAULT_UTILIZATION if self.gpu_memory_utilization is None else self.gpu_memory_utilization
+
+    def _check_utilization(self) -> None:
+        given = self.gpu_memory_utilization
+        if given is None:
+            return
+        number("gpu_memory_utilization", given, 0, 1, "more than 0 and at most 1 (a share)", low_open=True)
+        for name in ("kv_cache_memory", "num_kv_blocks"):
+            if getattr(self, name) is not None:
+                raise InvalidParameter("gpu_memory_utilization", given, f"changes nothing beside {name}")

@@ -33,6 +33,11 @@ class EngineConfig:
             limit, remedy = "needs the KV cache", "Leave it out, or leave the KV cache on."
             raise InvalidParameter("speculative_config.method", self.speculative_config.method, limit, remedy)
         self._check_async_scheduling()
+        utilization = self.cache.gpu_memory_utilization
+        if utilization is not None and self.load.device != "cuda":
+            limit = f"is about the memory of a GPU, and the model runs on device={self.load.device}"
+            remedy = "Take --kv-cache-memory, or --device cuda."
+            raise InvalidParameter("gpu_memory_utilization", utilization, limit, remedy)
 
     @property
     def schedules_ahead(self) -> bool:

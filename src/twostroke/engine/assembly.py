@@ -25,18 +25,21 @@ from twostroke.engine.handover_ends import HandoverEnds, descriptors_for, open_e
 from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.identity import identity_facts, numerics_facts
 from twostroke.engine.journal import Journal, engine_started
+from twostroke.engine.measured_memory import Sized, measure_and_size
 from twostroke.engine.output_processor import OutputProcessor
 from twostroke.engine.pace import Pace, pace_of
 from twostroke.engine.preparation import (
     Prepared,
     account_for_memory,
+    check_weights_fit,
     free_memory,
     loaded_weight_bytes,
+    longest_request,
     model_shape,
     prepare,
     step_tokens,
 )
-from twostroke.engine.ranks import Ranks, RankStart
+from twostroke.engine.ranks import KVDecision, Ranks, RankStart
 from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import DoesNotFit, RankLost, SetupError
 from twostroke.events import EventLog
@@ -59,6 +62,7 @@ from twostroke.runner.decode_graphs import CudaGraphs, DecodeGraphs, Recorder
 from twostroke.runner.executor import Executor, InProcessExecutor
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.machine_limits import measure_machine_limits
+from twostroke.runner.memory_probe import MemoryProbe, probe_of
 from twostroke.runner.model_runner import ModelRunner
 from twostroke.runner.tensor_parallel import TensorParallelExecutor, follow
 from twostroke.sampling.sampler import Sampler
@@ -137,19 +141,21 @@ def build_engine(
     machine = machine or measure_machine_limits(
         loaded.dtype, loaded.device, loaded.num_threads * config.load.num_local_ranks
     )
-    account = account_for_memory(config, loaded, share=1.0 if handover is None else handover.port.memory_share)
-    sizing = account.sizing
+    kv_size = _kv_size(config, loaded, handover, probe_of(loaded.device))
     with ExitStack() as if_it_fails:
         # opened before a weight is read, which may take minutes: a path that cannot be written is refused at once
         path = config.load.event_log
         event_log = None if path is None else if_it_fails.enter_context(JsonlEventLog(path))
         shape = model_shape(config, loaded)
         pace = pace_of(config, loaded.path, shape, machine, step_times)
-        engine, lender, geometry = _build_engine(
-            config, loaded, layout, sizing, (shape, machine, pace), event_log, listeners, around_executor, handover
+        engine, lender, geometry, sized = _build_engine(
+            config, loaded, layout, kv_size, (shape, machine, pace), event_log, listeners, around_executor, handover
         )
         if_it_fails.pop_all()  # the engine's from here on
-    lines = _startup_lines(loaded, account.weight_bytes, layout, sizing, time.perf_counter() - begin_s)
+    sizing = sized.sizing
+    num_weight_bytes = loaded_weight_bytes(config, loaded, config.load.tensor_parallel_size)
+    lines = _startup_lines(loaded, num_weight_bytes, layout, sizing, time.perf_counter() - begin_s)
+    lines += () if sized.memory is None else (f"memory   {sized.memory.account}",)
     lines += pace.lines
     for line in lines:
         # a note, such as a shorter context than the model's, is nothing to find out from a refused prompt
@@ -179,20 +185,22 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
     config: EngineConfig,
     loaded: Prepared,
     layout: KVLayout,
-    sizing: KVSizing,
+    kv_size: KVSizing | MemoryProbe,
     costs: _Costs,
     event_log: JsonlEventLog | None,
     listeners: Sequence[EventLog],
     around_executor: Callable[[Executor], Executor] | None,
     handover: HandoverEnds | None,
-) -> tuple[Engine, LenderFacts | None, KVGeometry | None]:
+) -> tuple[Engine, LenderFacts | None, KVGeometry | None, Sized]:
     """Reads the weights and builds what runs them."""
     pace = costs[2]
     descriptors: tuple[int, ...] = ()
     if handover is not None:
-        num_kv_blocks = sizing.num_blocks + sizing.num_scratch_blocks + loaded.drafter_facts.num_branch_blocks
+        assert isinstance(kv_size, KVSizing), "memory that is shared is made before a weight is read"
+        num_kv_blocks = kv_size.num_blocks + kv_size.num_scratch_blocks + loaded.drafter_facts.num_branch_blocks
         descriptors = descriptors_for(handover.port, loaded.num_ranks, num_kv_blocks * layout.bytes_per_block)
-    executor, runner = _executor(config, loaded, sizing, descriptors)
+    executor, runner, sized = _executor(config, loaded, kv_size, descriptors)
+    sizing = sized.sizing
     manager = KVCacheManager(layout, sizing.num_blocks, config.cache, sizing.max_model_len)
     scheduler = Scheduler(
         config.scheduler,
@@ -220,21 +228,40 @@ def _build_engine(  # noqa: PLR0913 (everything that was found out before)
         fetching=fetching,
         clock=monotonic_clock,
     )
-    return engine, where, geometry
+    return engine, where, geometry, sized
+
+
+def _kv_size(
+    config: EngineConfig, loaded: Prepared, handover: HandoverEnds | None, probe: MemoryProbe | None
+) -> KVSizing | MemoryProbe:
+    """How many KV blocks there are, or who will measure that when the weights are there.
+
+    Raises:
+        DoesNotFit: the weights do not, or an explicit size, with the arithmetic.
+        SetupError: a card's KV is to be handed over.
+    """
+    if probe is None:
+        share = 1.0 if handover is None else handover.port.memory_share
+        return account_for_memory(config, loaded, share=share).sizing
+    if handover is not None:
+        raise SetupError(f"device={config.load.device}: KV of a card is not handed over so far. Take --device cpu.")
+    check_weights_fit(config, loaded)
+    return probe
 
 
 def _executor(
-    config: EngineConfig, loaded: Prepared, sizing: KVSizing, descriptors: tuple[int, ...]
-) -> tuple[Executor, ModelRunner]:
+    config: EngineConfig, loaded: Prepared, kv_size: KVSizing | MemoryProbe, descriptors: tuple[int, ...]
+) -> tuple[Executor, ModelRunner, Sized]:
     """Loads the model, here or here and in other processes, and opens the one door to it; and what is here."""
     descriptor = descriptors[0] if descriptors else None
     if config.load.tensor_parallel_size == 1:
-        runner = _runner(config, loaded, sizing, RowSplit(), descriptor)
-        return InProcessExecutor(runner, max_in_flight=2 if config.schedules_ahead else 1), runner
+        runner, sized = _runner(config, loaded, kv_size, RowSplit(), descriptor)
+        return InProcessExecutor(runner, max_in_flight=2 if config.schedules_ahead else 1), runner, sized
     ranks: Ranks | None = None
     try:
-        ranks = Ranks.start(RankStart(config, sizing.num_blocks, sizing.max_model_len, descriptors))
-        runner = _runner(config, loaded, sizing, RowSplit(ranks.communicator), descriptor)
+        decided = KVDecision(kv_size.num_blocks, kv_size.max_model_len) if isinstance(kv_size, KVSizing) else None
+        ranks = Ranks.start(RankStart(config, decided, descriptors))
+        runner, sized = _runner(config, loaded, kv_size, RowSplit(ranks.communicator), descriptor)
         ranks.communicator.barrier()
     except BaseException as error:
         if ranks is not None:
@@ -242,7 +269,7 @@ def _executor(
         if isinstance(error, RankLost):
             raise SetupError(f"tensor_parallel_size={config.load.tensor_parallel_size}: {error}") from error
         raise
-    return TensorParallelExecutor(runner, ranks.communicator, ranks.end), runner
+    return TensorParallelExecutor(runner, ranks.communicator, ranks.end), runner, sized
 
 
 def run_rank(start: RankStart, communicator: Communicator) -> None:
@@ -256,30 +283,52 @@ def run_rank(start: RankStart, communicator: Communicator) -> None:
         SetupError: its share cannot be loaded.
         RankLost: another rank is gone.
     """
-    loaded = prepare(start.config)
-    sizing = KVSizing(start.num_blocks, start.max_model_len, start.num_blocks * loaded.layout.bytes_per_block, 0)
-    _check_own_memory(start.config, loaded, sizing)
+    loaded = prepare(start.config, communicator.rank)
+    kv_size = probe_of(loaded.device)
+    if start.kv is not None:
+        num_kv_bytes = start.kv.num_blocks * loaded.layout.bytes_per_block
+        kv_size = KVSizing(start.kv.num_blocks, start.kv.max_model_len, num_kv_bytes, 0)
+        _check_own_memory(start.config, loaded, kv_size)
+    assert kv_size is not None, "rank 0 said how many blocks there are, or each rank measures"
     descriptor = start.kv_descriptors[communicator.rank] if start.kv_descriptors else None
-    runner = _runner(start.config, loaded, sizing, RowSplit(communicator), descriptor)
+    runner, _ = _runner(start.config, loaded, kv_size, RowSplit(communicator), descriptor)
     communicator.barrier()
     follow(runner, communicator)
 
 
 def _runner(
-    config: EngineConfig, loaded: Prepared, sizing: KVSizing, split: RowSplit, descriptor: int | None = None
-) -> ModelRunner:
-    """Reads the weights of a rank and builds what runs them, with its KV cache in shared memory where that is given."""
+    config: EngineConfig,
+    loaded: Prepared,
+    kv_size: KVSizing | MemoryProbe,
+    split: RowSplit,
+    descriptor: int | None = None,
+) -> tuple[ModelRunner, Sized]:
+    """Reads the weights of a rank and builds what runs them, with its KV cache in shared memory where that is given.
+
+    Returns:
+        What runs them, and how large that cache is.
+    """
+    is_known = isinstance(kv_size, KVSizing)
     model = load_model(
         loaded.weights,
         loaded.config,
         dtype=loaded.dtype,
         device=loaded.device,
-        max_model_len=sizing.max_model_len,
+        max_model_len=kv_size.max_model_len if is_known else longest_request(config, loaded),
         operators=loaded.operators,
         quantization=config.load.quantization,
         group_size=config.load.group_size or DEFAULT_GROUP_SIZE,
         split=split,
     )
+    sampler = Sampler(
+        loaded.config.vocab_size,
+        loaded.eos_token_ids,
+        loaded.device,
+        loaded.operators.gumbel_argmax,
+        loaded.operators.filtered_argmax,
+    )
+    sized = Sized(kv_size) if is_known else measure_and_size(config, loaded, model, sampler, kv_size, split)
+    sizing = sized.sizing
     drafts = loaded.drafter_facts
     kv = KVStorage(
         loaded.layout,
@@ -289,17 +338,10 @@ def _runner(
         drafts.num_branch_blocks,
         descriptor,
     )
-    sampler = Sampler(
-        loaded.config.vocab_size,
-        loaded.eos_token_ids,
-        loaded.device,
-        loaded.operators.gumbel_argmax,
-        loaded.operators.filtered_argmax,
-    )
     target = Target(
         model, kv, sampler, sizing.max_model_len, step_tokens(config, loaded), config.scheduler.max_num_seqs
     )
-    return ModelRunner(
+    runner = ModelRunner(
         model,
         kv,
         sampler,
@@ -310,13 +352,14 @@ def _runner(
         runs_ahead=config.schedules_ahead,
         graphs=_graphs(config, loaded, sizing, model, kv),
     )
+    return runner, sized
 
 
 def _graphs(
     config: EngineConfig, loaded: Prepared, sizing: KVSizing, model: DecoderModel, kv: KVStorage
 ) -> DecodeGraphs | None:
-    """Recorded passes, where there is somebody to record them."""
-    recorder = _recorder(loaded.device.type)
+    """Recorded passes, where there is somebody to record them. Not of several ranks, who gather in between."""
+    recorder = _recorder(loaded.device.type) if loaded.num_ranks == 1 else None
     if recorder is None or config.load.enforce_eager or not isinstance(model.attention, RecordableAttention):
         return None
     return DecodeGraphs(
@@ -411,7 +454,7 @@ def _startup_lines(
         f"requests {sizing.full_length_requests:,} of {sizing.max_model_len:,} tokens fit at once",
         *(() if loaded.drafter is None else (f"drafts   {loaded.drafter.words}",)),
         *_proof_lines(),
-        *(f"note     {remark}" for remark in (*sizing.remarks, *_rope_remarks(config))),
+        *(f"note     {remark}" for remark in (*sizing.remarks, *_rope_remarks(config), *_rank_remarks(loaded))),
     )
 
 
@@ -421,6 +464,13 @@ def _rope_remarks(config: ModelConfig) -> list[str]:
         return []
     fixed = f"dynamic rope scaling is fixed for {rope.longest_request} tokens: another --max-model-len, other outputs"
     return [f"{fixed}; up to {config.max_position_embeddings} nothing is stretched"]
+
+
+def _rank_remarks(loaded: Prepared) -> list[str]:
+    if loaded.num_ranks == 1 or loaded.device.type == "cpu":
+        return []
+    by_rows = f"{loaded.num_ranks} GPUs: cuBLAS chooses by the rows of a matrix, so tokens may differ from those of one"
+    return [f"{by_rows} GPU; they do not depend on the batch"]
 
 
 def _proof_lines() -> list[str]:

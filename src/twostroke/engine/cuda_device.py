@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from twostroke.errors import SetupError
+from twostroke.config.load import LoadConfig
+from twostroke.errors import InvalidParameter, SetupError
 
 BFLOAT16_CAPABILITY = (8, 0)
 _REMEDY = "or take --device cpu"
@@ -24,7 +25,7 @@ class CudaFacts:
     """What it says where CUDA does not start."""
     num_devices: int = 0
     name: str = ""
-    """Of the first device, as all that follows."""
+    """Of the device that is asked for, as all that follows."""
     capability: tuple[int, int] = (0, 0)
     built_architectures: tuple[str, ...] = ()
     """What it has machine code for ("sm_90"), or code that a driver can compile ("compute_90")."""
@@ -32,8 +33,19 @@ class CudaFacts:
     free_bytes: int = 0
 
 
-def cuda_facts() -> CudaFacts:
-    """Of this process; starts CUDA."""
+def device_of(load: LoadConfig, rank: int) -> torch.device:
+    """Where a rank runs: each has a GPU of its own, on its host.
+
+    >>> device_of(LoadConfig(device="cuda", tensor_parallel_size=4), 3)
+    device(type='cuda', index=3)
+    """
+    if load.device == "cpu":
+        return torch.device("cpu")
+    return torch.device(load.device, rank if load.num_local_ranks > 1 else 0)
+
+
+def cuda_facts(index: int = 0) -> CudaFacts:
+    """Of this process, and of one of its devices, if there are so many; starts CUDA."""
     version, built_for = torch.__version__, torch.version.cuda
     if built_for is None:
         return CudaFacts(torch_version=version, built_for=None, failure=None)
@@ -44,14 +56,15 @@ def cuda_facts() -> CudaFacts:
         return CudaFacts(torch_version=version, built_for=built_for, failure=str(error))
     if not num_devices:
         return CudaFacts(torch_version=version, built_for=built_for, failure=None)
-    free, total = torch.cuda.mem_get_info(0)
+    index = min(index, num_devices - 1)
+    free, total = torch.cuda.mem_get_info(index)
     return CudaFacts(
         torch_version=version,
         built_for=built_for,
         failure=None,
         num_devices=num_devices,
-        name=torch.cuda.get_device_name(0),
-        capability=torch.cuda.get_device_capability(0),
+        name=torch.cuda.get_device_name(index),
+        capability=torch.cuda.get_device_capability(index),
         built_architectures=tuple(torch.cuda.get_arch_list()),
         total_bytes=total,
         free_bytes=free,
@@ -85,6 +98,21 @@ def check_cuda(facts: CudaFacts) -> None:
         raise SetupError(
             f"{where} it has no code for {facts.name}, of compute capability {_dotted(facts.capability)}; it has "
             f"{', '.join(facts.built_architectures)}. Install a PyTorch that has it, {_REMEDY}."
+        )
+
+
+def check_gpu_for_each_rank(facts: CudaFacts, load: LoadConfig) -> None:
+    """Refuses more ranks than this host has GPUs.
+
+    Raises:
+        InvalidParameter: how many there are.
+    """
+    if load.num_local_ranks > facts.num_devices:
+        raise InvalidParameter(
+            "tensor_parallel_size",
+            load.tensor_parallel_size,
+            f"each rank takes a GPU of its own, and this process may use {facts.num_devices} ({facts.name})",
+            f"Take --tensor-parallel-size {facts.num_devices}, or make more visible (CUDA_VISIBLE_DEVICES).",
         )
 
 

@@ -13,15 +13,15 @@ from twostroke.config.kv_format import KVFormat, resolve_kv_format, slot_bytes
 from twostroke.config.load import DEFAULT_GROUP_SIZE, QuantizationOnLoad
 from twostroke.config.model import ModelConfig
 from twostroke.cost.step_cost import ModelShape
-from twostroke.engine.cuda_device import check_cuda, check_dtype, cuda_facts
+from twostroke.engine.cuda_device import check_cuda, check_dtype, check_gpu_for_each_rank, cuda_facts, device_of
 from twostroke.engine.drafting import Drafter, DrafterFacts, Surroundings, find_drafter
 from twostroke.engine.split_checks import check_can_split
-from twostroke.errors import DoesNotFit, SetupError
+from twostroke.errors import DoesNotFit, InvalidParameter, SetupError
 from twostroke.grammar.backend import GrammarBackend
 from twostroke.grammar.guidance import Guidance
 from twostroke.kernels.dispatch import Operators, operators_for
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.kv_cache.sizing import FreeMemory, KVSizing, size_kv_cache
+from twostroke.kv_cache.sizing import FreeMemory, KVRoom, KVSizing, size_kv_cache
 from twostroke.log import get_logger
 from twostroke.model.loader import check_weights
 from twostroke.model.model_files import find_model
@@ -77,21 +77,24 @@ class MemoryAccount:
     """Blocks, scratch blocks, the longest request, and how many of these fit."""
 
 
-def prepare(config: EngineConfig) -> Prepared:
+def prepare(config: EngineConfig, rank: int = 0) -> Prepared:
     """Finds everything of a model but its weights.
 
     Args:
         config: everything a user may set.
+        rank: which of the ranks this is; its device depends on it.
 
     Raises:
         SetupError: whatever can be refused before a weight is read.
         InvalidParameter: a setting that does not go with the model.
     """
     load = config.load
-    device = torch.device(load.device)
-    facts = cuda_facts() if device.type == "cuda" else None
+    device = device_of(load, rank)
+    facts = cuda_facts(device.index) if device.type == "cuda" else None
     if facts is not None:
         check_cuda(facts)
+        check_gpu_for_each_rank(facts, load)
+        torch.cuda.set_device(device)  # of this thread, which is the one that computes where it is not the first
     files = find_model(load.model)
     model_config = files.config().fixed_for(load.max_model_len)
     dtype_name = model_config.dtype if load.dtype == "auto" else load.dtype
@@ -100,6 +103,20 @@ def prepare(config: EngineConfig) -> Prepared:
         check_dtype(facts, dtype_name)
     kv_format = resolve_kv_format(config.cache.kv_cache_dtype, dtype_name)
     operators = operators_for(device, dtype, load.kernels, load.activation_quantization)
+    if kv_format not in operators.kv_formats:
+        raise InvalidParameter(
+            "kv_cache_dtype",
+            config.cache.kv_cache_dtype,
+            f"the {operators.name} kernels do not read it; they read {', '.join(operators.kv_formats)}",
+            "Take int8, or the kernels of torch (--kernels reference, slower) or of a GPU (--device cuda).",
+        )
+    if load.quantization == "fp8" and "fp8" not in operators.quantizations:
+        raise InvalidParameter(
+            "quantization",
+            load.quantization,
+            f"the {operators.name} kernels do not multiply it; they take {', '.join(operators.quantizations)}",
+            "Take int8, or the kernels of torch (--kernels reference, slower) or of a GPU (--device cuda).",
+        )
     check_can_split(config, model_config, operators)
     num_threads = load.threads or max(1, _usable_processors() // load.num_local_ranks)
     operators.set_num_threads(num_threads)
@@ -164,22 +181,30 @@ def account_for_memory(
     num_weight_bytes = loaded_weight_bytes(config, prepared, config.load.tensor_parallel_size)
     memory = free_memory(config, prepared, num_weight_bytes, share, free_bytes)
     drafts = prepared.drafter_facts
-    sizing = size_kv_cache(
-        prepared.layout,
-        config.cache,
-        max_model_len=config.load.max_model_len,
-        model_context=prepared.config.max_context,
-        max_tokens_per_step=max_tokens_per_step(config, prepared.config),
-        memory=memory,
-        bytes_beside_block=drafts.kv_bytes_per_block,
-    )
     return MemoryAccount(
         weight_bytes=num_weight_bytes,
         draft_weight_bytes=drafts.num_weight_bytes,
         memory=memory,
         kv_bytes_per_token=prepared.layout.bytes_per_token,
         kv_bytes_per_block=prepared.layout.bytes_per_block + drafts.kv_bytes_per_block,
-        sizing=sizing,
+        sizing=size_for(config, prepared, memory),
+    )
+
+
+def size_for(config: EngineConfig, prepared: Prepared, memory: KVRoom) -> KVSizing:
+    """How the room for KV is cut up.
+
+    Raises:
+        DoesNotFit: an explicit size is larger than the room, with the arithmetic.
+    """
+    return size_kv_cache(
+        prepared.layout,
+        config.cache,
+        max_model_len=config.load.max_model_len,
+        model_context=prepared.config.max_context,
+        max_tokens_per_step=max_tokens_per_step(config, prepared.config),
+        memory=memory,
+        bytes_beside_block=prepared.drafter_facts.kv_bytes_per_block,
     )
 
 
@@ -234,24 +259,43 @@ def free_memory(
     tables = context_bytes(
         prepared.config,
         prepared.layout,
-        max_model_len=_longest_request(config, prepared),
+        max_model_len=longest_request(config, prepared),
         max_num_seqs=config.scheduler.max_num_seqs,
         bytes_per_element=prepared.dtype.itemsize,
     )
     if free_bytes is None:
         free_bytes = free_bytes_of(prepared.device)
     free = int(share * free_bytes) // config.load.num_local_ranks
+    return FreeMemory(
+        free_bytes=free - _checked_weight_bytes(config, prepared, num_weight_bytes, free),
+        step_bytes=_step_bytes(config, prepared),
+        context_bytes=tables,
+    )
+
+
+def check_weights_fit(config: EngineConfig, prepared: Prepared) -> None:
+    """Before a weight is read onto a card; how much else fits is measured when they are there.
+
+    Raises:
+        DoesNotFit: they are larger than what is free there.
+    """
+    num_weight_bytes = loaded_weight_bytes(config, prepared, config.load.tensor_parallel_size)
+    _checked_weight_bytes(config, prepared, num_weight_bytes, free_bytes_of(prepared.device))
+
+
+def _checked_weight_bytes(config: EngineConfig, prepared: Prepared, num_weight_bytes: int, free: int) -> int:
+    """With those of drafts.
+
+    Raises:
+        DoesNotFit: they are more than is free.
+    """
     num_weight_bytes += prepared.drafter_facts.num_weight_bytes
     if num_weight_bytes > free:
         raise DoesNotFit(
             f"the weights of {prepared.path.name} take {num_weight_bytes:,} bytes; {free:,} are free on "
             f"{prepared.device.type}. {_what_would_fit(config, prepared, free)}"
         )
-    return FreeMemory(
-        free_bytes=free - num_weight_bytes,
-        step_bytes=_step_bytes(config, prepared),
-        context_bytes=tables,
-    )
+    return num_weight_bytes
 
 
 def _what_would_fit(config: EngineConfig, prepared: Prepared, free: int) -> str:
@@ -275,7 +319,7 @@ def max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:
 
 def step_tokens(config: EngineConfig, prepared: Prepared) -> int:
     """Of the largest step; no step has more tokens than all its requests together."""
-    longest, scheduler = _longest_request(config, prepared), config.scheduler
+    longest, scheduler = longest_request(config, prepared), config.scheduler
     most = scheduler.max_num_batched_tokens
     if not scheduler.enable_chunked_prefill:
         most = max(most, longest + scheduler.max_num_seqs)
@@ -301,7 +345,7 @@ def _step_bytes(config: EngineConfig, prepared: Prepared) -> int:
     )
 
 
-def _longest_request(config: EngineConfig, prepared: Prepared) -> int:
+def longest_request(config: EngineConfig, prepared: Prepared) -> int:
     """What is asked for; whether the KV memory holds it comes out later."""
     return config.load.max_model_len or prepared.config.max_context
 

@@ -27,8 +27,6 @@ def check_can_split(config: EngineConfig, model: ModelConfig, operators: Operato
         refuse(f"must divide the {model.num_kv_heads} KV heads of the model", f"Take one of {', '.join(sizes)}.")
     if not architecture(model.architecture).can_split:
         refuse(f"{model.architecture} is not written for a share of its heads", "Leave it out.")
-    if config.load.device != "cpu":
-        refuse(f"device={config.load.device} has one rank so far", "Take --device cpu, or leave it out.")
     if operators.name == "reference":
         refuse(
             f"with kernels=reference and {model.dtype}, bits may depend on a matrix's number of rows",

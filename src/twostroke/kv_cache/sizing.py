@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from twostroke.config.cache import CacheConfig
 from twostroke.errors import DoesNotFit
@@ -12,6 +13,30 @@ from twostroke.kv_cache.layout import KVLayout
 QUARANTINE_SHARE = 128
 """With the self-check on, one block in so many may be taken out of use before the engine has to give up; at least one
 in each KV group."""
+
+
+class KVRoom(Protocol):
+    """What there is for KV, and how that came out: of the host (FreeMemory), or of a card (DeviceMemory)."""
+
+    @property
+    def usable_bytes(self) -> int:
+        """For the KV cache, at most."""
+        ...
+
+    @property
+    def default_bytes(self) -> int:
+        """Of these, what it takes where no size is given."""
+        ...
+
+    @property
+    def arithmetic(self) -> str:
+        """Where `usable_bytes` comes from: what there is, less everything beside KV."""
+        ...
+
+    @property
+    def remedy(self) -> str:
+        """What makes more room; a sentence without its end."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +54,24 @@ class FreeMemory:
     def usable_bytes(self) -> int:
         """For the KV cache, at most."""
         return max(0, self.free_bytes - self.step_bytes - self.context_bytes)
+
+    @property
+    def default_bytes(self) -> int:
+        """Half of what is free: the host is for others, too."""
+        return min(self.free_bytes // 2, self.usable_bytes)
+
+    @property
+    def arithmetic(self) -> str:
+        """Where `usable_bytes` comes from."""
+        return (
+            f"{self.free_bytes:,} bytes are free - {self.step_bytes:,} for the activations of the largest step - "
+            f"{self.context_bytes:,} for the tables of the longest request"
+        )
+
+    @property
+    def remedy(self) -> str:
+        """What makes more room."""
+        return "Free some memory, lower --max-model-len, --max-num-batched-tokens or --max-num-seqs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +96,7 @@ def size_kv_cache(
     max_model_len: int | None,
     model_context: int,
     max_tokens_per_step: int,
-    memory: FreeMemory,
+    memory: KVRoom,
     bytes_beside_block: int = 0,
 ) -> KVSizing:
     """Decides the number of blocks and the longest request.
@@ -134,10 +177,9 @@ def blocks_of_request(layout: KVLayout, config: CacheConfig, num_tokens: int, ma
     return layout.peak_blocks(num_tokens, max_tokens_per_step)
 
 
-def _num_blocks(layout: KVLayout, config: CacheConfig, memory: FreeMemory, num_scratch: int, per_block: int) -> int:
+def _num_blocks(layout: KVLayout, config: CacheConfig, memory: KVRoom, num_scratch: int, per_block: int) -> int:
     """Of the pool; `num_scratch` more are beside it."""
-    usable = memory.usable_bytes
-    default = min(memory.free_bytes // 2, usable)
+    usable, default = memory.usable_bytes, memory.default_bytes
     least = (1 + num_scratch) * per_block
     asked = config.kv_cache_memory
     if config.num_kv_blocks is not None:
@@ -145,18 +187,15 @@ def _num_blocks(layout: KVLayout, config: CacheConfig, memory: FreeMemory, num_s
     if asked is None:
         if default < least:
             raise DoesNotFit(
-                f"{memory.free_bytes:,} bytes are free, the largest step takes {memory.step_bytes:,} and the tables of "
-                f"the longest request {memory.context_bytes:,}: that leaves {default:,} bytes for KV (half of what is "
-                f"free, at most); one KV block takes {per_block:,}. Free some memory, lower --max-model-len, "
-                f"--max-num-batched-tokens or --max-num-seqs, or lower --block-size (now {layout.block_size})."
+                f"{memory.arithmetic} = {usable:,}, of which KV takes {default:,} unless a size is given; one KV block "
+                f"takes {per_block:,}. {memory.remedy}, or lower --block-size (now {layout.block_size})."
             )
         return default // per_block - num_scratch
     if asked > usable:
         raise DoesNotFit(
-            f"KV memory of {asked:,} bytes was asked for; {memory.free_bytes:,} bytes are free - {memory.step_bytes:,} "
-            f"for the activations of the largest step - {memory.context_bytes:,} for the tables of the longest request "
-            f"= {usable:,}. Use --kv-cache-memory {default}, or leave it out; a lower --max-num-batched-tokens makes "
-            "steps smaller, a lower --max-model-len the tables."
+            f"KV memory of {asked:,} bytes was asked for; {memory.arithmetic} = {usable:,}. Use --kv-cache-memory "
+            f"{default}, or leave it out; a lower --max-num-batched-tokens makes steps smaller, a lower "
+            "--max-model-len the tables."
         )
     if asked < least:
         for_drafts = per_block - layout.bytes_per_block

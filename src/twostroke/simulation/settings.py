@@ -21,7 +21,7 @@ _SCHEDULER = {f.name for f in dataclasses.fields(SchedulerConfig)}
 _CACHE = {"block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "enable_prefix_caching", "kv_reservation"}
 _POOLS = {f.name for f in dataclasses.fields(SimulatedPools)}
 _OWN = {"request_rate_factor", "step_time_factor", "max_model_len"} | _POOLS
-_FORMATS: Mapping[str, KVFormat] = {"bf16": "bf16", "f32": "f32", "int8": "int8", "int4": "int4"}
+_FORMATS: Mapping[str, KVFormat] = {"bf16": "bf16", "f32": "f32", "fp8": "fp8", "int8": "int8", "int4": "int4"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class WhatIf:
         # built anew, so that ranges are checked as they are at an engine's start
         of_scheduler: dict[str, Any] = {n: v for n, v in given.items() if n in _SCHEDULER}
         of_cache: dict[str, Any] = {n: v for n, v in given.items() if n in _CACHE}
-        sizes: dict[str, Any] = {"num_kv_blocks": None, "kv_cache_memory": None}
+        sizes: dict[str, Any] = {"num_kv_blocks": None, "kv_cache_memory": None, "gpu_memory_utilization": None}
         scheduler = SchedulerConfig(**started.scheduler | of_scheduler)
         cache = CacheConfig(**started.cache | sizes | of_cache)
         layout = dict(started.layout)

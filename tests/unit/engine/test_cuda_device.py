@@ -8,8 +8,16 @@ import pytest
 import torch
 
 from twostroke import LLM
-from twostroke.engine.cuda_device import CudaFacts, check_cuda, check_dtype, cuda_facts
-from twostroke.errors import SetupError
+from twostroke.config.load import LoadConfig
+from twostroke.engine.cuda_device import (
+    CudaFacts,
+    check_cuda,
+    check_dtype,
+    check_gpu_for_each_rank,
+    cuda_facts,
+    device_of,
+)
+from twostroke.errors import InvalidParameter, SetupError
 
 H200 = CudaFacts(
     torch_version="2.13.0+cu130",
@@ -72,6 +80,19 @@ def test_a_type_that_the_card_does_not_have() -> None:
     check_dtype(turing, "float16")
     with pytest.raises(SetupError, match=r"Tesla T4 has compute capability 7\.5.*--dtype float16 or float32"):
         check_dtype(turing, "bfloat16")
+
+
+def test_each_rank_has_a_gpu_of_its_own() -> None:
+    two = replace(H200, num_devices=2)
+    load = LoadConfig(device="cuda", tensor_parallel_size=2)
+    check_gpu_for_each_rank(two, load)
+    assert [device_of(load, rank).index for rank in range(2)] == [0, 1]
+    with pytest.raises(InvalidParameter, match=r"may use 2 \(NVIDIA H200\)\. Take --tensor-parallel-size 2, or make"):
+        check_gpu_for_each_rank(two, replace(load, tensor_parallel_size=4))
+    elsewhere = replace(load, tensor_parallel_size=4, tensor_parallel_address="10.0.0.1:5555")
+    check_gpu_for_each_rank(H200, elsewhere)  # one rank a host
+    assert device_of(elsewhere, 3).index == 0
+    assert device_of(LoadConfig(tensor_parallel_size=2), 1) == torch.device("cpu")
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="a PyTorch for CUDA")

@@ -1,0 +1,85 @@
+"""The steps that take most memory, made to be measured: all tokens that a step may have, and all rows that may sample,
+at the end of the longest contexts, asking for everything that a request may ask for.
+
+They need one KV block: every entry of every block table names it. What is computed means nothing; how much memory it
+takes is the same, since no operator's depends on which block it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from twostroke.batch import BlockTableUpdate, Limit, NewRequest, ScheduledBatch, ScheduledRequest, Stroke
+from twostroke.kv_cache.layout import KVLayout
+from twostroke.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestStep:
+    """How large a step may be."""
+
+    max_tokens: int
+    max_rows: int
+    """That sample: a request's, and those of drafts behind it."""
+    longest: int
+    """Tokens of the longest request."""
+    max_logprobs: int
+    """That a request may ask for."""
+
+
+def largest_steps(size: LargestStep, layout: KVLayout) -> Iterator[tuple[tuple[NewRequest, ...], ScheduledBatch]]:
+    """As many requests as may sample, which share the tokens, and then as few as can have all of them. Each batch ends
+    the requests of the one before.
+
+    Args:
+        size: of a step.
+        layout: of the KV memory.
+
+    Yields:
+        The requests of a batch, to be announced first, and the batch.
+    """
+    ended: tuple[str, ...] = ()
+    context, asks = tuple(i % 2 for i in range(size.longest)), _everything(size.max_logprobs)
+    fewest = -(-size.max_tokens // size.longest)
+    for step, num_requests in enumerate((max(fewest, min(size.max_rows, size.max_tokens)), fewest)):
+        requests = tuple(NewRequest(f"largest-{step}-{i}", context, asks, seed=i) for i in range(num_requests))
+        lengths = _dealt_out(size.max_tokens, num_requests)
+        scheduled = tuple(
+            _at_the_end(request.request_id, size.longest, length, layout)
+            for request, length in zip(requests, lengths, strict=True)
+        )
+        yield requests, ScheduledBatch(step, scheduled, Limit.TOKENS, finished_request_ids=ended)
+        ended = tuple(request.request_id for request in requests)
+
+
+def _everything(max_logprobs: int) -> SamplingParams:
+    """Penalties, which copy the logits, filters, which draw from what is left, and log-probabilities of both kinds."""
+    return SamplingParams(
+        max_tokens=1,
+        temperature=1.0,
+        top_p=0.9,
+        top_k=1 << 20,
+        min_p=0.01,
+        repetition_penalty=1.1,
+        presence_penalty=0.1,
+        frequency_penalty=0.1,
+        logprobs=max_logprobs,
+        prompt_logprobs=max_logprobs,
+    )
+
+
+def _dealt_out(num_tokens: int, num_requests: int) -> list[int]:
+    """
+    >>> _dealt_out(11, 4)
+    [3, 3, 3, 2]
+    """
+    each, more = divmod(num_tokens, num_requests)
+    return [each + (i < more) for i in range(num_requests)]
+
+
+def _at_the_end(request_id: str, longest: int, num_tokens: int, layout: KVLayout) -> ScheduledRequest:
+    """The last tokens of a context."""
+    table = BlockTableUpdate(0, (0,) * layout.num_blocks_of_prefix(longest))
+    tables = (table,) * len(layout.groups)
+    return ScheduledRequest(request_id, Stroke.PREFILL, longest - num_tokens, num_tokens, 0, True, tables)

@@ -1,0 +1,69 @@
+"""LiveBytes: the bytes of tensors that are alive, counted as torch's operators make and drop them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts what is made while it is entered.
+
+    Each storage once, however many tensors share it, from the operator that made it until the last of them is gone.
+    What an operator takes and gives back inside of one call is not seen, and neither is memory that is not torch's.
+
+    >>> with LiveBytes() as counted:
+    ...     x = torch.zeros(1000, dtype=torch.uint8)
+    ...     y = x[:10]
+    ...     del x, y
+    ...     z = torch.zeros(300, dtype=torch.uint8)
+    >>> counted.live, counted.peak
+    (300, 1000)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = 0
+        """Now."""
+        self.peak = 0
+        """At most so far."""
+        self._known: dict[weakref.ref[torch.UntypedStorage], int] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Runs the operator, and looks at what it gives."""
+        del types
+        given = {storage_of(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        found = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(found):
+            if isinstance(leaf, torch.Tensor):
+                storage = storage_of(leaf)
+                if storage not in given:  # a view, or in place: it was there before
+                    self._count(storage)
+        return found
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        known = weakref.ref(storage, self._drop)
+        if known in self._known:
+            return
+        self._known[known] = storage.nbytes()
+        self.live += storage.nbytes()
+        self.peak = max(self.peak, self.live)
+
+    def _drop(self, gone: weakref.ref[torch.UntypedStorage]) -> None:
+        self.live -= self._known.pop(gone)
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """What it lies in; the same object for all tensors that do."""
+    return tensor.untyped_storage()
