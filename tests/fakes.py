@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from twostroke.batch import Commit, ScheduledBatch, ScheduledRequest, StepTimer
+from twostroke.batch import Commit, KVLoad, KVMoves, ScheduledBatch, ScheduledRequest, StepTimer
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
@@ -75,9 +75,13 @@ class FakeExecutor:
         self.memory: dict[tuple[int, int], tuple[int, int]] = {}
         self.num_token_passes = 0
         self.checks_reads = True
+        self.host: dict[int, list[tuple[int, int] | None]] = {}
+        self.late: tuple[KVLoad, ...] = ()
+        """Prefetches that take as long as they may."""
 
     def execute(self, batch: ScheduledBatch) -> dict[str, list[int]]:
         """New token ids of each request."""
+        self._move(batch.kv_moves or KVMoves(), batch.step)
         for request_id in batch.finished_request_ids:
             # one that was admitted and had to give way in the same step, and then ended, was never seen here
             if self.tables.pop(request_id, None) is None:
@@ -92,8 +96,33 @@ class FakeExecutor:
         self.num_token_passes += batch.num_tokens
         return results
 
+    def _move(self, moves: KVMoves, step: int) -> None:
+        """Prefetches are done at the first or at the last moment, in turn; until then there is nothing in their blocks,
+        and what a pass writes there is lost."""
+        self._wait_for_prefetches()
+        for store in moves.stores:
+            self.host[store.slot] = [self.memory.get((store.block_id, i)) for i in range(self.layout.block_size)]
+        self._load(moves.loads)
+        for load in moves.prefetches:
+            for offset in range(self.layout.block_size):
+                self.memory.pop((load.block_id, offset), None)
+        self.late = moves.prefetches if step % 2 else ()
+        self._load(() if step % 2 else moves.prefetches)
+
+    def _wait_for_prefetches(self) -> None:
+        self._load(self.late)
+        self.late = ()
+
+    def _load(self, loads: Iterable[KVLoad]) -> None:
+        for load in loads:
+            for offset, content in enumerate(self.host[load.slot]):
+                assert content is not None, f"{load} finds nothing at {offset}"
+                assert content[0] == load.group_id, f"{load} finds {content}"
+                self.memory[load.block_id, offset] = content
+
     def check(self, check: KVCheck) -> None:
         """The block holds its request's tokens, and the context what they see: nothing was evicted meanwhile."""
+        self._wait_for_prefetches()
         generation, block_size = self.generations[check.request_id], self.layout.block_size
         begin = check.entry * block_size
         for group_id, group in enumerate(self.layout.groups):

@@ -128,6 +128,39 @@ class Preemption:
     """Whose tokens needed a block; itself when it was the least urgent of all."""
 
 
+class KVStore(msgspec.Struct, frozen=True, array_like=True):
+    """A cached block whose memory is needed goes to a slot in host memory."""
+
+    block_id: int
+    slot: int
+
+
+class KVLoad(msgspec.Struct, frozen=True, array_like=True):
+    """What a slot in host memory holds comes back into a block."""
+
+    slot: int
+    block_id: int
+    group_id: int
+    block_hash: bytes
+    """The name that the content has in the KV group."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVMoves:
+    """What goes to host memory and comes from there with a step, in this order.
+
+    ```
+    stores ─► loads ─► the step's pass           in the order of the device
+                └────► prefetches                beside the pass, whose requests touch none of their blocks; they are
+                                                 done before the next step begins
+    ```
+    """
+
+    stores: tuple[KVStore, ...] = ()
+    loads: tuple[KVLoad, ...] = ()
+    prefetches: tuple[KVLoad, ...] = ()
+
+
 class DraftReason(StrEnum):
     """Why so many drafts are verified in a step."""
 
@@ -179,6 +212,8 @@ class ScheduledBatch:
     """Blocks of the cached prefixes of this step to be computed again and compared, before the step."""
     drafts: DraftDecision | None = None
     """Why its requests verify as many drafts as they do; None where nothing was decided by measurement."""
+    kv_moves: KVMoves | None = None
+    """Blocks that go to host memory or come from there; None: none."""
 
     @property
     def is_empty(self) -> bool:

@@ -56,12 +56,14 @@ def make_engine(dice: random.Random) -> FakeEngine:
         mixing=dice.choice(["mixed"] * 4 + ["prefill_first"]),
     )
     has_cache = kind == "paged" and dice.random() < 0.7
+    num_slots = dice.choice([0, 1, 3, 100])
     cache_config = CacheConfig(
         block_size=layout.block_size,
         enable_kv_cache=kind != "no KV cache",
         kv_reservation="contiguous" if kind == "contiguous" else "paged",
         enable_prefix_caching=has_cache,
         kv_check_rate=dice.choice([0, 0.3, 1]) if has_cache else 0,
+        kv_offloading_size=num_slots * layout.bytes_per_block if has_cache and num_slots else None,
     )
     whole = layout.num_blocks_of_prefix(max_model_len) * len(layout.groups)
     step = min(max_model_len, scheduler_config.max_num_batched_tokens) if is_chunked else max_model_len

@@ -47,6 +47,9 @@ class CacheConfig:
     gpu_memory_utilization: float | None = None
     """Share of a GPU's memory, above 0 and up to 1, that may be in use once the KV cache is there, by others, too;
     default: 0.9. What weights and the largest step take of it is measured at start."""
+    kv_offloading_size: int | None = None
+    """Bytes of host memory for cached KV blocks that the pool evicts: what is found there again is copied back instead
+    of computed. For a GPU; on a CPU the same bytes are better given to kv_cache_memory."""
     enable_prefix_caching: bool = True
     """Keep the KV of finished requests and reuse it for prompts that begin alike."""
     kv_reservation: KVReservation = "paged"
@@ -70,6 +73,11 @@ class CacheConfig:
         if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
             raise InvalidParameter("num_kv_blocks", self.num_kv_blocks, "cannot be given beside kv_cache_memory")
         self._check_utilization()
+        if self.kv_offloading_size is not None:
+            whole_number("kv_offloading_size", self.kv_offloading_size, 1)
+            if not self.enable_prefix_caching:
+                remedy = "Leave it out, or leave the prefix cache on."
+                raise InvalidParameter("kv_offloading_size", self.kv_offloading_size, "extends the prefix cache", remedy)
         if not self.enable_kv_cache and self.enable_prefix_caching:
             remedy = "Switch it off as well (--no-enable-prefix-caching)."
             raise InvalidParameter("enable_prefix_caching", True, "needs the KV cache", remedy)

@@ -19,7 +19,7 @@ content goes last: when every other cached block is gone, in the same order.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 BlockKey = tuple[int, bytes]
 """(group_id, block_hash): groups hold different layers, so the same tokens need a block in each."""
@@ -31,6 +31,8 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks > 0, f"num_blocks={num_blocks}"
         self.num_blocks = num_blocks
+        self.on_evict: Callable[[BlockKey, int], object] | None = None
+        """Hears of each cached block whose content has to go, and its name, before the block is given on."""
         self._ref_counts = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack; which free block one gets does not matter
         self._evictable: OrderedDict[int, None] = OrderedDict()  # cached; the first is evicted first
@@ -182,6 +184,8 @@ class BlockPool:
         self._evicted[key] = None
         if len(self._evicted) > self.num_blocks:
             self._evicted.popitem(last=False)
+        if self.on_evict is not None:
+            self.on_evict(key, block_id)
         return block_id
 
     def check_invariants(self) -> None:

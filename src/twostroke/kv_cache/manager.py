@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from twostroke.batch import BlockTableUpdate
+from twostroke.batch import BlockTableUpdate, KVMoves
 from twostroke.config.cache import CacheConfig
 from twostroke.errors import InvalidParameter
 from twostroke.kv_cache.block_pool import BlockPool
 from twostroke.kv_cache.block_table import BlockTable
 from twostroke.kv_cache.holds import KVHolds
+from twostroke.kv_cache.host_tier import HostTier
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.prefix_cache import CachedPrefix, NoPrefixCache, PrefixCache, SharedPrefixCache
 from twostroke.kv_cache.reservation import ContiguousReservation, PagedReservation, Reservation
@@ -53,6 +54,7 @@ class KVCacheManager:
     pin(hashes)                         a prefix that is evicted after all others
     free(request), or lend(request, number) and holds.end(number) when others have fetched its blocks
     find_check(...), quarantine(...)    the self-check of cached blocks
+    take_in_prefetched(); load(...), prefetch(...); take_moves(...)     what of a prefix is in host memory, see HostTier
     ```
     """
 
@@ -87,6 +89,24 @@ class KVCacheManager:
         The last token is never taken from the cache: it has to be computed to be sampled from.
         """
         return self._prefix_cache.longest_prefix(block_hashes, num_tokens)
+
+    def take_in_prefetched(self) -> None:
+        """What was to be fetched beside passes decided so far can be found: later passes begin when it is there."""
+        self._prefix_cache.take_in_prefetched()
+
+    def load(self, cached: CachedPrefix, block_hashes: Sequence[bytes]) -> None:
+        """Gets blocks for what of a prefix is in host memory, filled before the pass of the next step that runs: the
+        prefix is found whole then. There are as many free blocks."""
+        self._prefix_cache.load(cached, block_hashes)
+
+    def prefetch(self, cached: CachedPrefix, block_hashes: Sequence[bytes], max_tokens: int) -> int:
+        """The same beside the pass of the step that is being decided: of the first blocks, for `max_tokens` tokens in
+        one group, but for one at least. Returns how many blocks that is."""
+        return self._prefix_cache.prefetch(cached, block_hashes, max(1, max_tokens // self._block_size))
+
+    def take_moves(self, *, runs: bool) -> KVMoves | None:
+        """The copies to and from host memory of a step that was just decided, and runs or not."""
+        return self._prefix_cache.take_moves(runs=runs)
 
     def num_blocks_to_compute(self, num_tokens: int, max_tokens_per_step: int) -> int:
         """Most blocks that computing `num_tokens` tokens holds at once."""
@@ -233,7 +253,7 @@ class KVCacheManager:
         num_free, num_used, num_cached, num_quarantined = self._reservation.counts()
         num_groups = len(self.layout.groups)
         # Shared blocks are full, so idle slots are only at the requests' ends and never counted twice.
-        tables = [*self._tables.values(), *self.holds.tables]
+        tables = [*self._tables.values(), *self.holds.tables]  # blocks that are being filled are full
         num_idle = sum(table.num_slots - table.num_tokens for table in tables) * num_groups
         num_allocated = num_used * self._block_size
         return KVUsage(
@@ -252,7 +272,12 @@ class KVCacheManager:
         usage = self.usage()
         num_known = usage.num_free + usage.num_used + usage.num_cached + usage.num_quarantined
         assert num_known == self.num_blocks, f"{usage}"
-        self._reservation.check_invariants([*self._tables.values(), *self.holds.tables])
+        tables = [*self._tables.values(), *self.holds.tables]
+        for block_id in self._prefix_cache.held_block_ids:
+            tables.append(BlockTable([[block_id]], [0], self._block_size))
+            tables[-1].num_tokens = self._block_size
+        self._reservation.check_invariants(tables)
+        self._prefix_cache.check_invariants()
         for request_id, table in self._tables.items():
             lengths = {len(row) for row in table.rows}
             assert lengths == {table.num_slots // self._block_size}, f"{request_id}: rows of {lengths} entries"
@@ -270,5 +295,7 @@ def _parts(
             raise InvalidParameter("enable_prefix_caching", True, "needs kv_reservation='paged'", remedy)
         return ContiguousReservation(layout, num_blocks, max_model_len), NoPrefixCache(layout)
     pool = BlockPool(num_blocks)
-    prefix_cache = SharedPrefixCache(layout, pool) if config.enable_prefix_caching else NoPrefixCache(layout)
-    return PagedReservation(layout, pool), prefix_cache
+    if not config.enable_prefix_caching:
+        return PagedReservation(layout, pool), NoPrefixCache(layout)
+    host = HostTier(pool, (config.kv_offloading_size or 0) // layout.bytes_per_block)
+    return PagedReservation(layout, pool), SharedPrefixCache(layout, pool, host)

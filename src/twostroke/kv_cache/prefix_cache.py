@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from twostroke.batch import CacheEnd
+from twostroke.batch import CacheEnd, KVMoves
 from twostroke.kv_cache.block_pool import BlockPool
 from twostroke.kv_cache.block_table import NO_BLOCK
+from twostroke.kv_cache.host_tier import HostTier
 from twostroke.kv_cache.layout import KVLayout
+
+IN_HOST = -1
+"""Stands in entries whose block is in host memory, and has to be loaded before anybody reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +24,8 @@ class CachedPrefix:
     num_tokens: int
     """A multiple of the block size."""
     rows: tuple[tuple[int, ...], ...]
-    """One per KV group, as many entries as blocks; NO_BLOCK left of what the next query sees."""
+    """One per KV group, as many entries as blocks; NO_BLOCK left of what the next query sees, IN_HOST where a block is
+    still in host memory."""
     first_held: tuple[int, ...]
     """Per group: the first entry that is a block."""
     end: CacheEnd
@@ -28,7 +34,19 @@ class CachedPrefix:
     @property
     def block_ids(self) -> list[int]:
         """The blocks to share."""
-        return [b for row, first in zip(self.rows, self.first_held, strict=True) for b in row[first:]]
+        held = (row[first:] for row, first in zip(self.rows, self.first_held, strict=True))
+        return [block_id for row in held for block_id in row if block_id != IN_HOST]
+
+    @property
+    def offloaded(self) -> list[tuple[int, int]]:
+        """(KV group, entry) of what is in host memory, the first entries first."""
+        found = [
+            (entry, group_id)
+            for group_id, (row, first) in enumerate(zip(self.rows, self.first_held, strict=True))
+            for entry in range(first, len(row))
+            if row[entry] == IN_HOST
+        ]
+        return [(group_id, entry) for entry, group_id in sorted(found)]
 
 
 class PrefixCache(Protocol):
@@ -51,6 +69,36 @@ class PrefixCache(Protocol):
         """Blocks that could be found and had to go, so far."""
         ...
 
+    def take_in_prefetched(self) -> None:
+        """What was to be fetched beside passes decided so far can be found: later passes begin when it is there."""
+        ...
+
+    def load(self, cached: CachedPrefix, block_hashes: Sequence[bytes]) -> None:
+        """What of a prefix is in host memory gets blocks, filled before the pass of the next step that runs.
+
+        Args:
+            cached: it has just been found, and there are as many free blocks.
+            block_hashes: of the prefix.
+        """
+        ...
+
+    def prefetch(self, cached: CachedPrefix, block_hashes: Sequence[bytes], max_blocks: int) -> int:
+        """The same beside the pass of the step that is being decided, of the first `max_blocks`; returns how many."""
+        ...
+
+    def take_moves(self, *, runs: bool) -> KVMoves | None:
+        """The copies to and from host memory of a step that was just decided, and runs or not."""
+        ...
+
+    @property
+    def held_block_ids(self) -> Sequence[int]:
+        """Blocks that are being filled, and nobody's yet."""
+        ...
+
+    def check_invariants(self) -> None:
+        """What is here and in host memory tells one story."""
+        ...
+
     def forget(self) -> int:
         """Nothing known so far is found any more; returns how many blocks that were."""
         ...
@@ -70,7 +118,7 @@ class PrefixCache(Protocol):
 
 
 class SharedPrefixCache:
-    """Names in the block pool are the cache; this is the search over all KV groups.
+    """Names in the block pool are the cache, and behind it those in host memory; this is the search over all KV groups.
 
     A hit of L blocks is usable when each group still has what the query right behind it, at position
     L x block_size, sees: a full group all L blocks, a group with a window only the last few.
@@ -86,9 +134,10 @@ class SharedPrefixCache:
     this L is usable.
     """
 
-    def __init__(self, layout: KVLayout, pool: BlockPool) -> None:
+    def __init__(self, layout: KVLayout, pool: BlockPool, host: HostTier) -> None:
         self._layout = layout
         self._pool = pool
+        self._host = host
         self._has_full_group = any(group.window is None for group in layout.groups)
         # Blocks that must end at the hit's end; a full group needs them all, which no run can exceed.
         self._seen = tuple(
@@ -127,9 +176,45 @@ class SharedPrefixCache:
         """The pool's."""
         return self._pool.num_evicted
 
+    def take_in_prefetched(self) -> None:
+        """See PrefixCache."""
+        self._host.arrive()
+
+    def load(self, cached: CachedPrefix, block_hashes: Sequence[bytes]) -> None:
+        """See PrefixCache."""
+        with self._kept(cached):
+            self._host.load([(group_id, block_hashes[entry]) for group_id, entry in cached.offloaded])
+
+    def prefetch(self, cached: CachedPrefix, block_hashes: Sequence[bytes], max_blocks: int) -> int:
+        """See PrefixCache."""
+        names = [(group_id, block_hashes[entry]) for group_id, entry in cached.offloaded[:max_blocks]]
+        with self._kept(cached):
+            self._host.prefetch(names)
+        return len(names)
+
+    @contextmanager
+    def _kept(self, cached: CachedPrefix) -> Iterator[None]:
+        """What of the prefix is in the pool stays there, and was used just now."""
+        self._pool.share(cached.block_ids)
+        yield
+        self._pool.free(reversed(cached.block_ids))
+
+    def take_moves(self, *, runs: bool) -> KVMoves | None:
+        """See PrefixCache."""
+        return self._host.take(runs=runs)
+
+    @property
+    def held_block_ids(self) -> Sequence[int]:
+        """See PrefixCache."""
+        return self._host.held_block_ids
+
+    def check_invariants(self) -> None:
+        """See PrefixCache."""
+        self._host.check_invariants()
+
     def forget(self) -> int:
-        """Takes all names away."""
-        return self._pool.forget_names()
+        """Takes all names away, those in host memory, too."""
+        return self._host.forget() + self._pool.forget_names()
 
     def find_context(self, block_hashes: Sequence[bytes], entry: int) -> tuple[tuple[int, ...], ...] | None:
         """Looks each of them up: a window's blocks may have been given back and still be there."""
@@ -149,7 +234,7 @@ class SharedPrefixCache:
 
     def quarantine(self, block_ids: Sequence[int]) -> None:
         """What was computed from them is suspect, and nobody knows what that is: no name survives."""
-        self._pool.forget_names()
+        self.forget()
         for block_id in block_ids:
             self._pool.quarantine(block_id)
 
@@ -158,6 +243,8 @@ class SharedPrefixCache:
         usable = True
         for group_id, seen in enumerate(self._seen):
             block_id = self._pool.find(group_id, block_hash)
+            if block_id is None and (group_id, block_hash) in self._host:
+                block_id = IN_HOST
             row = found[group_id]
             row.append(NO_BLOCK if block_id is None else block_id)
             runs[group_id] = 0 if block_id is None else runs[group_id] + 1
@@ -174,7 +261,8 @@ class SharedPrefixCache:
 
         (If all groups had it, every run that ends the prefix would go on, and the prefix would be longer.)
         """
-        missing = [g for g in range(len(self._seen)) if self._pool.find(g, block_hash) is None]
+        keys = [(group_id, block_hash) for group_id in range(len(self._seen))]
+        missing = [key[0] for key in keys if self._pool.find(*key) is None and key not in self._host]
         assert missing, "the prefix could have been longer"
         evicted = any(self._pool.was_evicted(group_id, block_hash) for group_id in missing)
         return CacheEnd.EVICTED if evicted else CacheEnd.UNKNOWN
@@ -212,6 +300,29 @@ class NoPrefixCache:
     def num_evicted(self) -> int:
         """None."""
         return 0
+
+    def take_in_prefetched(self) -> None:
+        """Nothing comes."""
+
+    def load(self, cached: CachedPrefix, block_hashes: Sequence[bytes]) -> None:
+        """Never asked: nothing is found in host memory."""
+        raise AssertionError(f"{cached.offloaded} of {len(block_hashes)} blocks are to be loaded")
+
+    def prefetch(self, cached: CachedPrefix, block_hashes: Sequence[bytes], max_blocks: int) -> int:
+        """Never asked."""
+        raise AssertionError(f"{cached.offloaded} of {len(block_hashes)} blocks, {max_blocks} at most, are fetched")
+
+    def take_moves(self, *, runs: bool) -> KVMoves | None:
+        """None."""
+        del runs
+
+    @property
+    def held_block_ids(self) -> Sequence[int]:
+        """None."""
+        return ()
+
+    def check_invariants(self) -> None:
+        """There is nothing."""
 
     def forget(self) -> int:
         """There is nothing."""

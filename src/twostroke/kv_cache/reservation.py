@@ -8,7 +8,7 @@ from typing import Protocol
 from twostroke.kv_cache.block_pool import BlockPool
 from twostroke.kv_cache.block_table import NO_BLOCK, BlockTable
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.kv_cache.prefix_cache import CachedPrefix
+from twostroke.kv_cache.prefix_cache import IN_HOST, CachedPrefix
 
 
 class Reservation(Protocol):
@@ -98,7 +98,8 @@ class PagedReservation:
         A group with a window lets go of a shared block one day, which frees nothing, and takes one of its own.
         """
         rows = (row for row, group in zip(cached.rows, self._layout.groups, strict=True) if group.window is None)
-        return sum(self._pool.ref_count(block_id) > 0 for row in rows for block_id in row)
+        ids = (block_id for row in rows for block_id in row if block_id != IN_HOST)
+        return sum(self._pool.ref_count(block_id) > 0 for block_id in ids)
 
     def num_taken(self, table: BlockTable) -> int:
         """All held blocks but those that a group with a window shares with others, for the reason above."""
@@ -111,6 +112,7 @@ class PagedReservation:
 
     def open(self, cached: CachedPrefix) -> BlockTable:
         """Shares the cached blocks."""
+        assert not cached.offloaded, f"{cached.offloaded} are not loaded"
         self._pool.share(cached.block_ids)
         table = BlockTable([list(row) for row in cached.rows], list(cached.first_held), self._layout.block_size)
         table.num_tokens = cached.num_tokens

@@ -17,7 +17,7 @@ If the head cannot start, nobody behind it does: a small request never slips pas
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from twostroke.batch import AdmittedRequest, CacheEnd, Limit
@@ -124,7 +124,7 @@ class Admission:
         if waits_for_update(request):
             return Refusal(Limit.KV, "kv: preempted, and the result of its last step is not known yet")
         num_tokens = request.num_tokens + request.num_pending_tokens
-        cached = self._kv.find_cached(request.block_hashes if request.arrival.reads_prefix_cache else (), num_tokens)
+        cached = self._find_cached(request)
         num_promised = self._kv.num_blocks_to_compute(num_tokens, self._chunk_rule.max_tokens_per_step(num_tokens))
         num_needed = self._kv.num_blocks_to_admit(cached, num_promised)
         num_free = self._kv.num_free_blocks - sum(self._kv.num_blocks_outstanding(r.request_id) for r in prefills)
@@ -135,6 +135,16 @@ class Admission:
         if num_now == 0:
             return Refusal(Limit.TOKENS, f"tokens: needs {num_left} at once, {budget.remaining} are left")
         return Admittance(cached, num_promised, num_now)
+
+    def with_loaded(self, request: Request, admittance: Admittance) -> Admittance:
+        """The same when what was in host memory has blocks: all else is as it was."""
+        cached = self._find_cached(request)
+        assert (cached.num_tokens, cached.offloaded) == (admittance.cached.num_tokens, []), f"{cached}, {admittance}"
+        return replace(admittance, cached=cached)
+
+    def _find_cached(self, request: Request) -> CachedPrefix:
+        num_tokens = request.num_tokens + request.num_pending_tokens
+        return self._kv.find_cached(request.block_hashes if request.arrival.reads_prefix_cache else (), num_tokens)
 
     def end_of_step(self, refusal: Refusal | None) -> None:
         """Admission is over for this step."""

@@ -23,7 +23,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from twostroke.batch import UNTIMED, BlockTableUpdate, Commit, Preemption, ScheduledBatch, StepSeconds, Stroke
+from twostroke.batch import (
+    UNTIMED,
+    BlockTableUpdate,
+    Commit,
+    Limit,
+    Preemption,
+    ScheduledBatch,
+    StepSeconds,
+    Stroke,
+)
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
 from twostroke.cost.step_model import PredictsSteps
@@ -162,6 +171,7 @@ class Scheduler:
         Returns:
             The decision. An empty batch is not executed and gets no update; everything else gets exactly one.
         """
+        self._kv.take_in_prefetched()
         foreground = self._order.foreground
         head = foreground.waiting.first if len(foreground.waiting) else None
         tokens = self._budget.tokens(now_s, foreground.running, head)
@@ -198,6 +208,7 @@ class Scheduler:
                 self._settle(share, commit)
         missing = [i for i, share in shares.items() if not share.request.is_finished]
         assert not missing, f"step {step} has no commit for {missing}"
+        self._kv.take_in_prefetched()  # there may be no other step
 
     def finish(self, request_id: str, reason: FinishReason) -> None:
         """Ends a request at any moment (abort, stop string); its blocks are free at once. Unknown ids are ignored."""
@@ -347,6 +358,10 @@ class Scheduler:
             if victim is None:
                 return verdict
             self._preempt(plan, victim, by=request)
+        if verdict.cached.offloaded:
+            verdict = self._brought_back(plan, request, verdict)
+            if isinstance(verdict, Refusal):
+                return verdict
         key = self._keys[request.request_id]
         self._waiting.remove(key)
         self._running.add(key, request)
@@ -369,6 +384,16 @@ class Scheduler:
         plan.take(request, Stroke.PREFILL, verdict.num_tokens, updates)
         return None
 
+    def _brought_back(self, plan: StepPlan, request: Request, verdict: Admittance) -> Admittance | Refusal:
+        """What of its prefix is in host memory comes back: beside the passes of others, so that no token waits for a
+        copy, and in a step no more tokens than it may compute; at once where nobody else computes anything."""
+        if plan.shares:
+            num_blocks = self._kv.prefetch(verdict.cached, request.block_hashes, plan.budget.limit)
+            where = f"{num_blocks} of {len(verdict.cached.offloaded)} blocks in host memory"
+            return Refusal(Limit.TOKENS, f"tokens: {where} of its prefix are fetched beside this step")
+        self._kv.load(verdict.cached, request.block_hashes)
+        return self._admission.with_loaded(request, verdict)
+
     def _consider(self, plan: StepPlan, request: Request) -> Admittance | Refusal:
         return self._admission.consider(request, plan.budget, len(self._running), self._prefills())
 
@@ -384,9 +409,12 @@ class Scheduler:
         if plan.shares:  # an empty batch never reaches the runner, so the news waits for the next one
             self._in_flight[step] = plan.shares
             finished_ids, self._finished_ids = tuple(self._finished_ids), []
+        moves = self._kv.take_moves(runs=bool(plan.shares))
+        # checks come before a step, in which what is loaded with it is not there yet
+        checks = () if moves and moves.loads else self._kv_checks.of_hits(plan.admitted, self._requests)
         head_request_id = self._waiting.first.request_id if self._waiting else None
         queues = Queues(len(self._waiting), head_request_id, len(self._running), self._kv.num_free_blocks)
-        return plan.batch(step, finished_ids, queues, self._kv_checks.of_hits(plan.admitted, self._requests))
+        return plan.batch(step, finished_ids, queues, checks, moves)
 
     # ------------------------------------------------------------------ preemption
 

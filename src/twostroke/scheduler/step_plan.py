@@ -9,6 +9,7 @@ from twostroke.batch import (
     BlockTableUpdate,
     Commit,
     DraftDecision,
+    KVMoves,
     Limit,
     Preemption,
     ScheduledBatch,
@@ -118,7 +119,12 @@ class StepPlan:
         return Refusal(Limit.KV, f"kv: no block was left, preempted {len(self.preemptions)}")
 
     def batch(
-        self, step: int, finished_ids: tuple[str, ...], queues: Queues, kv_checks: tuple[KVCheck, ...] = ()
+        self,
+        step: int,
+        finished_ids: tuple[str, ...],
+        queues: Queues,
+        kv_checks: tuple[KVCheck, ...],
+        kv_moves: KVMoves | None,
     ) -> ScheduledBatch:
         """The decision, as data."""
         refusal = self.refusal or self.preempted()
@@ -137,4 +143,5 @@ class StepPlan:
             num_free_blocks=queues.num_free_blocks,
             kv_checks=kv_checks,
             drafts=self.drafts,
+            kv_moves=kv_moves,
         )
