@@ -28,6 +28,7 @@ class Sign(StrEnum):
     CONTIGUOUS = auto()
     RECOMPUTED = auto()
     CHECKS = auto()
+    BROUGHT_BACK = auto()
     KV_FORMAT = auto()
     DRAFTS = auto()
     SEVERAL_ANSWERS = auto()
@@ -111,6 +112,13 @@ MEMORY = (
         {**_WITHOUT_CACHE, "enable_chunked_prefill": False},
     ),
     Feature("KV checks", "--kv-check-rate", Sign.CHECKS, {"kv_check_rate": 1.0}),
+    Feature(
+        "KV in host memory",
+        "--kv-offloading-size",
+        Sign.BROUGHT_BACK,
+        {"kv_offloading_size": 1 << 22},
+        {"num_kv_blocks": TIGHT_POOL},
+    ),
     *(
         Feature(f"KV in {kv}", f"--kv-cache-dtype {kv}", Sign.KV_FORMAT, {"kv_cache_dtype": kv}, changes_answers=True)
         for kv in ("bf16", "int8", "int4")

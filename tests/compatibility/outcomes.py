@@ -98,6 +98,14 @@ REFUSALS = (
         tuple((name, "tensor parallelism") for name in ("KV in fp8", "fp8 weights", "torch's operators")),
     ),
     Refusal(
+        "kv_offloading_size=4194304: extends the prefix cache. Leave it out, or leave the prefix cache on.",
+        (("contiguous KV", "KV in host memory"), ("no KV cache", "KV in host memory")),
+    ),
+    Refusal(
+        "kv_offloading_size=4194304: does not go with prefill processes. Leave it out, or serve with one process.",
+        (("KV in host memory", "two pools"),),
+    ),
+    Refusal(
         "enable_prefix_caching=False: KV is handed over through the prefix cache. "
         "Leave the prefix cache on, or leave --prefill out.",
         (("contiguous KV", "two pools"), ("no KV cache", "two pools")),
@@ -119,6 +127,16 @@ class Idle:
 
 
 IDLE = (
+    Idle(
+        "KV in host memory",
+        "embeddings",
+        "Here: prompts that end after one step leave the pool room for the prefix that two of the requests share.",
+    ),
+    Idle(
+        "KV in host memory",
+        "background work",
+        "Here: of two requests that begin alike one may wait; it runs right behind the other and finds its blocks.",
+    ),
     Idle("preemption", "contiguous KV", "Whoever is admitted has all the blocks that it will ever need."),
     Idle(
         "preemption",

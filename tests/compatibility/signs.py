@@ -95,6 +95,9 @@ SIGNS: Mapping[Sign, Callable[[Run, Feature], bool]] = {
     Sign.CONTIGUOUS: is_contiguous,
     Sign.RECOMPUTED: lambda run, _: all(request.num_computed_tokens == 0 for request in scheduled(run)),
     Sign.CHECKS: are_checked,
+    Sign.BROUGHT_BACK: lambda run, _: any(
+        b.kv_moves and b.kv_moves.loads + b.kv_moves.prefetches for b in batches(run)
+    ),
     Sign.KV_FORMAT: lambda run, feature: started(run).layout["kv_format"] == feature.settings["kv_cache_dtype"],
     Sign.DRAFTS: lambda run, _: sum(answer.num_draft_tokens for answer in run.answers.values()) > 0,
     Sign.SEVERAL_ANSWERS: lambda run, _: len(run.answers) > len(PROMPTS),

@@ -98,6 +98,8 @@ def engine_settings(rng: random.Random, max_num_seqs: int, max_model_len: int) -
         "mixing": rng.choice(("mixed", "prefill_first")),
         "threads": rng.choice((1, 1, 1, 2)),
     }
+    if chosen["enable_prefix_caching"] and rng.random() < 0.5:
+        chosen["kv_offloading_size"] = rng.choice((1 << 19, 1 << 23))
     return {**chosen, "max_model_len": max_model_len}
 
 

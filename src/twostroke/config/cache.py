@@ -73,11 +73,7 @@ class CacheConfig:
         if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
             raise InvalidParameter("num_kv_blocks", self.num_kv_blocks, "cannot be given beside kv_cache_memory")
         self._check_utilization()
-        if self.kv_offloading_size is not None:
-            whole_number("kv_offloading_size", self.kv_offloading_size, 1)
-            if not self.enable_prefix_caching:
-                remedy = "Leave it out, or leave the prefix cache on."
-                raise InvalidParameter("kv_offloading_size", self.kv_offloading_size, "extends the prefix cache", remedy)
+        self._check_offloading()
         if not self.enable_kv_cache and self.enable_prefix_caching:
             remedy = "Switch it off as well (--no-enable-prefix-caching)."
             raise InvalidParameter("enable_prefix_caching", True, "needs the KV cache", remedy)
@@ -90,6 +86,15 @@ class CacheConfig:
     def utilization(self) -> float:
         """Of a GPU's memory."""
         return DEFAULT_UTILIZATION if self.gpu_memory_utilization is None else self.gpu_memory_utilization
+
+    def _check_offloading(self) -> None:
+        given = self.kv_offloading_size
+        if given is None:
+            return
+        whole_number("kv_offloading_size", given, 1)
+        if not self.enable_prefix_caching:
+            remedy = "Leave it out, or leave the prefix cache on."
+            raise InvalidParameter("kv_offloading_size", given, "extends the prefix cache", remedy)
 
     def _check_utilization(self) -> None:
         given = self.gpu_memory_utilization

@@ -47,6 +47,7 @@ from twostroke.grammar.backend import GrammarBackend
 from twostroke.kernels.dispatch import RecordableAttention
 from twostroke.kernels.large_pages import return_unused
 from twostroke.kernels.reference.row_tiles import proofs
+from twostroke.kv_cache.host_tier import host_slots
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_cache.sizing import KVSizing
@@ -60,6 +61,7 @@ from twostroke.model.registry import num_parameters
 from twostroke.process_memory import own_anonymous_bytes
 from twostroke.runner.decode_graphs import CudaGraphs, DecodeGraphs, Recorder
 from twostroke.runner.executor import Executor, InProcessExecutor
+from twostroke.runner.kv_moves import KVMover
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.machine_limits import measure_machine_limits
 from twostroke.runner.memory_probe import MemoryProbe, probe_of
@@ -351,6 +353,7 @@ def _runner(
         proposer=None if loaded.drafter is None else loaded.drafter.build(target),
         runs_ahead=config.schedules_ahead,
         graphs=_graphs(config, loaded, sizing, model, kv),
+        mover=KVMover(kv, num_slots) if (num_slots := host_slots(config.cache, loaded.layout)) else None,
     )
     return runner, sized
 

@@ -494,6 +494,11 @@ def _check(config: EngineConfig) -> None:
     if not config.cache.enable_prefix_caching:
         remedy = "Leave the prefix cache on, or leave --prefill out."
         raise InvalidParameter("enable_prefix_caching", False, "KV is handed over through the prefix cache", remedy)
+    if config.cache.kv_offloading_size is not None:
+        remedy = "Leave it out, or serve with one process."
+        raise InvalidParameter(
+            "kv_offloading_size", config.cache.kv_offloading_size, "does not go with prefill processes", remedy
+        )
     if config.cache.kv_check_rate:
         remedy = "Leave --kv-check-rate or --prefill out."
         raise InvalidParameter(

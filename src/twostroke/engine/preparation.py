@@ -266,6 +266,8 @@ def free_memory(
     if free_bytes is None:
         free_bytes = free_bytes_of(prepared.device)
     free = int(share * free_bytes) // config.load.num_local_ranks
+    if prepared.device.type == "cpu":  # both are cut from the same memory
+        free -= _checked_offloading(config, prepared, free)
     return FreeMemory(
         free_bytes=free - _checked_weight_bytes(config, prepared, num_weight_bytes, free),
         step_bytes=_step_bytes(config, prepared),
@@ -281,6 +283,21 @@ def check_weights_fit(config: EngineConfig, prepared: Prepared) -> None:
     """
     num_weight_bytes = loaded_weight_bytes(config, prepared, config.load.tensor_parallel_size)
     _checked_weight_bytes(config, prepared, num_weight_bytes, free_bytes_of(prepared.device))
+    _checked_offloading(config, prepared, free_host_bytes() // config.load.num_local_ranks)
+
+
+def _checked_offloading(config: EngineConfig, prepared: Prepared, free: int) -> int:
+    """Bytes of host memory for what the pool evicts.
+
+    Raises:
+        DoesNotFit: more than is free there, or less than a block.
+    """
+    asked, per_block = config.cache.kv_offloading_size or 0, prepared.layout.bytes_per_block
+    if asked > free:
+        raise DoesNotFit(f"kv_offloading_size={asked:,} bytes; {free:,} are free in host memory. Lower it.")
+    if 0 < asked < per_block:
+        raise DoesNotFit(f"kv_offloading_size={asked:,} bytes; one KV block takes {per_block:,}. Give more.")
+    return asked
 
 
 def _checked_weight_bytes(config: EngineConfig, prepared: Prepared, num_weight_bytes: int, free: int) -> int:

@@ -19,7 +19,19 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from twostroke.batch import KVLoad, KVMoves, KVStore
+from twostroke.config.cache import CacheConfig
 from twostroke.kv_cache.block_pool import BlockKey, BlockPool
+from twostroke.kv_cache.layout import KVLayout
+
+
+def host_slots(config: CacheConfig, layout: KVLayout) -> int:
+    """Blocks that host memory holds behind the pool.
+
+    >>> layout = KVLayout.of([None], block_size=16, num_kv_heads=2, head_dim=64, kv_format="bf16")
+    >>> [host_slots(CacheConfig(kv_offloading_size=size), layout) for size in (2 * layout.bytes_per_block + 1, None)]
+    [2, 0]
+    """
+    return (config.kv_offloading_size or 0) // layout.bytes_per_block
 
 
 class HostTier:

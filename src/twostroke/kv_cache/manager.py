@@ -11,7 +11,7 @@ from twostroke.errors import InvalidParameter
 from twostroke.kv_cache.block_pool import BlockPool
 from twostroke.kv_cache.block_table import BlockTable
 from twostroke.kv_cache.holds import KVHolds
-from twostroke.kv_cache.host_tier import HostTier
+from twostroke.kv_cache.host_tier import HostTier, host_slots
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.prefix_cache import CachedPrefix, NoPrefixCache, PrefixCache, SharedPrefixCache
 from twostroke.kv_cache.reservation import ContiguousReservation, PagedReservation, Reservation
@@ -297,5 +297,5 @@ def _parts(
     pool = BlockPool(num_blocks)
     if not config.enable_prefix_caching:
         return PagedReservation(layout, pool), NoPrefixCache(layout)
-    host = HostTier(pool, (config.kv_offloading_size or 0) // layout.bytes_per_block)
+    host = HostTier(pool, host_slots(config, layout))
     return PagedReservation(layout, pool), SharedPrefixCache(layout, pool, host)

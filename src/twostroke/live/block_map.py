@@ -7,7 +7,7 @@ from enum import IntEnum
 from itertools import groupby
 from typing import Any
 
-from twostroke.batch import BlockTableUpdate
+from twostroke.batch import BlockTableUpdate, KVLoad, KVMoves
 from twostroke.events import EngineStarted
 
 
@@ -60,6 +60,8 @@ class BlockMap:
         self._names: list[tuple[int, bytes] | None] = [None] * self.num_blocks
         self._named: dict[tuple[int, bytes], int] = {}
         self._out_of_use: set[int] = set()
+        self._coming: list[KVLoad] = []
+        self._are_coming_forgotten = False
         self.changed: set[int] = set()
         """Blocks that may be in another state since somebody emptied this."""
 
@@ -186,8 +188,35 @@ class BlockMap:
 
     # ------------------------------------------------------------------ what happens to the cache
 
+    def moved(self, moves: KVMoves | None) -> None:
+        """Blocks are filled from host memory with a step that was decided; its requests take theirs after this.
+
+        What is loaded for them is cached; what comes beside the pass is held until `arrive`.
+        """
+        if moves is None:
+            return
+        for load in moves.loads:
+            self._unname(load.block_id)
+            self._name(load.block_id, (load.group_id, load.block_hash))
+            self.changed.add(load.block_id)
+        for load in moves.prefetches:
+            self._take(load.block_id, is_shared=False)
+            self._held_refs[load.block_id] = 1
+        self._coming += moves.prefetches
+
+    def arrive(self) -> None:
+        """What came beside passes decided so far is cached."""
+        for load in self._coming:
+            del self._held_refs[load.block_id]
+            if not self._are_coming_forgotten:
+                self._name(load.block_id, (load.group_id, load.block_hash))
+            self._drop((load.block_id,))
+        self._coming.clear()
+        self._are_coming_forgotten = False
+
     def forget_names(self) -> None:
         """Nothing can be found any more."""
+        self._are_coming_forgotten = True
         self.changed.update(self._named.values())
         self._named.clear()
         self._names = [None] * self.num_blocks

@@ -287,8 +287,10 @@ class LiveEngine:
         batch, blocks = event.batch, self._blocks
         if blocks is None:
             return
+        blocks.arrive()
         for preemption in batch.preemptions:
             self._lose_blocks(preemption.request_id, RequestStatus.PREEMPTED, batch.step)
+        blocks.moved(batch.kv_moves)
         cached: Mapping[str, int] = {}
         if batch.admitted:
             cached = {admitted.request_id: admitted.num_cached_tokens for admitted in batch.admitted}
@@ -350,6 +352,7 @@ class LiveEngine:
                     blocks.computed(request.table, end)
             if commit.finish_reason is not None:
                 self._end(commit.request_id, commit.finish_reason, event.time_s)
+        blocks.arrive()
         step.num_generated = num_generated
 
     def _take_done(self, number: int) -> LiveStep | None:

@@ -21,6 +21,7 @@ from twostroke.runner.branches import Branch, BranchBlocks, FlatBatch, flat_batc
 from twostroke.runner.decode_graphs import DecodeGraphs, are_decodes
 from twostroke.runner.host_copy import HostCopy
 from twostroke.runner.input_batch import InputBatch, build_input_batch
+from twostroke.runner.kv_moves import KVMover
 from twostroke.runner.kv_recompute import KVRecomputer
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.launched_step import Draw, LaunchedStep, Path
@@ -66,6 +67,7 @@ class ModelRunner:
         runs_ahead: whether a step is launched before the tokens of the one before it are known here: the device hands
             them on to itself.
         graphs: passes that are recorded and replayed; None where none are.
+        mover: carries KV blocks to host memory and back; None where none go there.
     """
 
     def __init__(  # noqa: PLR0913 (its parts, by their names)
@@ -80,11 +82,13 @@ class ModelRunner:
         proposer: Proposer | None = None,
         runs_ahead: bool = False,
         graphs: DecodeGraphs | None = None,
+        mover: KVMover | None = None,
     ) -> None:
         assert not (runs_ahead and proposer), "drafts are guessed from tokens that are known"
         self._proposer = proposer
         self._runs_ahead = runs_ahead
         self._graphs = graphs
+        self._mover = mover
         self._last: LaunchedStep | None = None
         """The last step launched."""
         self._ready_s = 0.0
@@ -146,6 +150,8 @@ class ModelRunner:
 
         Returns without waiting for it where the runner runs ahead, and then the step before it is over.
         """
+        if self._mover is not None:
+            self._mover.begin(batch.kv_moves)
         before = self._last
         if before is not None and (before.draw is None or before.draw.token_ids is None):
             self._end(before)  # nothing on the device could be handed on
@@ -266,12 +272,14 @@ class ModelRunner:
     def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...]:
         """Computes a cached block again; see KVRecomputer. The KV memory was made with scratch blocks for it."""
         assert self._recomputer is not None, "no scratch blocks: kv_check_rate is 0"
+        if self._mover is not None:
+            self._mover.wait_for_prefetches()
         return self._recomputer.differences(check, token_ids)
 
     def close(self) -> None:
         """Lets go of model and KV memory."""
         del self._model, self._kv, self._recomputer, self._branches, self._proposer, self._watcher, self._last
-        del self._graphs
+        del self._graphs, self._mover
 
     def _update_blocks(self, row: RequestRow, updates: Sequence[BlockTableUpdate]) -> None:
         self._table.update_blocks(row, updates)

@@ -99,6 +99,8 @@ class WhatIf:
         of_cache: dict[str, Any] = {n: v for n, v in given.items() if n in _CACHE}
         sizes: dict[str, Any] = {"num_kv_blocks": None, "kv_cache_memory": None, "gpu_memory_utilization": None}
         scheduler = SchedulerConfig(**started.scheduler | of_scheduler)
+        if self.pools is not None or of_cache.get("enable_prefix_caching") is False:
+            sizes["kv_offloading_size"] = None  # does not go with either
         cache = CacheConfig(**started.cache | sizes | of_cache)
         layout = dict(started.layout)
         bytes_before = _bytes_per_block(layout)
