@@ -40,7 +40,8 @@ class ProcessGroupCommunicator:
 
     def __init__(self, beside: Watching, group: Backend) -> None:
         """Takes over both."""
-        self._beside, self._group = beside, group
+        self._beside = beside
+        self._group: Backend | None = group
         self._lost: RankLost | None = None
         self._is_closed, self._is_gone = threading.Event(), threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True, name="twostroke-ranks")
@@ -99,10 +100,12 @@ class ProcessGroupCommunicator:
         self._is_closed.set()
         self._watcher.join()
         self._abort()
+        self._group = None  # gloo ends its connections, and with them what others wait for, only with the group itself
         self._beside.close()
 
     def _gather(self, sent: Tensor, found: Tensor) -> None:
         """Bytes, because not every backend knows every type."""
+        assert self._group is not None, "a gather behind the end"
         try:
             parts = found.view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8)
             self._group._allgather_base(*parts).wait()  # pyright: ignore
@@ -122,7 +125,8 @@ class ProcessGroupCommunicator:
                 return
 
     def _abort(self) -> None:
-        self._group.abort()
+        if self._group is not None:
+            self._group.abort()
 
 
 def process_group(beside: Watching, device_type: str) -> ProcessGroupCommunicator:

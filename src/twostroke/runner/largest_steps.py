@@ -29,8 +29,11 @@ class LargestStep:
 
 
 def largest_steps(size: LargestStep, layout: KVLayout) -> Iterator[tuple[tuple[NewRequest, ...], ScheduledBatch]]:
-    """As many requests as may sample, which share the tokens, and then as few as can have all of them. Each batch ends
-    the requests of the one before.
+    """As many requests as may sample, which share the tokens; as many, of which the first has all that it can; and as
+    few as can have all of them. Each batch ends the requests of the one before.
+
+    The first holds most in a pass, which reads most contexts; the others while the tokens of a prompt are scored, a
+    request at a time, beside what has been drawn.
 
     Args:
         size: of a step.
@@ -42,9 +45,19 @@ def largest_steps(size: LargestStep, layout: KVLayout) -> Iterator[tuple[tuple[N
     ended: tuple[str, ...] = ()
     context, asks = tuple(i % 2 for i in range(size.longest)), _everything(size.max_logprobs)
     fewest = -(-size.max_tokens // size.longest)
-    for step, num_requests in enumerate((max(fewest, min(size.max_rows, size.max_tokens)), fewest)):
-        requests = tuple(NewRequest(f"largest-{step}-{i}", context, asks, seed=i) for i in range(num_requests))
-        lengths = _dealt_out(size.max_tokens, num_requests)
+    most = max(fewest, min(size.max_rows, size.max_tokens))
+    for step, lengths in enumerate(
+        (
+            _dealt_out(size.max_tokens, most),
+            _piled_up(size.max_tokens, most, size.longest),
+            _dealt_out(size.max_tokens, fewest),
+        )
+    ):
+        requests = tuple(
+            # with a token of output, which penalties count
+            NewRequest(f"largest-{step}-{i}", context[:-1], asks, seed=i, output_token_ids=context[-1:])
+            for i in range(len(lengths))
+        )
         scheduled = tuple(
             _at_the_end(request.request_id, size.longest, length, layout)
             for request, length in zip(requests, lengths, strict=True)
@@ -76,6 +89,17 @@ def _dealt_out(num_tokens: int, num_requests: int) -> list[int]:
     """
     each, more = divmod(num_tokens, num_requests)
     return [each + (i < more) for i in range(num_requests)]
+
+
+def _piled_up(num_tokens: int, num_requests: int, longest: int) -> list[int]:
+    """
+    >>> _piled_up(11, 4, 100), _piled_up(11, 4, 6)
+    ([8, 1, 1, 1], [6, 3, 1, 1])
+    """
+    lengths = [1] * num_requests
+    for i in range(num_requests):
+        lengths[i] = min(longest, 1 + num_tokens - sum(lengths))
+    return lengths
 
 
 def _at_the_end(request_id: str, longest: int, num_tokens: int, layout: KVLayout) -> ScheduledRequest:

@@ -105,9 +105,9 @@ def test_no_step_of_a_real_load_takes_more_than_was_measured(card: Card) -> None
     with LLM(**SETTINGS, max_num_batched_tokens=128) as llm, LiveBytes() as counted:
         llm.generate([{"prompt_token_ids": [5, i] * (3 + 14 * i)} for i in range(8)], params)
     measured = account["for the largest step"]
-    # of a step in between, attention may cut tiles a little less well: that is what the reserve's share is for
+    # torch cuts other numbers of rows into other pieces, some of them larger: that is what the reserve's share is for
     assert 0 < counted.peak <= measured + account["kept in reserve"] - LEAST_RESERVE_BYTES
-    assert counted.peak <= 1.02 * measured
+    assert counted.peak <= 1.05 * measured
 
 
 def test_a_card_too_small_names_settings_that_do_fit(card: Card) -> None:
@@ -183,13 +183,15 @@ def test_largest_steps_have_every_token_and_every_row(random_models: dict[str, P
     longest = longest_request(config, prepared)
     size = LargestStep(max_tokens=step_tokens(config, prepared), max_rows=7, longest=longest, max_logprobs=5)
     steps = list(largest_steps(size, prepared.layout))
-    assert [batch.num_tokens for _, batch in steps] == [100, 100]
-    assert [len(requests) for requests, _ in steps] == [7, 1]
+    assert [batch.num_tokens for _, batch in steps] == [100, 100, 100]
+    assert [len(requests) for requests, _ in steps] == [7, 7, 1]
+    assert [scheduled.num_scheduled_tokens for scheduled in steps[1][1].requests] == [94, 1, 1, 1, 1, 1, 1]
     beyond = LargestStep(max_tokens=3 * longest - 1, max_rows=7, longest=longest, max_logprobs=5)
-    assert [len(requests) for requests, _ in largest_steps(beyond, prepared.layout)] == [7, 3]
+    assert [len(requests) for requests, _ in largest_steps(beyond, prepared.layout)] == [7, 7, 3]
     for requests, batch in steps:
         for request, scheduled in zip(requests, batch.requests, strict=True):
-            assert scheduled.token_range.stop == longest == len(request.prompt_token_ids)
+            assert scheduled.token_range.stop == longest
+            assert len(request.prompt_token_ids) + len(request.output_token_ids) == longest
             assert request.params.logprobs == 5
     assert steps[1][1].finished_request_ids == tuple(r.request_id for r in steps[0][0])
 
