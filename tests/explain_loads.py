@@ -20,6 +20,7 @@ from twostroke.events import (
     StepCommitted,
     StepScheduled,
 )
+from twostroke.kv_cache.layout import KVLayout
 from twostroke.request_times import RequestTimes
 
 NUM_REQUESTS = 25
@@ -51,7 +52,7 @@ def _run(seed: int) -> tuple[Event, ...]:
         least + dice.randint(0, 3),
         max_model_len=longest,
         scheduler_config=settings,
-        cache_config=_cache_config(layout.block_size, dice),
+        cache_config=_cache_config(layout, dice),
         latency=dice.choice([0, 0, 1, 2]),
         max_drafts=dice.choice([0, 3, "auto"]),
         stop_chance=dice.choice([0.0, 0.1]),
@@ -79,10 +80,16 @@ def _run(seed: int) -> tuple[Event, ...]:
     return tuple(engine.log)
 
 
-def _cache_config(block_size: int, dice: random.Random) -> CacheConfig:
+def _cache_config(layout: KVLayout, dice: random.Random) -> CacheConfig:
     caches = dice.random() < 0.7
     rate = dice.choice([0.0, 0.5, 1.0]) if caches else 0.0
-    return CacheConfig(block_size=block_size, enable_prefix_caching=caches, kv_check_rate=rate)
+    num_slots = dice.choice([0, 0, 2, 100]) if caches else 0
+    return CacheConfig(
+        block_size=layout.block_size,
+        enable_prefix_caching=caches,
+        kv_check_rate=rate,
+        kv_offloading_size=num_slots * layout.bytes_per_block or None,
+    )
 
 
 def step(engine: FakeEngine, dice: random.Random) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -193,7 +193,7 @@ class SharedPrefixCache:
         return len(names)
 
     @contextmanager
-    def _kept(self, cached: CachedPrefix) -> Iterator[None]:
+    def _kept(self, cached: CachedPrefix) -> Generator[None]:
         """What of the prefix is in the pool stays there, and was used just now."""
         self._pool.share(cached.block_ids)
         yield

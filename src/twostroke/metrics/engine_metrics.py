@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from twostroke.batch import AdmittedRequest, CacheEnd
+from twostroke.batch import AdmittedRequest, CacheEnd, KVMoves
 from twostroke.events import (
     EngineLost,
     EngineStarted,
@@ -58,6 +58,8 @@ class EngineMetrics:
         self._generation_tokens = number(families.GENERATION_TOKENS)
         self._ended = number(families.REQUEST_SUCCESS)
         self._preemptions = number(families.NUM_PREEMPTIONS)
+        self._offloaded = number(families.KV_OFFLOADED_BLOCKS)
+        self._moved(KVMoves())
         self._cache_queries = number(families.PREFIX_CACHE_QUERIES)
         self._cache_hits = number(families.PREFIX_CACHE_HITS)
         self._steps = number(families.ENGINE_STEPS)
@@ -125,8 +127,14 @@ class EngineMetrics:
             self._admitted(admitted, event.time_s)
         self._load.decided(batch)
         self._drafts.decided(batch)
+        if batch.kv_moves is not None:
+            self._moved(batch.kv_moves)
         if not batch.is_empty:
             self._step_tokens.observe(batch.num_tokens)
+
+    def _moved(self, moves: KVMoves) -> None:
+        for copies, move in ((moves.stores, "stored"), (moves.loads, "loaded"), (moves.prefetches, "prefetched")):
+            self._offloaded.add(len(copies), move)
 
     def _admitted(self, admitted: AdmittedRequest, time_s: float) -> None:
         sequence = self._set_running(admitted.request_id, True)

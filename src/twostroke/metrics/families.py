@@ -179,6 +179,14 @@ PREFIX_CACHE_HITS = Family(
     kind=Kind.COUNTER,
     help="Of prefix_cache_queries: tokens that were found.",
 )
+KV_OFFLOADED_BLOCKS = Family(
+    name="kv_offloaded_blocks",
+    kind=Kind.COUNTER,
+    labels=("move",),
+    help="KV blocks that went to host memory or came back (--kv-offloading-size): 'stored' when their memory was "
+    "needed, 'loaded' with the step that reads them, 'prefetched' beside a step of others.",
+    is_vllms=False,
+)
 KV_CHECKS = Family(
     name="kv_checks",
     kind=Kind.COUNTER,

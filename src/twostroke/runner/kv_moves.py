@@ -31,9 +31,7 @@ class KVMover:
         self._blocks = kv.tensor.flatten(1)
         num_bytes = num_slots * self._blocks.shape[1]
         self._is_on_gpu = kv.tensor.device.type == "cuda"
-        memory = (
-            torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True) if self._is_on_gpu else large_pages(num_bytes)
-        )
+        memory = _pinned(num_bytes) if self._is_on_gpu else large_pages(num_bytes)
         self._slots = memory.view(num_slots, -1)
         self._copying = torch.cuda.Stream(kv.tensor.device) if self._is_on_gpu else None
 
@@ -63,5 +61,5 @@ class KVMover:
 
 
 def _pinned(num_bytes: int) -> torch.Tensor:
-    """Zeroed memory that a GPU reads and writes by itself."""
-    return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
+    """Memory that a GPU reads and writes by itself."""
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)

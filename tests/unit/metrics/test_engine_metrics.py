@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from explain_loads import random_load, times_of
 from factories import make_layout
 from fakes import FakeEngine
-from twostroke.batch import Commit, DraftReason, Limit, ScheduledBatch
+from twostroke.batch import Commit, DraftReason, KVLoad, KVMoves, KVStore, Limit, ScheduledBatch
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.events import (
@@ -329,3 +329,12 @@ def test_checks_of_cached_blocks_and_what_comes_of_a_bad_one() -> None:
     metrics.observe(tiny)
     metrics.observe(replace(tiny, largest_difference=0.0625))
     assert value(scraped(metrics), "kv_largest_numeric_difference") == 0.125
+
+
+def test_moves_to_host_memory_and_back_are_counted() -> None:
+    moves = KVMoves(stores=(KVStore(0, 0), KVStore(1, 1)), prefetches=(KVLoad(1, 2, 0, b"name"),))
+    metrics = EngineMetrics("some model")
+    names = ("stored", "loaded", "prefetched")
+    assert [value(scraped(metrics), "kv_offloaded_blocks_total", move=name) for name in names] == [0, 0, 0]
+    metrics.observe(StepScheduled(1.0, "fake", ScheduledBatch(0, (), Limit.NONE, kv_moves=moves)))
+    assert [value(scraped(metrics), "kv_offloaded_blocks_total", move=name) for name in names] == [2, 0, 1]
