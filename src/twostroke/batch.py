@@ -214,6 +214,8 @@ class ScheduledBatch:
     """Why its requests verify as many drafts as they do; None where nothing was decided by measurement."""
     kv_moves: KVMoves | None = None
     """Blocks that go to host memory or come from there; None: none."""
+    token_budget: int = 0
+    """Query tokens that it might have had; fewer than max_num_batched_tokens by a limit of time. 0: not told."""
 
     @property
     def is_empty(self) -> bool:

@@ -345,7 +345,7 @@ def from_json(line: str) -> Event:
         record: Any = json.loads(line)
         version = record.pop("v")
         event = _event_of(record) if version == EVENT_LOG_VERSION else None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnreadableEvent(f"no event: {line[:80]!r} ({error!r})") from error
     if event is None:
         raise UnreadableEvent(f"event log version {version!r}; this is version {EVENT_LOG_VERSION}")

@@ -15,7 +15,9 @@ from twostroke.live.state import LiveState
 INTERVAL_S = 0.1
 """Between two frames, at least."""
 MAX_SHARE = 0.005
-"""Of the loop's time that frames may take: where one takes long, the next comes later."""
+"""Of a processor that frames may take: where one takes long, the next comes later."""
+MAX_INTERVAL_S = 1.0
+"""But no later than this: a picture that stands still is none of a server at work."""
 MAX_BEHIND = 20
 """Frames that may wait for a viewer; one who is further behind begins anew."""
 KEEP_ALIVE_S = 3.0
@@ -103,12 +105,12 @@ class LiveFeed:
 
     async def _make_frames(self) -> None:
         while True:
-            begin_s = time.perf_counter()
+            begin_s = time.thread_time()  # on busy cores much more passes on the clock than is computed
             changes = self._state.changes(self._now_s())
             if changes is not None:
                 self._send(changes)
-            took_s = time.perf_counter() - begin_s
-            await asyncio.sleep(max(INTERVAL_S, took_s / MAX_SHARE))
+            took_s = time.thread_time() - begin_s
+            await asyncio.sleep(min(MAX_INTERVAL_S, max(INTERVAL_S, took_s / MAX_SHARE)))
 
     def _send(self, changes: dict[str, Any]) -> None:
         encoded: dict[str, bytes] = {}
@@ -125,5 +127,7 @@ class LiveFeed:
     def _masked(self, frame: dict[str, Any], tenant: str) -> dict[str, Any]:
         if not tenant:
             return frame
-        mask = self._masks.setdefault(tenant, Mask(tenant, self._state.tenant_of))
+        mask = self._masks.get(tenant) or Mask(tenant, self._state.tenant_of)
+        if self._viewers:  # the same names from frame to frame; it is forgotten when nobody looks any more
+            self._masks[tenant] = mask
         return mask.applied(frame)

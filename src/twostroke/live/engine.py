@@ -123,6 +123,7 @@ class LiveEngine:
         self._metrics = metrics
         self._started: EngineStarted | None = None
         self._blocks: BlockMap | None = None
+        self._config: dict[str, Any] = {}
         self._lost = ""
         self._requests: dict[str, _Request] = {}
         self._ended: deque[RequestRow] = deque()
@@ -174,7 +175,7 @@ class LiveEngine:
         return {
             "process": "" if started is None else started.process,
             "lost": self._lost,
-            "config": _config(started),
+            "config": self._config,
             **self._figures(now_s),
             "steps": [step.row() for step in self._steps],
             "requests": [*self._ended, *(request.row() for request in self._requests.values())],
@@ -259,7 +260,7 @@ class LiveEngine:
     def _begin(self, event: EngineStarted) -> None:
         self._clear()
         self._steps.clear()  # another process counts from 0
-        self._started = event
+        self._started, self._config = event, _config_of(event)
         self._blocks = BlockMap(event)
         self._lost = ""
         self._unseen.has_all = True
@@ -281,7 +282,7 @@ class LiveEngine:
         journey = self._metrics.sequence(event.request_id)
         self._requests[event.request_id] = _Request(event.request_id, event.arrival, journey, table)
         self.tenants[event.request_id] = event.arrival.tenant
-        self._unseen.requests.add(event.request_id)
+        self._touch(event.request_id)
 
     def _scheduled(self, event: StepScheduled) -> None:
         batch, blocks = event.batch, self._blocks
@@ -310,7 +311,9 @@ class LiveEngine:
     def _admitted(self, request_id: str, num_cached: int) -> None:
         request = self._requests.get(request_id)
         if request is not None:
-            request.status, request.num_cached = RequestStatus.RUNNING, num_cached
+            if request.status is not RequestStatus.PREEMPTED:  # then it finds what it had computed itself
+                request.num_cached = num_cached
+            request.status = RequestStatus.RUNNING
             arrival = request.arrival
             if arrival is not None and arrival.import_id is not None:
                 self._end_hold(arrival.import_id)
@@ -340,7 +343,7 @@ class LiveEngine:
                 request.table.hashes.extend(commit.block_hashes)
             if request.status is not RequestStatus.RUNNING or request.preempted_at > number:
                 # it has given its blocks back, and its token counts all the same
-                self._unseen.requests.add(commit.request_id)
+                self._touch(commit.request_id)
             elif commit.finish_reason is not FinishReason.ERROR:
                 request.stroke = share.stroke
                 end = share.num_computed_tokens + share.num_scheduled_tokens
@@ -398,6 +401,11 @@ class LiveEngine:
 
     # ------------------------------------------------------------------ requests
 
+    def _touch(self, request_id: str) -> None:
+        """Its row is another."""
+        if self.is_watched:
+            self._unseen.requests.add(request_id)
+
     def _lose_blocks(self, request_id: str, status: RequestStatus, step: int) -> None:
         """It waits again, from the beginning."""
         request = self._requests.get(request_id)
@@ -406,7 +414,7 @@ class LiveEngine:
         self._blocks.close(request.table)
         request.status, request.num_computed, request.preempted_at = status, 0, step
         request.num_preemptions += status is RequestStatus.PREEMPTED
-        self._unseen.requests.add(request_id)
+        self._touch(request_id)
         self._unseen.grown.pop(request_id, None)
 
     def _end(self, request_id: str, reason: FinishReason, time_s: float | None) -> None:
@@ -447,9 +455,7 @@ def _paired(shares: Sequence[ScheduledRequest], commits: Sequence[Commit]) -> It
     return [(by_id[commit.request_id], commit) for commit in commits]
 
 
-def _config(started: EngineStarted | None) -> dict[str, Any]:
-    if started is None:
-        return {}
+def _config_of(started: EngineStarted) -> dict[str, Any]:
     groups: Iterable[dict[str, Any]] = started.layout["groups"]
     return {
         "num_blocks": started.num_blocks,

@@ -51,7 +51,7 @@ class Recording:
         name: how it is shown.
 
     Raises:
-        InvalidParameter: there is no event.
+        InvalidParameter: there is no event, or one that contradicts those before it.
     """
 
     def __init__(self, events: Iterable[Event], name: str) -> None:
@@ -68,6 +68,7 @@ class Recording:
         self._model = ""
         self._first_s = 0.0
         self._problems: list[str] = []
+        self._begun: set[str] = set()
         self._num_events = 0
         self._cursor = _Position()
         self._read(events)
@@ -119,8 +120,15 @@ class Recording:
         for event in events:
             if not self._num_events:
                 self._first_s = event.time_s
+            self._note_beginning(event)
             self._note(event)
-            self._cursor.take(event)
+            try:
+                self._cursor.take(event)
+            except (LookupError, ValueError, TypeError, AttributeError, AssertionError, MemoryError) as error:
+                what = (
+                    f"event {self._num_events + 1:,}, {type(event).__name__}, does not fit those before it ({error!r})"
+                )
+                raise InvalidParameter("event_log", self._name, what, "Give a file as it was written.") from error
             self._num_events += 1
             waiting.append(pack(event))
             if len(waiting) >= CHUNK_EVENTS:
@@ -131,6 +139,15 @@ class Recording:
             self._chunks.append(zlib.compress(join(waiting), 1))
         if self._ends:
             self._ends[-1] = self._num_events
+
+    def _note_beginning(self, event: Event) -> None:
+        """Of an engine that was not seen to start nothing is known."""
+        if isinstance(event, EngineStarted):
+            self._begun.add(event.process)
+        elif isinstance(event, StepScheduled) and event.process not in self._begun:
+            self._begun.add(event.process)
+            words = f"The beginning of {event.process} is missing: nothing is shown of it until it starts."
+            self._problems.append(words)
 
     def _note(self, event: Event) -> None:
         match event:

@@ -64,6 +64,8 @@ class StepRow(msgspec.Struct, frozen=True, array_like=True):
     num_running: int
     num_waiting: int
     preempted: tuple[str, ...]
+    budget: int
+    """Tokens that it might have had; 0: not told."""
 
 
 FIELDS = {"request": list(RequestRow.__struct_fields__), "step": list(StepRow.__struct_fields__)}
@@ -109,4 +111,5 @@ class LiveStep:
             num_running=batch.num_running,
             num_waiting=batch.num_waiting,
             preempted=batch.preempted_request_ids,
+            budget=batch.token_budget,
         )

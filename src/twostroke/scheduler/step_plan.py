@@ -144,4 +144,5 @@ class StepPlan:
             kv_checks=kv_checks,
             drafts=self.drafts,
             kv_moves=kv_moves,
+            token_budget=self.budget.limit,
         )

@@ -13,6 +13,7 @@ import pytest
 from explain_loads import random_load
 from pool_log import PoolLog, died_and_resumed
 from twostroke.events import Event, RequestArrived, StepCommitted
+from twostroke.explain.timeline import timeline_of
 from twostroke.live.block_map import BlockState
 from twostroke.live.masking import Mask
 from twostroke.live.rows import FIELDS
@@ -226,3 +227,23 @@ def test_a_history_without_its_beginning_shows_what_it_knows() -> None:
     engine = followed.whole()["engines"]["engine"]
     assert engine["figures"]["running"] == 0
     assert all(state in set(BlockState) for state in states_of(engine))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_found_in_the_cache_is_what_timelines_say(seed: int) -> None:
+    """Of the first admission: what is found after a preemption is the request's own."""
+    events = random_load(seed)
+    followed = Followed()
+    followed.take(events)
+    for row in named("request", followed.whole()["engines"]["engine"]["requests"]):
+        (lane,) = timeline_of(events, row["id"].partition("#")[0]).lanes
+        if lane.num_cached_tokens is not None:
+            assert row["num_cached"] == lane.num_cached_tokens, row["id"]
+
+
+def test_nothing_piles_up_for_viewers_who_are_not_there() -> None:
+    followed = Followed()
+    followed.take(random_load(5))
+    (engine,) = followed.state._engines.values()  # pyright: ignore
+    unseen = engine._unseen
+    assert [len(kept) for kept in (unseen.requests, unseen.ended, unseen.grown, unseen.gone)] == [0, 0, 0, 0]

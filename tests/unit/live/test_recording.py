@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from explain_loads import random_load
 from twostroke.errors import InvalidParameter
-from twostroke.events import Event, EventsDropped, StepScheduled
+from twostroke.events import EngineStarted, Event, EventsDropped, StepScheduled
 from twostroke.live import recording
 from twostroke.live.recording import Recording, ends_in_the_middle
 
@@ -73,3 +74,18 @@ def test_a_last_line_that_was_cut_off_is_noticed(tmp_path: Path) -> None:
     for text, is_cut in ((b"", False), (b"a\n", False), (b"a\nb", True)):
         path.write_bytes(text)
         assert ends_in_the_middle(path) is is_cut
+
+
+def test_an_engine_whose_start_is_not_in_it_is_told() -> None:
+    events: list[Event] = random_load(1)
+    problem = Recording(events[len(events) // 2 :], "a log").state(0)["recording"]["problem"]
+    assert problem == "The beginning of fake is missing: nothing is shown of it until it starts."
+
+
+def test_events_that_contradict_each_other_are_refused_in_a_sentence() -> None:
+    events: list[Event] = random_load(1)
+    started = events[0]
+    assert isinstance(started, EngineStarted)
+    for broken in (replace(started, layout={}), replace(started, num_blocks=1), replace(started, scheduler={})):
+        with pytest.raises(InvalidParameter, match=r"a log.*does not fit those before it"):
+            Recording([broken, *events[1:]], "a log")

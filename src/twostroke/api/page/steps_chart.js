@@ -53,8 +53,9 @@ export class StepsChart {
     const most = Math.max(1, ...steps.map((step) => step.decode + step.prefill + step.drafts));
     const longest = Math.max(1e-3, ...steps.map((step) => step.ms ?? 0));
     const height = HEIGHT - FOOT;
-    const budget = this.#engine.config.max_num_batched_tokens;
-    const scale = (height - 14) / (budget <= 1.5 * most ? Math.max(most, budget) : most);
+    const budgets = steps.map((step) => step.budget || this.#engine.config.max_num_batched_tokens);
+    const inReach = budgets.filter((budget) => budget <= 1.5 * most);
+    const scale = (height - 14) / Math.max(most, ...inReach);
     steps.forEach((step, i) => {
       let y = height;
       for (const [name] of PARTS) {
@@ -74,19 +75,19 @@ export class StepsChart {
         context.strokeRect(3.5 + i * bar, 0.5, bar, height);
       }
     });
-    if (budget <= 1.5 * most) {
-      context.strokeStyle = colour("alarm");
-      context.setLineDash([5, 4]);
-      line(context, [[4, height - budget * scale], [width - 4, height - budget * scale]]);
-      context.setLineDash([]);
-    }
+    context.strokeStyle = colour("alarm");
+    context.setLineDash([5, 4]);
+    line(context, budgets.flatMap((budget, i) => [0, 1].map((end) => [4 + (i + end) * bar, budget <= 1.5 * most ? height - budget * scale : null])));
+    context.setLineDash([]);
     context.strokeStyle = colour("ink");
     context.lineWidth = 1.25;
     line(context, steps.map((step, i) => [4 + (i + 0.5) * bar, step.ms === null ? null : height - (step.ms / longest) * (height - 14)]));
     context.fillStyle = colour("quiet");
     context.font = "11px system-ui, sans-serif";
     const scales = `${whole(most)} tokens; line: up to ${ms(longest)}`;
-    const more = `${scales}; budget ${whole(budget)} tokens${budget <= 1.5 * most ? " (dashed)" : ", beyond the picture"}`;
+    const [least, largest] = [Math.min(...budgets), Math.max(...budgets)];
+    const budget = least === largest ? whole(least) : `${whole(least)} to ${whole(largest)}`;
+    const more = steps.length === 0 ? scales : `${scales}; budget ${budget} tokens${inReach.length > 0 ? " (dashed)" : ", beyond the picture"}`;
     context.fillText(context.measureText(more).width < width - 8 ? more : scales, 4, 10);
   }
 
