@@ -57,3 +57,14 @@ def test_every_field_has_a_label() -> None:
         identity = re.search(r'\bid="([^"]+)"', field)
         is_named = identity is not None and f'for="{identity[1]}"' in HTML
         assert is_named or re.search(r"<label\b[^>]*>[^<]*" + re.escape(field), HTML), field
+
+
+def test_pages_from_elsewhere_neither_administer_nor_end_requests(server: ServerProcess) -> None:
+    """A browser on this machine sends what they ask it to, with their origin."""
+    elsewhere = {"origin": "http://elsewhere.example"}
+    for path in ("/reset_prefix_cache", "/v1/requests/somebody/abort"):
+        refused = server.http.post(path, headers=elsewhere)
+        assert refused.status_code == 403
+        assert "not for pages of http://elsewhere.example" in refused.json()["error"]["message"]
+    own = {"origin": server.url}
+    assert server.http.post("/v1/requests/nobody/abort", headers=own).status_code == 404

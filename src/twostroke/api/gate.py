@@ -40,6 +40,8 @@ ADMIN_PATHS = frozenset(
 """What touches everybody, shows everybody's requests, or takes the machine's time."""
 SHARED_PREFIXES = ("/v1/requests/", "/live/")
 """A tenant sees its own here; the admin key sees everybody's."""
+ABORT_SUFFIX = "/abort"
+"""Of `/v1/requests/{id}/abort`."""
 GENERATING_PATHS = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"}
 )
@@ -120,6 +122,8 @@ class Gate:
             self._check_admin(scope, headers, given)
             return ""
         if not self._keys:
+            if path.endswith(ABORT_SUFFIX):
+                _check_origin(headers, "ending requests")
             return ""
         tenant = self._keys.tenant_of(given)
         if tenant is None and path.startswith(SHARED_PREFIXES) and self._is_admin_key(given):
@@ -141,11 +145,7 @@ class Gate:
             if client is None or client[0] not in ("127.0.0.1", "::1"):
                 message = "administration is for this machine only, as no admin key is set (--admin-api-key)."
                 raise HTTPError(403, message, kind="permission_error", code="forbidden")
-            origin = headers.get("origin")
-            if origin is not None and origin.partition("://")[2] != headers.get("host"):
-                # a page from elsewhere, in a browser on this machine: it need not read the answer to do harm
-                message = f"administration is not for pages of {origin}."
-                raise HTTPError(403, message, kind="permission_error", code="forbidden")
+            _check_origin(headers, "administration")
         elif not self._is_admin_key(given):
             raise _unauthorized("the admin key is needed: send 'Authorization: Bearer ADMIN_KEY'.")
 
@@ -211,6 +211,13 @@ def _request_id(headers: Mapping[str, str]) -> str:
     """The client's, when it is fit for a header and a log; else one is made."""
     given = headers.get("x-request-id", "")
     return given if 0 < len(given) <= 256 and given.isascii() and given.isprintable() else uuid.uuid4().hex
+
+
+def _check_origin(headers: Headers, what: str) -> None:
+    """Refuses a page from elsewhere in a browser on this machine: it need not read the answer to do harm."""
+    origin = headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != headers.get("host"):
+        raise HTTPError(403, f"{what} is not for pages of {origin}.", kind="permission_error", code="forbidden")
 
 
 def _unauthorized(message: str, challenge: str = "Bearer") -> HTTPError:

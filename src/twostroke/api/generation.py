@@ -205,7 +205,9 @@ def _check(output: RequestOutput) -> None:
     if output.error is not None:
         raise EngineError(output.error)
     if any(part.finish_reason is FinishReason.ABORT for part in output.outputs):
-        raise EngineError("the request was aborted by the server's administrator or its shutdown.")
+        raise EngineError(
+            "the request was aborted: somebody ended it (POST /v1/requests/ID/abort), or the server is shutting down."
+        )
 
 
 def _nobody() -> None:
