@@ -57,7 +57,7 @@ compatibility: $(STAMP)
 
 # docs/images/page-*.png: what the tests of the page see, on a real server in a real browser.
 pictures: $(STAMP)
-	$(BIN)/python -m pytest -q --require-all --pictures docs/images tests/api/test_page.py tests/api/test_live_page.py tests/api/test_lab.py
+	$(BIN)/python -m pytest -q --require-all --pictures docs/images tests/api/test_page.py tests/api/test_live_page.py tests/api/test_live_pools_page.py tests/api/test_lab.py
 
 train: $(STAMP)
 	$(BIN)/python -m training.train
