@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,9 +18,11 @@ from server_process import ServerProcess
 PROMPT = "def area(width, height):\n    return width * height\n" * 12
 
 
-@pytest.fixture(scope="module")
-def pools() -> ServerProcess:
-    return ServerProcess("--prefill", "1", "--decode", "1", num_kv_blocks=400)
+@pytest.fixture
+def pools() -> Iterator[ServerProcess]:
+    server = ServerProcess("--prefill", "1", "--decode", "1", num_kv_blocks=400)
+    yield server
+    server.stop()
 
 
 def test_both_pools_and_their_link_are_shown_and_a_death_is(
@@ -52,7 +54,6 @@ def test_both_pools_and_their_link_are_shown_and_a_death_is(
         expect(decodes).to_contain_text("running", timeout=PATIENCE_MS)
         assert pools.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 5}).status_code == 200
         assert not complaints
-    pools.stop()
 
 
 def pid_of(server: ServerProcess, role: str) -> int:
