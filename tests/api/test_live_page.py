@@ -131,6 +131,18 @@ def test_every_view_shows_a_server_under_load(browser: Browser, small: ServerPro
         assert not complaints
 
 
+def test_the_focus_stays_in_its_row_while_the_table_changes(browser: Browser, small: ServerProcess) -> None:
+    with opened(browser, f"{small.url}/#live") as (page, complaints), load(small, 5):
+        abort = page.locator("#requests tr.waiting button.small").first
+        name = abort.evaluate("button => (button.focus(), button.ariaLabel)").removeprefix("Abort ")
+        # it went up when it ran and down when it ended, and nobody can end it any more
+        expect(page.locator(f'#requests tr:has([title="{name}"])')).to_have_class("ended")
+        assert page.evaluate("document.activeElement.title") == name
+        page.wait_for_function("() => document.activeElement.closest('tr').matches('.ended + .ended')")
+        assert page.evaluate("document.activeElement.title") == name
+        assert not complaints
+
+
 def test_a_frozen_picture_stands_still_and_goes_on(browser: Browser, small: ServerProcess) -> None:
     with opened(browser, f"{small.url}/#live") as (page, complaints), load(small, 3):
         page.wait_for_function("() => document.querySelector('#tile-decode').textContent > '0'")

@@ -10,6 +10,7 @@ const ORDER = { running: 0, preempted: 1, waiting: 2, ended: 3 };
 
 export class RequestTable {
   #body = el("tbody");
+  #scrolled = el("div", { className: "scrolled", tabIndex: 0, role: "region", "aria-label": "Requests" });
   #rows = new Map();
   #filter = el("input", { type: "search", id: "request-filter", placeholder: "id or state", autocomplete: "off" });
   #more = el("p", { className: "hint", role: "status" });
@@ -22,8 +23,8 @@ export class RequestTable {
   constructor(follow) {
     this.#follow = follow;
     const head = el("thead", {}, el("tr", {}, ...COLUMNS.map((title) => el("th", { scope: "col" }, title))));
-    const table = el("div", { className: "scrolled", tabIndex: 0, role: "region", "aria-label": "Requests" }, el("table", {}, head, this.#body));
-    this.element = panel("requests", "Requests", el("label", { htmlFor: "request-filter", className: "inline" }, "Show only ", this.#filter), table, this.#more, this.#outcome);
+    this.#scrolled.append(el("table", {}, head, this.#body));
+    this.element = panel("requests", "Requests", el("label", { htmlFor: "request-filter", className: "inline" }, "Show only ", this.#filter), this.#scrolled, this.#more, this.#outcome);
     this.#filter.addEventListener("input", () => this.#last && this.show(...this.#last));
   }
 
@@ -44,16 +45,35 @@ export class RequestTable {
     const kept = new Set(shown.map(({ id }) => id));
     for (const [id, row] of this.#rows) {
       if (kept.has(id)) continue;
+      if (row.element.contains(document.activeElement)) this.#scrolled.focus({ preventScroll: true });
       row.element.remove();
       this.#rows.delete(id);
     }
-    shown.forEach((request, i) => {
+    for (const request of shown) {
       if (!this.#rows.has(request.id)) this.#rows.set(request.id, this.#makeRow(request));
-      const row = this.#rows.get(request.id);
-      this.#fill(row, request, nowS, wait, followed);
-      if (this.#body.children[i] !== row.element) this.#body.insertBefore(row.element, this.#body.children[i] ?? null);
-    });
+      this.#fill(this.#rows.get(request.id), request, nowS, wait, followed);
+    }
+    this.#arrange(shown.map(({ id }) => this.#rows.get(id).element));
     setText(this.#more, found.length === 0 ? "Nobody is here." : found.length > MOST_ROWS ? `And ${whole(found.length - MOST_ROWS)} more; the filter finds them.` : "");
+  }
+
+  /** Moves rows that are out of place; never the one with the focus, which would lose it: the others go round it. */
+  #arrange(rows) {
+    const focused = rows.find((row) => row.contains(document.activeElement));
+    let next = this.#body.firstElementChild;
+    for (const row of rows) {
+      const isNear = row === next || (row === next?.nextElementSibling && next !== focused);
+      if (row !== focused && !isNear) {
+        this.#body.insertBefore(row, next);
+        continue;
+      }
+      while (next !== row) {
+        const late = next;
+        next = late.nextElementSibling;
+        this.#body.append(late);
+      }
+      next = row.nextElementSibling;
+    }
   }
 
   #makeRow(request) {
@@ -64,10 +84,10 @@ export class RequestTable {
     const cells = COLUMNS.map(() => el("td"));
     cells[0].append(follow);
     cells.at(-1).append(abort);
-    return { element: el("tr", {}, ...cells), cells, abort };
+    return { element: el("tr", {}, ...cells), cells, follow, abort };
   }
 
-  #fill({ element, cells, abort }, request, nowS, wait, followed) {
+  #fill({ element, cells, follow, abort }, request, nowS, wait, followed) {
     const isLive = request.state !== "ended";
     const state = request.state === "running" ? request.stroke || "running" : request.state === "ended" ? `ended: ${request.finish}` : request.state;
     const reason = request.state === "waiting" && wait ? ` (${wait})` : "";
@@ -85,7 +105,9 @@ export class RequestTable {
     ];
     texts.forEach((text, i) => setText(cells[i + 1], String(text)));
     element.className = `${request.state}${request.id === followed ? " followed" : ""}`;
-    abort.hidden = !isLive || !this.#canAbort || request.tenant_is_other;
+    const isMine = isLive && this.#canAbort && !request.tenant_is_other;
+    if (!isMine && abort === document.activeElement) follow.focus({ preventScroll: true }); // what is hidden has no focus
+    abort.hidden = !isMine;
   }
 
   async #abort(id) {
