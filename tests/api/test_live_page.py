@@ -21,6 +21,19 @@ from server_process import ServerProcess
 
 PROMPT = "def area(width, height):\n    return width * height\n"
 TYPE = "(field, text) => { field.value = text; field.dispatchEvent(new Event('change')); }"
+SAID = """() => new Promise((resolve) => {
+  const said = [];
+  const hear = new MutationObserver((records) => said.push(...records.map(({ target }) => target.outerHTML)));
+  for (const region of document.querySelectorAll("#live :is([role=status], [role=alert], [aria-live])"))
+    hear.observe(region, { childList: true, characterData: true, subtree: true });
+  for (const slider of document.querySelectorAll("#live [role=slider]")) hear.observe(slider, { attributes: true });
+  setTimeout(() => resolve(said), 1000);
+})"""
+IS_IN_SIGHT = """() => {
+  const [button, table] = ["tr.running button.small", ".scrolled"].map((selector) =>
+    document.querySelector(`#requests ${selector}`).getBoundingClientRect());
+  return button.width > 0 && button.left >= table.left && button.right <= table.right;
+}"""
 HAS_MODEL = "() => document.querySelector('#live-model').textContent !== ''"
 
 
@@ -107,14 +120,17 @@ def test_every_view_shows_a_server_under_load(browser: Browser, small: ServerPro
         expect(page.locator("#tile-running")).to_have_text("2")
         expect(page.locator("#requests tbody tr.waiting").first).to_contain_text("2 of 2 running")
         assert number_of(page, "#tile-decode") > 0
+        assert page.evaluate(SAID) == [], "whoever hears the page hears what they did not ask for"
         page.locator("#requests tbody tr.running button.link").first.click()
         expect(page.locator("#followed table")).to_contain_text("prefill")
         page.locator("#blocks canvas").focus()
         page.keyboard.press("ArrowRight")
         expect(page.locator("#block-told")).to_contain_text("Block 0:")
+        expect(page.get_by_role("slider", name="KV blocks")).to_have_attribute("aria-valuetext", re.compile("Block 0:"))
         page.locator("#steps canvas").focus()
         page.keyboard.press("ArrowLeft")
         expect(page.locator("#step-told")).to_contain_text("Step ")
+        expect(page.get_by_role("slider", name="Steps")).to_have_attribute("aria-valuetext", re.compile(r"Step \d+:"))
         expect(page.locator("#told-ttft")).to_contain_text("within 200 ms")
         page.locator("#limit-itl").fill("1000")
         expect(page.locator("#told-itl")).to_contain_text("100 % within")
@@ -125,6 +141,9 @@ def test_every_view_shows_a_server_under_load(browser: Browser, small: ServerPro
         page.emulate_media(color_scheme="dark")
         page.set_viewport_size({"width": 390, "height": 844})
         page.wait_for_timeout(300)
+        page.locator("#requests .scrolled").evaluate("table => table.scrollLeft = table.scrollWidth")
+        assert page.evaluate(IS_IN_SIGHT), "a phone would have to scroll sideways for the button that ends a request"
+        page.locator("#requests .scrolled").evaluate("table => table.scrollLeft = 0")
         width = page.evaluate("document.documentElement.scrollWidth")
         assert width <= 390, "a phone would have to scroll sideways"
         take_picture(page, pictures, "page-live-phone")

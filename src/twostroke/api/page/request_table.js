@@ -5,7 +5,7 @@ import { key } from "./key.js";
 import { ms, nameOf, short, whole } from "./words.js";
 
 const MOST_ROWS = 100;
-const COLUMNS = ["Request", "State", "Came", "Prompt", "Cached", "Computed", "Output", "TTFT", "ITL", "Preempted", ""];
+const COLUMNS = ["Request", "State", "Came", "Prompt", "Cached", "Computed", "Output", "TTFT", "ITL", "Preempted"];
 const ORDER = { running: 0, preempted: 1, waiting: 2, ended: 3 };
 
 export class RequestTable {
@@ -82,8 +82,7 @@ export class RequestTable {
     const abort = el("button", { type: "button", className: "small", "aria-label": `Abort ${request.id}` }, "Abort");
     abort.addEventListener("click", () => this.#abort(request.id));
     const cells = COLUMNS.map(() => el("td"));
-    cells[0].append(follow);
-    cells.at(-1).append(abort);
+    cells[0].append(follow, " ", abort); // the column that stays when the others are scrolled
     return { element: el("tr", {}, ...cells), cells, follow, abort };
   }
 
