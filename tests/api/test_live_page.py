@@ -170,6 +170,10 @@ def test_a_frozen_picture_stands_still_and_goes_on(browser: Browser, small: Serv
         frozen = page.locator("#step-told").inner_text()
         page.wait_for_timeout(600)
         assert page.locator("#step-told").inner_text() == frozen
+        page.get_by_role("link", name="Playground").click()
+        page.get_by_role("link", name="Live").click()
+        page.wait_for_timeout(600)
+        assert page.locator("#step-told").inner_text() == frozen
         page.get_by_role("button", name="Go on").click()
         expect(page.locator("#step-told")).not_to_have_text(frozen)
         assert not complaints

@@ -17,7 +17,7 @@ import { TimelineView } from "./timeline_view.js";
 import { currentView, goTo, offer } from "./views.js";
 
 const TABLES_EVERY_MS = 200; // nobody reads faster, and tables take longer than canvases
-const MOST_HELD = 600; // deltas that wait while the picture is frozen: a minute
+const MOST_HELD = 600; // frames that wait while the picture is frozen: a minute
 
 const view = document.getElementById("live");
 const title = el("p", { id: "live-model" });
@@ -42,7 +42,7 @@ let model = null;
 let place = null; // of the engine whose steps and blocks are shown
 let followed = null; // a sequence's id
 let awaited = null; // the name of a request that is to be followed once it is seen
-let held = null; // deltas that came while the picture is frozen; null: it is not
+let held = null; // what is to be done with frames that came while the picture is frozen; null: it is not
 let isDrawing = false;
 let tablesDrawnMs = 0;
 let tablesTimer = null;
@@ -129,20 +129,21 @@ function showPlaces() {
 
 function showState(state) {
   model = new LiveModel(state);
-  held = held && [];
   draw();
 }
 
+/** A frozen picture holds, whatever comes. */
+function take(change) {
+  if (!held) change();
+  else if (held.push(change) > MOST_HELD) held.shift();
+}
+
 const feed = new LiveFeed({
-  state: showState,
-  delta(delta) {
-    if (held) {
-      held.push(delta);
-      if (held.length > MOST_HELD) held.splice(0, held.length - MOST_HELD);
-      return;
-    }
-    apply(delta);
+  state(state) {
+    if (held) held = []; // all that came before is in it
+    take(() => showState(state));
   },
+  delta: (delta) => take(() => apply(delta)),
   trouble(words) {
     trouble.hidden = words === "";
     setText(trouble, words);
@@ -160,12 +161,13 @@ function apply(delta) {
 }
 
 function toggleFreeze() {
-  const deltas = held;
+  const changes = held;
   held = held ? null : [];
   freeze.setAttribute("aria-pressed", String(held !== null));
   setText(freeze, held ? "Go on" : "Freeze");
-  if (deltas && deltas.length >= MOST_HELD) feed.restart();
-  else deltas?.forEach(apply);
+  if (changes && changes.length >= MOST_HELD) feed.restart();
+  else changes?.forEach((change) => change());
+  openIfSeen(); // it may have been closed, with the picture frozen
 }
 
 async function save(path, name) {
@@ -193,7 +195,6 @@ async function begin() {
 
 const top = el("div", { className: "panel" }, title, trouble, el("div", { className: "actions" }, freeze, saveTrace, saveEvents), saved, places);
 view.append(top, ...["tiles", "processes", "steps", "blocks", "requests", "lanes", "timeline", "histograms"].map((name) => parts[name].element));
-freeze.addEventListener("click", toggleFreeze);
 saveTrace.addEventListener("click", () => save("v1/trace", "twostroke-trace.json"));
 saveEvents.addEventListener("click", () => save("flight_recorder", "twostroke-flight.jsonl"));
 places.addEventListener("change", (event) => {
@@ -203,12 +204,13 @@ places.addEventListener("change", (event) => {
 document.getElementById("key").addEventListener("change", () => feed.restart());
 document.addEventListener("scheme", draw);
 addEventListener("resize", draw);
-const openIfSeen = () => {
-  if (currentView() === "live" && !model?.recording) feed.open();
-  else feed.close();
+function openIfSeen() {
+  if (currentView() !== "live" || model?.recording) feed.close();
+  else if (!held) feed.open(); // a frozen picture is as it was left; "Go on" opens it
   draw();
-};
+}
 begin().then(() => {
+  freeze.addEventListener("click", toggleFreeze);
   document.addEventListener("view", openIfSeen);
   openIfSeen();
 });
