@@ -179,6 +179,22 @@ def test_a_frozen_picture_stands_still_and_goes_on(browser: Browser, small: Serv
         assert not complaints
 
 
+def test_a_request_that_the_table_has_forgotten_is_told_of_and_its_timeline_shown(
+    browser: Browser, small: ServerProcess
+) -> None:
+    with opened(browser, small.url) as (page, complaints):
+        page.locator("[name=max_tokens]").fill("3")
+        page.get_by_role("button", name="Generate").click()
+        expect(page.locator("#status")).to_contain_text("Ended")
+        for _ in range(70):
+            small.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
+        page.get_by_role("button", name="Show it in the engine").click()
+        expect(page.locator("#live [role=status]").first).to_contain_text("is not in the table")
+        expect(page.locator("#followed table")).to_contain_text("prefill")
+        expect(page.locator("#lanes-told")).to_contain_text(re.compile(r"24 of \d+ drawn"))
+        assert not complaints
+
+
 def test_what_it_shows_is_what_metrics_and_timelines_say(browser: Browser, small: ServerProcess) -> None:
     with opened(browser, f"{small.url}/#live") as (page, complaints):
         with load(small, 3):
@@ -236,11 +252,15 @@ def test_a_server_that_stops_is_told_in_words_and_one_that_is_back_is_seen(brows
         first.stop()
         expect(page.locator("#live .trouble")).to_contain_text("cannot be reached")
         complaints.clear()  # a browser notes each address that does not answer
-        again = ServerProcess(port=port)
+        again = ServerProcess("--served-model-name", "another", port=port)
         expect(page.locator("#live .trouble")).to_be_hidden(timeout=PATIENCE_MS)
         complaints.clear()
         again.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 5})
         expect(page.locator("#requests tbody tr")).to_have_count(1)
+        expect(page.locator("#model")).to_contain_text("another,")
+        page.get_by_role("link", name="Playground").click()
+        page.get_by_role("button", name="Copy as curl").click()
+        expect(page.locator("#code")).to_contain_text('"model":"another"')
         assert not complaints
         again.stop()
 
@@ -249,10 +269,22 @@ def test_a_server_that_is_silent_is_told_apart_from_one_that_has_nothing_to_say(
     server = ServerProcess()
     with opened(browser, f"{server.url}/#live") as (page, complaints):
         page.wait_for_function(HAS_MODEL)
-        page.wait_for_timeout(11_000)  # nothing happens, and the server is well
+        server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 1})
+        came = page.locator("#requests tbody td:nth-child(3)")
+        expect(came).to_contain_text("s ago")
+        page.get_by_role("button", name="Freeze").click()
+        frozen = came.inner_text()
+        page.wait_for_timeout(5_500)
+        assert came.inner_text() == frozen
+        page.get_by_role("button", name="Go on").click()
+        page.wait_for_timeout(5_500)  # nothing happens, and the server is well
+        assert float(came.inner_text().split()[0]) > 10, "time stands still where nothing happens"
         expect(page.locator("#live .trouble")).to_be_hidden()
         server.process.send_signal(signal.SIGSTOP)
         expect(page.locator("#live .trouble")).to_contain_text("The server is silent", timeout=PATIENCE_MS)
+        broken = came.inner_text()
+        page.wait_for_timeout(600)
+        assert came.inner_text() == broken
         server.process.send_signal(signal.SIGCONT)
         expect(page.locator("#live .trouble")).to_be_hidden()
         assert not complaints
@@ -305,6 +337,13 @@ def test_a_recording_gives_the_same_picture_twice(browser: Browser, tmp_path: Pa
         for _ in range(2):
             with opened(browser, f"{url}/#live", viewport={"width": 900, "height": 700}) as (page, complaints):
                 expect(page.locator(".player")).to_contain_text("run.jsonl")
+                if not pictures:  # the first answer does not come: that is said, and it is asked again
+                    page.route("**/live/state", lambda route: route.abort(), times=1)
+                    page.reload()
+                    expect(page.locator("#live .trouble").first).to_contain_text("Trying again")
+                    expect(page.locator(".player")).to_contain_text("run.jsonl")
+                    expect(page.locator("#live .trouble").last).to_be_hidden()
+                    complaints.clear()
                 expect(page.get_by_role("link", name="Playground")).to_be_hidden()
                 page.locator("#player-step").fill("30")
                 expect(page.locator(".player")).to_contain_text("Step 31 of")
