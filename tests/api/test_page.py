@@ -177,6 +177,7 @@ def test_programs_do_the_same(page: Page, server: ServerProcess) -> None:
     page.get_by_role("button", name="Copy as curl").click()
     expect(page.locator("#copied")).to_have_text("Copied.")
     words = shlex.split(page.evaluate("navigator.clipboard.readText()"))
+    assert "TWOSTROKE_API_KEY" not in " ".join(words), "this server has no keys"
     assert words[:3] == ["curl", "-N", f"{server.url}/v1/completions"]
     body = json.loads(words[-1])
     assert (body["prompt"], body["stop"], body["stream"]) == (prompt, ["\n", "'"], True)
@@ -290,6 +291,8 @@ def test_a_server_with_keys_asks_for_one(browser: Browser, complaints: list[str]
         fill(page)
         page.get_by_role("button", name="Generate").click()
         ended(page, "Ended: length.")
+        page.get_by_role("button", name="Copy as curl").click()  # the page has not seen the key: the browser has it
+        expect(page.locator("#code")).to_contain_text('-H "Authorization: Bearer $TWOSTROKE_API_KEY"')
         page.get_by_label("Key", exact=True).fill("another")
         page.get_by_role("button", name="Generate").click()
         expect(page.get_by_role("alert")).to_contain_text("a valid API key is needed")

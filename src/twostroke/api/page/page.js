@@ -209,7 +209,7 @@ function changeMode() {
 async function copy(writeCode) {
   let code;
   try {
-    code = writeCode(currentRequest(), location.origin, key() !== "");
+    code = writeCode(currentRequest(), location.origin, key() !== "" || "keys" in document.documentElement.dataset);
   } catch (error) {
     showError(error.message);
     return;
