@@ -119,6 +119,7 @@ def test_every_view_shows_a_server_under_load(browser: Browser, small: ServerPro
         page.wait_for_function("() => document.querySelector('#tile-waiting').textContent > '0'")
         expect(page.locator("#tile-running")).to_have_text("2")
         expect(page.locator("#requests tbody tr.waiting").first).to_contain_text("2 of 2 running")
+        expect(page.locator("#requests tbody tr.waiting").last).to_contain_text("behind the head of the queue")
         assert number_of(page, "#tile-decode") > 0
         assert page.evaluate(SAID) == [], "whoever hears the page hears what they did not ask for"
         page.locator("#requests tbody tr.running button.link").first.click()
@@ -346,9 +347,9 @@ def test_a_recording_gives_the_same_picture_twice(browser: Browser, tmp_path: Pa
                     complaints.clear()
                 expect(page.get_by_role("link", name="Playground")).to_be_hidden()
                 page.locator("#player-step").fill("30")
-                expect(page.locator(".player")).to_contain_text("Step 31 of")
+                expect(page.locator(".player")).to_contain_text("Step 30, ")
                 page.locator("#player-on").click()
-                expect(page.locator(".player")).to_contain_text("Step 32 of")
+                expect(page.locator(".player")).to_contain_text("Step 31, ")
                 expect(page.locator("#step-told")).to_contain_text("Step 31:")
                 page.wait_for_timeout(200)
                 pictures.append(page.screenshot(full_page=True, animations="disabled"))

@@ -40,7 +40,7 @@ export class RequestTable {
     const wanted = this.#filter.value.toLowerCase();
     const found = [...engine.requests.values()].filter(({ id, state }) => `${id} ${state}`.toLowerCase().includes(wanted));
     found.sort((a, b) => ORDER[a.state] - ORDER[b.state] || (a.state === "ended" ? b.finish_s - a.finish_s : a.arrival_s - b.arrival_s));
-    const wait = engine.steps.at(-1)?.wait ?? "";
+    const step = engine.steps.at(-1);
     const shown = found.slice(0, MOST_ROWS);
     const kept = new Set(shown.map(({ id }) => id));
     for (const [id, row] of this.#rows) {
@@ -51,7 +51,7 @@ export class RequestTable {
     }
     for (const request of shown) {
       if (!this.#rows.has(request.id)) this.#rows.set(request.id, this.#makeRow(request));
-      this.#fill(this.#rows.get(request.id), request, nowS, wait, followed);
+      this.#fill(this.#rows.get(request.id), request, nowS, step, followed);
     }
     this.#arrange(shown.map(({ id }) => this.#rows.get(id).element));
     setText(this.#more, found.length === 0 ? "Nobody is here." : found.length > MOST_ROWS ? `And ${whole(found.length - MOST_ROWS)} more; the filter finds them.` : "");
@@ -86,13 +86,12 @@ export class RequestTable {
     return { element: el("tr", {}, ...cells), cells, follow, abort };
   }
 
-  #fill({ element, cells, follow, abort }, request, nowS, wait, followed) {
+  #fill({ element, cells, follow, abort }, request, nowS, step, followed) {
     const isLive = request.state !== "ended";
     const state = request.state === "running" ? request.stroke || "running" : request.state === "ended" ? `ended: ${request.finish}` : request.state;
-    const reason = request.state === "waiting" && wait ? ` (${wait})` : "";
     const ttft = request.first_token_s === null || request.arrival_s === null ? null : 1e3 * (request.first_token_s - request.arrival_s);
     const texts = [
-      state + reason + (request.background ? " (flex)" : ""),
+      state + whyItWaits(request, step) + (request.background ? " (flex)" : ""),
       request.arrival_s === null ? "–" : `${(nowS - request.arrival_s).toFixed(1)} s ago`,
       whole(request.num_prompt),
       whole(request.num_cached),
@@ -117,4 +116,10 @@ export class RequestTable {
       setText(this.#outcome, error.message);
     }
   }
+}
+
+/** The step that was decided last has a reason for the head of the queue; who was there behind it waits for the head. */
+function whyItWaits({ id, state, arrival_s }, step) {
+  if ((state !== "waiting" && state !== "preempted") || !step?.wait || arrival_s > step.at_s) return "";
+  return id === step.head ? ` (${step.wait})` : " (behind the head of the queue)";
 }
