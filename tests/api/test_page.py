@@ -9,8 +9,9 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
@@ -221,6 +222,44 @@ def test_tokens_show_how_likely_they_were(page: Page, server: ServerProcess, mod
     expect(page.locator("#alternatives")).to_contain_text(f"log-probability {logprob:.3f}")
     if mode == "Prompt":
         take_picture(page, pictures, "page-playground")
+
+
+# [contrasts of the words for probabilities with what they stand on, colours of the states of blocks]
+LEGENDS = """() => {
+  const pixel = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const over = (element) => {
+    if (element.parentElement) over(element.parentElement);
+    paint(getComputedStyle(element).backgroundColor);
+  };
+  const paint = (colour) => {
+    pixel.fillStyle = colour;
+    pixel.fillRect(0, 0, 1, 1);
+    return [...pixel.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const luminance = (rgb) => {
+    const linear = (value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+    const [red, green, blue] = rgb.map((value) => linear(value / 255));
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+  };
+  const contrasts = [...document.querySelectorAll("#chances .token")].map((token) => {
+    over(token);
+    const [ground, ink] = [paint("transparent"), paint(getComputedStyle(token).color)].map(luminance);
+    return (Math.max(ground, ink) + 0.05) / (Math.min(ground, ink) + 0.05);
+  });
+  const marks = [...document.querySelectorAll("#blocks .mark")];
+  const blocks = marks.map((mark) => paint(getComputedStyle(mark, "::before").backgroundColor));
+  return [contrasts, blocks];
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_legends_can_be_read(page: Page, scheme: Literal["light", "dark"]) -> None:
+    page.emulate_media(color_scheme=scheme)
+    contrasts, blocks = page.evaluate(LEGENDS)
+    assert len(contrasts) == 5
+    assert min(contrasts) >= 4.5, f"WCAG 2 AA: {contrasts}"
+    assert len(blocks) == 8
+    assert min(math.dist(a, b) for a, b in combinations(blocks, 2)) > 40, f"two states look the same: {blocks}"
 
 
 @pytest.mark.parametrize("mode", ["Prompt", "Chat"])
