@@ -102,7 +102,8 @@ function drawNow() {
 }
 
 function lanesInWords(engine) {
-  const here = [...engine.requests.values()].filter(({ arrival_s, finish_s }) => arrival_s !== null && (finish_s ?? nowS) > nowS - LANES_S);
+  const isDrawn = ({ arrival_s, finish_s }) => arrival_s !== null && (finish_s ?? nowS) > nowS - LANES_S;
+  const here = [...engine.requests.values()].filter(isDrawn);
   return here.length > MOST_LANES ? `${MOST_LANES} of ${whole(here.length)} drawn: those that came last.` : "";
 }
 
@@ -137,7 +138,8 @@ function findAwaited() {
 /** The table forgets who ended long ago; the server's timelines go further back. */
 function followUnseen() {
   followed = awaited;
-  setText(said, `${awaited} is not in the table: it ended a while ago. Its timeline is below, if the server still has it.`);
+  const where = "Its timeline is below, if the server still has it.";
+  setText(said, `${awaited} is not in the table: it ended a while ago. ${where}`);
 }
 
 /** Of several processes one is chosen. */

@@ -6,7 +6,9 @@ const RETRY_MS = [500, 1000, 2000, 5000];
 const SILENCE_MS = 9000; // three signs of life that did not come (KEEP_ALIVE_S of the server's feed)
 
 /** Waits until a server may be asked again: longer, the more often it failed. */
-export const pause = (failures) => new Promise((resolve) => setTimeout(resolve, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]));
+export function pause(failures) {
+  return new Promise((resolve) => setTimeout(resolve, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]));
+}
 
 export class LiveFeed {
   #hear;

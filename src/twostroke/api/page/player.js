@@ -103,9 +103,10 @@ export class Player {
     this.#timeS = state.time_s;
     this.#slider.value = String(state.recording.step);
     const { step, num_steps, first_s } = state.recording;
-    const where = num_steps === 0 ? "There is no step in it" : `${lastStep(state)}${whole(num_steps - 1 - step)} to come`;
+    const where = `${lastStep(state)}${whole(num_steps - 1 - step)} to come`;
+    const when = `${(state.time_s - first_s).toFixed(3)} s after its beginning`;
     this.#slider.setAttribute("aria-valuetext", where);
-    setText(this.#told, num_steps === 0 ? `${where}.` : `${where}, ${(state.time_s - first_s).toFixed(3)} s after its beginning.`);
+    setText(this.#told, num_steps === 0 ? "There is no step in it." : `${where}, ${when}.`);
     this.#show(state);
   }
 }
@@ -113,7 +114,7 @@ export class Player {
 /** The step that was decided last, by the number that its engine gave it, as the chart has it. */
 function lastStep({ engines, fields }) {
   const [number, atS] = ["step", "at_s"].map((name) => fields.step.indexOf(name));
-  const known = Object.entries(engines).filter(([, { steps }]) => steps.length > 0).map(([place, { steps }]) => [place, steps.at(-1)]);
+  const known = Object.entries(engines).map(([place, { steps }]) => [place, steps.at(-1)]).filter(([, step]) => step);
   if (known.length === 0) return "";
   const [place, step] = known.reduce((latest, other) => (other[1][atS] > latest[1][atS] ? other : latest));
   return `Step ${step[number]}${Object.keys(engines).length > 1 ? ` of ${place}` : ""}, `;

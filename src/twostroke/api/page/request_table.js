@@ -24,7 +24,8 @@ export class RequestTable {
     this.#follow = follow;
     const head = el("thead", {}, el("tr", {}, ...COLUMNS.map((title) => el("th", { scope: "col" }, title))));
     this.#scrolled.append(el("table", {}, head, this.#body));
-    this.element = panel("requests", "Requests", el("label", { htmlFor: "request-filter", className: "inline" }, "Show only ", this.#filter), this.#scrolled, this.#more, this.#outcome);
+    const filter = el("label", { htmlFor: "request-filter", className: "inline" }, "Show only ", this.#filter);
+    this.element = panel("requests", "Requests", filter, this.#scrolled, this.#more, this.#outcome);
     this.#filter.addEventListener("input", () => this.#last && this.show(...this.#last));
   }
 
@@ -104,7 +105,7 @@ export class RequestTable {
     texts.forEach((text, i) => setText(cells[i + 1], String(text)));
     element.className = `${request.state}${request.id === followed ? " followed" : ""}`;
     const isMine = isLive && this.#canAbort && !request.tenant_is_other;
-    if (!isMine && abort === document.activeElement) follow.focus({ preventScroll: true }); // what is hidden has no focus
+    if (!isMine && abort === document.activeElement) follow.focus({ preventScroll: true }); // it would be lost
     abort.hidden = !isMine;
   }
 
@@ -118,7 +119,7 @@ export class RequestTable {
   }
 }
 
-/** The step that was decided last has a reason for the head of the queue; who was there behind it waits for the head. */
+/** The step that was decided last tells why the head of the queue waits; whoever was behind it then waits for it. */
 function whyItWaits({ id, state, arrival_s }, step) {
   if ((state !== "waiting" && state !== "preempted") || !step?.wait || arrival_s > step.at_s) return "";
   return id === step.head ? ` (${step.wait})` : " (behind the head of the queue)";

@@ -113,9 +113,10 @@ export class StepsChart {
 
   #tell() {
     const step = this.#steps.find(({ step }) => step === this.#chosen) ?? this.#steps.at(-1);
-    setText(this.#told, step ? stepInWords(step) : "No step yet.");
-    if (step?.step === this.#chosen) choose(this.#canvas, step.step, this.#steps[0].step, this.#steps.at(-1).step, stepInWords(step));
-    else choose(this.#canvas, 0, 0, 0, "the latest step");
+    const words = step ? stepInWords(step) : "No step yet.";
+    setText(this.#told, words);
+    if (step?.step !== this.#chosen) choose(this.#canvas, 0, 0, 0, "the latest step");
+    else choose(this.#canvas, step.step, this.#steps[0].step, this.#steps.at(-1).step, words);
   }
 }
 
