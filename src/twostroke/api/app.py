@@ -47,6 +47,7 @@ ROUTERS = (
     pools_router,
     lab_router,
 )
+NO_TEXTS = "this server keeps no prompts; start it with --live-text to see them."
 
 
 def build_app(
@@ -72,7 +73,7 @@ def build_app(
     app = FastAPI(title="Twostroke", version=__version__, docs_url=None, redoc_url=None)
     for make_router in ROUTERS:
         app.include_router(make_router(context))
-    app.include_router(history_router(observation.recorder.events))
+    app.include_router(history_router(observation.recorder.events, observation.texts, why_no_texts=NO_TEXTS))
     app.include_router(page_router(has_lab=lab is not None, has_keys=bool(config.api_key)))
     app.openapi = lambda: published_schema(app)
     answer_errors(app)

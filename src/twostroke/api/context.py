@@ -19,6 +19,7 @@ from twostroke.api.protocol.message_fields import MESSAGES
 from twostroke.api.protocol.sampling import SamplingFields
 from twostroke.config.server import ServerConfig
 from twostroke.engine.client import EngineClient, ScalablePools
+from twostroke.engine.input_processor import PromptInput
 from twostroke.lab.lab import Lab
 from twostroke.log import get_logger
 
@@ -72,16 +73,19 @@ class ServerContext:
     def caller(self, request: Request, operation: str, body: WireObject | None = None) -> Caller:
         """Who asks, and for what; the body was read fully when the gate noted the time."""
         state = request.scope["state"]
-        tracer = self.observation.tracer
+        tracer, texts = self.observation.tracer, self.observation.texts
+        tenant: str = state.get("tenant", "")
 
-        def announce(request_id: str) -> None:
+        def announce(request_id: str, prompt: PromptInput) -> None:
+            if texts is not None:
+                texts.keep(request_id, tenant, prompt)
             if tracer is not None:
                 tracer.begin(request_id, operation, dict(request.headers), _attributes(body))
 
         return Caller(
             arrival_time_s=state.get("arrival_time_s", self.engine.now_s()),
             admission=self.admission,
-            tenant=state.get("tenant", ""),
+            tenant=tenant,
             announce=announce,
             patience_s=patience_s(request.headers),
         )

@@ -34,8 +34,8 @@ class Caller:
     """Says whether there is room for the request."""
     tenant: str = ""
     """Whose key it was; empty where no keys are set."""
-    announce: Callable[[str], object] = str
-    """Called with the name of each engine request that was queued; whoever traces it takes note."""
+    announce: Callable[[str, PromptInput], object] = lambda request_id, prompt: None
+    """Called with the name of each engine request that was queued, and its prompt; for traces and --live-text."""
     patience_s: float | None = None
     """How long after its arrival a first token is of use; None: as long as the server lets anybody wait."""
 
@@ -133,7 +133,9 @@ class Generation:
                     kind=kind,
                 )
                 self._streams.append(stream)
-                caller.announce(request_id)  # no event of it can have come yet, and one that is refused has none
+                caller.announce(
+                    request_id, prompt
+                )  # no event of it can have come yet, and one that is refused has none
         except BaseException:
             self.close()
             raise

@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from twostroke.api.live_feed import LiveFeed
+from twostroke.api.prompt_texts import PromptTexts
 from twostroke.config.server import ServerConfig
 from twostroke.engine.clock import monotonic_clock
 from twostroke.errors import InvalidParameter
@@ -55,6 +56,7 @@ class Observation:
             self.metrics.of(ENGINE)  # there from the start, and nothing has happened yet
         self.live = LiveState(self.metrics)
         self.feed = LiveFeed(self.live, model_name, monotonic_clock)
+        self.texts = PromptTexts(config.flight_recorder_minutes, monotonic_clock) if config.live_text else None
         self.gateway = GatewayMetrics(model_name)
         self._collectors = engines, self.gateway, self.answers
         self.tracer = None

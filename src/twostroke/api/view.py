@@ -52,7 +52,8 @@ def recording_of(paths: Sequence[Path]) -> Recording:
 def recorded_app(recording: Recording) -> FastAPI:
     """The page, the states behind it, and what else a history tells."""
     app = FastAPI(title="Twostroke, a recording", version=__version__, docs_url=None, redoc_url=None)
-    for router in (recorded_router(recording), history_router(recording.events), page_router()):
+    history = history_router(recording.events, why_no_texts="a recording holds ids, counts and times, and no text.")
+    for router in (recorded_router(recording), history, page_router()):
         app.include_router(router)
     answer_errors(app)
     return app

@@ -42,6 +42,9 @@ class ServerConfig:
     lab: bool = False
     """Offer the switchboard on the page, to the administrator: experiments in processes of their own, which take
     processor time from the model that is served."""
+    live_text: bool = False
+    """Keep the prompts of the flight recorder's minutes in memory: the page, and GET /v1/requests/ID/prompt, show them
+    to their own tenant and to the administrator. Without, nobody's text is kept."""
     strict: bool = False
     """Refuse requests with fields that nobody here knows, instead of naming them in a header."""
     ssl_certfile: Path | None = None
@@ -101,7 +104,7 @@ class ServerConfig:
         for name in self.metrics_compat:
             one_of("metrics_compat", name, get_args(MetricsNames))
         number("flight_recorder_minutes", self.flight_recorder_minutes, 0.1, 1440, "0.1 to 1440 (minutes)")
-        for name in ("lab", "strict", "share_prefix_cache"):
+        for name in ("lab", "live_text", "strict", "share_prefix_cache"):
             switch(name, getattr(self, name))
         if self.tokens_per_minute is not None:
             whole_number("tokens_per_minute", self.tokens_per_minute, 1)

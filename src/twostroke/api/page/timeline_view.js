@@ -11,14 +11,17 @@ export class TimelineView {
   #parts = el("div");
   #again = el("button", { type: "button", hidden: true }, "Read it again");
   #stop = el("button", { type: "button", hidden: true }, "Follow nobody");
+  #ask = el("button", { type: "button", hidden: true }, "Show its prompt");
+  #prompt = el("div", { role: "status" });
   #id = null;
   #hasEnd = false;
 
   /** @param {function(string|null)} follow is told whom to follow */
   constructor(follow) {
     this.#again.addEventListener("click", () => this.#read());
+    this.#ask.addEventListener("click", () => this.#readPrompt());
     this.#stop.addEventListener("click", () => follow(null));
-    this.element = panel("followed", "One request", this.#title, el("div", { className: "actions" }, this.#again, this.#stop), this.#parts);
+    this.element = panel("followed", "One request", this.#title, el("div", { className: "actions" }, this.#again, this.#ask, this.#stop), this.#prompt, this.#parts);
   }
 
   /**
@@ -31,7 +34,8 @@ export class TimelineView {
       this.#id = followed;
       this.#hasEnd = isEnded;
       this.#parts.replaceChildren();
-      this.#again.hidden = this.#stop.hidden = followed === null;
+      this.#prompt.replaceChildren();
+      this.#again.hidden = this.#ask.hidden = this.#stop.hidden = followed === null;
       if (followed === null) setText(this.#title, "Nobody is followed. Choose a request above, a lane, or a block.");
       else this.#read();
     } else if (followed !== null && isEnded && !this.#hasEnd) {
@@ -52,6 +56,19 @@ export class TimelineView {
     } catch (error) {
       if (id === this.#id) setText(this.#title, error.message);
     }
+  }
+
+  /** Nobody's text is on the page before somebody asks for it. */
+  async #readPrompt() {
+    const id = this.#id;
+    let shown;
+    try {
+      const kept = await (await ask(`v1/requests/${encodeURIComponent(nameOf(id))}/prompt`, key())).json();
+      shown = el("pre", { className: "prompt", tabIndex: 0, "aria-label": "Its prompt" }, kept.prompt ?? `token ids ${kept.prompt_token_ids.join(", ")}`);
+    } catch (error) {
+      shown = el("p", { className: "hint" }, error.message);
+    }
+    if (id === this.#id) this.#prompt.replaceChildren(shown);
   }
 }
 

@@ -1,4 +1,4 @@
-"""What the events of the past tell, of a server or a file: timelines, a trace, themselves."""
+"""What the past tells, of a server or a file: timelines, a trace, the events themselves, prompts that are kept."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from twostroke.api.http_errors import HTTPError
 from twostroke.api.openapi import Described
+from twostroke.api.prompt_texts import PromptTexts
 from twostroke.api.routes.generate import json_response
 from twostroke.errors import InvalidParameter
 from twostroke.events import Event, to_json
@@ -21,13 +22,22 @@ from twostroke.explain.timeline import timeline_of
 from twostroke.explain.trace import trace_of
 
 _JSON_OR_TEXT: Described = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+_NO_TEXT: Described = {
+    404: {"description": "No prompt of yours is kept by that id.", "content": {"application/json": {}}}
+}
 _LINES: Described = {200: {"content": {"application/jsonl": {"schema": {"type": "string"}}}}}
 Events = Callable[[], Iterable[Event]]
 """Reads them from the first on; in any thread."""
 
 
-def history_router(events: Events) -> APIRouter:
-    """The routes."""
+def history_router(events: Events, texts: PromptTexts | None = None, *, why_no_texts: str = "") -> APIRouter:
+    """The routes.
+
+    Args:
+        events: of the past.
+        texts: prompts, where they are kept.
+        why_no_texts: said to who asks for one where they are not.
+    """
     router = APIRouter(tags=["observe"])
 
     @router.get("/v1/requests/{request_id:path}/timeline", responses=_JSON_OR_TEXT)
@@ -44,6 +54,21 @@ def history_router(events: Events) -> APIRouter:
         if format == "text":
             return PlainTextResponse(timeline_text(found))
         return json_response(found.to_dict())
+
+    @router.get("/v1/requests/{request_id:path}/prompt", responses=_NO_TEXT)
+    async def prompt(request: Request, request_id: str) -> Response:
+        """What a request asked, after the chat template, by the id of its answer; with --live-text.
+
+        Where keys are set it is shown to its own tenant and to the administrator.
+        """
+        if texts is None:
+            raise HTTPError(404, why_no_texts, code="no_texts")
+        kept = texts.of(request_id, getattr(request.state, "tenant", ""))
+        if kept is None:
+            message = f"no prompt of a request {request_id!r} of yours is kept; it may be too long ago."
+            raise HTTPError(404, message, code="request_not_found", param="request_id")
+        is_text = isinstance(kept.content, str)
+        return json_response({"request_id": request_id, "prompt" if is_text else "prompt_token_ids": kept.content})
 
     @router.get("/v1/trace")
     async def trace() -> Response:
