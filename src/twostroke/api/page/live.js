@@ -262,7 +262,8 @@ async function firstState() {
   }
 }
 
-const top = el("div", { className: "panel" }, title, trouble, el("div", { className: "actions" }, freeze, saveTrace, saveEvents), said, places);
+const actions = el("div", { className: "actions" }, freeze, saveTrace, saveEvents);
+const top = el("div", { className: "panel" }, title, trouble, actions, said, places);
 view.append(top, ...["tiles", "processes", "steps", "blocks", "requests", "lanes", "timeline", "histograms"].map((name) => parts[name].element));
 parts.lanes.element.append(lanesTold);
 saveTrace.addEventListener("click", () => save("v1/trace", "twostroke-trace.json"));
