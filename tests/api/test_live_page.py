@@ -21,6 +21,19 @@ from server_process import ServerProcess
 
 PROMPT = "def area(width, height):\n    return width * height\n"
 TYPE = "(field, text) => { field.value = text; field.dispatchEvent(new Event('change')); }"
+SAID = """() => new Promise((resolve) => {
+  const said = [];
+  const hear = new MutationObserver((records) => said.push(...records.map(({ target }) => target.outerHTML)));
+  for (const region of document.querySelectorAll("#live :is([role=status], [role=alert], [aria-live])"))
+    hear.observe(region, { childList: true, characterData: true, subtree: true });
+  for (const slider of document.querySelectorAll("#live [role=slider]")) hear.observe(slider, { attributes: true });
+  setTimeout(() => resolve(said), 1000);
+})"""
+IS_IN_SIGHT = """() => {
+  const [button, table] = ["tr.running button.small", ".scrolled"].map((selector) =>
+    document.querySelector(`#requests ${selector}`).getBoundingClientRect());
+  return button.width > 0 && button.left >= table.left && button.right <= table.right;
+}"""
 HAS_MODEL = "() => document.querySelector('#live-model').textContent !== ''"
 
 
@@ -106,15 +119,19 @@ def test_every_view_shows_a_server_under_load(browser: Browser, small: ServerPro
         page.wait_for_function("() => document.querySelector('#tile-waiting').textContent > '0'")
         expect(page.locator("#tile-running")).to_have_text("2")
         expect(page.locator("#requests tbody tr.waiting").first).to_contain_text("2 of 2 running")
+        expect(page.locator("#requests tbody tr.waiting").last).to_contain_text("behind the head of the queue")
         assert number_of(page, "#tile-decode") > 0
+        assert page.evaluate(SAID) == [], "whoever hears the page hears what they did not ask for"
         page.locator("#requests tbody tr.running button.link").first.click()
         expect(page.locator("#followed table")).to_contain_text("prefill")
         page.locator("#blocks canvas").focus()
         page.keyboard.press("ArrowRight")
         expect(page.locator("#block-told")).to_contain_text("Block 0:")
+        expect(page.get_by_role("slider", name="KV blocks")).to_have_attribute("aria-valuetext", re.compile("Block 0:"))
         page.locator("#steps canvas").focus()
         page.keyboard.press("ArrowLeft")
         expect(page.locator("#step-told")).to_contain_text("Step ")
+        expect(page.get_by_role("slider", name="Steps")).to_have_attribute("aria-valuetext", re.compile(r"Step \d+:"))
         expect(page.locator("#told-ttft")).to_contain_text("within 200 ms")
         page.locator("#limit-itl").fill("1000")
         expect(page.locator("#told-itl")).to_contain_text("100 % within")
@@ -125,9 +142,24 @@ def test_every_view_shows_a_server_under_load(browser: Browser, small: ServerPro
         page.emulate_media(color_scheme="dark")
         page.set_viewport_size({"width": 390, "height": 844})
         page.wait_for_timeout(300)
+        page.locator("#requests .scrolled").evaluate("table => table.scrollLeft = table.scrollWidth")
+        assert page.evaluate(IS_IN_SIGHT), "a phone would have to scroll sideways for the button that ends a request"
+        page.locator("#requests .scrolled").evaluate("table => table.scrollLeft = 0")
         width = page.evaluate("document.documentElement.scrollWidth")
         assert width <= 390, "a phone would have to scroll sideways"
         take_picture(page, pictures, "page-live-phone")
+        assert not complaints
+
+
+def test_the_focus_stays_in_its_row_while_the_table_changes(browser: Browser, small: ServerProcess) -> None:
+    with opened(browser, f"{small.url}/#live") as (page, complaints), load(small, 5):
+        abort = page.locator("#requests tr.waiting button.small").first
+        name = abort.evaluate("button => (button.focus(), button.ariaLabel)").removeprefix("Abort ")
+        # it went up when it ran and down when it ended, and nobody can end it any more
+        expect(page.locator(f'#requests tr:has([title="{name}"])')).to_have_class("ended")
+        assert page.evaluate("document.activeElement.title") == name
+        page.wait_for_function("() => document.activeElement.closest('tr').matches('.ended + .ended')")
+        assert page.evaluate("document.activeElement.title") == name
         assert not complaints
 
 
@@ -139,8 +171,28 @@ def test_a_frozen_picture_stands_still_and_goes_on(browser: Browser, small: Serv
         frozen = page.locator("#step-told").inner_text()
         page.wait_for_timeout(600)
         assert page.locator("#step-told").inner_text() == frozen
+        page.get_by_role("link", name="Playground").click()
+        page.get_by_role("link", name="Live").click()
+        page.wait_for_timeout(600)
+        assert page.locator("#step-told").inner_text() == frozen
         page.get_by_role("button", name="Go on").click()
         expect(page.locator("#step-told")).not_to_have_text(frozen)
+        assert not complaints
+
+
+def test_a_request_that_the_table_has_forgotten_is_told_of_and_its_timeline_shown(
+    browser: Browser, small: ServerProcess
+) -> None:
+    with opened(browser, small.url) as (page, complaints):
+        page.locator("[name=max_tokens]").fill("3")
+        page.get_by_role("button", name="Generate").click()
+        expect(page.locator("#status")).to_contain_text("Ended")
+        for _ in range(70):
+            small.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
+        page.get_by_role("button", name="Show it in the engine").click()
+        expect(page.locator("#live [role=status]").first).to_contain_text("is not in the table")
+        expect(page.locator("#followed table")).to_contain_text("prefill")
+        expect(page.locator("#lanes-told")).to_contain_text(re.compile(r"24 of \d+ drawn"))
         assert not complaints
 
 
@@ -201,11 +253,15 @@ def test_a_server_that_stops_is_told_in_words_and_one_that_is_back_is_seen(brows
         first.stop()
         expect(page.locator("#live .trouble")).to_contain_text("cannot be reached")
         complaints.clear()  # a browser notes each address that does not answer
-        again = ServerProcess(port=port)
+        again = ServerProcess("--served-model-name", "another", port=port)
         expect(page.locator("#live .trouble")).to_be_hidden(timeout=PATIENCE_MS)
         complaints.clear()
         again.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 5})
         expect(page.locator("#requests tbody tr")).to_have_count(1)
+        expect(page.locator("#model")).to_contain_text("another,")
+        page.get_by_role("link", name="Playground").click()
+        page.get_by_role("button", name="Copy as curl").click()
+        expect(page.locator("#code")).to_contain_text('"model":"another"')
         assert not complaints
         again.stop()
 
@@ -214,10 +270,24 @@ def test_a_server_that_is_silent_is_told_apart_from_one_that_has_nothing_to_say(
     server = ServerProcess()
     with opened(browser, f"{server.url}/#live") as (page, complaints):
         page.wait_for_function(HAS_MODEL)
-        page.wait_for_timeout(11_000)  # nothing happens, and the server is well
+        server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 1})
+        came = page.locator("#requests tbody td:nth-child(3)")
+        expect(came).to_contain_text("s ago")
+        page.get_by_role("button", name="Freeze").click()
+        page.wait_for_timeout(300)
+        frozen = came.inner_text()
+        page.wait_for_timeout(5_000)
+        assert came.inner_text() == frozen
+        page.get_by_role("button", name="Go on").click()
+        page.wait_for_timeout(5_700)  # nothing happens, and the server is well
+        assert float(came.inner_text().split()[0]) > 10, "time stands still where nothing happens"
         expect(page.locator("#live .trouble")).to_be_hidden()
         server.process.send_signal(signal.SIGSTOP)
         expect(page.locator("#live .trouble")).to_contain_text("The server is silent", timeout=PATIENCE_MS)
+        page.wait_for_timeout(300)
+        broken = came.inner_text()
+        page.wait_for_timeout(600)
+        assert came.inner_text() == broken
         server.process.send_signal(signal.SIGCONT)
         expect(page.locator("#live .trouble")).to_be_hidden()
         assert not complaints
@@ -270,11 +340,18 @@ def test_a_recording_gives_the_same_picture_twice(browser: Browser, tmp_path: Pa
         for _ in range(2):
             with opened(browser, f"{url}/#live", viewport={"width": 900, "height": 700}) as (page, complaints):
                 expect(page.locator(".player")).to_contain_text("run.jsonl")
+                if not pictures:  # the first answers do not come: that is said, and it is asked again
+                    page.route("**/live/state", lambda route: route.abort(), times=2)
+                    page.reload()
+                    expect(page.locator("#live .trouble").first).to_contain_text("Trying again")
+                    expect(page.locator(".player")).to_contain_text("run.jsonl")
+                    expect(page.locator("#live .trouble").first).to_be_hidden()
+                    complaints.clear()
                 expect(page.get_by_role("link", name="Playground")).to_be_hidden()
                 page.locator("#player-step").fill("30")
-                expect(page.locator(".player")).to_contain_text("Step 31 of")
+                expect(page.locator(".player")).to_contain_text("Step 30, ")
                 page.locator("#player-on").click()
-                expect(page.locator(".player")).to_contain_text("Step 32 of")
+                expect(page.locator(".player")).to_contain_text("Step 31, ")
                 expect(page.locator("#step-told")).to_contain_text("Step 31:")
                 page.wait_for_timeout(200)
                 pictures.append(page.screenshot(full_page=True, animations="disabled"))

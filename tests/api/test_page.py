@@ -9,8 +9,9 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
@@ -177,6 +178,7 @@ def test_programs_do_the_same(page: Page, server: ServerProcess) -> None:
     page.get_by_role("button", name="Copy as curl").click()
     expect(page.locator("#copied")).to_have_text("Copied.")
     words = shlex.split(page.evaluate("navigator.clipboard.readText()"))
+    assert "TWOSTROKE_API_KEY" not in " ".join(words), "this server has no keys"
     assert words[:3] == ["curl", "-N", f"{server.url}/v1/completions"]
     body = json.loads(words[-1])
     assert (body["prompt"], body["stop"], body["stream"]) == (prompt, ["\n", "'"], True)
@@ -220,6 +222,44 @@ def test_tokens_show_how_likely_they_were(page: Page, server: ServerProcess, mod
     expect(page.locator("#alternatives")).to_contain_text(f"log-probability {logprob:.3f}")
     if mode == "Prompt":
         take_picture(page, pictures, "page-playground")
+
+
+# [contrasts of the words for probabilities with what they stand on, colours of the states of blocks]
+LEGENDS = """() => {
+  const pixel = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const over = (element) => {
+    if (element.parentElement) over(element.parentElement);
+    paint(getComputedStyle(element).backgroundColor);
+  };
+  const paint = (colour) => {
+    pixel.fillStyle = colour;
+    pixel.fillRect(0, 0, 1, 1);
+    return [...pixel.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const luminance = (rgb) => {
+    const linear = (value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+    const [red, green, blue] = rgb.map((value) => linear(value / 255));
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+  };
+  const contrasts = [...document.querySelectorAll("#chances .token")].map((token) => {
+    over(token);
+    const [ground, ink] = [paint("transparent"), paint(getComputedStyle(token).color)].map(luminance);
+    return (Math.max(ground, ink) + 0.05) / (Math.min(ground, ink) + 0.05);
+  });
+  const marks = [...document.querySelectorAll("#blocks .mark")];
+  const blocks = marks.map((mark) => paint(getComputedStyle(mark, "::before").backgroundColor));
+  return [contrasts, blocks];
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_legends_can_be_read(page: Page, scheme: Literal["light", "dark"]) -> None:
+    page.emulate_media(color_scheme=scheme)
+    contrasts, blocks = page.evaluate(LEGENDS)
+    assert len(contrasts) == 5
+    assert min(contrasts) >= 4.5, f"WCAG 2 AA: {contrasts}"
+    assert len(blocks) == 8
+    assert min(math.dist(a, b) for a, b in combinations(blocks, 2)) > 40, f"two states look the same: {blocks}"
 
 
 @pytest.mark.parametrize("mode", ["Prompt", "Chat"])
@@ -290,6 +330,8 @@ def test_a_server_with_keys_asks_for_one(browser: Browser, complaints: list[str]
         fill(page)
         page.get_by_role("button", name="Generate").click()
         ended(page, "Ended: length.")
+        page.get_by_role("button", name="Copy as curl").click()  # the page has not seen the key: the browser has it
+        expect(page.locator("#code")).to_contain_text('-H "Authorization: Bearer $TWOSTROKE_API_KEY"')
         page.get_by_label("Key", exact=True).fill("another")
         page.get_by_role("button", name="Generate").click()
         expect(page.get_by_role("alert")).to_contain_text("a valid API key is needed")

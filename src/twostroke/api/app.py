@@ -74,7 +74,7 @@ def build_app(
     for make_router in ROUTERS:
         app.include_router(make_router(context))
     app.include_router(history_router(observation.recorder.events, observation.texts, why_no_texts=NO_TEXTS))
-    app.include_router(page_router(has_lab=lab is not None))
+    app.include_router(page_router(has_lab=lab is not None, has_keys=bool(config.api_key)))
     app.openapi = lambda: published_schema(app)
     answer_errors(app)
     routes: Any = app  # an ASGI app, if not by the types of those that it stands between

@@ -1,14 +1,14 @@
 /** Every KV block as a cell: what is in it, who wrote just now, whose it is. */
 import { STATES } from "./live_model.js";
-import { colour, el, panel, setText } from "./dom.js";
+import { choose, chooser, colour, el, panel, setText } from "./dom.js";
 import { short, whole } from "./words.js";
 
 const NAMES = ["free", "used", "shared", "cached", "out", "held"];
 const MOST_HEIGHT = 360;
 
 export class BlockMap {
-  #canvas = el("canvas", { tabIndex: 0, role: "img", "aria-label": "KV blocks; arrow keys choose one, Enter follows its request", "aria-describedby": "block-told" });
-  #told = el("p", { id: "block-told", className: "hint", role: "status" });
+  #canvas = chooser("KV blocks; arrow keys choose one, Enter follows its request");
+  #told = el("p", { id: "block-told", className: "hint" });
   #legend = el("p", { className: "legend" });
   #counts = [];
   #engine = null;
@@ -90,6 +90,8 @@ export class BlockMap {
   #choose(block) {
     this.#chosen = block;
     this.#tell();
+    const last = Math.max(0, (this.#engine?.blocks.length ?? 0) - 1);
+    choose(this.#canvas, block ?? 0, 0, last, block === null ? "none" : this.#told.textContent);
   }
 
   #move(event) {

@@ -2,7 +2,7 @@
  * A request as a command line. The key is named and never shown.
  * @param {{path: string, body: object}} request
  * @param {string} origin of the server
- * @param {boolean} hasKey
+ * @param {boolean} hasKey whether the server asks for one
  */
 export function asCurl({ path, body }, origin, hasKey) {
   const words = ["curl", "-N", origin + path, "-H", "'Content-Type: application/json'"];
@@ -20,7 +20,7 @@ const OPENAI_FIELDS = [
  * A request as a program for OpenAI's Python client. The key is named and never shown.
  * @param {{path: string, body: object}} request
  * @param {string} origin of the server
- * @param {boolean} hasKey
+ * @param {boolean} hasKey whether the server asks for one
  */
 export function asOpenaiPython({ path, body }, origin, hasKey) {
   const isChat = "messages" in body;

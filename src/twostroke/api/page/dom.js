@@ -51,6 +51,24 @@ export function sized(canvas, height) {
   return { context, width, height };
 }
 
+/**
+ * A canvas of which one thing after the other can be chosen by keys: a slider, to whoever hears the page.
+ * @param {string} label
+ */
+export function chooser(label) {
+  const canvas = el("canvas", { tabIndex: 0, role: "slider", "aria-label": label });
+  choose(canvas, 0, 0, 0, "none");
+  return canvas;
+}
+
+/** Says what was chosen, by its number and in words; what stays the same is not said again. */
+export function choose(canvas, number, least, most, words) {
+  const said = { valuemin: least, valuemax: most, valuenow: number, valuetext: words };
+  for (const [name, value] of Object.entries(said)) {
+    if (canvas.getAttribute(`aria-${name}`) !== String(value)) canvas.setAttribute(`aria-${name}`, value);
+  }
+}
+
 const COLOURS = {};
 const scheme = matchMedia("(prefers-color-scheme: dark)");
 scheme.addEventListener("change", () => {

@@ -5,7 +5,7 @@ import { el, setText } from "./dom.js";
 import { Histograms } from "./histograms.js";
 import { key } from "./key.js";
 import { Lanes } from "./lanes.js";
-import { LiveFeed } from "./live_feed.js";
+import { LiveFeed, pause } from "./live_feed.js";
 import { LiveModel, OutOfStep } from "./live_model.js";
 import { Player } from "./player.js";
 import { ProcessTable } from "./process_table.js";
@@ -15,9 +15,13 @@ import { StepsChart } from "./steps_chart.js";
 import { Tiles } from "./tiles.js";
 import { TimelineView } from "./timeline_view.js";
 import { currentView, goTo, offer } from "./views.js";
+import { whole } from "./words.js";
 
+const TICK_MS = 250; // of the clock, while nothing comes
 const TABLES_EVERY_MS = 200; // nobody reads faster, and tables take longer than canvases
-const MOST_HELD = 600; // deltas that wait while the picture is frozen: a minute
+const MOST_LANES = 24; // as lanes.js draws them
+const LANES_S = 15; // and so far back
+const MOST_HELD = 600; // frames that wait while the picture is frozen: a minute
 
 const view = document.getElementById("live");
 const title = el("p", { id: "live-model" });
@@ -25,7 +29,8 @@ const trouble = el("p", { className: "trouble", role: "alert", hidden: true });
 const freeze = el("button", { type: "button", id: "freeze", "aria-pressed": "false" }, "Freeze");
 const saveTrace = el("button", { type: "button" }, "Save trace");
 const saveEvents = el("button", { type: "button" }, "Save last minutes");
-const saved = el("p", { className: "hint", role: "status" });
+const said = el("p", { className: "hint", role: "status" });
+const lanesTold = el("p", { id: "lanes-told", className: "hint" });
 const places = el("fieldset", { className: "modes", hidden: true });
 const parts = {
   tiles: new Tiles(),
@@ -42,7 +47,10 @@ let model = null;
 let place = null; // of the engine whose steps and blocks are shown
 let followed = null; // a sequence's id
 let awaited = null; // the name of a request that is to be followed once it is seen
-let held = null; // deltas that came while the picture is frozen; null: it is not
+let held = null; // what is to be done with frames that came while the picture is frozen; null: it is not
+let nowS = 0; // on the engine's clock
+let heardMs = 0; // on ours, when the engine last told its time
+let ticker = null;
 let isDrawing = false;
 let tablesDrawnMs = 0;
 let tablesTimer = null;
@@ -54,13 +62,16 @@ window.twostrokeFrames = 0; // pictures drawn so far, for who measures
  * @param {string} name
  */
 export function followByName(name) {
+  if (held) toggleFreeze();
   awaited = name;
-  goTo("live");
+  goTo("live"); // which brings a State
   draw();
 }
 
 function follow(id) {
   followed = id;
+  if (awaited) setText(said, "");
+  awaited = null;
   tablesDrawnMs = 0;
   draw();
 }
@@ -85,8 +96,15 @@ function drawNow() {
   if (awaited) findAwaited();
   parts.steps.show(engine);
   parts.blocks.show(engine, followed);
-  parts.lanes.show(engine, model.timeS, followed);
+  parts.lanes.show(engine, nowS, followed);
+  setText(lanesTold, lanesInWords(engine));
   parts.timeline.show(engine, followed);
+}
+
+function lanesInWords(engine) {
+  const isDrawn = ({ arrival_s, finish_s }) => arrival_s !== null && (finish_s ?? nowS) > nowS - LANES_S;
+  const here = [...engine.requests.values()].filter(isDrawn);
+  return here.length > MOST_LANES ? `${MOST_LANES} of ${whole(here.length)} drawn: those that came last.` : "";
 }
 
 /** What is read, not watched; what came too early is drawn a little later. */
@@ -103,7 +121,7 @@ function drawTables() {
   parts.tiles.show(model);
   parts.histograms.show(model);
   parts.processes.show(model);
-  if (engine) parts.requests.show(engine, model.timeS, followed, model.recording !== null);
+  if (engine) parts.requests.show(engine, nowS, followed, model.recording !== null);
 }
 
 function findAwaited() {
@@ -111,9 +129,17 @@ function findAwaited() {
     for (const id of engine.requests.keys()) {
       if (id !== awaited && !id.startsWith(`${awaited}#`)) continue;
       [followed, place, awaited] = [id, name, null];
+      setText(said, "");
       return;
     }
   }
+}
+
+/** The table forgets who ended long ago; the server's timelines go further back. */
+function followUnseen() {
+  followed = awaited;
+  const where = "Its timeline is below, if the server still has it.";
+  setText(said, `${awaited} is not in the table: it ended a while ago. ${where}`);
 }
 
 /** Of several processes one is chosen. */
@@ -127,31 +153,65 @@ function showPlaces() {
   places.replaceChildren(el("legend", {}, "Steps and blocks of"), ...radios);
 }
 
-function showState(state) {
+function showState(state, cameMs) {
   model = new LiveModel(state);
-  held = held && [];
+  setTime(cameMs);
   draw();
 }
 
+function setTime(cameMs) {
+  nowS = model.timeS;
+  heardMs = cameMs;
+}
+
+/** Between frames time goes on by our clock: for who looks, at an engine that can be heard. */
+function keepTime() {
+  const goesOn = currentView() === "live" && !document.hidden && !held && trouble.hidden && model && !model.recording;
+  if (!goesOn) {
+    clearInterval(ticker);
+    ticker = null;
+  } else ticker ??= setInterval(tick, TICK_MS);
+}
+
+function tick() {
+  const sinceMs = performance.now() - heardMs;
+  if (sinceMs < TICK_MS) return;
+  nowS = model.timeS + sinceMs / 1e3;
+  draw();
+}
+
+/** A frozen picture holds, whatever comes. */
+function take(change) {
+  const cameMs = performance.now();
+  if (!held) change(cameMs);
+  else if (held.push(() => change(cameMs)) > MOST_HELD) held.shift();
+}
+
 const feed = new LiveFeed({
-  state: showState,
-  delta(delta) {
-    if (held) {
-      held.push(delta);
-      if (held.length > MOST_HELD) held.splice(0, held.length - MOST_HELD);
-      return;
-    }
-    apply(delta);
+  state(state) {
+    if (held) held = []; // all that came before is in it
+    take((cameMs) => {
+      showState(state, cameMs);
+      if (awaited) findAwaited();
+      if (awaited) followUnseen();
+      keepTime();
+    });
+    document.dispatchEvent(new Event("server")); // it may be another one than before
   },
-  trouble(words) {
-    trouble.hidden = words === "";
-    setText(trouble, words);
-  },
+  delta: (delta) => take((cameMs) => apply(delta, cameMs)),
+  trouble: tellTrouble,
 });
 
-function apply(delta) {
+function tellTrouble(words) {
+  trouble.hidden = words === "";
+  setText(trouble, words);
+  keepTime();
+}
+
+function apply(delta, cameMs) {
   try {
     model.apply(delta);
+    setTime(cameMs);
     draw();
   } catch (error) {
     if (!(error instanceof OutOfStep)) throw error;
@@ -160,40 +220,52 @@ function apply(delta) {
 }
 
 function toggleFreeze() {
-  const deltas = held;
+  const changes = held;
   held = held ? null : [];
   freeze.setAttribute("aria-pressed", String(held !== null));
   setText(freeze, held ? "Go on" : "Freeze");
-  if (deltas && deltas.length >= MOST_HELD) feed.restart();
-  else deltas?.forEach(apply);
+  if (changes && changes.length >= MOST_HELD) feed.restart();
+  else changes?.forEach((change) => change());
+  openIfSeen(); // it may have been closed, with the picture frozen
 }
 
 async function save(path, name) {
   try {
-    setText(saved, "Reading …");
+    setText(said, "Reading …");
     await saveAsFile(path, name);
-    setText(saved, `Saved as ${name}.`);
+    setText(said, `Saved as ${name}.`);
   } catch (error) {
-    setText(saved, error.message);
+    setText(said, error.message);
   }
 }
 
 /** A recording has no model to play with, and no feed. */
 async function begin() {
-  try {
-    const state = await (await ask("live/state", key())).json();
-    if (!state.recording) return;
-    offer("playground", false);
-    freeze.hidden = true;
-    view.firstElementChild.after(new Player(state, showState).element);
-  } catch {
-    // the feed says in words what is wrong, and goes on trying
+  const state = await firstState();
+  if (!state.recording) return;
+  offer("playground", false);
+  freeze.hidden = true;
+  view.firstElementChild.after(new Player(state, showState).element);
+}
+
+/** Until the server has said what it is, nobody knows what to show of it. */
+async function firstState() {
+  for (let failures = 0; ; failures += 1) {
+    try {
+      const state = await (await ask("live/state", key())).json();
+      tellTrouble("");
+      return state;
+    } catch (error) {
+      tellTrouble(`${error.message} Trying again …`);
+      await pause(failures);
+    }
   }
 }
 
-const top = el("div", { className: "panel" }, title, trouble, el("div", { className: "actions" }, freeze, saveTrace, saveEvents), saved, places);
+const actions = el("div", { className: "actions" }, freeze, saveTrace, saveEvents);
+const top = el("div", { className: "panel" }, title, trouble, actions, said, places);
 view.append(top, ...["tiles", "processes", "steps", "blocks", "requests", "lanes", "timeline", "histograms"].map((name) => parts[name].element));
-freeze.addEventListener("click", toggleFreeze);
+parts.lanes.element.append(lanesTold);
 saveTrace.addEventListener("click", () => save("v1/trace", "twostroke-trace.json"));
 saveEvents.addEventListener("click", () => save("flight_recorder", "twostroke-flight.jsonl"));
 places.addEventListener("change", (event) => {
@@ -202,13 +274,16 @@ places.addEventListener("change", (event) => {
 });
 document.getElementById("key").addEventListener("change", () => feed.restart());
 document.addEventListener("scheme", draw);
+document.addEventListener("visibilitychange", keepTime);
 addEventListener("resize", draw);
-const openIfSeen = () => {
-  if (currentView() === "live" && !model?.recording) feed.open();
-  else feed.close();
+function openIfSeen() {
+  if (currentView() !== "live" || model?.recording) feed.close();
+  else if (!held) feed.open(); // a frozen picture is as it was left; "Go on" opens it
+  keepTime();
   draw();
-};
+}
 begin().then(() => {
+  freeze.addEventListener("click", toggleFreeze);
   document.addEventListener("view", openIfSeen);
   openIfSeen();
 });

@@ -5,6 +5,11 @@ import { key } from "./key.js";
 const RETRY_MS = [500, 1000, 2000, 5000];
 const SILENCE_MS = 9000; // three signs of life that did not come (KEEP_ALIVE_S of the server's feed)
 
+/** Waits until a server may be asked again: longer, the more often it failed. */
+export function pause(failures) {
+  return new Promise((resolve) => setTimeout(resolve, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]));
+}
+
 export class LiveFeed {
   #hear;
   #abort = null;
@@ -52,7 +57,7 @@ export class LiveFeed {
         if (signal.aborted) return;
         sinceWhen ||= new Date().toLocaleTimeString("en-GB");
         this.#hear.trouble(`${error.message} No news since ${sinceWhen}; trying again …`);
-        await new Promise((resolve) => setTimeout(resolve, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]));
+        await pause(failures);
         failures += 1;
       }
     }

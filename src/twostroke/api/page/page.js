@@ -51,7 +51,10 @@ async function generate() {
     outcome = `Ended: ${await show(request, view)}.`;
   } catch (error) {
     outcome = error.name === "AbortError" ? "Stopped." : "Failed.";
-    if (error.name !== "AbortError") showError(error.message);
+    if (error.name !== "AbortError") {
+      showError(error.message);
+      nameModel(); // a server that was started anew may have given it another name
+    }
   } finally {
     if (isChat()) keepTurns(request, view);
     running = null;
@@ -206,7 +209,7 @@ function changeMode() {
 async function copy(writeCode) {
   let code;
   try {
-    code = writeCode(currentRequest(), location.origin, key() !== "");
+    code = writeCode(currentRequest(), location.origin, key() !== "" || "keys" in document.documentElement.dataset);
   } catch (error) {
     showError(error.message);
     return;
@@ -253,4 +256,5 @@ showChancesOf(answer, $("alternatives"));
 $("as-curl").addEventListener("click", () => copy(asCurl));
 $("as-openai-python").addEventListener("click", () => copy(asOpenaiPython));
 $("key").addEventListener("change", nameModel);
+document.addEventListener("server", nameModel);
 nameModel();

@@ -54,6 +54,7 @@ export class Player {
     }
     if (this.#step >= Number(this.#slider.max)) this.#slider.value = "0";
     setText(this.#play, "Pause");
+    this.#told.setAttribute("aria-live", "off"); // nobody could listen to ten a second
     this.#timer = setInterval(() => this.#playOn(), FRAME_MS);
   }
 
@@ -61,6 +62,7 @@ export class Player {
     clearInterval(this.#timer);
     this.#timer = null;
     setText(this.#play, "Play");
+    this.#told.setAttribute("aria-live", "polite");
   }
 
   /** So far in the time of the recording as has passed here; at least a step. */
@@ -101,8 +103,19 @@ export class Player {
     this.#timeS = state.time_s;
     this.#slider.value = String(state.recording.step);
     const { step, num_steps, first_s } = state.recording;
-    this.#slider.setAttribute("aria-valuetext", `step ${step + 1} of ${num_steps}`);
-    setText(this.#told, num_steps === 0 ? "There is no step in it." : `Step ${whole(step + 1)} of ${whole(num_steps)}, ${(state.time_s - first_s).toFixed(3)} s after its beginning.`);
+    const where = `${lastStep(state)}${whole(num_steps - 1 - step)} to come`;
+    const when = `${(state.time_s - first_s).toFixed(3)} s after its beginning`;
+    this.#slider.setAttribute("aria-valuetext", where);
+    setText(this.#told, num_steps === 0 ? "There is no step in it." : `${where}, ${when}.`);
     this.#show(state);
   }
+}
+
+/** The step that was decided last, by the number that its engine gave it, as the chart has it. */
+function lastStep({ engines, fields }) {
+  const [number, atS] = ["step", "at_s"].map((name) => fields.step.indexOf(name));
+  const known = Object.entries(engines).map(([place, { steps }]) => [place, steps.at(-1)]).filter(([, step]) => step);
+  if (known.length === 0) return "";
+  const [place, step] = known.reduce((latest, other) => (other[1][atS] > latest[1][atS] ? other : latest));
+  return `Step ${step[number]}${Object.keys(engines).length > 1 ? ` of ${place}` : ""}, `;
 }

@@ -5,11 +5,12 @@ import { key } from "./key.js";
 import { ms, nameOf, short, whole } from "./words.js";
 
 const MOST_ROWS = 100;
-const COLUMNS = ["Request", "State", "Came", "Prompt", "Cached", "Computed", "Output", "TTFT", "ITL", "Preempted", ""];
+const COLUMNS = ["Request", "State", "Came", "Prompt", "Cached", "Computed", "Output", "TTFT", "ITL", "Preempted"];
 const ORDER = { running: 0, preempted: 1, waiting: 2, ended: 3 };
 
 export class RequestTable {
   #body = el("tbody");
+  #scrolled = el("div", { className: "scrolled", tabIndex: 0, role: "region", "aria-label": "Requests" });
   #rows = new Map();
   #filter = el("input", { type: "search", id: "request-filter", placeholder: "id or state", autocomplete: "off" });
   #more = el("p", { className: "hint", role: "status" });
@@ -22,8 +23,9 @@ export class RequestTable {
   constructor(follow) {
     this.#follow = follow;
     const head = el("thead", {}, el("tr", {}, ...COLUMNS.map((title) => el("th", { scope: "col" }, title))));
-    const table = el("div", { className: "scrolled", tabIndex: 0, role: "region", "aria-label": "Requests" }, el("table", {}, head, this.#body));
-    this.element = panel("requests", "Requests", el("label", { htmlFor: "request-filter", className: "inline" }, "Show only ", this.#filter), table, this.#more, this.#outcome);
+    this.#scrolled.append(el("table", {}, head, this.#body));
+    const filter = el("label", { htmlFor: "request-filter", className: "inline" }, "Show only ", this.#filter);
+    this.element = panel("requests", "Requests", filter, this.#scrolled, this.#more, this.#outcome);
     this.#filter.addEventListener("input", () => this.#last && this.show(...this.#last));
   }
 
@@ -39,21 +41,40 @@ export class RequestTable {
     const wanted = this.#filter.value.toLowerCase();
     const found = [...engine.requests.values()].filter(({ id, state }) => `${id} ${state}`.toLowerCase().includes(wanted));
     found.sort((a, b) => ORDER[a.state] - ORDER[b.state] || (a.state === "ended" ? b.finish_s - a.finish_s : a.arrival_s - b.arrival_s));
-    const wait = engine.steps.at(-1)?.wait ?? "";
+    const step = engine.steps.at(-1);
     const shown = found.slice(0, MOST_ROWS);
     const kept = new Set(shown.map(({ id }) => id));
     for (const [id, row] of this.#rows) {
       if (kept.has(id)) continue;
+      if (row.element.contains(document.activeElement)) this.#scrolled.focus({ preventScroll: true });
       row.element.remove();
       this.#rows.delete(id);
     }
-    shown.forEach((request, i) => {
+    for (const request of shown) {
       if (!this.#rows.has(request.id)) this.#rows.set(request.id, this.#makeRow(request));
-      const row = this.#rows.get(request.id);
-      this.#fill(row, request, nowS, wait, followed);
-      if (this.#body.children[i] !== row.element) this.#body.insertBefore(row.element, this.#body.children[i] ?? null);
-    });
+      this.#fill(this.#rows.get(request.id), request, nowS, step, followed);
+    }
+    this.#arrange(shown.map(({ id }) => this.#rows.get(id).element));
     setText(this.#more, found.length === 0 ? "Nobody is here." : found.length > MOST_ROWS ? `And ${whole(found.length - MOST_ROWS)} more; the filter finds them.` : "");
+  }
+
+  /** Moves rows that are out of place; never the one with the focus, which would lose it: the others go round it. */
+  #arrange(rows) {
+    const focused = rows.find((row) => row.contains(document.activeElement));
+    let next = this.#body.firstElementChild;
+    for (const row of rows) {
+      const isNear = row === next || (row === next?.nextElementSibling && next !== focused);
+      if (row !== focused && !isNear) {
+        this.#body.insertBefore(row, next);
+        continue;
+      }
+      while (next !== row) {
+        const late = next;
+        next = late.nextElementSibling;
+        this.#body.append(late);
+      }
+      next = row.nextElementSibling;
+    }
   }
 
   #makeRow(request) {
@@ -62,18 +83,16 @@ export class RequestTable {
     const abort = el("button", { type: "button", className: "small", "aria-label": `Abort ${request.id}` }, "Abort");
     abort.addEventListener("click", () => this.#abort(request.id));
     const cells = COLUMNS.map(() => el("td"));
-    cells[0].append(follow);
-    cells.at(-1).append(abort);
-    return { element: el("tr", {}, ...cells), cells, abort };
+    cells[0].append(follow, " ", abort); // the column that stays when the others are scrolled
+    return { element: el("tr", {}, ...cells), cells, follow, abort };
   }
 
-  #fill({ element, cells, abort }, request, nowS, wait, followed) {
+  #fill({ element, cells, follow, abort }, request, nowS, step, followed) {
     const isLive = request.state !== "ended";
     const state = request.state === "running" ? request.stroke || "running" : request.state === "ended" ? `ended: ${request.finish}` : request.state;
-    const reason = request.state === "waiting" && wait ? ` (${wait})` : "";
     const ttft = request.first_token_s === null || request.arrival_s === null ? null : 1e3 * (request.first_token_s - request.arrival_s);
     const texts = [
-      state + reason + (request.background ? " (flex)" : ""),
+      state + whyItWaits(request, step) + (request.background ? " (flex)" : ""),
       request.arrival_s === null ? "–" : `${(nowS - request.arrival_s).toFixed(1)} s ago`,
       whole(request.num_prompt),
       whole(request.num_cached),
@@ -85,7 +104,9 @@ export class RequestTable {
     ];
     texts.forEach((text, i) => setText(cells[i + 1], String(text)));
     element.className = `${request.state}${request.id === followed ? " followed" : ""}`;
-    abort.hidden = !isLive || !this.#canAbort || request.tenant_is_other;
+    const isMine = isLive && this.#canAbort && !request.tenant_is_other;
+    if (!isMine && abort === document.activeElement) follow.focus({ preventScroll: true }); // it would be lost
+    abort.hidden = !isMine;
   }
 
   async #abort(id) {
@@ -96,4 +117,10 @@ export class RequestTable {
       setText(this.#outcome, error.message);
     }
   }
+}
+
+/** The step that was decided last tells why the head of the queue waits; whoever was behind it then waits for it. */
+function whyItWaits({ id, state, arrival_s }, step) {
+  if ((state !== "waiting" && state !== "preempted") || !step?.wait || arrival_s > step.at_s) return "";
+  return id === step.head ? ` (${step.wait})` : " (behind the head of the queue)";
 }

@@ -1,5 +1,5 @@
 /** What each step was made of: stacked bars, its time as a line, the budget, and what kept it from being larger. */
-import { colour, el, panel, setText, sized } from "./dom.js";
+import { choose, chooser, colour, el, panel, setText, sized } from "./dom.js";
 import { ms, short, whole } from "./words.js";
 
 const HEIGHT = 190;
@@ -15,8 +15,8 @@ const PARTS = [
 ];
 
 export class StepsChart {
-  #canvas = el("canvas", { tabIndex: 0, role: "img", "aria-label": "Steps; arrow keys choose one", "aria-describedby": "step-told" });
-  #told = el("p", { id: "step-told", className: "hint", role: "status" });
+  #canvas = chooser("Steps; arrow keys choose one, Escape the latest");
+  #told = el("p", { id: "step-told", className: "hint" }); // of each step: nobody could listen to it
   #steps = [];
   #engine = null;
   #chosen = null; // a step's number; null: the last one
@@ -104,6 +104,7 @@ export class StepsChart {
 
   #move(event) {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (event.key === "Escape") this.#choose(null);
     if (!by || this.#steps.length === 0) return;
     event.preventDefault();
     const place = this.#chosen === null ? this.#steps.length : this.#steps.findIndex((step) => step.step === this.#chosen);
@@ -112,7 +113,10 @@ export class StepsChart {
 
   #tell() {
     const step = this.#steps.find(({ step }) => step === this.#chosen) ?? this.#steps.at(-1);
-    setText(this.#told, step ? stepInWords(step) : "No step yet.");
+    const words = step ? stepInWords(step) : "No step yet.";
+    setText(this.#told, words);
+    if (step?.step !== this.#chosen) choose(this.#canvas, 0, 0, 0, "the latest step");
+    else choose(this.#canvas, step.step, this.#steps[0].step, this.#steps.at(-1).step, words);
   }
 }
 

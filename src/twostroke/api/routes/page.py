@@ -26,17 +26,20 @@ HEADERS = {
 }
 
 
-def page_router(*, has_lab: bool = False) -> APIRouter:
+def page_router(*, has_lab: bool = False, has_keys: bool = False) -> APIRouter:
     """The routes; the files are read once.
 
     Args:
         has_lab: whether the page offers the switchboard.
+        has_keys: whether requests need a key. The page cannot see one that the browser sends by itself.
     """
     router = APIRouter(include_in_schema=False)
     contents = {path.name: path.read_bytes() for path in FOLDER.iterdir() if path.suffix in MEDIA_TYPES}
 
     if has_lab:
         contents["index.html"] = contents["index.html"].replace(b'<a href="#lab" hidden>', b'<a href="#lab">')
+    if has_keys:
+        contents["index.html"] = contents["index.html"].replace(b'<html lang="en">', b'<html lang="en" data-keys>')
 
     @router.get("/")
     async def index() -> Response:
