@@ -79,9 +79,11 @@ def test_an_experiment_is_stopped_with_its_processes(lab: ServerProcess) -> None
     [
         (b"", "JSON object"),
         (b"[]", "JSON object"),
+        (b'{"a":' + b"[" * 100_000, "JSON object"),
         (b'{"story": "x"}', "must be one of"),
         (b'{"a": {"batching": "dynamic"}}', "batching"),
     ],
+    ids=["empty", "list", "deep", "no such story", "no such value"],
 )
 def test_nonsense_is_refused_in_words(lab: ServerProcess, body: bytes, told: str) -> None:
     answer = lab.http.post("/lab/experiment", content=body)
