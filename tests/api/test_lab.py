@@ -164,7 +164,7 @@ def lanes_tell_reasons(page: Page) -> None:
     for key, told in (("ArrowDown", "request-0: "), ("ArrowDown", "request-1: "), ("ArrowRight", "request-1: ")):
         page.keyboard.press(key)
         expect(line).to_contain_text(told)
-    expect(line).to_have_text(re.compile(r"request-1: waited for slots, [\d.]+ ms from [\d.]+ ms on: \w.*"))
+    expect(line).to_have_text(re.compile(r"request-1: waited for .+, [\d.]+ ms from [\d.]+ ms on: \w.*"))
     side.locator("canvas").hover(position={"x": 3, "y": 45})
     expect(line).to_contain_text("request-4: ")
     page.keyboard.press("Escape")

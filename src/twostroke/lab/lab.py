@@ -110,21 +110,8 @@ class Lab:
         return _Experiment(self._number + 1, story, Side.of(story.a), Side.of(story.b), story.workload)
 
     async def _run(self, experiment: _Experiment) -> None:
-        """Both sides in turns, never at once: they would take the processor from each other."""
-        requests = experiment.workload.requests()
-        runs: dict[str, list[Run]] = {"a": [], "b": []}
         try:
-            self._status["doing"] = "both engines are being started"
-            async with Trial(experiment.a) as a, Trial(experiment.b) as b:
-                for number, name in enumerate(ORDER):
-
-                    def tell(num_ended: int, number: int = number, name: str = name) -> None:
-                        doing = f"run {number + 1} of {len(ORDER)}, side {name.upper()}"
-                        done = (number + num_ended / len(requests)) / len(ORDER)
-                        told = {"done": done, "num_ended": num_ended, "num_requests": len(requests)}
-                        self._status |= {"doing": doing, "progress": told}
-
-                    runs[name].append(await (a if name == "a" else b).run(requests, tell))
+            runs = await self._measure(experiment)
             results = {name: await asyncio.to_thread(_shown, runs[name]) for name in runs}
             verdict = _verdict(experiment, runs["a"], runs["b"])
             self._status |= {"state": "done", "doing": "", "results": results, "verdict": verdict}
@@ -138,6 +125,30 @@ class Lab:
             self._status |= {"state": "failed", "doing": "", "problem": str(causes[0])}
         finally:
             self._task = None
+
+    async def _measure(self, experiment: _Experiment) -> dict[str, list[Run]]:
+        """Both sides in turns, never at once: they would take the processor from each other."""
+        requests = experiment.workload.requests()
+        trials = {"a": Trial(experiment.a), "b": Trial(experiment.b)}
+        runs: dict[str, list[Run]] = {"a": [], "b": []}
+        try:
+            self._status["doing"] = "both engines are being started"
+            async with asyncio.TaskGroup() as starting:
+                for trial in trials.values():
+                    starting.create_task(trial.start())
+            for number, name in enumerate(ORDER):
+
+                def tell(num_ended: int, number: int = number, name: str = name) -> None:
+                    doing = f"run {number + 1} of {len(ORDER)}, side {name.upper()}"
+                    done = (number + num_ended / len(requests)) / len(ORDER)
+                    told = {"done": done, "num_ended": num_ended, "num_requests": len(requests)}
+                    self._status |= {"doing": doing, "progress": told}
+
+                runs[name].append(await trials[name].run(requests, tell))
+        finally:
+            for trial in trials.values():
+                await trial.close()
+        return runs
 
 
 def _object(name: str, given: Any) -> Mapping[str, Any]:

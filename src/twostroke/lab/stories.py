@@ -128,7 +128,8 @@ STORIES = (
                 because="The long prompts wait longer for their first token: each of their steps computes others' "
                 "tokens too, has what every step costs by itself, and reads the K and V of the chunks before it "
                 "again.",
-                unless="A chunk's step computes others' tokens too and has what every step costs by itself; here that does not stand out.",
+                unless="A chunk's step computes others' tokens too and has what every step costs by itself; here "
+                "that does not stand out.",
             ),
         ),
     ),

@@ -72,7 +72,7 @@ class _Notes:
 
 
 class Trial:
-    """A side's engine, and how to run a workload on it; begins and ends with `async with`."""
+    """A side's engine, and how to run a workload on it; whoever makes one closes it, however it goes."""
 
     def __init__(self, side: Side) -> None:
         self._notes = _Notes()
@@ -83,22 +83,18 @@ class Trial:
         else:
             self._engine = PooledEngine(side.engine, side.pools, listeners=(self._notes,), on_trouble=_note)
 
-    async def __aenter__(self) -> Trial:
+    async def start(self) -> None:
         """Starts it, and warms it up.
 
         Raises:
             SetupError: the engine cannot be had with these settings.
         """
-        try:
-            await self._engine.start()
-            warm_up = AskedFor(0.0, "def warm_up():\n", WARM_UP_TOKENS, 0)
-            await _answer(self._engine, warm_up, "warm-up", self._engine.now_s())
-        except BaseException:
-            await self._engine.close()
-            raise
-        return self
+        await self._engine.start()
+        warm_up = AskedFor(0.0, "def warm_up():\n", WARM_UP_TOKENS, 0)
+        await _answer(self._engine, warm_up, "warm-up", self._engine.now_s())
 
-    async def __aexit__(self, *_: object) -> None:
+    async def close(self) -> None:
+        """Ends it, whether it had begun or not."""
         await self._engine.close()
 
     async def run(self, requests: Sequence[AskedFor], tell: Tell) -> Run:
