@@ -194,9 +194,8 @@ STORIES = (
                 what="Tokens a second",
                 rises=True,
                 because="A pass gave {seen[b.tokens_per_pass]} tokens instead of one. Four guesses a pass are taken "
-                "from the text's own past, which repeats itself as edits do, and checked together; that takes less "
-                "than as many passes, since what a pass costs by itself is paid once. Of this small model that is "
-                "the work around it; a large one reads its weights once for all of them.",
+                "from the text's own past, which repeats itself as edits do, and are checked together; that takes less "
+                "than a pass for each, since much of a pass (starting it, reading the weights) is paid once.",
                 unless="A pass gave {seen[b.tokens_per_pass]} tokens; its guesses make it longer, too, and bring "
                 "time only where that is less than what they save.",
             ),
@@ -205,9 +204,9 @@ STORIES = (
                 lower="rejected_share",
                 text="Of the guesses {seen[b.rejected_share]} were not what the model says, and were computed for "
                 "nothing; meanwhile they took room for K and V. This story always takes four. A server goes by "
-                "measurement (`auto`), and drafts fewer or none where it does not pay.",
+                'measurement ("auto"), and drafts fewer or none where it does not pay.',
                 otherwise="No guess was computed for nothing in this text. Elsewhere some are: a server goes by "
-                "measurement (`auto`), and drafts fewer or none where it does not pay.",
+                'measurement ("auto"), and drafts fewer or none where it does not pay.',
             ),
         ),
     ),

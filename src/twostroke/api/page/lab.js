@@ -59,7 +59,7 @@ function build() {
   const cards = offers.stories.map((story, i) => {
     const run = el("button", { type: "button", className: "primary", dataset: { story: story.name }, "aria-label": `Run: ${story.title}` }, "Run it");
     run.addEventListener("click", () => start({ story: story.name }, tellInSight));
-    return el("article", { className: "card" }, el("h3", {}, `${i + 1}. ${story.title}`), el("p", {}, story.question), el("p", { className: "hint" }, `${story.a_title}, then ${story.b_title}; look at: ${story.figure_title}`), run);
+    return el("article", { className: "card" }, el("h3", {}, `${i + 1}. ${story.title}`), el("p", {}, story.question), el("p", { className: "hint" }, `${story.a_title} against ${story.b_title}; look at: ${story.figure_title}`), run);
   });
   const stories = panel("stories", "Six stories", el("p", { className: "hint" }, "Each runs the same requests under two settings, in turns and several times, in about a minute, on the small model that ships with Twostroke, in processes of its own. The server goes on serving; its requests and the experiment take processor time from each other."), el("div", { className: "cards" }, ...cards));
   view.replaceChildren(problem, stories, panel("experiment", "The experiment", status, el("div", { className: "actions" }, progress, stop), result), switchboard());
