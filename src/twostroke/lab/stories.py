@@ -95,9 +95,14 @@ STORIES = (
         title="Chunked prefill",
         question="What does a long prompt do to those who are reading their answers?",
         a_title="whole prompts",
-        a={"enable_chunked_prefill": False, "enable_prefix_caching": False},
-        b_title="steps of at most 128 tokens",
-        b={"enable_chunked_prefill": True, "max_num_batched_tokens": 128, "enable_prefix_caching": False},
+        a={"enable_chunked_prefill": False, "enable_prefix_caching": False, "max_num_seqs": 16},
+        b_title="steps of at most 64 tokens",
+        b={
+            "enable_chunked_prefill": True,
+            "max_num_batched_tokens": 64,
+            "enable_prefix_caching": False,
+            "max_num_seqs": 16,
+        },
         workload=LabWorkload(
             seed=2,
             num_requests=12,
