@@ -83,9 +83,10 @@ STORIES = (
                 figure="itl_p99_ms",
                 what="ITL p99, ms",
                 rises=True,
-                because="Newcomers' prompts are computed in steps of those who decode, and lengthen them; a static batch has "
-                "all its prompts behind it when the first of its answers begins.",
-                unless="Newcomers' prompts are computed in steps of those who decode; short ones lengthen a step by little.",
+                because="Newcomers' prompts are computed in steps of those who decode, and lengthen them; a static "
+                "batch has all its prompts behind it when the first of its answers begins.",
+                unless="Newcomers' prompts are computed in steps of those who decode; short ones lengthen a step by "
+                "little.",
             ),
         ),
     ),
