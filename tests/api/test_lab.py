@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from browsing import chromium, opened, take_picture
 from server_process import ServerProcess
@@ -56,9 +57,11 @@ def test_two_settings_give_the_same_tokens_beside_a_server_that_serves(lab: Serv
     assert lab.post("/v1/completions", {"prompt": "def f():", "max_tokens": 5}).status_code == 200
     done = ended(lab)
     assert done["state"] == "done", done
-    assert done["verdict"]["num_equal"] == done["verdict"]["num_requests"] == 6
+    assert done["verdict"]["tokens"] == "Tokens: equal for all 6 requests, in all 8 runs."
+    assert done["verdict"]["apart"]["num_preemptions"] == 0
     for side in ("a", "b"):
-        assert done["results"][side]["figures"]["output_tokens_per_s"] > 0
+        speed = done["results"][side]["figures"]["output_tokens_per_s"]
+        assert 0 < speed["low"] <= speed["median"] <= speed["high"]
         assert len(done["results"][side]["lanes"]) == 6
     assert children(lab) == before
 
@@ -66,7 +69,7 @@ def test_two_settings_give_the_same_tokens_beside_a_server_that_serves(lab: Serv
 def test_an_experiment_is_stopped_with_its_processes(lab: ServerProcess) -> None:
     before = children(lab)
     lab.post("/lab/experiment", LONG)
-    lab.wait_for("running", "/lab/experiment", lambda answer: "requests run" in answer.json()["doing"])
+    lab.wait_for("running", "/lab/experiment", lambda answer: "run 1 of" in answer.json()["doing"])
     assert len(children(lab)) > len(before)
     assert lab.http.delete("/lab/experiment").json() == {"stopped": True}
     assert lab.http.get("/lab/experiment").json()["state"] == "stopped"
@@ -79,9 +82,11 @@ def test_an_experiment_is_stopped_with_its_processes(lab: ServerProcess) -> None
     [
         (b"", "JSON object"),
         (b"[]", "JSON object"),
+        (b'{"a":' + b"[" * 100_000, "JSON object"),
         (b'{"story": "x"}', "must be one of"),
         (b'{"a": {"batching": "dynamic"}}', "batching"),
     ],
+    ids=["empty", "list", "deep", "no such story", "no such value"],
 )
 def test_nonsense_is_refused_in_words(lab: ServerProcess, body: bytes, told: str) -> None:
     answer = lab.http.post("/lab/experiment", content=body)
@@ -109,7 +114,7 @@ def test_it_is_the_administrators() -> None:
 def test_a_server_that_ends_ends_its_experiment() -> None:
     server = ServerProcess("--lab")
     server.post("/lab/experiment", LONG)
-    server.wait_for("running", "/lab/experiment", lambda answer: "requests run" in answer.json()["doing"])
+    server.wait_for("running", "/lab/experiment", lambda answer: "run 1 of" in answer.json()["doing"])
     pids = children(server)
     begin_s = time.monotonic()
     assert server.stop() == 0
@@ -127,14 +132,72 @@ def test_a_story_is_told_at_a_click(
     ):
         expect(page.locator(".card")).to_have_count(6)
         page.get_by_role("button", name="Run: Speculative decoding").click()
-        expect(page.locator(".verdict .tokens")).to_contain_text("equal for all 12 requests", timeout=60_000)
-        expect(page.locator(".verdict")).to_contain_text("tokens a pass")
-        expect(page.locator(".side")).to_have_count(2)
-        expect(page.locator("#experiment table")).to_contain_text("TTFT p50")
+        expect(page.locator(".verdict .tokens")).to_contain_text("equal for all 5 requests, in all 8", timeout=120_000)
+        told = httpx.get(f"{lab.url}/lab/experiment").json()
+        figures = told["results"]["b"]["figures"]
+        expect(page.locator(".verdict .effect").first).to_contain_text("Tokens a second: ")
+        expect(page.locator(".verdict .effect").first).to_contain_text(
+            f"{figures['tokens_per_pass']['median']:.2f} tokens"
+        )
+        expect(page.locator(".verdict .price")).to_contain_text("The price. Of the guesses")
+        table = page.locator("#experiment table")
+        expect(table).to_contain_text("TTFT p50")
+        for name, row in (("output_tokens_per_s", "tokens per second"), ("duration_s", "all of it, s")):
+            is_told = (
+                table.locator("tr").filter(has=page.get_by_role("rowheader", name=row, exact=True)).locator(".better")
+            )
+            expect(is_told).to_have_count(abs(told["verdict"]["apart"][name]))
+        expect(page.locator("#experiment")).to_contain_text("ITL is left out of a side with drafts")
         take_picture(page, pictures, "page-lab")
-        page.locator("fieldset[data-side=workload] [name=num_requests]").fill("9000")
-        page.get_by_role("button", name="Run both").click()
-        expect(page.locator("#lab .trouble")).to_contain_text("num_requests")
-        complaints[:] = [said for said in complaints if "400" not in said]
+        lanes_tell_reasons(page)
+        page.set_viewport_size({"width": 390, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
         assert not complaints
-    assert httpx.get(f"{lab.url}/health").status_code == 200
+
+
+def lanes_tell_reasons(page: Page) -> None:
+    """By arrow keys and by pointer."""
+    side = page.locator(".side[data-side=a]")
+    line = side.locator(".told")
+    expect(line).to_contain_text("All 5 requests are drawn")
+    side.locator("canvas").focus()
+    for key, told in (("ArrowDown", "request-0: "), ("ArrowDown", "request-1: "), ("ArrowRight", "request-1: ")):
+        page.keyboard.press(key)
+        expect(line).to_contain_text(told)
+    expect(line).to_have_text(re.compile(r"request-1: waited for .+, [\d.]+ ms from [\d.]+ ms on: \w.*"))
+    side.locator("canvas").hover(position={"x": 3, "y": 45})
+    expect(line).to_contain_text("request-4: ")
+    page.keyboard.press("Escape")
+    expect(line).to_contain_text("All 5 requests are drawn")
+
+
+def test_a_form_says_what_is_wrong_and_an_outage_ends(
+    lab: ServerProcess, find_program: Callable[[str, str], str]
+) -> None:
+    with (
+        chromium(find_program("chromium", "chromium")) as browser,
+        opened(browser, f"{lab.url}/#lab") as (page, complaints),
+    ):
+        workload = page.locator("fieldset[data-side=workload]")
+        run_both, refused = page.get_by_role("button", name="Run both"), page.locator("#lab form .trouble")
+        for name, typed, told in (("num_requests", "9000", "num_requests"), ("rate", "1e", "rate of “What both")):
+            workload.locator(f"[name={name}]").fill("")
+            workload.locator(f"[name={name}]").press_sequentially(typed)
+            run_both.click()
+            expect(refused).to_contain_text(told)
+            workload.locator(f"[name={name}]").fill("2")
+        workload.locator("[name=rate]").fill(".5")
+        workload.locator("[name=num_requests]").fill("05")
+        workload.locator("[name=max_output]").fill("30")
+        run_both.click()
+        expect(refused).to_be_hidden()
+        expect(page.locator("#experiment")).to_contain_text("run 1 of 8", timeout=60_000)
+        assert lab.http.get("/lab/experiment").json()["experiment"]["workload"]["rate"] == 0.5
+        page.context.set_offline(True)
+        trouble = page.locator("#lab > .trouble")
+        expect(trouble).to_contain_text("trying again")
+        assert lab.http.delete("/lab/experiment").json() == {"stopped": True}
+        page.context.set_offline(False)
+        expect(trouble).to_be_hidden()
+        expect(page.locator("#experiment")).to_contain_text("It was stopped.")
+        assert not [said for said in complaints if "400" not in said and "ERR_INTERNET_DISCONNECTED" not in said]

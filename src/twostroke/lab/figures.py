@@ -1,9 +1,10 @@
-"""What a side has come to: pure arithmetic over what its requests tell and its events say."""
+"""What a side has come to: pure arithmetic over what its requests tell and its events say, of one run and of all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from statistics import median
 from typing import Any
 
 from twostroke.outputs import RequestOutput
@@ -11,16 +12,19 @@ from twostroke.outputs import RequestOutput
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one side; times in milliseconds."""
+    """Of one run of a side; times in milliseconds."""
 
     duration_s: float
     """From the first arrival to the last token."""
     output_tokens_per_s: float
+    tokens_per_s_a_process: float
+    """The same, for each engine process: two pools are two, and have twice the cores."""
     ttft_p50_ms: float
     ttft_p99_ms: float
     tpot_p50_ms: float | None
     itl_p50_ms: float | None
     itl_p99_ms: float | None
+    """Both None where drafts were verified: half of the gaps are 0 when a step gives several tokens; TPOT tells."""
     longest_gap_ms: float | None
     """Between two tokens of an answer."""
     e2e_p50_ms: float
@@ -31,16 +35,67 @@ class Figures:
     """Of the prompts' tokens."""
     tokens_per_pass: float | None
     """That a step gave a sequence, on average; None where no drafts were verified."""
+    rejected_share: float | None
+    """Of the drafts that were verified, those that fell; None where none were."""
     kv_capacity_tokens: int
     """Tokens for which there is room in KV memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over all runs of a side."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of one value a run.
+
+        >>> Spread.of([3.0, 1.0, 2.0])
+        Spread(median=2.0, low=1.0, high=3.0)
+        """
+        return cls(median(values), min(values), max(values))
 
     def to_dict(self) -> dict[str, Any]:
         """As it is sent."""
         return asdict(self)
 
 
+Measured = Mapping[str, Spread | None]
+"""By the name of the figure; None where a run has none."""
+
+
+def measured(runs: Sequence[Figures]) -> Measured:
+    """The runs of a side, together."""
+    found: dict[str, Spread | None] = {}
+    for name in (field.name for field in fields(Figures)):
+        values = [getattr(run, name) for run in runs]
+        found[name] = None if None in values else Spread.of(values)
+    return found
+
+
+def apart(a: Spread | None, b: Spread | None) -> int:
+    """1: every run of b is above every run of a; -1: below; 0: neither, so that chance may have made the difference.
+
+    Four runs of each side that do not differ come apart once in 35 times.
+
+    >>> apart(Spread(2, 1, 3), Spread(5, 4, 6)), apart(Spread(2, 1, 3), Spread(4, 3, 6)), apart(None, Spread(5, 4, 6))
+    (1, 0, 0)
+    """
+    if a is None or b is None:
+        return 0
+    return int(b.low > a.high) - int(b.high < a.low)
+
+
 def figures_of(
-    outputs: Sequence[RequestOutput], first_arrival_s: float, *, most_running: int, kv_capacity_tokens: int
+    outputs: Sequence[RequestOutput],
+    first_arrival_s: float,
+    *,
+    num_processes: int,
+    most_running: int,
+    kv_capacity_tokens: int,
 ) -> Figures:
     """Adds up what the answers tell; each has at least a token."""
     metrics = [output.metrics for output in outputs if output.metrics is not None]
@@ -50,23 +105,27 @@ def figures_of(
     num_tokens = sum(len(part.token_ids) for output in outputs for part in output.outputs)
     drafts = [known.drafts for known in metrics if known.drafts is not None]
     num_passes = sum(known.num_passes for known in drafts)
+    num_drafts = sum(known.num_draft_tokens for known in drafts)
+    has_itl = bool(gaps) and not num_drafts
     num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
     tpots = [known.tpot_s for known in metrics if known.tpot_s is not None]
     ttfts = [known.ttft_s for known in metrics]
     return Figures(
         duration_s=end_s - first_arrival_s,
         output_tokens_per_s=num_tokens / (end_s - first_arrival_s),
+        tokens_per_s_a_process=num_tokens / (end_s - first_arrival_s) / num_processes,
         ttft_p50_ms=1e3 * percentile(ttfts, 0.5),
         ttft_p99_ms=1e3 * percentile(ttfts, 0.99),
         tpot_p50_ms=1e3 * percentile(tpots, 0.5) if tpots else None,
-        itl_p50_ms=1e3 * percentile(gaps, 0.5) if gaps else None,
-        itl_p99_ms=1e3 * percentile(gaps, 0.99) if gaps else None,
+        itl_p50_ms=1e3 * percentile(gaps, 0.5) if has_itl else None,
+        itl_p99_ms=1e3 * percentile(gaps, 0.99) if has_itl else None,
         longest_gap_ms=1e3 * max(gaps) if gaps else None,
         e2e_p50_ms=1e3 * percentile([known.e2e_s for known in metrics], 0.5),
         most_running=most_running,
         num_preemptions=sum(known.num_preemptions for known in metrics),
         cached_share=sum(output.num_cached_tokens for output in outputs) / num_prompt,
         tokens_per_pass=sum(known.num_tokens for known in drafts) / num_passes if num_passes else None,
+        rejected_share=1 - sum(known.num_accepted_tokens for known in drafts) / num_drafts if num_drafts else None,
         kv_capacity_tokens=kv_capacity_tokens,
     )
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from twostroke.errors import InvalidParameter, TwostrokeError, UnknownParameter
+from twostroke.lab.figures import Measured, apart, measured
 from twostroke.lab.settings import SWITCHES, Side
 from twostroke.lab.stories import BY_NAME, STORIES, Story
-from twostroke.lab.trial import SideResult, run_side
+from twostroke.lab.tokens import Tokens
+from twostroke.lab.trial import Run, Trial
 from twostroke.lab.workload import LabWorkload
 from twostroke.log import get_logger
 
 log = get_logger(__name__)
 
 _FIELDS = ("story", "a", "b", "workload")
+ORDER = "abbabaab"
+"""Of the runs: turned round in each pair, so that whatever gets slowly warmer or busier meets both sides alike."""
+MOST_LANES = 24
 MOST_SEGMENTS = 120
 """Of a lane that are sent."""
 
@@ -105,19 +110,11 @@ class Lab:
         return _Experiment(self._number + 1, story, Side.of(story.a), Side.of(story.b), story.workload)
 
     async def _run(self, experiment: _Experiment) -> None:
-        """Both sides, one after the other: two at once would take the processor from each other."""
         try:
-            results: dict[str, SideResult] = {}
-            requests = experiment.workload.requests()
-            for name, side in (("a", experiment.a), ("b", experiment.b)):
-
-                def tell(doing: str, num_ended: int, num_requests: int, name: str = name) -> None:
-                    self._status["doing"] = f"side {name.upper()}: {doing}"
-                    self._status["progress"] = {"side": name, "num_ended": num_ended, "num_requests": num_requests}
-
-                results[name] = await run_side(side, requests, tell)
-                self._status["results"][name] = _shown(results[name])
-            self._status |= {"state": "done", "doing": "", "verdict": _verdict(experiment, results["a"], results["b"])}
+            runs = await self._measure(experiment)
+            results = {name: await asyncio.to_thread(_shown, runs[name]) for name in runs}
+            verdict = _verdict(experiment, runs["a"], runs["b"])
+            self._status |= {"state": "done", "doing": "", "results": results, "verdict": verdict}
         except asyncio.CancelledError:
             self._status |= {"state": "stopped", "doing": ""}
             raise
@@ -129,6 +126,30 @@ class Lab:
         finally:
             self._task = None
 
+    async def _measure(self, experiment: _Experiment) -> dict[str, list[Run]]:
+        """Both sides in turns, never at once: they would take the processor from each other."""
+        requests = experiment.workload.requests()
+        trials = {"a": Trial(experiment.a), "b": Trial(experiment.b)}
+        runs: dict[str, list[Run]] = {"a": [], "b": []}
+        try:
+            self._status["doing"] = "both engines are being started"
+            async with asyncio.TaskGroup() as starting:
+                for trial in trials.values():
+                    starting.create_task(trial.start())
+            for number, name in enumerate(ORDER):
+
+                def tell(num_ended: int, number: int = number, name: str = name) -> None:
+                    doing = f"run {number + 1} of {len(ORDER)}, side {name.upper()}"
+                    done = (number + num_ended / len(requests)) / len(ORDER)
+                    told = {"done": done, "num_ended": num_ended, "num_requests": len(requests)}
+                    self._status |= {"doing": doing, "progress": told}
+
+                runs[name].append(await trials[name].run(requests, tell))
+        finally:
+            for trial in trials.values():
+                await trial.close()
+        return runs
+
 
 def _object(name: str, given: Any) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
@@ -136,18 +157,36 @@ def _object(name: str, given: Any) -> Mapping[str, Any]:
     return given
 
 
-def _shown(result: SideResult) -> dict[str, Any]:
-    lanes = [{"id": lane["id"], "segments": lane["segments"][:MOST_SEGMENTS]} for lane in result.lanes]
-    return {"figures": result.figures.to_dict(), "lanes": lanes}
+def _shown(runs: Sequence[Run]) -> dict[str, Any]:
+    """All figures, and the lanes of the run that took the median time."""
+    figures = {name: None if spread is None else spread.to_dict() for name, spread in _together(runs).items()}
+    middle = sorted(runs, key=lambda run: run.figures.duration_s)[(len(runs) - 1) // 2]
+    lanes = [
+        {
+            "id": lane["id"],
+            "segments": lane["segments"][:MOST_SEGMENTS],
+            "num_more": max(0, len(lane["segments"]) - MOST_SEGMENTS),
+        }
+        for lane in middle.lanes(MOST_LANES)
+    ]
+    return {"figures": figures, "lanes": lanes, "num_runs": len(runs), "num_requests": len(middle.token_ids)}
 
 
-def _verdict(experiment: _Experiment, a: SideResult, b: SideResult) -> dict[str, Any]:
-    """Whether the tokens are equal, and what is to be said of it."""
-    num_equal = sum(mine == theirs for mine, theirs in zip(a.token_ids, b.token_ids, strict=True))
+def _together(runs: Sequence[Run]) -> Measured:
+    """Their figures together."""
+    return measured([run.figures for run in runs])
+
+
+def _verdict(experiment: _Experiment, a: Sequence[Run], b: Sequence[Run]) -> dict[str, Any]:
+    """Whether the tokens are equal, which figures are apart, and what is to be said of it."""
+    tokens = Tokens.of([run.token_ids for run in a], [run.token_ids for run in b])
     formats = [side.engine.cache.kv_cache_dtype for side in (experiment.a, experiment.b)]
-    may_differ = formats[0] != formats[1]
-    why = "K and V are rounded differently on the two sides, so tokens may differ." if may_differ else ""
-    if num_equal < len(a.token_ids) and not may_differ:
-        why = "That is a mistake of the engine: these settings must not change a token. Please report it."
-    explanation = "" if experiment.story is None else experiment.story.explain(a.figures, b.figures)
-    return {"num_equal": num_equal, "num_requests": len(a.token_ids), "why": why, "explanation": explanation}
+    mine, theirs = _together(a), _together(b)
+    story = experiment.story
+    return {
+        "tokens": tokens.told(may_differ=formats[0] != formats[1]),
+        "num_equal": tokens.num_equal,
+        "num_requests": tokens.num_requests,
+        "apart": {name: apart(mine[name], theirs[name]) for name in mine},
+        "sentences": [] if story is None else [said.to_dict() for said in story.tell(mine, theirs, tokens)],
+    }

@@ -76,10 +76,16 @@ class Side:
             settings.setdefault("enable_prefix_caching", False)
         settings.setdefault("kv_cache_memory", _DEFAULT_MEMORY)
         settings.setdefault("max_model_len", CONTEXT)
-        num_workers = 2 if has_pools else 1
-        threads = max(1, len(os.sched_getaffinity(0)) // num_workers)
-        engine = EngineConfig.from_keywords(model=MODEL, threads=threads, **settings)
+        engine = EngineConfig.from_keywords(model=MODEL, threads=num_threads(), **settings)
         return cls(dict(given), engine, PoolConfig(prefill=1, decode=1) if has_pools else None)
+
+
+def num_threads() -> int:
+    """Of each engine process: half of the cores, so that two pools fit, and the server beside one process.
+
+    A thread too many costs much more than it brings: every operator waits until the slowest has had its turn.
+    """
+    return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 def _check(name: str, value: Any) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from twostroke.lab.figures import Figures
+from twostroke.lab.claims import Claim, Remark, Seen, Sentence, sentences
+from twostroke.lab.figures import Measured
+from twostroke.lab.tokens import Tokens
 from twostroke.lab.workload import LabWorkload
 
 _FEW_BYTES = 8 << 20
 """Of KV memory: little enough that it decides who runs."""
-Explain = Callable[[Figures, Figures], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,109 +27,26 @@ class Story:
     b_title: str
     b: Mapping[str, Any]
     workload: LabWorkload
-    figure: str
-    """The one to look at, of Figures."""
     figure_title: str
-    is_better_high: bool
-    explain: Explain = field(compare=False)
-    """Why it came out as it did, with what was measured."""
+    claims: tuple[Claim | Remark, ...] = field(compare=False)
+    """The effect, what comes with it, and the price."""
+
+    @property
+    def figure(self) -> str:
+        """The one to look at, of Figures: that of the first claim."""
+        first = self.claims[0]
+        assert isinstance(first, Claim), f"{self.name} begins with a remark"
+        return first.figure
+
+    def tell(self, a: Measured, b: Measured, tokens: Tokens) -> list[Sentence]:
+        """What came of it and why, by what was measured."""
+        return sentences(self.claims, Seen(a, b, tokens))
 
     def to_dict(self) -> dict[str, Any]:
         """As it is sent, before it has run."""
-        texts = ("name", "title", "question", "a_title", "b_title", "figure", "figure_title", "is_better_high")
+        texts = ("name", "title", "question", "a_title", "b_title", "figure", "figure_title")
         shown = {name: getattr(self, name) for name in texts}
         return shown | {"a": dict(self.a), "b": dict(self.b), "workload": self.workload.to_dict()}
-
-
-def ratio(a: float, b: float) -> str:
-    """How two figures compare, in words.
-
-    >>> ratio(10.0, 25.0), ratio(3.0, 3.0), ratio(3.0, 1.0)
-    ('2.5 times', 'the same', 'a third')
-    """
-    share = b / a if a else float("inf")
-    if abs(share - 1) < 0.02:
-        return "the same"
-    if abs(share - 1 / 3) < 0.01:
-        return "a third"
-    return f"{share:.1f} times" if share >= 2 else f"{share:.2f} times"
-
-
-def _ms(value: float | None) -> str:
-    return "none" if value is None else f"{value:.1f} ms"
-
-
-def _batching(a: Figures, b: Figures) -> str:
-    return (
-        f"Static batches gave {a.output_tokens_per_s:.0f} tokens a second, continuous ones "
-        f"{b.output_tokens_per_s:.0f}: {ratio(a.output_tokens_per_s, b.output_tokens_per_s)}. A static batch ends "
-        "with its longest answer; until then the places of those that have ended compute nothing, and who waits "
-        "goes on waiting. A continuous batch is made anew for every step, so a place is taken again in the step "
-        "after it was left. The longer the longest answer is beside the others, the more that brings; answers of "
-        "one length would show no difference. Tokens are equal: who shares a batch with whom changes no bit here."
-    )
-
-
-def _chunking(a: Figures, b: Figures) -> str:
-    return (
-        f"With whole prompts the longest gap between two tokens of an answer was {_ms(a.longest_gap_ms)}, with chunks "
-        f"{_ms(b.longest_gap_ms)}; TTFT p99 {_ms(a.ttft_p99_ms)} and {_ms(b.ttft_p99_ms)}. While a long prompt is "
-        "computed in one pass, everybody who decodes waits for that pass. Cut into chunks, each step takes some "
-        "of the prompt beside the others' next tokens, so they wait for one mixed step: longer than a decode "
-        "step alone, and much shorter than the whole prompt. The prompt itself pays for it: its chunks share "
-        "their steps, and read the weights once each."
-    )
-
-
-def _prefix(a: Figures, b: Figures) -> str:
-    return (
-        f"Without the cache a first token took {_ms(a.ttft_p50_ms)} (TTFT p50), with it {_ms(b.ttft_p50_ms)}; "
-        f"{100 * b.cached_share:.0f} % of the prompts' tokens were found. K and V of a token depend on the tokens "
-        "before it alone, so prompts that begin alike have the same K and V there: whole blocks of them are "
-        "found by a hash of all their tokens and shared by reference. What is shared is not computed, and takes "
-        "memory once. Decoding is no faster for it: each token still reads everything before it."
-    )
-
-
-def _speculation(a: Figures, b: Figures) -> str:
-    per_pass = "" if b.tokens_per_pass is None else f", which gave {b.tokens_per_pass:.2f} tokens a pass"
-    return (
-        f"Without drafts {a.output_tokens_per_s:.0f} tokens a second, with drafts of the text's own past "
-        f"(n-grams) {b.output_tokens_per_s:.0f}: {ratio(a.output_tokens_per_s, b.output_tokens_per_s)}{per_pass}. "
-        "A pass that decodes one token for one reader is bound by reading the weights; checking a few guessed "
-        "tokens in the same pass reads them no oftener. Guesses that the model would not have made are thrown "
-        "away, so the tokens are the same; what the guesses take is room for their K and V, and arithmetic. This "
-        "text repeats itself, as edits do. Where guesses fail, or a large batch has no arithmetic to spare, "
-        "drafts cost more than they bring, and the gate stops them."
-    )
-
-
-def _kv_format(a: Figures, b: Figures) -> str:
-    return (
-        f"The same bytes hold {a.kv_capacity_tokens:,} tokens in the model's own type and {b.kv_capacity_tokens:,} "
-        f"in 8 bits; so {a.most_running} and {b.most_running} sequences ran at once, and half of the first tokens "
-        f"were there within {_ms(a.ttft_p50_ms)} and {_ms(b.ttft_p50_ms)} (TTFT p50). K and V are rounded to 8 bits "
-        "with a scale per token and head, so attention sees slightly other numbers, and where two next tokens are "
-        "nearly equally likely the other one may win: these tokens may differ, and from there on the rest of the "
-        "answer does. With 8 bits they are the same again in every run and every batch."
-    )
-
-
-def _pools(a: Figures, b: Figures) -> str:
-    better = (b.itl_p99_ms or 0.0) < (a.itl_p99_ms or 0.0)
-    verdict = (
-        "Decoding has a process to itself, so long prompts of others do not stretch its steps."
-        if better
-        else "On a machine of few cores that is no gain: the two processes take them from each other, and what chunks "
-        "had bounded already is not bounded better."
-    )
-    return (
-        f"One process had gaps of {_ms(a.itl_p99_ms)} (ITL p99), two pools {_ms(b.itl_p99_ms)}; a first token "
-        f"took {_ms(a.ttft_p50_ms)} and {_ms(b.ttft_p50_ms)} (TTFT p50). {verdict} Each process has half of the "
-        "cores here, and a prompt's K and V travel from one to the other, where the first token is there before "
-        "they have arrived. Two pools pay where each stroke has hardware of its own, and prompts are long enough "
-        "that mixing hurts. Tokens are equal: what is handed over is what was computed."
-    )
 
 
 STORIES = (
@@ -137,30 +55,88 @@ STORIES = (
         title="Continuous batching",
         question="What does it cost when a batch has to wait for its longest answer?",
         a_title="static",
-        a={"batching": "static", "max_num_seqs": 8},
+        a={"batching": "static", "max_num_seqs": 4},
         b_title="continuous",
-        b={"batching": "continuous", "max_num_seqs": 8},
-        workload=LabWorkload(seed=1, num_requests=40, prompt_words=15, min_output=10, max_output=700),
-        figure="output_tokens_per_s",
+        b={"batching": "continuous", "max_num_seqs": 4},
+        workload=LabWorkload(seed=1, num_requests=16, prompt_words=30, min_output=5, max_output=250),
         figure_title="tokens per second",
-        is_better_high=True,
-        explain=_batching,
+        claims=(
+            Claim(
+                figure="output_tokens_per_s",
+                what="Tokens a second",
+                rises=True,
+                because="A static batch ends with its longest answer; until then the places of those that have ended "
+                "stay empty, and who waits goes on waiting. A continuous batch is made anew for every step, so a "
+                "place is taken again in the step after it was left.",
+                unless="Empty places cost nothing where the answers of a batch are equally long, or where a step "
+                "with fewer sequences takes less time by as much.",
+            ),
+            Claim(
+                figure="ttft_p99_ms",
+                what="TTFT p99, ms",
+                rises=False,
+                because="Who waits is let in when anybody ends, not when everybody has.",
+                unless="Who waits is let in sooner only where somebody ends sooner.",
+            ),
+            Claim(
+                kind="price",
+                figure="itl_p99_ms",
+                what="ITL p99, ms",
+                rises=True,
+                because="Newcomers' prompts are computed in steps of those who decode, and lengthen them; a static "
+                "batch has all its prompts behind it when the first of its answers begins.",
+                unless="Newcomers' prompts are computed in steps of those who decode; short ones lengthen a step by "
+                "little.",
+            ),
+        ),
     ),
     Story(
         name="chunking",
         title="Chunked prefill",
         question="What does a long prompt do to those who are reading their answers?",
         a_title="whole prompts",
-        a={"enable_chunked_prefill": False, "enable_prefix_caching": False},
-        b_title="steps of at most 256 tokens",
-        b={"enable_chunked_prefill": True, "max_num_batched_tokens": 256, "enable_prefix_caching": False},
+        a={"enable_chunked_prefill": False, "enable_prefix_caching": False, "max_num_seqs": 16},
+        b_title="steps of at most 64 tokens",
+        b={
+            "enable_chunked_prefill": True,
+            "max_num_batched_tokens": 64,
+            "enable_prefix_caching": False,
+            "max_num_seqs": 16,
+        },
         workload=LabWorkload(
-            seed=2, num_requests=15, rate=3, prompt_words=10, min_output=300, max_output=500, every_nth_is_long=3
+            seed=2,
+            num_requests=12,
+            rate=5,
+            prompt_words=10,
+            min_output=80,
+            max_output=150,
+            every_nth_is_long=3,
+            long_words=400,
         ),
-        figure="longest_gap_ms",
         figure_title="longest gap between two tokens, ms",
-        is_better_high=False,
-        explain=_chunking,
+        claims=(
+            Claim(
+                figure="longest_gap_ms",
+                what="Longest gap between two tokens of an answer, ms",
+                rises=False,
+                because="A prompt that is computed in one pass holds up everybody who decodes for the whole of it. "
+                "Cut into chunks, each step takes a piece of it beside the others' next tokens: they wait for one "
+                "mixed step, which is longer than a step of decodes alone and much shorter than the whole prompt.",
+                unless="Chunks bound what a prompt adds to a step, not what else holds a step up: where nobody "
+                "decodes while a long prompt comes, or the processor is taken away for as long, they bring nothing.",
+            ),
+            Claim(
+                kind="price",
+                figure="ttft_p99_ms",
+                what="TTFT p99, ms",
+                rises=True,
+                because="The long prompts wait longer for their first token: each of their steps computes others' "
+                "tokens too, has what every step costs by itself, and reads the K and V of the chunks before it "
+                "again.",
+                unless="A chunk's step computes others' tokens too and has what every step costs by itself; here "
+                "that does not stand out.",
+            ),
+        ),
     ),
     Story(
         name="prefix",
@@ -171,12 +147,41 @@ STORIES = (
         b_title="prefix cache",
         b={"enable_prefix_caching": True},
         workload=LabWorkload(
-            seed=3, num_requests=18, rate=3, prompts="shared", prompt_words=300, min_output=20, max_output=60
+            seed=3, num_requests=12, rate=4, prompts="shared", prompt_words=200, min_output=20, max_output=60
         ),
-        figure="ttft_p50_ms",
         figure_title="TTFT p50, ms",
-        is_better_high=False,
-        explain=_prefix,
+        claims=(
+            Claim(
+                figure="ttft_p50_ms",
+                what="TTFT p50, ms",
+                rises=False,
+                because="{seen[b.cached_share]} of the prompts' tokens were found and not computed. K and V of a "
+                "token depend on it and the tokens before it alone, so prompts that begin alike have the same K and "
+                "V there: whole blocks are found by a hash of all tokens up to their end, and shared.",
+                unless="{seen[b.cached_share]} of the prompts' tokens were found; what is not found, or would have "
+                "been computed in no time, saves none.",
+            ),
+            Claim(
+                figure="tpot_p50_ms",
+                what="TPOT p50, ms",
+                rises=False,
+                because="A token reads no less for it: the steps became shorter because they no longer carry others' "
+                "prompts.",
+                unless="A token reads as much K and V with the cache as without; only steps that carry others' "
+                "prompts can become shorter.",
+            ),
+            Remark(
+                kind="price",
+                lower="ttft_p50_ms",
+                higher="ttft_p99_ms",
+                text="Whoever brings the text first computes it for all: TTFT p99 is {seen[b.ttft_p99_ms]} ms with "
+                "the cache, its median {seen[b.ttft_p50_ms]}. And what is kept fills KV memory until somebody else "
+                "needs it.",
+                otherwise="Whoever brings the text first computes it for all; here that does not stand out (TTFT p99 "
+                "with the cache {seen[b.ttft_p99_ms]} ms, its median {seen[b.ttft_p50_ms]}). What is kept fills KV "
+                "memory until somebody else needs it.",
+            ),
+        ),
     ),
     Story(
         name="speculation",
@@ -186,11 +191,29 @@ STORIES = (
         a={"speculation": "none", "max_num_seqs": 1},
         b_title="n-gram drafts",
         b={"speculation": "ngram", "max_num_seqs": 1},
-        workload=LabWorkload(seed=4, num_requests=12, prompts="edit", prompt_words=45, min_output=150, max_output=250),
-        figure="output_tokens_per_s",
+        workload=LabWorkload(seed=4, num_requests=5, prompts="edit", prompt_words=45, min_output=200, max_output=300),
         figure_title="tokens per second",
-        is_better_high=True,
-        explain=_speculation,
+        claims=(
+            Claim(
+                figure="output_tokens_per_s",
+                what="Tokens a second",
+                rises=True,
+                because="A pass gave {seen[b.tokens_per_pass]} tokens instead of one. Four guesses a pass are taken "
+                "from the text's own past, which repeats itself as edits do, and are checked together; that takes less "
+                "than a pass for each, since much of a pass (starting it, reading the weights) is paid once.",
+                unless="A pass gave {seen[b.tokens_per_pass]} tokens; its guesses make it longer, too, and bring "
+                "time only where that is less than what they save.",
+            ),
+            Remark(
+                kind="price",
+                lower="rejected_share",
+                text="Of the guesses {seen[b.rejected_share]} were not what the model says, and were computed for "
+                "nothing; meanwhile they took room for K and V. This story always takes four. A server goes by "
+                'measurement ("auto"), and drafts fewer or none where it does not pay.',
+                otherwise="No guess was computed for nothing in this text. Elsewhere some are: a server goes by "
+                'measurement ("auto"), and drafts fewer or none where it does not pay.',
+            ),
+        ),
     ),
     Story(
         name="kv-format",
@@ -200,11 +223,47 @@ STORIES = (
         a={"kv_cache_dtype": "auto", "kv_cache_memory": _FEW_BYTES, "max_model_len": 512, "max_num_seqs": 32},
         b_title="8 bits",
         b={"kv_cache_dtype": "int8", "kv_cache_memory": _FEW_BYTES, "max_model_len": 512, "max_num_seqs": 32},
-        workload=LabWorkload(seed=5, num_requests=32, prompt_words=40, min_output=100, max_output=300),
-        figure="most_running",
+        workload=LabWorkload(seed=5, num_requests=24, prompt_words=60, min_output=20, max_output=80),
         figure_title="sequences at once",
-        is_better_high=True,
-        explain=_kv_format,
+        claims=(
+            Claim(
+                figure="most_running",
+                what="Sequences at once",
+                rises=True,
+                because="The same bytes hold {seen[a.kv_capacity_tokens]} tokens in the model's own type and "
+                "{seen[b.kv_capacity_tokens]} in 8 bits: each number of K and V becomes a code of a byte, and each "
+                "vector (of a token and head) keeps a scale and a zero.",
+                unless="The same bytes hold {seen[a.kv_capacity_tokens]} and {seen[b.kv_capacity_tokens]} tokens, "
+                "but memory was not what decided who runs.",
+            ),
+            Claim(
+                figure="ttft_p50_ms",
+                what="TTFT p50, ms",
+                rises=False,
+                because="Who need not wait for memory gets a first token sooner.",
+                unless="More sequences at once share the same processor: who no longer waits for memory waits for "
+                "steps that have become longer.",
+            ),
+            Claim(
+                kind="price",
+                figure="tpot_p50_ms",
+                what="TPOT p50, ms",
+                rises=True,
+                because="More sequences share each step, and codes are turned back into numbers before attention "
+                "reads them.",
+                unless="Codes are turned back into numbers before attention reads them; that and the fuller steps "
+                "cost too little here to see.",
+            ),
+            Remark(
+                kind="price",
+                lower="most_running",
+                text="The answers: {seen.tokens.num_equal} of {seen.tokens.num_requests} are the same on both sides. "
+                "Rounding gives attention slightly other numbers; where two next tokens are nearly equally likely "
+                "the other one may win, and the rest of the answer follows it. With 8 bits, too, every run and every "
+                "batch gives the same again.",
+                otherwise="Nobody ran.",
+            ),
+        ),
     ),
     Story(
         name="pools",
@@ -215,12 +274,45 @@ STORIES = (
         b_title="a prefill and a decode process",
         b={"pools": "prefill and decode"},
         workload=LabWorkload(
-            seed=6, num_requests=18, rate=3, prompt_words=10, min_output=200, max_output=400, every_nth_is_long=3
+            seed=6,
+            num_requests=9,
+            rate=4,
+            prompt_words=10,
+            min_output=80,
+            max_output=150,
+            every_nth_is_long=3,
+            long_words=500,
         ),
-        figure="itl_p99_ms",
-        figure_title="ITL p99, ms",
-        is_better_high=False,
-        explain=_pools,
+        figure_title="TTFT p50, ms",
+        claims=(
+            Claim(
+                figure="ttft_p50_ms",
+                what="TTFT p50, ms",
+                rises=False,
+                because="A prompt shares neither its steps nor its core with those who decode.",
+                unless="A prompt shares no step with those who decode any more, but it still waits for the prompts "
+                "before it, and all processes share one machine.",
+            ),
+            Claim(
+                figure="itl_p99_ms",
+                what="ITL p99, ms",
+                rises=False,
+                because="Decoding has a process to itself, so no prompt of others is computed within its steps.",
+                unless="No prompt is computed within a step of decoding any more, but the gap behind each first "
+                "token, in which K and V travel to the other process, counts here; and both share memory and, where "
+                "others need the cores, processor.",
+            ),
+            Claim(
+                kind="price",
+                figure="tokens_per_s_a_process",
+                what="Tokens a second for each engine process",
+                rises=False,
+                because="Two pools are two processes with twice the cores, and each stands still while its stroke "
+                "has nothing to do. K and V travel between them, which delays the second token, not the first.",
+                unless="Two pools are two processes with twice the cores; here both had enough to do. K and V travel "
+                "between them, which delays the second token, not the first.",
+            ),
+        ),
     ),
 )
 BY_NAME: Mapping[str, Story] = {story.name: story for story in STORIES}

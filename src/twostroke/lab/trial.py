@@ -1,4 +1,4 @@
-"""One side of an experiment: an engine of its own, in processes of its own, asked what the workload says."""
+"""One side of an experiment: an engine of its own, in processes of its own, asked what the workload says, in runs."""
 
 from __future__ import annotations
 
@@ -24,27 +24,43 @@ from twostroke.sampling_params import SamplingParams
 
 log = get_logger(__name__)
 
-Tell = Callable[[str, int, int], object]
-"""Hears what is being done, and how many of how many requests have ended."""
+Tell = Callable[[int], object]
+"""Hears how many requests have ended."""
 WARM_UP_TOKENS = 8
-MOST_LANES = 24
 
 
 @dataclass(frozen=True, slots=True)
-class SideResult:
-    """What came of it."""
+class Run:
+    """What came of one."""
 
     figures: Figures
     token_ids: tuple[tuple[int, ...], ...]
     """Of each request's answer."""
-    lanes: tuple[dict[str, Any], ...]
-    """Of the first requests: label, start and duration of each segment, in milliseconds after the first arrival."""
+    recorder: FlightRecorder
+    begin_s: float
+
+    def lanes(self, most: int) -> list[dict[str, Any]]:
+        """Of the first requests: label, start, duration (ms after the first arrival) and reason of each segment."""
+        events = list(self.recorder.events())
+        lanes: list[dict[str, Any]] = []
+        for index in range(min(most, len(self.token_ids))):
+            (lane,) = timeline_of(events, _name(index)).lanes
+            segments = [
+                [str(segment.label), 1e3 * (segment.start_s - self.begin_s), 1e3 * segment.duration_s, segment.reason]
+                for segment in lane.segments
+            ]
+            lanes.append({"id": _name(index), "segments": segments})
+        return lanes
 
 
 class _Notes:
-    """Keeps an engine's events; a `PackedEventLog`."""
+    """Keeps an engine's events of one run; a `PackedEventLog`."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets what was before."""
         self.recorder = FlightRecorder(minutes=10)
         self.most_running = 0
 
@@ -55,56 +71,66 @@ class _Notes:
             self.most_running = max(self.most_running, event.batch.num_running)
 
 
-async def run_side(side: Side, requests: Sequence[AskedFor], tell: Tell) -> SideResult:
-    """Starts the engine, asks, and ends it, however it goes.
+class Trial:
+    """A side's engine, and how to run a workload on it; whoever makes one closes it, however it goes."""
 
-    Raises:
-        SetupError: the engine cannot be had with these settings.
-        TwostrokeError: a request cannot be run, or the engine died.
-    """
-    notes = _Notes()
-    engine: RemoteEngine | PooledEngine
-    if side.pools is None:
-        engine = RemoteEngine(side.engine, listeners=(notes,), on_trouble=_note)
-    else:
-        engine = PooledEngine(side.engine, side.pools, listeners=(notes,), on_trouble=_note)
-    try:
-        tell("the engine is being started", 0, len(requests))
-        await engine.start()
-        tell("it is being warmed up", 0, len(requests))
+    def __init__(self, side: Side) -> None:
+        self._notes = _Notes()
+        self._num_processes = 1 if side.pools is None else 2
+        self._engine: RemoteEngine | PooledEngine
+        if side.pools is None:
+            self._engine = RemoteEngine(side.engine, listeners=(self._notes,), on_trouble=_note)
+        else:
+            self._engine = PooledEngine(side.engine, side.pools, listeners=(self._notes,), on_trouble=_note)
+
+    async def start(self) -> None:
+        """Starts it, and warms it up.
+
+        Raises:
+            SetupError: the engine cannot be had with these settings.
+        """
+        await self._engine.start()
         warm_up = AskedFor(0.0, "def warm_up():\n", WARM_UP_TOKENS, 0)
-        await _answer(engine, warm_up, "warm-up", engine.now_s())
-        await engine.reset_prefix_cache()
-        notes.most_running = 0
-        begin_s = engine.now_s()
-        outputs = await _ask_all(engine, requests, begin_s, tell)
-        facts = engine.facts
+        await _answer(self._engine, warm_up, "warm-up", self._engine.now_s())
+
+    async def close(self) -> None:
+        """Ends it, whether it had begun or not."""
+        await self._engine.close()
+
+    async def run(self, requests: Sequence[AskedFor], tell: Tell) -> Run:
+        """Asks everything once, with an empty prefix cache.
+
+        Raises:
+            TwostrokeError: a request cannot be run, or the engine died.
+        """
+        await self._engine.reset_prefix_cache()
+        self._notes.begin()
+        begin_s = self._engine.now_s()
+        outputs = await _ask_all(self._engine, requests, begin_s, tell)
+        facts = self._engine.facts
         figures = figures_of(
             outputs,
             begin_s,
-            most_running=notes.most_running,
+            num_processes=self._num_processes,
+            most_running=self._notes.most_running,
             kv_capacity_tokens=facts.num_blocks * facts.block_size,
         )
-        names = [output.request_id for output in outputs[:MOST_LANES]]
-        lanes = await asyncio.to_thread(_lanes, notes.recorder, names, begin_s)
         token_ids = tuple(tuple(output.outputs[0].token_ids) for output in outputs)
-        return SideResult(figures, token_ids, lanes)
-    finally:
-        await engine.close()
+        return Run(figures, token_ids, self._notes.recorder, begin_s)
 
 
 async def _ask_all(
     engine: RemoteEngine | PooledEngine, requests: Sequence[AskedFor], begin_s: float, tell: Tell
 ) -> list[RequestOutput]:
     num_ended = 0
-    tell("requests run", 0, len(requests))
+    tell(0)
 
     async def ask(index: int, asked: AskedFor) -> RequestOutput:
         nonlocal num_ended
         await asyncio.sleep(max(0.0, begin_s + asked.arrival_s - engine.now_s()))
-        output = await _answer(engine, asked, f"request-{index}", max(begin_s + asked.arrival_s, begin_s))
+        output = await _answer(engine, asked, _name(index), max(begin_s + asked.arrival_s, begin_s))
         num_ended += 1
-        tell("requests run", num_ended, len(requests))
+        tell(num_ended)
         return output
 
     async with asyncio.TaskGroup() as group:
@@ -132,17 +158,8 @@ async def _answer(engine: RemoteEngine | PooledEngine, asked: AskedFor, name: st
         stream.close()
 
 
-def _lanes(recorder: FlightRecorder, names: Sequence[str], begin_s: float) -> tuple[dict[str, Any], ...]:
-    events = list(recorder.events())
-    lanes: list[dict[str, Any]] = []
-    for name in names:
-        (lane,) = timeline_of(events, name).lanes
-        segments = [
-            [str(segment.label), 1e3 * (segment.start_s - begin_s), 1e3 * segment.duration_s, segment.reason]
-            for segment in lane.segments
-        ]
-        lanes.append({"id": name, "segments": segments})
-    return tuple(lanes)
+def _name(index: int) -> str:
+    return f"request-{index}"
 
 
 def _note(cause: str) -> None:

@@ -3,45 +3,141 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
+from twostroke.draft_outcomes import DraftOutcomes
 from twostroke.errors import ClientError, InvalidParameter, UnknownParameter
-from twostroke.lab.figures import Figures, percentile
-from twostroke.lab.lab import Lab
+from twostroke.lab.claims import Claim, Seen
+from twostroke.lab.figures import Figures, Measured, figures_of, measured, percentile
+from twostroke.lab.lab import ORDER, Lab
 from twostroke.lab.settings import SWITCHES, Side
-from twostroke.lab.stories import STORIES
+from twostroke.lab.stories import BY_NAME, STORIES, Story
+from twostroke.lab.tokens import Tokens
 from twostroke.lab.workload import MAX_ARRIVALS_S, LabWorkload
+from twostroke.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
 FIGURES = Figures(
     duration_s=2.0,
     output_tokens_per_s=100.0,
+    tokens_per_s_a_process=100.0,
     ttft_p50_ms=10.0,
     ttft_p99_ms=20.0,
-    tpot_p50_ms=None,
-    itl_p50_ms=None,
-    itl_p99_ms=None,
-    longest_gap_ms=None,
+    tpot_p50_ms=5.0,
+    itl_p50_ms=5.0,
+    itl_p99_ms=8.0,
+    longest_gap_ms=9.0,
     e2e_p50_ms=50.0,
     most_running=3,
     num_preemptions=0,
     cached_share=0.5,
-    tokens_per_pass=None,
+    tokens_per_pass=2.5,
+    rejected_share=0.25,
     kv_capacity_tokens=1600,
 )
+TOKENS = Tokens(num_requests=6, num_equal=5, num_steady=6, num_runs=8)
+
+
+def side(**changed: float) -> Measured:
+    """Three runs, which differ by a tenth."""
+    middle = replace(FIGURES, **changed)
+    return measured([scaled(middle, share) for share in (0.95, 1.0, 1.05)])
+
+
+def scaled(figures: Figures, share: float) -> Figures:
+    return replace(figures, **{field.name: getattr(figures, field.name) * share for field in fields(figures)})
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
-def test_a_story_can_run_and_be_told_whatever_it_measures(story: Any) -> None:
+def test_a_story_can_run(story: Story) -> None:
     a, b = Side.of(story.a), Side.of(story.b)
     assert (a.engine, a.pools) != (b.engine, b.pools)
-    assert hasattr(FIGURES, story.figure)
-    assert len(story.explain(FIGURES, FIGURES)) > 300
     requests = story.workload.requests()
     assert requests == story.workload.requests()
     assert requests[-1].arrival_s <= MAX_ARRIVALS_S
     assert story.to_dict()["workload"]["seed"] == story.workload.seed
+    assert [claim.kind for claim in story.claims][-1] == "price"
+
+
+REVERSE = "here it came out the other way round"
+CLAIMS = [
+    pytest.param(story, claim, id=f"{story.name}-{claim.figure}")
+    for story in STORIES
+    for claim in story.claims
+    if isinstance(claim, Claim)
+]
+
+
+@pytest.mark.parametrize(("story", "claim"), CLAIMS)
+def test_a_claim_is_told_as_it_came(story: Story, claim: Claim) -> None:
+    """With its figures in any case, and with the reason only where it came as was said."""
+    before = getattr(FIGURES, claim.figure)
+    index = story.claims.index(claim)
+
+    def told(share: float) -> tuple[str, str, str]:
+        """What is said, and both reasons."""
+        seen = Seen(side(), side(**{claim.figure: share * before}), TOKENS)
+        text = story.tell(seen.a, seen.b, TOKENS)[index].text
+        assert text.startswith(f"{claim.what}: {seen['a.' + claim.figure]} and {seen['b.' + claim.figure]}")
+        return text, claim.because.format(seen=seen), claim.unless.format(seen=seen)
+
+    as_said, reverse = (told(3.0), told(0.3)) if claim.rises else (told(0.3), told(3.0))
+    text, because, _ = as_said
+    assert text.endswith(f" times as much. {because}")
+    text, _, unless = reverse
+    assert text.endswith(f": {'no price here, but a gain' if claim.kind == 'price' else REVERSE}. {unless}")
+    text, _, unless = told(1.02)
+    assert text.endswith(f": the runs of both sides overlap, so chance may have made the difference. {unless}")
+    text, _, unless = told(1.0)
+    assert text.endswith(f": no difference. {unless}")
+
+
+def test_a_price_of_one_side_is_told_where_it_is_paid() -> None:
+    speculation, prefix = BY_NAME["speculation"], BY_NAME["prefix"]
+    assert "Of the guesses 25 (23.8 to 26.2) % were not" in speculation.tell(side(), side(), TOKENS)[-1].text
+    assert "No guess was computed for nothing" in speculation.tell(side(), side(rejected_share=0.0), TOKENS)[-1].text
+    assert "does not stand out" not in prefix.tell(side(), side(ttft_p99_ms=90.0), TOKENS)[-1].text
+    assert "does not stand out" in prefix.tell(side(), side(ttft_p99_ms=10.0), TOKENS)[-1].text
+    assert "5 of 6 are the same" in BY_NAME["kv-format"].tell(side(), side(), TOKENS)[-1].text
+
+
+def test_what_was_not_measured_is_not_made_up() -> None:
+    nobody = measured([replace(FIGURES, itl_p99_ms=None)])
+    assert "not measured" in BY_NAME["pools"].tell(nobody, nobody, TOKENS)[1].text
+
+
+def test_tokens_are_compared_over_all_runs() -> None:
+    one, other = ((1, 2), (3,)), ((1, 2), (4,))
+    assert Tokens.of([one, one], [one, one]) == Tokens(2, 2, 2, 4)
+    assert Tokens.of([one, one], [other, other]) == Tokens(2, 1, 2, 4)
+    unsteady = Tokens.of([one, one], [one, other])
+    assert unsteady == Tokens(2, 1, 1, 4)
+    assert "equal for all 2 requests, in all 4 runs" in Tokens.of([one, one], [one, one]).told(may_differ=False)
+    assert "mistake" in Tokens.of([one, one], [other, other]).told(may_differ=False)
+    assert "mistake" not in Tokens.of([one, one], [other, other]).told(may_differ=True)
+    assert "mistake" in unsteady.told(may_differ=True)
+
+
+def test_both_sides_take_turns_in_a_row_that_favours_neither() -> None:
+    places = {name: [place for place, at in enumerate(ORDER) if at == name] for name in "ab"}
+    assert len(places["a"]) == len(places["b"]) >= 2
+    assert sum(places["a"]) == sum(places["b"])
+
+
+def test_with_drafts_there_is_no_percentile_of_gaps() -> None:
+    def figures(drafts: DraftOutcomes | None) -> Figures:
+        metrics = RequestMetrics(0.0, 0.0, 0.1, 0.01, (0.0, 0.0, 0.03), 0.13, 0, drafts)
+        answer = CompletionOutput(0, "", (1, 2, 3, 4), None, None, None, None, 0)
+        output = RequestOutput("r", "", (1,), None, [answer], finished=True, metrics=metrics)
+        return figures_of([output], 0.0, num_processes=1, most_running=1, kv_capacity_tokens=8)
+
+    without = figures(None)
+    assert (without.itl_p50_ms, without.itl_p99_ms, without.rejected_share) == (0.0, 30.0, None)
+    drafted = figures(DraftOutcomes(2, 4, 1, 8, 2, (1, 1), 2.0))
+    assert (drafted.itl_p50_ms, drafted.itl_p99_ms, drafted.rejected_share) == (None, None, 0.75)
+    assert (drafted.tpot_p50_ms, drafted.longest_gap_ms) == (10.0, 30.0)
 
 
 @pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: switch.name)

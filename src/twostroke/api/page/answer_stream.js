@@ -1,5 +1,14 @@
 /** The server said no, or stopped in the middle; the message is for people. */
-export class Refusal extends Error {}
+export class Refusal extends Error {
+  /**
+   * @param {string} message
+   * @param {number} status of HTTP; 0: there was no answer
+   */
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
 
 /**
  * Sends a request and yields the chunks of its answer as they come.
@@ -50,7 +59,7 @@ export async function ask(path, key, options = {}) {
     throw new Refusal("The server cannot be reached. Is it still running?");
   }
   if (response.ok) return response;
-  throw new Refusal(await refusalWords(response));
+  throw new Refusal(await refusalWords(response), response.status);
 }
 
 async function refusalWords(response) {

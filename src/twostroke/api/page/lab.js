@@ -6,6 +6,7 @@ import { sidesOf } from "./lab_sides.js";
 import { currentView } from "./views.js";
 
 const ASK_EVERY_MS = 400;
+const RETRY_MS = [500, 1000, 2000, 5000];
 
 const view = document.getElementById("lab");
 const problem = el("p", { className: "trouble", role: "alert", hidden: true });
@@ -14,29 +15,53 @@ const progress = el("progress", { max: 1, value: 0, hidden: true, "aria-label": 
 const stop = el("button", { type: "button", hidden: true }, "Stop it");
 const result = el("div");
 let offers = null;
+let isOpening = false;
 let isAsking = false;
 let shown = ""; // which result is on the page
 
 async function open() {
-  if (currentView() !== "lab" || offers) return;
+  if (currentView() !== "lab" || offers || isOpening) return;
+  isOpening = true;
+  view.replaceChildren(problem);
   try {
-    offers = await (await ask("lab", key())).json();
+    offers = await persistently("lab");
     build();
     tell("");
     watch();
   } catch (error) {
     tell(error.message);
-    view.replaceChildren(problem);
+  } finally {
+    isOpening = false;
   }
 }
+
+/** Asks until there is an answer: an outage is told, and over once the server is back. */
+async function persistently(path) {
+  let sinceWhen = "";
+  for (let failures = 0; ; failures += 1) {
+    try {
+      const answer = await (await ask(path, key())).json();
+      if (sinceWhen) tell("");
+      return answer;
+    } catch (error) {
+      if (error.status >= 400 && error.status < 500) throw error; // asking again would not help
+      shown = ""; // another server may count its experiments from 1 again
+      sinceWhen ||= new Date().toLocaleTimeString("en-GB");
+      tell(`${error.message} No news since ${sinceWhen}; trying again …`);
+      await pause(RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]);
+    }
+  }
+}
+
+const pause = (forMs) => new Promise((resolve) => setTimeout(resolve, forMs));
 
 function build() {
   const cards = offers.stories.map((story, i) => {
     const run = el("button", { type: "button", className: "primary", dataset: { story: story.name }, "aria-label": `Run: ${story.title}` }, "Run it");
-    run.addEventListener("click", () => start({ story: story.name }));
-    return el("article", { className: "card" }, el("h3", {}, `${i + 1}. ${story.title}`), el("p", {}, story.question), el("p", { className: "hint" }, `${story.a_title}, then ${story.b_title}; look at: ${story.figure_title}`), run);
+    run.addEventListener("click", () => start({ story: story.name }, tellInSight));
+    return el("article", { className: "card" }, el("h3", {}, `${i + 1}. ${story.title}`), el("p", {}, story.question), el("p", { className: "hint" }, `${story.a_title} against ${story.b_title}; look at: ${story.figure_title}`), run);
   });
-  const stories = panel("stories", "Six stories", el("p", { className: "hint" }, "Each runs the same requests under two settings, one after the other, on the small model that ships with Twostroke, in processes of its own. The server goes on serving; its requests and the experiment take processor time from each other."), el("div", { className: "cards" }, ...cards));
+  const stories = panel("stories", "Six stories", el("p", { className: "hint" }, "Each runs the same requests under two settings, in turns and several times, in about a minute, on the small model that ships with Twostroke, in processes of its own. The server goes on serving; its requests and the experiment take processor time from each other."), el("div", { className: "cards" }, ...cards));
   view.replaceChildren(problem, stories, panel("experiment", "The experiment", status, el("div", { className: "actions" }, progress, stop), result), switchboard());
 }
 
@@ -44,10 +69,19 @@ function build() {
 function switchboard() {
   const sides = ["a", "b"].map((side) => el("fieldset", { dataset: { side } }, el("legend", {}, `Side ${side.toUpperCase()}`), ...offers.switches.map((choice) => el("label", {}, `${choice.title} `, switchField(choice)))));
   const workload = el("fieldset", { dataset: { side: "workload" } }, el("legend", {}, "What both are asked"), ...Object.entries(offers.workload).map(([name, value]) => el("label", {}, `${name} `, workloadField(name, value))));
-  const form = el("form", { noValidate: true }, el("div", { className: "cards" }, ...sides, workload), el("div", { className: "actions" }, el("button", { type: "submit", className: "primary" }, "Run both")));
+  const refused = el("p", { className: "trouble", role: "alert", hidden: true });
+  const form = el("form", { noValidate: true }, el("div", { className: "cards" }, ...sides, workload), el("div", { className: "actions" }, el("button", { type: "submit", className: "primary" }, "Run both")), refused);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    start(Object.fromEntries([...form.querySelectorAll("fieldset")].map((part) => [part.dataset.side, valuesOf(part)])));
+    const say = (words) => {
+      refused.hidden = words === "";
+      setText(refused, words);
+    };
+    try {
+      start(Object.fromEntries([...form.querySelectorAll("fieldset")].map((part) => [part.dataset.side, valuesOf(part)])), say);
+    } catch (error) {
+      say(error.message);
+    }
   });
   return panel("switches", "Your own comparison", el("p", { className: "hint" }, "What is left empty is the server's default."), form);
 }
@@ -62,26 +96,35 @@ function workloadField(name, value) {
   return el("input", { type: "number", step: "any", name, value: String(value) });
 }
 
-/** The fields of a form's part that say something; defaults of switches need not be sent. */
+/**
+ * The fields of a form's part that say something; defaults of switches need not be sent.
+ * @throws {Error} in words
+ */
 function valuesOf(part) {
   const found = {};
   for (const field of part.querySelectorAll("select, input")) {
     const isDefault = field.selectedIndex === 0 && part.dataset.side !== "workload";
-    if (field.value !== "" && !isDefault) found[field.name] = JSON.parse(field.value);
+    if (field.validity.badInput) throw new Error(`${field.name} of “${part.firstChild.textContent}” is not a number.`);
+    if (field.value === "" || isDefault) continue;
+    found[field.name] = field.tagName === "SELECT" ? JSON.parse(field.value) : Number(field.value);
   }
   return found;
 }
 
-async function start(asked) {
+/**
+ * Begins an experiment.
+ * @param {object} asked as the API takes it
+ * @param {function(string)} say where a refusal is told
+ */
+async function start(asked, say) {
   try {
-    tell("");
+    say("");
     const begun = await ask("lab/experiment", key(), { method: "POST", body: JSON.stringify(asked) });
     show(await begun.json());
     document.getElementById("experiment").scrollIntoView({ block: "start" });
     watch();
   } catch (error) {
-    tell(error.message);
-    problem.scrollIntoView({ block: "center" });
+    say(error.message);
   }
 }
 
@@ -89,14 +132,16 @@ async function start(asked) {
 async function watch() {
   if (isAsking) return;
   isAsking = true;
+  let wasRunning = false;
   try {
     for (;;) {
-      const now = await (await ask("lab/experiment", key())).json();
+      const now = await persistently("lab/experiment");
       show(now);
-      if (now.state !== "running") break;
-      await new Promise((resolve) => setTimeout(resolve, ASK_EVERY_MS));
+      if (wasRunning && now.state === "idle") setText(status, "The server was started anew; the experiment ended with the one before.");
+      wasRunning = now.state === "running";
+      if (!wasRunning) break;
+      await pause(ASK_EVERY_MS);
     }
-    tell("");
   } catch (error) {
     tell(`${error.message} What was shown last stands below.`);
     offers = null; // asked for again when the view is opened again
@@ -110,13 +155,13 @@ function show(now) {
   for (const button of view.querySelectorAll("button.primary")) button.disabled = isRunning;
   stop.hidden = progress.hidden = !isRunning;
   if (isRunning && now.progress) {
-    const { side, num_ended, num_requests } = now.progress;
-    progress.value = ((side === "b" ? 1 : 0) + num_ended / num_requests) / 2;
+    const { done, num_ended, num_requests } = now.progress;
+    progress.value = done;
     setText(status, `${now.doing}: ${num_ended} of ${num_requests} requests have ended.`);
   } else {
-    setText(status, { idle: "None has run yet.", running: "It begins …", stopped: "It was stopped.", failed: `It failed: ${now.problem}`, done: "Both sides have run." }[now.state]);
+    setText(status, { idle: "None has run yet.", running: `It begins: ${now.doing} …`, stopped: "It was stopped.", failed: `It failed: ${now.problem}`, done: "Both sides have run." }[now.state]);
   }
-  const identity = JSON.stringify([now.experiment?.number, Object.keys(now.results ?? {}), now.state]);
+  const identity = JSON.stringify([now.experiment?.number, now.state]);
   if (identity === shown || !now.experiment) return;
   shown = identity;
   const story = offers.stories.find(({ name }) => name === now.experiment.story);
@@ -126,6 +171,12 @@ function show(now) {
 function tell(words) {
   problem.hidden = words === "";
   setText(problem, words);
+}
+
+/** Of a button far below. */
+function tellInSight(words) {
+  tell(words);
+  if (words) problem.scrollIntoView({ block: "center" });
 }
 
 stop.addEventListener("click", async () => {

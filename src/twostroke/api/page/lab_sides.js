@@ -1,9 +1,11 @@
 /** What the two sides came to: figures, tokens, lanes. */
 import { colour, el, sized } from "./dom.js";
-import { whole } from "./words.js";
+import { LanePointer } from "./lane_pointer.js";
+import { ms, whole } from "./words.js";
 
 const FIGURES = [
   ["output_tokens_per_s", "tokens per second", true],
+  ["tokens_per_s_a_process", "tokens per second, for each engine process", true],
   ["duration_s", "all of it, s", false],
   ["ttft_p50_ms", "TTFT p50, ms", false],
   ["ttft_p99_ms", "TTFT p99, ms", false],
@@ -16,77 +18,91 @@ const FIGURES = [
   ["num_preemptions", "preemptions", null],
   ["cached_share", "prompt tokens found in the cache, share", null],
   ["tokens_per_pass", "tokens per pass", null],
+  ["rejected_share", "drafts that fell, share", null],
   ["kv_capacity_tokens", "room in KV memory, tokens", null],
 ];
 const LANE = 10;
 const KINDS = { prefill: "prefill", recompute: "prefill", decode: "decode", stalled: "stalled", preempted: "stalled", transfer: "transfer" };
 
 /**
- * The parts of the page that show an experiment.
+ * The parts of the page that show an experiment that is done.
  * @param {object} now its status, as the API has it
  * @param {object|undefined} story that it tells
  * @returns {HTMLElement[]}
  */
 export function sidesOf(now, story) {
-  const { a, b } = now.results;
-  if (!a) return [];
-  const titles = { a: story?.a_title ?? settingsInWords(now.experiment.a), b: story?.b_title ?? settingsInWords(now.experiment.b) };
-  const parts = [];
-  if (now.verdict) parts.push(verdictOf(now, story, a.figures, b.figures));
-  const lanes = ["a", "b"].filter((side) => now.results[side]);
-  const endMs = Math.max(...lanes.flatMap((side) => now.results[side].lanes.flatMap(({ segments }) => segments.map(([, start, took]) => start + took))));
-  for (const side of lanes) parts.push(chartOf(side, titles[side], now.results[side].lanes, endMs));
-  parts.push(tableOf(titles, a.figures, b?.figures, story?.figure));
-  return parts;
+  const { results, verdict, experiment } = now;
+  if (!verdict) return [];
+  const titles = { a: story?.a_title ?? settingsInWords(experiment.a), b: story?.b_title ?? settingsInWords(experiment.b) };
+  const { a, b } = results;
+  const endMs = Math.max(...[a, b].flatMap(({ lanes }) => lanes.flatMap(({ segments }) => segments.map(([, start, took]) => start + took))));
+  const charts = ["a", "b"].map((side) => chartOf(side, titles[side], results[side], endMs));
+  const runs = el("p", { className: "hint" }, `Each side ran ${a.num_runs} times, in turns. Figures are medians, with their range over the runs; a ✓ stands only where every run of one side is better than every run of the other.`);
+  return [verdictOf(verdict, story, titles, a.figures, b.figures), ...charts, runs, tableOf(titles, a.figures, b.figures, verdict.apart, story?.figure), ...withoutItl(a.figures, b.figures)];
 }
 
-function verdictOf(now, story, a, b) {
-  const { num_equal, num_requests, why, explanation } = now.verdict;
-  const tokens = num_equal === num_requests ? `Tokens: equal for all ${num_requests} requests.` : `Tokens: equal for ${num_equal} of ${num_requests} requests.`;
-  const headline = story ? [el("p", { className: "headline" }, `${story.figure_title}: `, el("b", {}, inFigures(a[story.figure])), ` (${story.a_title}), `, el("b", {}, inFigures(b[story.figure])), ` (${story.b_title}): ${comparison(a[story.figure], b[story.figure])}`)] : [];
-  return el("div", { className: "verdict" }, ...headline, el("p", { className: "tokens" }, `${tokens} ${why}`), ...(explanation ? [el("p", {}, explanation)] : []));
+function verdictOf({ tokens, apart, sentences }, story, titles, a, b) {
+  const figure = story?.figure;
+  const headline = story ? [el("p", { className: "headline" }, `${story.figure_title}: `, el("b", {}, inFigures(a[figure]?.median)), ` (${titles.a}), `, el("b", {}, inFigures(b[figure]?.median)), ` (${titles.b})${comparison(a[figure], b[figure], apart[figure])}`)] : [];
+  const told = sentences.map(({ kind, text }) => el("p", { className: kind }, ...(kind === "price" ? [el("b", {}, "The price. ")] : []), text));
+  return el("div", { className: "verdict" }, ...headline, el("p", { className: "tokens" }, tokens), ...told);
 }
 
-/** How the second figure stands to the first. */
-export function comparison(a, b) {
+/** How the second figure stands to the first, where that is more than chance. */
+function comparison(a, b, apart) {
   if (!a || !b) return "";
-  const share = b / a;
-  if (Math.abs(share - 1) < 0.02) return "the same.";
-  return `${share.toFixed(2)} times as much.`;
+  if (apart === 0) return a.median === b.median ? ": the same" : ": within the spread";
+  return a.median ? `: ${(b.median / a.median).toFixed(2)} times as much` : "";
 }
 
-function tableOf(titles, a, b, chosen) {
-  const rows = FIGURES.filter(([name]) => a[name] !== null || b?.[name] != null).map(([name, title, isBetterHigh]) => {
-    const better = !b || isBetterHigh === null || a[name] === b[name] ? "" : b[name] > a[name] === isBetterHigh ? "b" : "a";
-    const cell = (side, value) => el("td", { className: better === side ? "better" : "" }, inFigures(value), better === side ? el("span", { className: "visually-hidden" }, " (better)") : "");
-    return el("tr", { className: name === chosen ? "followed" : "" }, el("th", { scope: "row" }, title), cell("a", a[name]), cell("b", b?.[name]), el("td", {}, b ? comparison(a[name], b[name]) : ""));
+function tableOf(titles, a, b, apart, chosen) {
+  const rows = FIGURES.filter(([name]) => a[name] || b[name]).map(([name, title, isBetterHigh]) => {
+    const better = isBetterHigh === null || apart[name] === 0 ? "" : apart[name] > 0 === isBetterHigh ? "b" : "a";
+    const cell = (side, value) => el("td", { className: better === side ? "better" : "" }, inFigures(value?.median), el("span", { className: "range" }, rangeOf(value)), better === side ? el("span", { className: "visually-hidden" }, " (better)") : "");
+    return el("tr", { className: name === chosen ? "followed" : "" }, el("th", { scope: "row" }, title), cell("a", a[name]), cell("b", b[name]), el("td", {}, comparison(a[name], b[name], apart[name]).replace(": ", "")));
   });
   const head = el("tr", {}, ...["", titles.a, titles.b, "the second to the first"].map((title) => el("th", { scope: "col" }, title)));
   return el("div", { className: "scrolled", tabIndex: 0, role: "region", "aria-label": "Figures of both sides" }, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows)));
 }
 
+/** Why a side has no ITL, where one has none. */
+function withoutItl(a, b) {
+  if (!a.rejected_share && !b.rejected_share) return [];
+  return [el("p", { className: "hint" }, "ITL is left out of a side with drafts: a step gives several tokens at once, so most gaps would be 0. TPOT tells how fast an answer is written.")];
+}
+
+const rangeOf = (value) => (!value || value.low === value.high ? "" : ` ${inFigures(value.low)}–${inFigures(value.high)}`);
+
 /** Each request's time, on a scale that both sides share. */
-function chartOf(side, title, lanes, endMs) {
-  const canvas = el("canvas", { role: "img", "aria-label": `${title}: when each of ${lanes.length} requests waited, was prefilled and decoded` });
+function chartOf(side, title, { lanes, num_requests }, endMs) {
+  const canvas = el("canvas", { role: "img", "aria-label": `${title}: when each request waited, was prefilled and decoded; arrow keys choose a piece` });
   const place = el("div", { className: "drawing" }, canvas);
+  const drawn = `${lanes.length === num_requests ? `All ${num_requests}` : `${lanes.length} of ${num_requests}`} requests are drawn, of the run with the median time. Point at a piece, or use the arrow keys, for its reason.`;
   const draw = () => {
     if (place.clientWidth === 0) return;
     const { context, width } = sized(canvas, lanes.length * LANE + 14);
     const scale = width / Math.max(endMs, 1);
-    lanes.forEach(({ segments }, i) => {
-      for (const [label, start, took] of segments) {
+    const pieces = lanes.map(({ id, segments, num_more }, i) => ({
+      id,
+      pieces: segments.map(([label, start, took, reason], k) => {
+        const from = Math.max(0, start) * scale;
+        const size = Math.max(0.5, took * scale);
         context.fillStyle = colour({ prefill: "part-prefill", decode: "part-decode", stalled: "alarm", transfer: "part-drafts" }[KINDS[label]] ?? "lane-queued");
-        context.fillRect(Math.max(0, start) * scale, i * LANE + 1, Math.max(0.5, took * scale), LANE - 2);
-      }
-    });
+        context.fillRect(from, i * LANE + 1, size, LANE - 2);
+        const more = num_more > 0 && k === segments.length - 1 ? ` ${num_more} more pieces behind it are not drawn.` : "";
+        return { from, to: from + size, words: `${label}, ${ms(took)} from ${ms(start)} on: ${reason}.${more}` };
+      }),
+    }));
     context.fillStyle = colour("quiet");
     context.font = "10px system-ui, sans-serif";
     context.fillText("0", 0, lanes.length * LANE + 11);
     context.fillText(`${(endMs / 1e3).toFixed(1)} s`, width - 34, lanes.length * LANE + 11);
+    pointer.drawn(context, pieces, drawn);
   };
+  const pointer = new LanePointer(canvas, LANE, draw);
   new ResizeObserver(draw).observe(place);
   const legend = el("p", { className: "legend" }, ...[["queued", "waiting"], ["prefill", "prefill"], ["decode", "decode"], ["stalled", "stalled by others' prefill, or preempted"], ["transfer", "handed over"]].map(([kind, words]) => el("span", { className: `mark ${kind}` }, words)));
-  return el("div", { className: "side", dataset: { side } }, el("h3", {}, `${side.toUpperCase()}: ${title}`), legend, place);
+  return el("div", { className: "side", dataset: { side } }, el("h3", {}, `${side.toUpperCase()}: ${title}`), legend, place, pointer.line);
 }
 
 const settingsInWords = (given) => Object.entries(given).map(([name, value]) => `${name} ${value}`).join(", ") || "defaults";

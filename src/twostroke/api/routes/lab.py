@@ -58,5 +58,5 @@ def _lab(context: ServerContext) -> Lab:
 def _object(body: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HTTPError(400, f"the body must be a JSON object ({error}).") from error

@@ -1,0 +1,83 @@
+/** Chooses a piece of a lane, by pointer or arrow keys, and tells it in a line of text below the canvas. */
+import { colour, el, setText } from "./dom.js";
+
+const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+let numLines = 0;
+
+export class LanePointer {
+  #canvas;
+  #laneHeight;
+  #draw;
+  #lanes = [];
+  #chosen = null; // [id of the lane, number of the piece]
+  #idle = "";
+
+  /** The line of text. */
+  line = el("p", { id: `lane-told-${(numLines += 1)}`, className: "hint told", role: "status" });
+
+  /**
+   * @param {HTMLCanvasElement} canvas with its lanes from y 0 on
+   * @param {number} laneHeight in CSS pixels
+   * @param {function()} draw draws it again
+   */
+  constructor(canvas, laneHeight, draw) {
+    this.#canvas = canvas;
+    this.#laneHeight = laneHeight;
+    this.#draw = draw;
+    canvas.tabIndex = 0;
+    canvas.setAttribute("aria-describedby", this.line.id);
+    canvas.addEventListener("mousemove", (event) => this.#point(event.offsetX, event.offsetY));
+    canvas.addEventListener("mouseleave", () => this.#choose(null));
+    canvas.addEventListener("keydown", (event) => this.#move(event));
+  }
+
+  /**
+   * What has been drawn; whoever draws calls it last.
+   * @param {CanvasRenderingContext2D} context
+   * @param {{id: string, pieces: {from: number, to: number, words: string}[]}[]} lanes from and to in CSS pixels
+   * @param {string} idle the words while nothing is chosen
+   */
+  drawn(context, lanes, idle) {
+    this.#lanes = lanes;
+    this.#idle = idle;
+    const { place, number } = this.#found();
+    const piece = lanes[place]?.pieces[number];
+    if (piece) {
+      context.strokeStyle = colour("ink");
+      context.strokeRect(piece.from - 0.5, place * this.#laneHeight + 0.5, Math.max(2, piece.to - piece.from) + 1, this.#laneHeight - 1);
+    }
+    setText(this.line, piece ? `${lanes[place].id}: ${piece.words}` : idle);
+  }
+
+  /** Where the chosen piece is now: lanes come, go and grow. */
+  #found() {
+    const [id, number] = this.#chosen ?? [null, 0];
+    const place = this.#lanes.findIndex((lane) => lane.id === id);
+    return { place, number: Math.min(number, (this.#lanes[place]?.pieces.length ?? 1) - 1) };
+  }
+
+  #choose(chosen) {
+    this.#chosen = chosen;
+    this.#draw();
+  }
+
+  #point(x, y) {
+    const lane = this.#lanes[Math.floor(y / this.#laneHeight)];
+    // pieces may be narrower than a pixel: the nearest is meant
+    const away = ({ from, to }) => Math.max(from - x, x - to, 0);
+    const number = (lane?.pieces ?? []).reduce((best, piece, i, all) => (best < 0 || away(piece) < away(all[best]) ? i : best), -1);
+    this.#choose(number < 0 ? null : [lane.id, number]);
+  }
+
+  #move(event) {
+    const step = STEPS[event.key];
+    if (event.key === "Escape") this.#choose(null);
+    if (!step || this.#lanes.length === 0) return;
+    event.preventDefault();
+    const { place, number } = this.#found();
+    if (place < 0) return this.#choose([this.#lanes[0].id, 0]);
+    const within = (value, length) => Math.max(0, Math.min(length - 1, value));
+    const lane = this.#lanes[within(place + step[0], this.#lanes.length)];
+    this.#choose([lane.id, step[0] ? 0 : within(number + step[1], lane.pieces.length)]);
+  }
+}
