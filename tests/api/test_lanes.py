@@ -29,6 +29,9 @@ def test_lanes_say_how_many_there_are_and_tell_their_pieces(
         page.locator("#lanes canvas").focus()
         page.keyboard.press("ArrowDown")
         expect(line).to_have_text(re.compile(r".+: (queued|prefill|decode), [\d.]+ ms: .+\."))
+        expect(page.get_by_role("slider", name="last seconds")).to_have_attribute(
+            "aria-valuetext", re.compile(r".+: .+ms: ")
+        )
         page.keyboard.press("Escape")
         expect(line).to_contain_text("requests are drawn")
         assert not complaints

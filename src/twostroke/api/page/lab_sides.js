@@ -1,5 +1,5 @@
 /** What the two sides came to: figures, tokens, lanes. */
-import { colour, el, sized } from "./dom.js";
+import { chooser, colour, el, sized } from "./dom.js";
 import { LanePointer } from "./lane_pointer.js";
 import { ms, whole } from "./words.js";
 
@@ -75,7 +75,7 @@ const rangeOf = (value) => (!value || value.low === value.high ? "" : ` ${inFigu
 
 /** Each request's time, on a scale that both sides share. */
 function chartOf(side, title, { lanes, num_requests }, endMs) {
-  const canvas = el("canvas", { role: "img", "aria-label": `${title}: when each request waited, was prefilled and decoded; arrow keys choose a piece` });
+  const canvas = chooser(`${title}: when each request waited, was prefilled and decoded; arrow keys choose a piece`);
   const place = el("div", { className: "drawing" }, canvas);
   const drawn = `${lanes.length === num_requests ? `All ${num_requests}` : `${lanes.length} of ${num_requests}`} requests are drawn, of the run with the median time. Point at a piece, or use the arrow keys, for its reason.`;
   const draw = () => {

@@ -1,8 +1,7 @@
 /** Chooses a piece of a lane, by pointer or arrow keys, and tells it in a line of text below the canvas. */
-import { colour, el, setText } from "./dom.js";
+import { choose, colour, el, setText } from "./dom.js";
 
 const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
-let numLines = 0;
 
 export class LanePointer {
   #canvas;
@@ -12,11 +11,11 @@ export class LanePointer {
   #chosen = null; // [id of the lane, number of the piece]
   #idle = "";
 
-  /** The line of text. */
-  line = el("p", { id: `lane-told-${(numLines += 1)}`, className: "hint told", role: "status" });
+  /** The line of text. Lanes that grow change it all the time: heard is what somebody chose, of the canvas. */
+  line = el("p", { className: "hint told" });
 
   /**
-   * @param {HTMLCanvasElement} canvas with its lanes from y 0 on
+   * @param {HTMLCanvasElement} canvas a chooser, with its lanes from y 0 on
    * @param {number} laneHeight in CSS pixels
    * @param {function()} draw draws it again
    */
@@ -24,8 +23,6 @@ export class LanePointer {
     this.#canvas = canvas;
     this.#laneHeight = laneHeight;
     this.#draw = draw;
-    canvas.tabIndex = 0;
-    canvas.setAttribute("aria-describedby", this.line.id);
     canvas.addEventListener("mousemove", (event) => this.#point(event.offsetX, event.offsetY));
     canvas.addEventListener("mouseleave", () => this.#choose(null));
     canvas.addEventListener("keydown", (event) => this.#move(event));
@@ -59,6 +56,8 @@ export class LanePointer {
   #choose(chosen) {
     this.#chosen = chosen;
     this.#draw();
+    const { place } = this.#found();
+    choose(this.#canvas, Math.max(0, place), 0, Math.max(0, this.#lanes.length - 1), this.line.textContent);
   }
 
   #point(x, y) {

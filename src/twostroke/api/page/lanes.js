@@ -1,5 +1,5 @@
 /** The last seconds, a lane per request: in the queue, its prefill, its decode. */
-import { colour, el, panel, setText, sized } from "./dom.js";
+import { chooser, colour, el, panel, sized } from "./dom.js";
 import { LanePointer } from "./lane_pointer.js";
 import { ms, short } from "./words.js";
 
@@ -14,7 +14,7 @@ const WHY = {
 const LONGEST_S = SPANS_S.at(-1);
 
 export class Lanes {
-  #canvas = el("canvas", { role: "img" });
+  #canvas = chooser("Requests of the last seconds; arrow keys choose a piece");
   #pointer = new LanePointer(this.#canvas, LANE, () => this.#shown && this.show(...this.#shown));
   #lanes = [];
   #shown = null; // what was shown last
@@ -69,7 +69,6 @@ export class Lanes {
       context.fillText(part === 0 ? "now" : `−${part * spanS} s`, Math.max(0, Math.min(width - 26, at - 10)), height - 3);
     }
     const words = this.#lanes.length === 0 ? "Nobody was here." : `${this.#lanes.length} of ${recent.length} requests are drawn, the last ${short(this.#lanes.at(-1).id)}.`;
-    this.#canvas.setAttribute("aria-label", `${words} Arrow keys choose a piece.`);
     this.#pointer.drawn(context, lanes, words);
   }
 }

@@ -15,12 +15,9 @@ import { StepsChart } from "./steps_chart.js";
 import { Tiles } from "./tiles.js";
 import { TimelineView } from "./timeline_view.js";
 import { currentView, goTo, offer } from "./views.js";
-import { whole } from "./words.js";
 
 const TICK_MS = 250; // of the clock, while nothing comes
 const TABLES_EVERY_MS = 200; // nobody reads faster, and tables take longer than canvases
-const MOST_LANES = 24; // as lanes.js draws them
-const LANES_S = 15; // and so far back
 const MOST_HELD = 600; // frames that wait while the picture is frozen: a minute
 
 const view = document.getElementById("live");
@@ -30,7 +27,6 @@ const freeze = el("button", { type: "button", id: "freeze", "aria-pressed": "fal
 const saveTrace = el("button", { type: "button" }, "Save trace");
 const saveEvents = el("button", { type: "button" }, "Save last minutes");
 const said = el("p", { className: "hint", role: "status" });
-const lanesTold = el("p", { id: "lanes-told", className: "hint" });
 const places = el("fieldset", { className: "modes", hidden: true });
 const parts = {
   tiles: new Tiles(),
@@ -97,14 +93,7 @@ function drawNow() {
   parts.steps.show(engine);
   parts.blocks.show(engine, followed);
   parts.lanes.show(engine, nowS, followed);
-  setText(lanesTold, lanesInWords(engine));
   parts.timeline.show(engine, followed);
-}
-
-function lanesInWords(engine) {
-  const isDrawn = ({ arrival_s, finish_s }) => arrival_s !== null && (finish_s ?? nowS) > nowS - LANES_S;
-  const here = [...engine.requests.values()].filter(isDrawn);
-  return here.length > MOST_LANES ? `${MOST_LANES} of ${whole(here.length)} drawn: those that came last.` : "";
 }
 
 /** What is read, not watched; what came too early is drawn a little later. */
@@ -265,7 +254,6 @@ async function firstState() {
 const actions = el("div", { className: "actions" }, freeze, saveTrace, saveEvents);
 const top = el("div", { className: "panel" }, title, trouble, actions, said, places);
 view.append(top, ...["tiles", "processes", "steps", "blocks", "requests", "lanes", "timeline", "histograms"].map((name) => parts[name].element));
-parts.lanes.element.append(lanesTold);
 saveTrace.addEventListener("click", () => save("v1/trace", "twostroke-trace.json"));
 saveEvents.addEventListener("click", () => save("flight_recorder", "twostroke-flight.jsonl"));
 places.addEventListener("change", (event) => {
