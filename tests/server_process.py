@@ -9,6 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -104,3 +107,16 @@ class ServerProcess:
                 self.url = found.group(1)
                 self._has_address.set()
         self._has_address.set()
+
+
+@contextmanager
+def viewing(*paths: Path) -> Iterator[str]:
+    """`twostroke view` on a free port; yields its address, and expects a quiet end."""
+    command = [sys.executable, "-m", "twostroke", "view", *map(str, paths), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        told = process.stderr.readline()
+        assert told.startswith("viewing  http://"), told + process.stderr.read()
+        yield told.split()[1].partition("/#")[0]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0

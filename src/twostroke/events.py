@@ -346,9 +346,13 @@ def from_json(line: str) -> Event:
         version = record.pop("v")
         event = _event_of(record) if version == EVENT_LOG_VERSION else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UnreadableEvent(f"no event: {line[:80]!r} ({error!r})") from error
+        why = f"no {error} in it that is known" if isinstance(error, KeyError) else str(error)
+        raise UnreadableEvent(f"no event: {line[:80]!r} ({why}).") from error
     if event is None:
-        raise UnreadableEvent(f"event log version {version!r}; this is version {EVENT_LOG_VERSION}")
+        remedy = "Read it with the release that wrote it."
+        raise UnreadableEvent(
+            f"event log version {version!r}; this release reads version {EVENT_LOG_VERSION}. {remedy}"
+        )
     return event
 
 

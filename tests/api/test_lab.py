@@ -6,6 +6,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,15 @@ def test_an_experiment_is_stopped_with_its_processes(lab: ServerProcess) -> None
     lab.post("/lab/experiment", LONG)
     lab.wait_for("running", "/lab/experiment", lambda answer: "run 1 of" in answer.json()["doing"])
     assert len(children(lab)) > len(before)
-    assert lab.http.delete("/lab/experiment").json() == {"stopped": True}
+
+    def stop(delay_s: float) -> httpx.Response:
+        time.sleep(delay_s)
+        return httpx.delete(f"{lab.url}/lab/experiment", timeout=60)
+
+    with ThreadPoolExecutor(2) as pool:  # a double click
+        stops = [pool.submit(stop, delay_s) for delay_s in (0, 0.03)]
+    assert stops[0].result().json() == {"stopped": True}
+    assert stops[1].result().status_code == 200
     assert lab.http.get("/lab/experiment").json()["state"] == "stopped"
     assert children(lab) == before
     assert lab.http.delete("/lab/experiment").json() == {"stopped": False}
@@ -199,5 +208,10 @@ def test_a_form_says_what_is_wrong_and_an_outage_ends(
         assert lab.http.delete("/lab/experiment").json() == {"stopped": True}
         page.context.set_offline(False)
         expect(trouble).to_be_hidden()
+        expect(page.locator("#experiment")).to_contain_text("It was stopped.")
+        lab.post("/lab/experiment", LONG)  # from elsewhere: it is seen, and can be stopped, by whoever comes back
+        page.get_by_role("link", name="Live").click()
+        page.get_by_role("link", name="Switchboard").click()
+        page.get_by_role("button", name="Stop it").click()
         expect(page.locator("#experiment")).to_contain_text("It was stopped.")
         assert not [said for said in complaints if "400" not in said and "ERR_INTERNET_DISCONNECTED" not in said]

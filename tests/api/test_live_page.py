@@ -17,7 +17,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from browsing import PATIENCE_MS, chromium, opened, take_picture
-from server_process import ServerProcess
+from server_process import ServerProcess, viewing
 
 PROMPT = "def area(width, height):\n    return width * height\n"
 TYPE = "(field, text) => { field.value = text; field.dispatchEvent(new Event('change')); }"
@@ -74,25 +74,13 @@ def load(server: ServerProcess, num_clients: int, max_tokens: int = 60) -> Itera
     server.wait_until_idle()
 
 
-@contextmanager
-def viewing(*paths: Path) -> Iterator[str]:
-    """`twostroke view` on a free port; yields its address, and expects a quiet end."""
-    command = [sys.executable, "-m", "twostroke", "view", *map(str, paths), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        told = process.stderr.readline()
-        assert told.startswith("viewing  http://"), told + process.stderr.read()
-        yield told.split()[1].partition("/#")[0]
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("", "holds no event"),
-        ('{"v":3,"event":"StepScheduled"}\n', "event log version 3"),
-        ("not JSON\n", "no event"),
+        ('{"v":3,"event":"StepScheduled"}\n', "log.jsonl, line 1: event log version 3"),
+        ("not JSON\n", "log.jsonl, line 1: no event"),
+        ('{"a":1}\n', "no 'v' in it"),
     ],
 )
 def test_a_file_that_is_no_log_is_refused_in_a_sentence(tmp_path: Path, text: str, told: str) -> None:

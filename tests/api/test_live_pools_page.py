@@ -13,20 +13,21 @@ import pytest
 from playwright.sync_api import expect
 
 from browsing import PATIENCE_MS, chromium, opened, take_picture
-from server_process import ServerProcess
+from server_process import ServerProcess, viewing
 
 PROMPT = "def area(width, height):\n    return width * height\n" * 12
 
 
 @pytest.fixture
-def pools() -> Iterator[ServerProcess]:
-    server = ServerProcess("--prefill", "1", "--decode", "1", num_kv_blocks=400)
+def pools(tmp_path: Path) -> Iterator[ServerProcess]:
+    log = str(tmp_path / "run.jsonl")
+    server = ServerProcess("--prefill", "1", "--decode", "1", "--event-log", log, num_kv_blocks=400)
     yield server
     server.stop()
 
 
 def test_both_pools_and_their_link_are_shown_and_a_death_is(
-    pools: ServerProcess, find_program: Callable[[str, str], str], pictures: Path | None
+    pools: ServerProcess, find_program: Callable[[str, str], str], pictures: Path | None, tmp_path: Path
 ) -> None:
     with (
         chromium(find_program("chromium", "chromium")) as browser,
@@ -54,6 +55,13 @@ def test_both_pools_and_their_link_are_shown_and_a_death_is(
         expect(decodes).to_contain_text("running", timeout=PATIENCE_MS)
         assert pools.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 5}).status_code == 200
         assert not complaints
+        pools.stop()
+        with viewing(*tmp_path.glob("*.jsonl")) as url, opened(browser, f"{url}/#live") as (recorded, more_complaints):
+            workers = recorded.locator("#processes table").first.locator("tbody tr")
+            expect(workers).to_have_count(2)
+            expect(workers.filter(has_text="decode-0.2").locator("td").nth(4)).to_have_text("1")
+            expect(recorded.locator("#processes table").nth(1).locator("tbody tr")).to_have_count(1)
+            assert not more_complaints
 
 
 def pid_of(server: ServerProcess, role: str) -> int:

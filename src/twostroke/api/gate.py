@@ -38,8 +38,10 @@ ADMIN_PATHS = frozenset(
     }
 )
 """What touches everybody, shows everybody's requests, or takes the machine's time."""
-SHARED_PREFIXES = ("/v1/requests/", "/live/")
+SHARED_PREFIXES = ("/v1/requests/", "/live/", "/page/")
 """A tenant sees its own here; the admin key sees everybody's."""
+SHARED_PATHS = frozenset({PAGE_PATH, "/v1/models"})
+"""What else the page needs, whoever opens it."""
 ABORT_SUFFIX = "/abort"
 """Of `/v1/requests/{id}/abort`."""
 GENERATING_PATHS = frozenset(
@@ -126,7 +128,8 @@ class Gate:
                 _check_origin(headers, "ending requests")
             return ""
         tenant = self._keys.tenant_of(given)
-        if tenant is None and path.startswith(SHARED_PREFIXES) and self._is_admin_key(given):
+        is_shared = path in SHARED_PATHS or path.startswith(SHARED_PREFIXES)
+        if tenant is None and is_shared and self._is_admin_key(given):
             return ""
         if tenant is None:
             message = "a valid API key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'."

@@ -17,7 +17,7 @@ from twostroke.api.prompt_texts import PromptTexts
 from twostroke.config.server import ServerConfig
 from twostroke.engine.clock import monotonic_clock
 from twostroke.errors import InvalidParameter
-from twostroke.events import Event
+from twostroke.events import Event, RequestArrived
 from twostroke.explain.names import ENGINE
 from twostroke.explain.recorder import FlightRecorder
 from twostroke.live.state import LiveState
@@ -69,6 +69,8 @@ class Observation:
         self.metrics.observe(event)
         self.live.observe(event)
         self.recorder.append(event, packed)
+        if self.texts is not None and isinstance(event, RequestArrived):
+            self.texts.has_arrived(event.request_id)
         if self.tracer is not None:
             self.tracer.append(event)
 

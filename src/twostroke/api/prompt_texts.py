@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from twostroke.engine.input_processor import PromptInput
+from twostroke.explain.names import name_of, request_of
 
 MAX_UNITS = 4 * 2**20
 """Most characters and token ids of all that are kept; the oldest leave first."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KeptPrompt:
     """Of one request of the engine."""
 
+    name: str
     tenant: str
     kept_at_s: float
     content: str | tuple[int, ...]
     """The text, after the chat template where there was one; token ids where those were sent."""
+    request: str = ""
+    """Its name and number, by which it differs from others of the name; empty until the engine has given it one."""
 
 
 class PromptTexts:
-    """By the name of the engine's request.
+    """In the order in which they came.
 
     Args:
         minutes: how long each is kept.
@@ -33,35 +37,44 @@ class PromptTexts:
     def __init__(self, minutes: float, now_s: Callable[[], float]) -> None:
         self._seconds = 60 * minutes
         self._now_s = now_s
-        self._kept: OrderedDict[str, KeptPrompt] = OrderedDict()
+        self._kept: deque[KeptPrompt] = deque()
+        self._unnumbered: dict[str, KeptPrompt] = {}
         self._num_units = 0
 
-    def keep(self, request_id: str, tenant: str, prompt: PromptInput) -> None:
-        """One that was queued; of two by one name the later is meant, one that is too long is not kept."""
+    def keep(self, name: str, tenant: str, prompt: PromptInput) -> None:
+        """One that was queued, before any event of it; one that is too long is not kept."""
         content = prompt.prompt_token_ids if prompt.prompt_text is None else prompt.prompt_text
-        self._drop(request_id)
+        self._unnumbered.pop(name, None)
         if len(content) > MAX_UNITS:
             return
-        self._kept[request_id] = KeptPrompt(tenant, self._now_s(), content)
+        kept = KeptPrompt(name, tenant, self._now_s(), content)
+        self._kept.append(kept)
+        self._unnumbered[name] = kept
         self._num_units += len(content)
         self._forget()
 
+    def has_arrived(self, sequence_id: str) -> None:
+        """The engine has numbered the request; of names in use there is one at a time."""
+        kept = self._unnumbered.pop(name_of(sequence_id), None)
+        if kept is not None:
+            kept.request = request_of(sequence_id)
+
     def of(self, request_id: str, tenant: str) -> KeptPrompt | None:
-        """What the request asked, for its own tenant and, as "", the administrator; None: not to be had."""
+        """What a request asked, for its own tenant and, as "", the administrator; None: not to be had.
+
+        Args:
+            request_id: its name, the last of that name is meant then; or `name#number`.
+            tenant: who asks.
+        """
         self._forget()
-        found = self._kept.get(request_id)
-        return found if found is not None and tenant in ("", found.tenant) else None
+        own = (kept for kept in reversed(self._kept) if tenant in ("", kept.tenant))
+        return next((kept for kept in own if request_id in (kept.name, kept.request)), None)
 
     def _forget(self) -> None:
         """All that is too old, and the oldest of what is too much."""
         oldest_s = self._now_s() - self._seconds
-        while self._kept:
-            name, first = next(iter(self._kept.items()))
-            if first.kept_at_s >= oldest_s and self._num_units <= MAX_UNITS:
-                return
-            self._drop(name)
-
-    def _drop(self, request_id: str) -> None:
-        dropped = self._kept.pop(request_id, None)
-        if dropped is not None:
-            self._num_units -= len(dropped.content)
+        while self._kept and (self._kept[0].kept_at_s < oldest_s or self._num_units > MAX_UNITS):
+            left = self._kept.popleft()
+            self._num_units -= len(left.content)
+            if self._unnumbered.get(left.name) is left:
+                del self._unnumbered[left.name]

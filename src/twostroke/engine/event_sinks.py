@@ -58,15 +58,22 @@ def read_events(path: Path) -> Iterator[Event]:
     """
     try:
         with path.open(encoding="utf-8") as lines:
-            for line in lines:
+            for number, line in enumerate(lines, 1):
                 if line.endswith("\n"):
-                    yield from_json(line)
+                    yield _event_of(line, f"{path}, line {number}")
     except UnicodeDecodeError as error:
         raise UnreadableEvent(f"{path} is no event log: it is no UTF-8 text ({error}).") from error
     except OSError as error:
         raise InvalidParameter(
             "event_log", str(path), f"cannot be read ({_reason(error)})", "Give a file that --event-log wrote."
         ) from error
+
+
+def _event_of(line: str, where: str) -> Event:
+    try:
+        return from_json(line)
+    except UnreadableEvent as error:
+        raise UnreadableEvent(f"{where}: {error}") from error
 
 
 def merged_events(paths: Sequence[Path]) -> Iterator[Event]:

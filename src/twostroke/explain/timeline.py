@@ -36,7 +36,10 @@ def timeline_of(events: Iterable[Event], request_id: str, among: Set[str] | None
     lanes.extend(reader.living())
     if not lanes:
         since = "there are none" if begin_s is None else f"the first of them is of {begin_s:.3f} s"
-        remedy = "Ask sooner, or keep more: an engine with --event-log keeps everything."
+        remedy = (
+            "Ask sooner, or keep more: an engine with --event-log keeps everything. Answers to several prompts are "
+            "known one by one: ID-0, ID-1."
+        )
         raise InvalidParameter("request_id", request_id, f"is in none of these events; {since}", remedy)
     last = max(lanes, key=lambda lane: lane.begin_s).sequence_id
     of_last = {lane.sequence_id: lane for lane in lanes if request_of(lane.sequence_id) == request_of(last)}

@@ -12,6 +12,12 @@ from twostroke.lab.tokens import Tokens
 Kind = Literal["effect", "price"]
 
 
+_OVERLAP = (
+    "the runs of both sides overlap, so chance may have made the difference. Where something else wants the processor, "
+    "runs of one side differ much; run it again when nothing does."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Sentence:
     """A few words under one heading."""
@@ -65,7 +71,7 @@ class Claim:
         if direction == 0 and a == b:
             told = f"{figures}: no difference. {self.unless}"
         elif direction == 0:
-            told = f"{figures}: the runs of both sides overlap, so chance may have made the difference. {self.unless}"
+            told = f"{figures}: {_OVERLAP}"
         else:
             change = f"{figures}, {times(a.median, b.median)}"
             if (direction > 0) == self.rises:

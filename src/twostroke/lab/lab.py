@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,9 +87,9 @@ class Lab:
         task = self._task
         if task is None:
             return False
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        if not task.cancelling():  # twice would keep it from closing its engines
+            task.cancel()
+        await asyncio.wait([task])
         return True
 
     def _read(self, asked: Mapping[str, Any]) -> _Experiment:
@@ -146,9 +145,20 @@ class Lab:
 
                 runs[name].append(await trials[name].run(requests, tell))
         finally:
-            for trial in trials.values():
-                await trial.close()
+            await _to_the_end(asyncio.gather(*(trial.close() for trial in trials.values()), return_exceptions=True))
         return runs
+
+
+async def _to_the_end(work: asyncio.Future[Any]) -> None:
+    """Waits for what must not be left half done; who is cancelled meanwhile is so behind it."""
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 def _object(name: str, given: Any) -> Mapping[str, Any]:

@@ -76,13 +76,15 @@ def test_every_route_but_liveness_needs_a_key_and_administration_its_own(guarded
         assert (response.status_code, response.json()["error"]["code"]) == (403, "forbidden")
 
 
-def test_the_admin_key_opens_administration_and_nothing_else() -> None:
+def test_the_admin_key_opens_administration_and_the_page_and_nothing_else() -> None:
     server = ServerProcess("--api-key", "user-key", "--admin-api-key", "admin-key")
     admin, user = {"authorization": "Bearer admin-key"}, {"x-api-key": "user-key"}
     assert server.http.get("/server_info", headers=admin).json()["settings"]["admin_api_key"] == "set"
     assert server.http.get("/server_info", headers=user).status_code == 401
-    assert server.http.get("/v1/models", headers=user).status_code == 200
-    assert server.http.get("/v1/models", headers=admin).status_code == 401
+    for path in ("/", "/page/page.js", "/v1/models"):
+        for who in (user, admin):
+            assert server.http.get(path, headers=who).status_code == 200, "the page is for both"
+    assert server.http.post("/v1/completions", json={"prompt": "a"}, headers=admin).status_code == 401
     server.stop()
 
 

@@ -20,7 +20,8 @@ let isAsking = false;
 let shown = ""; // which result is on the page
 
 async function open() {
-  if (currentView() !== "lab" || offers || isOpening) return;
+  if (currentView() !== "lab" || isOpening) return;
+  if (offers) return watch(); // another page may have begun an experiment
   isOpening = true;
   view.replaceChildren(problem);
   try {
@@ -125,6 +126,7 @@ async function start(asked, say) {
     watch();
   } catch (error) {
     say(error.message);
+    if (error.status === 409) watch(); // that of somebody else, who may have left
   }
 }
 

@@ -14,7 +14,7 @@ export class ProcessTable {
 
   /** @param {LiveModel} model */
   show(model) {
-    const pools = model.pools ?? [];
+    const pools = model.pools ?? (model.links.length > 0 ? fromLog(model.engines) : []);
     this.element.hidden = pools.length === 0 && model.links.length === 0;
     const now = JSON.stringify([pools, model.links]);
     if (now === this.#shown) return;
@@ -22,6 +22,16 @@ export class ProcessTable {
     this.#pools.replaceChildren(...pools.map((worker) => row(worker.worker_id, worker.role, worker.state + (worker.state === "running" ? "" : `: ${worker.cause}`), whole(worker.num_live), whole(worker.num_restarts))));
     this.#links.replaceChildren(...model.links.map((link) => row(link.to, whole(link.num_transfers), whole(link.num_failed), bytes(link.num_bytes), link.busy_s > 0 ? `${bytes(link.num_bytes / link.busy_s)}/s` : "–", link.last_problem || "–")));
   }
+}
+
+/** A log tells of processes, not of pools: the last one of each place, and how many were there before it. */
+function fromLog(engines) {
+  const places = [...engines].filter(([place]) => /^(prefill|decode)-/.test(place)).sort();
+  return places.map(([place, { process, lost, figures }]) => {
+    const [role] = place.split("-");
+    const state = lost ? { state: "stopped", cause: lost } : { state: "running" };
+    return { worker_id: process, role, ...state, num_live: figures.running + figures.waiting, num_restarts: Number(process.split(".")[1] ?? 1) - 1 };
+  });
 }
 
 function table(titles, body, label) {

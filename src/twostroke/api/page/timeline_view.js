@@ -2,7 +2,7 @@
 import { ask } from "./answer_stream.js";
 import { el, panel, setText } from "./dom.js";
 import { key } from "./key.js";
-import { ms, nameOf, short, whole } from "./words.js";
+import { ms, requestOf, short, whole } from "./words.js";
 
 const MOST_SEGMENTS = 400;
 
@@ -48,7 +48,7 @@ export class TimelineView {
     const id = this.#id;
     setText(this.#title, `Reading the timeline of ${short(id)} …`);
     try {
-      const timeline = await (await ask(`v1/requests/${encodeURIComponent(nameOf(id))}/timeline`, key())).json();
+      const timeline = await (await ask(`v1/requests/${encodeURIComponent(requestOf(id))}/timeline`, key())).json();
       if (id !== this.#id) return; // somebody else is followed by now
       const lanes = timeline.lanes.map(drawLane);
       setText(this.#title, `${id}: ${ms(timeline.e2e_ms)} in all${timeline.is_complete ? "" : " so far"}.`);
@@ -63,7 +63,7 @@ export class TimelineView {
     const id = this.#id;
     let shown;
     try {
-      const kept = await (await ask(`v1/requests/${encodeURIComponent(nameOf(id))}/prompt`, key())).json();
+      const kept = await (await ask(`v1/requests/${encodeURIComponent(requestOf(id))}/prompt`, key())).json();
       shown = el("pre", { className: "prompt", tabIndex: 0, "aria-label": "Its prompt" }, kept.prompt ?? `token ids ${kept.prompt_token_ids.join(", ")}`);
     } catch (error) {
       shown = el("p", { className: "hint" }, error.message);

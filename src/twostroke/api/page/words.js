@@ -26,5 +26,8 @@ export function bytes(number) {
 /** What the caller named a request: what stands before # of a sequence's id. */
 export const nameOf = (sequenceId) => sequenceId.replace(/#\d+\.\d+(@\d+)?$/s, "");
 
+/** The request that a sequence is of, and no other by the same name. */
+export const requestOf = (sequenceId) => sequenceId.replace(/(#\d+)\.\d+(@\d+)?$/s, "$1");
+
 /** An id that fits into a cell: its beginning and its end. */
 export const short = (id) => (id.length <= 22 ? id : `${id.slice(0, 12)}…${id.slice(-8)}`);

@@ -13,6 +13,7 @@ from twostroke.api.http_errors import HTTPError
 from twostroke.api.openapi import Described
 from twostroke.api.prompt_texts import PromptTexts
 from twostroke.api.routes.generate import json_response
+from twostroke.api.routes.request_ids import ID, OF_SEVERAL
 from twostroke.errors import InvalidParameter
 from twostroke.events import Event, to_json
 from twostroke.explain.segments import Timeline
@@ -40,7 +41,7 @@ def history_router(events: Events, texts: PromptTexts | None = None, *, why_no_t
     """
     router = APIRouter(tags=["observe"])
 
-    @router.get("/v1/requests/{request_id:path}/timeline", responses=_JSON_OR_TEXT)
+    @router.get(f"/v1/requests/{{{ID}}}/timeline", responses=_JSON_OR_TEXT)
     async def timeline(
         request: Request, request_id: str, format: Annotated[Literal["json", "text"], Query()] = "json"
     ) -> Response:
@@ -55,7 +56,7 @@ def history_router(events: Events, texts: PromptTexts | None = None, *, why_no_t
             return PlainTextResponse(timeline_text(found))
         return json_response(found.to_dict())
 
-    @router.get("/v1/requests/{request_id:path}/prompt", responses=_NO_TEXT)
+    @router.get(f"/v1/requests/{{{ID}}}/prompt", responses=_NO_TEXT)
     async def prompt(request: Request, request_id: str) -> Response:
         """What a request asked, after the chat template, by the id of its answer; with --live-text.
 
@@ -65,7 +66,7 @@ def history_router(events: Events, texts: PromptTexts | None = None, *, why_no_t
             raise HTTPError(404, why_no_texts, code="no_texts")
         kept = texts.of(request_id, getattr(request.state, "tenant", ""))
         if kept is None:
-            message = f"no prompt of a request {request_id!r} of yours is kept; it may be too long ago."
+            message = f"no prompt of a request {request_id!r} of yours is kept; it may be too long ago. {OF_SEVERAL}"
             raise HTTPError(404, message, code="request_not_found", param="request_id")
         is_text = isinstance(kept.content, str)
         return json_response({"request_id": request_id, "prompt" if is_text else "prompt_token_ids": kept.content})

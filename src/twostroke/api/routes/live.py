@@ -9,6 +9,7 @@ from twostroke.api.context import ServerContext
 from twostroke.api.http_errors import HTTPError
 from twostroke.api.openapi import EVENTS, Described
 from twostroke.api.routes.generate import json_response
+from twostroke.api.routes.request_ids import ID, OF_SEVERAL
 
 _UNKNOWN: Described = {404: {"description": "Nobody of yours runs by that id.", "content": {"application/json": {}}}}
 
@@ -36,11 +37,11 @@ def live_router(context: ServerContext) -> APIRouter:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         return StreamingResponse(feed.events(request.state.tenant), media_type="text/event-stream", headers=headers)
 
-    @router.post("/v1/requests/{request_id:path}/abort", responses=_UNKNOWN)
+    @router.post(f"/v1/requests/{{{ID}}}/abort", responses=_UNKNOWN)
     async def abort(request: Request, request_id: str) -> Response:
         """Ends a request, by the id of its answer; whoever reads the answer is told so."""
         if not context.engine.abort(request_id, request.state.tenant):
-            message = f"no request {request_id!r} of yours runs; it may have ended."
+            message = f"no request {request_id!r} of yours runs; it may have ended. {OF_SEVERAL}"
             raise HTTPError(404, message, code="request_not_found", param="request_id")
         return json_response({"request_id": request_id, "aborted": True})
 
