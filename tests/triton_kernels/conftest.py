@@ -6,7 +6,9 @@ The directory is not named `triton`: `tests` is on the path of imports, and it w
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from triton_device import why_not
@@ -17,6 +19,32 @@ WHY_NOT = why_not()
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     """Skips a module before it is imported, since that would need Triton."""
     return None if WHY_NOT is None else _Unrunnable.from_parent(parent, path=module_path)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def products_whose_shape_does_not_matter() -> None:
+    """The interpreter multiplies by NumPy's BLAS, which on some processors adds up in another order where a tile has
+    another height or width. A card's units do not; so each element is summed here in the order of the tile's depth."""
+    from triton.runtime import interpreter
+
+    multiply = np.matmul
+
+    def matmul(a: Any, b: Any, dtype: Any = None) -> Any:
+        if a.ndim != 2 or dtype is None:
+            return multiply(a, b, dtype=dtype)
+        a, b = a.astype(dtype), b.astype(dtype)
+        total = np.zeros((a.shape[0], b.shape[1]), dtype)
+        for k in range(a.shape[1]):
+            total += a[:, k, None] * b[k]
+        return total
+
+    class NumPy:
+        """For the interpreter alone."""
+
+        def __getattr__(self, name: str) -> Any:
+            return matmul if name == "matmul" else getattr(np, name)
+
+    interpreter.np = NumPy()  # type: ignore[assignment]
 
 
 class _Unrunnable(pytest.Module):
