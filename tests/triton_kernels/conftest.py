@@ -24,7 +24,8 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 @pytest.fixture(autouse=True, scope="session")
 def products_whose_shape_does_not_matter() -> None:
     """The interpreter multiplies by NumPy's BLAS, which on some processors adds up in another order where a tile has
-    another height or width. A card's units do not; so each element is summed here in the order of the tile's depth."""
+    another height or width. Our kernels' bits are to be judged, not its: each element is summed here in the order of
+    the tile's depth. Whether a card's units do so is seen on a card alone."""
     from triton.runtime import interpreter
 
     multiply = np.matmul

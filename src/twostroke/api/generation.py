@@ -133,9 +133,8 @@ class Generation:
                     kind=kind,
                 )
                 self._streams.append(stream)
-                caller.announce(
-                    request_id, prompt
-                )  # no event of it can have come yet, and one that is refused has none
+                # no event of it can have come yet, and one that is refused has none
+                caller.announce(request_id, prompt)
         except BaseException:
             self.close()
             raise

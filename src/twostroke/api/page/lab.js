@@ -3,10 +3,10 @@ import { ask } from "./answer_stream.js";
 import { el, panel, setText } from "./dom.js";
 import { key } from "./key.js";
 import { sidesOf } from "./lab_sides.js";
+import { pause } from "./live_feed.js";
 import { currentView } from "./views.js";
 
 const ASK_EVERY_MS = 400;
-const RETRY_MS = [500, 1000, 2000, 5000];
 
 const view = document.getElementById("lab");
 const problem = el("p", { className: "trouble", role: "alert", hidden: true });
@@ -49,12 +49,10 @@ async function persistently(path) {
       shown = ""; // another server may count its experiments from 1 again
       sinceWhen ||= new Date().toLocaleTimeString("en-GB");
       tell(`${error.message} No news since ${sinceWhen}; trying again …`);
-      await pause(RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]);
+      await pause(failures);
     }
   }
 }
-
-const pause = (forMs) => new Promise((resolve) => setTimeout(resolve, forMs));
 
 function build() {
   const cards = offers.stories.map((story, i) => {
@@ -142,7 +140,7 @@ async function watch() {
       if (wasRunning && now.state === "idle") setText(status, "The server was started anew; the experiment ended with the one before.");
       wasRunning = now.state === "running";
       if (!wasRunning) break;
-      await pause(ASK_EVERY_MS);
+      await new Promise((resolve) => setTimeout(resolve, ASK_EVERY_MS));
     }
   } catch (error) {
     tell(`${error.message} What was shown last stands below.`);
