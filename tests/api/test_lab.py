@@ -70,7 +70,7 @@ def test_two_settings_give_the_same_tokens_beside_a_server_that_serves(lab: Serv
 def test_an_experiment_is_stopped_with_its_processes(lab: ServerProcess) -> None:
     before = children(lab)
     lab.post("/lab/experiment", LONG)
-    lab.wait_for("running", "/lab/experiment", lambda answer: "run 1 of" in answer.json()["doing"])
+    lab.wait_for("running", "/lab/experiment", lambda answer: "Run 1 of" in answer.json()["doing"])
     assert len(children(lab)) > len(before)
 
     def stop(delay_s: float) -> httpx.Response:
@@ -123,7 +123,7 @@ def test_it_is_the_administrators() -> None:
 def test_a_server_that_ends_ends_its_experiment() -> None:
     server = ServerProcess("--lab")
     server.post("/lab/experiment", LONG)
-    server.wait_for("running", "/lab/experiment", lambda answer: "run 1 of" in answer.json()["doing"])
+    server.wait_for("running", "/lab/experiment", lambda answer: "Run 1 of" in answer.json()["doing"])
     pids = children(server)
     begin_s = time.monotonic()
     assert server.stop() == 0
@@ -200,7 +200,7 @@ def test_a_form_says_what_is_wrong_and_an_outage_ends(
         workload.locator("[name=max_output]").fill("30")
         run_both.click()
         expect(refused).to_be_hidden()
-        expect(page.locator("#experiment")).to_contain_text("run 1 of 8", timeout=60_000)
+        expect(page.locator("#experiment")).to_contain_text("Run 1 of 8", timeout=60_000)
         assert lab.http.get("/lab/experiment").json()["experiment"]["workload"]["rate"] == 0.5
         page.context.set_offline(True)
         trouble = page.locator("#lab > .trouble")

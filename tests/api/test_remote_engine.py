@@ -17,6 +17,7 @@ import pytest
 from faulty_engine import BREAK, HANG, POISON, ROT
 from twostroke import LLM, SamplingParams
 from twostroke.config.engine import EngineConfig
+from twostroke.engine import engine_process
 from twostroke.engine.client import EngineState, OutputStream
 from twostroke.engine.output_processor import OutputKind
 from twostroke.engine.remote_engine import RemoteEngine
@@ -304,6 +305,23 @@ def test_what_cannot_be_loaded_is_refused() -> None:
         engine = RemoteEngine(EngineConfig.from_keywords(model="no-such-folder/at-all"))
         with pytest.raises(SetupError, match="no-such-folder"):
             await engine.start()
+        await engine.close()
+
+    run(main)
+
+
+def test_a_start_that_nobody_waits_for_any_more_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading, a process hears nothing; it has nothing to lose either."""
+    deaf = (sys.executable, "-c", "import time; time.sleep(1e6)")
+    monkeypatch.setattr(engine_process, "STOP_PATIENCE_S", 1e6)
+
+    async def main() -> None:
+        engine = RemoteEngine(CONFIG, command=deaf)
+        starting = asyncio.create_task(engine.start())
+        await asyncio.sleep(0.3)
+        starting.cancel()
+        await asyncio.wait_for(asyncio.wait([starting]), PATIENCE_S)
+        assert starting.cancelled()
         await engine.close()
 
     run(main)

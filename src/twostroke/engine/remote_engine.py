@@ -247,6 +247,7 @@ class RemoteEngine:
                 case _:
                     raise SetupError(f"the engine process {await process.ending()} before its model was loaded.")
         except BaseException:
+            process.kill()  # it has nothing to lose, and would not hear that it is to stop before its model is loaded
             await process.stop()
             raise
         self._wire.process = process

@@ -78,7 +78,7 @@ class Lab:
             doing = self._status.get("doing", "")
             raise LabBusy(f"an experiment runs ({doing}); wait for it, or stop it (DELETE /lab/experiment).")
         self._number = experiment.number
-        self._status = {"state": "running", "experiment": experiment.to_dict(), "doing": "begins", "results": {}}
+        self._status = {"state": "running", "experiment": experiment.to_dict(), "doing": "It begins", "results": {}}
         self._task = asyncio.create_task(self._run(experiment), name="twostroke-lab")
         return self._status
 
@@ -89,6 +89,8 @@ class Lab:
             return False
         if not task.cancelling():  # twice would keep it from closing its engines
             task.cancel()
+            self._status |= {"doing": "It is being stopped"}
+            self._status.pop("progress", None)
         await asyncio.wait([task])
         return True
 
@@ -131,14 +133,14 @@ class Lab:
         trials = {"a": Trial(experiment.a), "b": Trial(experiment.b)}
         runs: dict[str, list[Run]] = {"a": [], "b": []}
         try:
-            self._status["doing"] = "both engines are being started"
+            self._status["doing"] = "Both engines are being started"
             async with asyncio.TaskGroup() as starting:
                 for trial in trials.values():
                     starting.create_task(trial.start())
             for number, name in enumerate(ORDER):
 
                 def tell(num_ended: int, number: int = number, name: str = name) -> None:
-                    doing = f"run {number + 1} of {len(ORDER)}, side {name.upper()}"
+                    doing = f"Run {number + 1} of {len(ORDER)}, side {name.upper()}"
                     done = (number + num_ended / len(requests)) / len(ORDER)
                     told = {"done": done, "num_ended": num_ended, "num_requests": len(requests)}
                     self._status |= {"doing": doing, "progress": told}

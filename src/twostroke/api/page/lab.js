@@ -159,7 +159,7 @@ function show(now) {
     progress.value = done;
     setText(status, `${now.doing}: ${num_ended} of ${num_requests} requests have ended.`);
   } else {
-    setText(status, { idle: "None has run yet.", running: `It begins: ${now.doing} …`, stopped: "It was stopped.", failed: `It failed: ${now.problem}`, done: "Both sides have run." }[now.state]);
+    setText(status, { idle: "None has run yet.", running: `${now.doing} …`, stopped: "It was stopped.", failed: `It failed: ${now.problem}`, done: "Both sides have run." }[now.state]);
   }
   const identity = JSON.stringify([now.experiment?.number, now.state]);
   if (identity === shown || !now.experiment) return;
