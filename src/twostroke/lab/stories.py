@@ -32,11 +32,16 @@ class Story:
     """The effect, what comes with it, and the price."""
 
     @property
-    def figure(self) -> str:
-        """The one to look at, of Figures: that of the first claim."""
+    def promise(self) -> Claim:
+        """What is to be seen first of all."""
         first = self.claims[0]
         assert isinstance(first, Claim), f"{self.name} begins with a remark"
-        return first.figure
+        return first
+
+    @property
+    def figure(self) -> str:
+        """The one to look at, of Figures."""
+        return self.promise.figure
 
     def tell(self, a: Measured, b: Measured, tokens: Tokens) -> list[Sentence]:
         """What came of it and why, by what was measured."""

@@ -268,7 +268,7 @@ class LiveEngine:
     def _clear(self) -> None:
         """Nobody runs here any more."""
         for request_id in list(self._requests):
-            self._end(request_id, FinishReason.ERROR, self._steps[-1].time_s if self._steps else None)
+            self._end(request_id, FinishReason.ERROR, self._steps[-1].time_s if self._steps else None, told="lost")
         self._holds.clear()
         self._in_flight.clear()
         if self._started is not None:
@@ -417,7 +417,7 @@ class LiveEngine:
         self._touch(request_id)
         self._unseen.grown.pop(request_id, None)
 
-    def _end(self, request_id: str, reason: FinishReason, time_s: float | None) -> None:
+    def _end(self, request_id: str, reason: FinishReason, time_s: float | None, told: str = "") -> None:
         request = self._requests.pop(request_id, None)
         if request is None or self._blocks is None:
             return
@@ -429,7 +429,7 @@ class LiveEngine:
             self._blocks.close(request.table)
         if request.arrival is not None and request.arrival.import_id is not None:
             self._end_hold(request.arrival.import_id)
-        row = request.row("moved" if moves else str(reason), time_s)
+        row = request.row(told or ("moved" if moves else str(reason)), time_s)
         self._ended.append(row)
         self._unseen.grown.pop(request_id, None)
         if self.is_watched:

@@ -24,7 +24,8 @@ class RequestRow(msgspec.Struct, frozen=True, array_like=True):
     last_token_s: float | None
     finish_s: float | None
     finish: str
-    """stop, length, abort, error, or moved: it goes on in another process. Empty while it lives."""
+    """stop, length, abort, error, moved: it goes on in another process, or lost: its process died, and where others
+    can take over, it goes on there. Empty while it lives."""
     num_prompt: int
     num_cached: int
     num_computed: int

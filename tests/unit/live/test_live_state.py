@@ -140,6 +140,19 @@ def test_deltas_of_pools_lead_there_too() -> None:
         assert {row["finish"] for row in named("request", engine["requests"])} <= {"moved", "length", "error"}
 
 
+def test_what_a_process_took_with_it_is_lost_there_and_no_error() -> None:
+    """Others take over what ran in a pool, and nobody was told of an error."""
+    followed = Followed()
+    followed.take(_resumed())
+    ends = [
+        (row["id"].partition("@")[1], row["finish"])
+        for engine in followed.whole()["engines"].values()
+        for row in named("request", engine["requests"])
+    ]
+    assert ("", "lost") in ends
+    assert "error" not in {finish for _, finish in ends}
+
+
 def _resumed() -> list[Event]:
     log = PoolLog()
     died_and_resumed(log, "b#2.0")
