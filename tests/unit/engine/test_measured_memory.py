@@ -18,6 +18,7 @@ from twostroke.engine.assembly import build_engine
 from twostroke.engine.measured_memory import settings_that_fit
 from twostroke.engine.preparation import loaded_weight_bytes, longest_request, prepare, step_tokens
 from twostroke.errors import DoesNotFit, InvalidParameter
+from twostroke.kv_cache import device_memory
 from twostroke.kv_cache.device_memory import LEAST_RESERVE_BYTES, DeviceMemory
 from twostroke.runner.largest_steps import LargestStep, largest_steps
 from twostroke.runner.live_bytes import LiveBytes
@@ -37,6 +38,12 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
         monkeypatch.setattr(assembly, "probe_of", lambda device: probe)  # pyright: ignore
 
     return of
+
+
+@pytest.fixture
+def small_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less is kept free: so small cards and small steps, which take no minutes, tell as much as large ones."""
+    monkeypatch.setattr(device_memory, "LEAST_RESERVE_BYTES", MIB)
 
 
 def account_of(startup_lines: tuple[str, ...]) -> dict[str, int]:
@@ -110,11 +117,12 @@ def test_no_step_of_a_real_load_takes_more_than_was_measured(card: Card) -> None
     assert counted.peak <= 1.05 * measured
 
 
+@pytest.mark.usefixtures("small_reserve")
 def test_a_card_too_small_names_settings_that_do_fit(card: Card) -> None:
     """Each of them is tried."""
-    total = 128 * MIB
+    total = 34 * MIB
     card(total)
-    asked: dict[str, Any] = {**SETTINGS, "max_num_batched_tokens": 2048, "max_model_len": 1024, "max_num_seqs": 64}
+    asked: dict[str, Any] = {**SETTINGS, "max_num_batched_tokens": 1024, "max_num_seqs": 16}
     with pytest.raises(DoesNotFit, match=f"0.9 x {total:,} bytes - 3,145,728 that others hold") as refused:
         build_engine(EngineConfig.from_keywords(**asked))
     flags = re.findall(r"--([a-z-]+) (\d+)\b", str(refused.value).partition("What would fit")[2])
@@ -126,11 +134,12 @@ def test_a_card_too_small_names_settings_that_do_fit(card: Card) -> None:
         build_engine(EngineConfig.from_keywords(**changed)).engine.close()
 
 
+@pytest.mark.usefixtures("small_reserve")
 def test_a_step_that_a_card_does_not_hold_is_refused_by_its_size(card: Card) -> None:
-    card(110 * MIB)
-    asked: dict[str, Any] = {**SETTINGS, "max_num_batched_tokens": 8192, "max_model_len": 1024}
+    card(26 * MIB)
+    asked: dict[str, Any] = {**SETTINGS, "max_num_batched_tokens": 1024}
     with pytest.raises(
-        DoesNotFit, match=r"a step of 8,192 tokens, of which 8 sample, does not fit.*--max-num-batched-tokens \d+"
+        DoesNotFit, match=r"a step of 1,024 tokens, of which 8 sample, does not fit.*--max-num-batched-tokens \d+"
     ):
         build_engine(EngineConfig.from_keywords(**asked))
 
