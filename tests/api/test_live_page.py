@@ -224,7 +224,7 @@ def test_a_request_is_ended_from_the_table(browser: Browser, small: ServerProces
     with opened(browser, f"{small.url}/#live") as (page, complaints):
         client = threading.Thread(target=ask)
         client.start()
-        page.get_by_role("button", name="Abort ").first.click()
+        page.get_by_role("button", name="Abort ").first.dblclick()  # which is one wish
         expect(page.locator("#requests")).to_contain_text("was ended.")
         client.join()
         assert answers[0].status_code >= 500
@@ -299,6 +299,8 @@ def test_keys_are_asked_for_and_tenants_see_no_names_of_others(browser: Browser)
             )
             expect(page.locator("#live .trouble")).to_contain_text("401")
             complaints.clear()
+            page.locator("#key").evaluate(TYPE, "ключ")
+            expect(page.locator("#live .trouble")).to_contain_text("characters that no key has")
             page.locator("#key").evaluate(TYPE, "root")
             expect(page.locator("#live .trouble")).to_be_hidden()
             expect(page.locator("#requests tbody")).not_to_contain_text("another tenant's")

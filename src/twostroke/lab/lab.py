@@ -74,18 +74,19 @@ class Lab:
             InvalidParameter: a value out of range, or settings that contradict each other.
         """
         experiment = self._read(asked)
-        if self._task is not None:
+        if self._task is not None and not self._task.done():
             doing = self._status.get("doing", "")
             raise LabBusy(f"an experiment runs ({doing}); wait for it, or stop it (DELETE /lab/experiment).")
         self._number = experiment.number
         self._status = {"state": "running", "experiment": experiment.to_dict(), "doing": "It begins", "results": {}}
         self._task = asyncio.create_task(self._run(experiment), name="twostroke-lab")
+        self._task.add_done_callback(self._ended)
         return self._status
 
     async def stop(self) -> bool:
         """Ends what runs, its processes included; False where nothing does."""
         task = self._task
-        if task is None:
+        if task is None or task.done():
             return False
         if not task.cancelling():  # twice would keep it from closing its engines
             task.cancel()
@@ -116,16 +117,16 @@ class Lab:
             results = {name: await asyncio.to_thread(_shown, runs[name]) for name in runs}
             verdict = _verdict(experiment, runs["a"], runs["b"])
             self._status |= {"state": "done", "doing": "", "results": results, "verdict": verdict}
-        except asyncio.CancelledError:
-            self._status |= {"state": "stopped", "doing": ""}
-            raise
         except Exception as error:
             causes = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
             if not all(isinstance(cause, TwostrokeError) for cause in causes):
                 log.error("an experiment failed", exc_info=error)
             self._status |= {"state": "failed", "doing": "", "problem": str(causes[0])}
-        finally:
-            self._task = None
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Also of one that was stopped before it had begun, and of which nothing ran."""
+        if task.cancelled():
+            self._status |= {"state": "stopped", "doing": ""}
 
     async def _measure(self, experiment: _Experiment) -> dict[str, list[Run]]:
         """Both sides in turns, never at once: they would take the processor from each other."""

@@ -50,7 +50,7 @@ class Side:
     """One of the two settings."""
 
     given: Mapping[str, Any]
-    """As it was asked for."""
+    """As it was asked for, and what follows from that."""
     engine: EngineConfig
     pools: PoolConfig | None
 
@@ -72,12 +72,14 @@ class Side:
         has_pools = settings.pop("pools", "one") != "one"
         if drafts != "none":
             settings["speculative_config"] = {"method": drafts, "num_speculative_tokens": 4}
-        if settings.get("kv_reservation") == "contiguous":
-            settings.setdefault("enable_prefix_caching", False)
+        if settings.get("kv_reservation") == "contiguous" and settings.setdefault("enable_prefix_caching", False):
+            limit = "needs blocks, which KV memory in one piece for each request does not have"
+            raise InvalidParameter("enable_prefix_caching", True, limit, "Switch one of the two off.")
         settings.setdefault("kv_cache_memory", _DEFAULT_MEMORY)
         settings.setdefault("max_model_len", CONTEXT)
         engine = EngineConfig.from_keywords(model=MODEL, threads=num_threads(), **settings)
-        return cls(dict(given), engine, PoolConfig(prefill=1, decode=1) if has_pools else None)
+        follows = {"enable_prefix_caching": False} if settings.get("kv_reservation") == "contiguous" else {}
+        return cls({**given, **follows}, engine, PoolConfig(prefill=1, decode=1) if has_pools else None)
 
 
 def num_threads() -> int:

@@ -294,18 +294,20 @@ STORIES = (
                 figure="ttft_p50_ms",
                 what="TTFT p50, ms",
                 rises=False,
-                because="A prompt shares neither its steps nor its core with those who decode.",
-                unless="A prompt shares no step with those who decode any more, but it still waits for the prompts "
-                "before it, and all processes share one machine.",
+                because="A prompt that is handed over shares neither its steps nor its core with those who decode. "
+                "The router hands one over where it predicts that this is sooner, and leaves it with those who decode "
+                "where it is not.",
+                unless="A prompt that is handed over shares no step with those who decode any more, but it waits for "
+                "the prompts before it, and all processes share one machine.",
             ),
             Claim(
                 figure="itl_p99_ms",
                 what="ITL p99, ms",
                 rises=False,
-                because="Decoding has a process to itself, so no prompt of others is computed within its steps.",
-                unless="No prompt is computed within a step of decoding any more, but the gap behind each first "
-                "token, in which K and V travel to the other process, counts here; and both share memory and, where "
-                "others need the cores, processor.",
+                because="Prompts that are handed over are computed within no step of decoding.",
+                unless="Prompts that are handed over are computed within no step of decoding any more; but the router "
+                "leaves some where decoding is, if that is sooner, the gap behind each first token counts, in which K "
+                "and V travel, and both processes share memory and, where others need the cores, processor.",
             ),
             Claim(
                 kind="price",

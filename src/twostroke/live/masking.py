@@ -23,6 +23,8 @@ class Mask:
         self._tenant_of = tenant_of
         self._numbers: dict[str, str] = {}
         self._num_given = 0
+        self._mine: set[str] = set()
+        """Shown by their names: when they are gone, nobody else knows any more whose they were."""
 
     def applied(self, frame: dict[str, Any]) -> dict[str, Any]:
         """A State or a Delta as the tenant may see it."""
@@ -31,6 +33,7 @@ class Mask:
         for engine in engines.values():
             for request_id in engine.get("gone", ()):
                 self._numbers.pop(request_id, None)
+                self._mine.discard(request_id)
         return shown
 
     def _engine(self, engine: dict[str, Any]) -> dict[str, Any]:
@@ -47,7 +50,10 @@ class Mask:
 
     def _request(self, row: RequestRow) -> RequestRow:
         shown = self._name(row.id)
-        return row if shown == row.id else msgspec.structs.replace(row, id=shown, tenant_is_other=True)
+        if shown == row.id:
+            self._mine.add(row.id)
+            return row
+        return msgspec.structs.replace(row, id=shown, tenant_is_other=True)
 
     def _step(self, row: StepRow) -> StepRow:
         head = self._name(row.head) if row.head else ""
@@ -55,7 +61,7 @@ class Mask:
         return msgspec.structs.replace(row, head=head, preempted=preempted)
 
     def _name(self, request_id: str) -> str:
-        if self._tenant_of(request_id) == self._tenant:
+        if request_id in self._mine or self._tenant_of(request_id) == self._tenant:
             return request_id
         if request_id not in self._numbers:
             self._num_given += 1

@@ -183,8 +183,24 @@ def test_what_cannot_be_run_is_refused_in_words(asked: dict[str, Any], told: str
         asyncio.run(begin())
 
 
-def test_contiguous_memory_switches_the_prefix_cache_off() -> None:
-    assert not Side.of({"kv_reservation": "contiguous"}).engine.cache.enable_prefix_caching
+def test_contiguous_memory_switches_the_prefix_cache_off_and_says_so() -> None:
+    side = Side.of({"kv_reservation": "contiguous"})
+    assert not side.engine.cache.enable_prefix_caching
+    assert side.given == {"kv_reservation": "contiguous", "enable_prefix_caching": False}
+    with pytest.raises(InvalidParameter, match=r"enable_prefix_caching.*needs blocks"):
+        Side.of({"kv_reservation": "contiguous", "enable_prefix_caching": True})
+
+
+def test_one_that_is_stopped_before_it_has_begun_leaves_room_for_the_next() -> None:
+    async def main() -> None:
+        lab = Lab()
+        for _ in range(2):
+            assert lab.start({"story": "batching"})["state"] == "running"
+            assert await lab.stop()
+            assert lab.status()["state"] == "stopped"
+            assert not await lab.stop()
+
+    asyncio.run(main())
 
 
 def test_percentiles_are_values_that_occurred() -> None:

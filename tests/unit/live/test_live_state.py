@@ -228,6 +228,24 @@ def test_a_tenant_sees_the_names_of_its_own_requests_alone() -> None:
             assert (f'"{request_id}"' in text) == (tenant == "a")
 
 
+def test_a_tenant_hears_which_of_its_own_requests_are_gone() -> None:
+    """Nobody knows any more whose they were, when they leave the table."""
+    tenants = {"mine": "a", "theirs": "b"}
+    mask = Mask("a", tenants.get)
+    followed = Followed()
+    followed.take(random_load(4))
+    (name,) = followed.whole()["engines"]
+    whole = followed.state.whole("model", 0.0)
+    row = whole["engines"][name]["requests"][0]
+    rows = [msgspec.structs.replace(row, id=request_id) for request_id in tenants]
+    engine = {"requests": rows, "steps": [], "rows": {}}
+    shown = mask.applied({"engines": {name: engine}})["engines"][name]["requests"]
+    assert [one.id for one in shown] == ["mine", "another tenant's 1"]
+    tenants.clear()
+    gone = {"requests": [], "steps": [], "rows": {}, "gone": ["theirs", "mine"]}
+    assert mask.applied({"engines": {name: gone}})["engines"][name]["gone"] == ["another tenant's 1", "mine"]
+
+
 def arrivals(events: list[Event]) -> list[RequestArrived]:
     return [event for event in events if isinstance(event, RequestArrived)]
 

@@ -41,6 +41,9 @@ export async function* answerChunks({ path, body }, key, signal) {
   throw new Refusal("The answer broke off: the server ended the connection.");
 }
 
+/** What no header can carry: control characters, and all beyond Latin-1. */
+const UNSENDABLE = /[^\x20-\x7e\xa0-\xff]/;
+
 /**
  * Fetches a path of this server.
  * @param {string} path
@@ -50,6 +53,7 @@ export async function* answerChunks({ path, body }, key, signal) {
  * @throws {Refusal} in words
  */
 export async function ask(path, key, options = {}) {
+  if (UNSENDABLE.test(key)) throw new Refusal("The key has characters that no key has: it was not sent.", 401);
   const authorization = key ? { authorization: `Bearer ${key}` } : {};
   let response;
   try {

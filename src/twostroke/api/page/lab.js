@@ -118,12 +118,14 @@ function valuesOf(part) {
 async function start(asked, say) {
   try {
     say("");
+    mayStart(false); // at once: a second click would be told that an experiment runs
     const begun = await ask("lab/experiment", key(), { method: "POST", body: JSON.stringify(asked) });
     show(await begun.json());
     document.getElementById("experiment").scrollIntoView({ block: "start" });
     watch();
   } catch (error) {
     say(error.message);
+    mayStart(true);
     if (error.status === 409) watch(); // that of somebody else, who may have left
   }
 }
@@ -152,7 +154,7 @@ async function watch() {
 
 function show(now) {
   const isRunning = now.state === "running";
-  for (const button of view.querySelectorAll("button.primary")) button.disabled = isRunning;
+  mayStart(!isRunning);
   stop.hidden = progress.hidden = !isRunning;
   if (isRunning && now.progress) {
     const { done, num_ended, num_requests } = now.progress;
@@ -166,6 +168,10 @@ function show(now) {
   shown = identity;
   const story = offers.stories.find(({ name }) => name === now.experiment.story);
   result.replaceChildren(...sidesOf(now, story));
+}
+
+function mayStart(may) {
+  for (const button of view.querySelectorAll("button.primary")) button.disabled = !may;
 }
 
 function tell(words) {

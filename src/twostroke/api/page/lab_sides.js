@@ -101,7 +101,7 @@ function chartOf(side, title, { lanes, num_requests }, endMs) {
   };
   const pointer = new LanePointer(canvas, LANE, draw);
   new ResizeObserver(draw).observe(place);
-  const legend = el("p", { className: "legend" }, ...[["queued", "waiting"], ["prefill", "prefill"], ["decode", "decode"], ["stalled", "stalled by others' prefill, or preempted"], ["transfer", "handed over"]].map(([kind, words]) => el("span", { className: `mark ${kind}` }, words)));
+  const legend = el("p", { className: "legend" }, ...[["queued", "waiting"], ["prefill", "prefill"], ["decode", "decode"], ["stalled", "steps that others' prefill made longer, or preempted"], ["transfer", "handed over"]].map(([kind, words]) => el("span", { className: `mark ${kind}` }, words)));
   return el("div", { className: "side", dataset: { side } }, el("h3", {}, `${side.toUpperCase()}: ${title}`), legend, place, pointer.line);
 }
 

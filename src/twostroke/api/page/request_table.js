@@ -15,6 +15,7 @@ export class RequestTable {
   #filter = el("input", { type: "search", id: "request-filter", placeholder: "id or state", autocomplete: "off" });
   #more = el("p", { className: "hint", role: "status" });
   #outcome = el("p", { className: "hint", role: "status" });
+  #aborted = new Set();
   #follow;
   #last = null;
   #canAbort = true;
@@ -110,10 +111,13 @@ export class RequestTable {
   }
 
   async #abort(id) {
+    if (this.#aborted.has(id)) return; // a double click
+    this.#aborted.add(id);
     try {
       await ask(`v1/requests/${encodeURIComponent(nameOf(id))}/abort`, key(), { method: "POST" });
       setText(this.#outcome, `${nameOf(id)} was ended.`);
     } catch (error) {
+      this.#aborted.delete(id);
       setText(this.#outcome, error.message);
     }
   }

@@ -10,7 +10,7 @@ const TILES = [
   ["decode", "Decode", "tokens made per second: the second stroke"],
   ["kv", "KV use", "share of the KV blocks that running sequences hold"],
   ["hits", "Prefix hits", "share of the prompt tokens looked up in the prefix cache that were found there"],
-  ["step", "Step", "mean of the last twenty steps"],
+  ["step", "Step", "mean of the last twenty steps; where there are pools, of the process that works and has the longest"],
   ["floor", "Its floor", "the shortest time in which this machine can do the same: the longer of arithmetic and memory"],
 ];
 
@@ -36,9 +36,16 @@ export class Tiles {
     set("kv", engines.length === 0 ? "–" : percent(Math.max(...engines.map((engine) => engine.figures.kv_usage))));
     const asked = model.sum("cache_queries");
     set("hits", asked ? percent(model.sum("cache_hits") / asked) : "–");
-    const steps = engines.map((engine) => engine.figures).filter((figures) => figures.step_ms !== null);
-    set("step", steps.length === 0 ? "–" : ms(Math.max(...steps.map((figures) => figures.step_ms))));
-    const floors = steps.map((figures) => figures.floor_ms).filter((floor) => floor !== null);
-    set("floor", floors.length === 0 ? "–" : ms(Math.max(...floors)));
+    const longest = longestSteps(engines.map((engine) => engine.figures));
+    set("step", ms(longest?.step_ms ?? null));
+    set("floor", ms(longest?.floor_ms ?? null));
   }
+}
+
+/** Of those that work now, or of all where none does. */
+function longestSteps(all) {
+  const known = all.filter(({ step_ms }) => step_ms !== null);
+  const working = known.filter((figures) => figures.prefill_tokens_per_s + figures.decode_tokens_per_s > 0);
+  const shown = working.length > 0 ? working : known;
+  return shown.toSorted((a, b) => b.step_ms - a.step_ms)[0];
 }
