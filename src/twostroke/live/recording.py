@@ -69,6 +69,9 @@ class Recording:
         self._first_s = 0.0
         self._problems: list[str] = []
         self._begun: set[str] = set()
+        self._last_step: dict[str, int] = {}
+        self._out_of_order: set[str] = set()
+        """Processes of which that was said."""
         self._num_events = 0
         self._cursor = _Position()
         self._read(events)
@@ -121,6 +124,7 @@ class Recording:
             if not self._num_events:
                 self._first_s = event.time_s
             self._note_beginning(event)
+            self._note_order(event)
             self._note(event)
             try:
                 self._cursor.take(event)
@@ -148,6 +152,24 @@ class Recording:
             self._begun.add(event.process)
             words = f"The beginning of {event.process} is missing: nothing is shown of it until it starts."
             self._problems.append(words)
+
+    def _note_order(self, event: Event) -> None:
+        """A process counts its steps one by one: told is the first time that a log does not."""
+        match event:
+            case EngineStarted():
+                self._last_step.pop(event.process, None)
+            case EventsDropped():
+                self._last_step.clear()  # that gap is told anyway
+            case StepScheduled():
+                step, last = event.batch.step, self._last_step.get(event.process)
+                self._last_step[event.process] = step
+                if last is None or step == last + 1 or event.process in self._out_of_order:
+                    return
+                self._out_of_order.add(event.process)
+                why = "those between are missing" if step > last else "it holds some twice, or in another order"
+                self._problems.append(f"Step {step:,} of {event.process} comes behind step {last:,}: {why}.")
+            case _:
+                pass
 
     def _note(self, event: Event) -> None:
         match event:

@@ -89,3 +89,17 @@ def test_events_that_contradict_each_other_are_refused_in_a_sentence() -> None:
     for broken in (replace(started, layout={}), replace(started, num_blocks=1), replace(started, scheduler={})):
         with pytest.raises(InvalidParameter, match=r"a log.*does not fit those before it"):
             Recording([broken, *events[1:]], "a log")
+
+
+@pytest.mark.parametrize(
+    ("until", "on", "why"), [(10, 20, "those between are missing"), (20, 10, "it holds some twice")]
+)
+def test_steps_that_do_not_follow_each_other_are_told_once(until: int, on: int, why: str) -> None:
+    events: list[Event] = random_load(1)
+    places = [place for place, event in enumerate(events) if isinstance(event, StepScheduled)]
+    first, last = (events[places[number]] for number in (on, until - 1))
+    assert isinstance(first, StepScheduled)
+    assert isinstance(last, StepScheduled)
+    problem = Recording([*events[: places[until]], *events[places[on] :]], "a log").state(0)["recording"]["problem"]
+    assert problem.startswith(f"Step {first.batch.step} of fake comes behind step {last.batch.step}: {why}")
+    assert problem.count("Step") == 1
