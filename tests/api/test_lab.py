@@ -161,6 +161,11 @@ def test_a_story_is_told_at_a_click(
         lanes_tell_reasons(page)
         page.set_viewport_size({"width": 390, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        names_and_figures = "rows => rows.map((row) => row.children[1].offsetTop - row.children[0].offsetTop)"
+        page.locator("#experiment .scrolled").evaluate("part => { part.scrollTop = part.scrollHeight; }")
+        assert set(table.locator("tbody tr").evaluate_all(names_and_figures)) == {0}, (
+            "names are not beside their figures"
+        )
         figure = table.locator("td").first.bounding_box()
         assert figure is not None
         assert figure["x"] + figure["width"] < 390, "names leave no room for figures"
