@@ -74,7 +74,7 @@ class Lab:
             InvalidParameter: a value out of range, or settings that contradict each other.
         """
         experiment = self._read(asked)
-        if self._task is not None and not self._task.done():
+        if self._task is not None:
             doing = self._status.get("doing", "")
             raise LabBusy(f"an experiment runs ({doing}); wait for it, or stop it (DELETE /lab/experiment).")
         self._number = experiment.number
@@ -86,10 +86,9 @@ class Lab:
     async def stop(self) -> bool:
         """Ends what runs, its processes included; False where nothing does."""
         task = self._task
-        if task is None or task.done():
+        if task is None:
             return False
-        if not task.cancelling():  # twice would keep it from closing its engines
-            task.cancel()
+        if not task.cancelling() and task.cancel():  # twice would keep it from closing its engines
             self._status |= {"doing": "It is being stopped"}
             self._status.pop("progress", None)
         await asyncio.wait([task])
@@ -124,7 +123,9 @@ class Lab:
             self._status |= {"state": "failed", "doing": "", "problem": str(causes[0])}
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Also of one that was stopped before it had begun, and of which nothing ran."""
+        """Also of one that was stopped before it had begun, and of which nothing ran. Only now may another begin: it
+        would be told to have been stopped."""
+        self._task = None
         if task.cancelled():
             self._status |= {"state": "stopped", "doing": ""}
 

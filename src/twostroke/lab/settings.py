@@ -67,18 +67,20 @@ class Side:
         """
         for name, value in given.items():
             _check(name, value)
-        settings = dict(given)
+        follows: dict[str, Any] = {}
+        if given.get("kv_reservation") == "contiguous":
+            if given.get("enable_prefix_caching"):  # said by the engine too, when both have been started for nothing
+                remedy = "Switch one of the two off."
+                raise InvalidParameter("enable_prefix_caching", True, "needs kv_reservation='paged'", remedy)
+            follows["enable_prefix_caching"] = False
+        settings = {**given, **follows}
         drafts = settings.pop("speculation", "none")
         has_pools = settings.pop("pools", "one") != "one"
         if drafts != "none":
             settings["speculative_config"] = {"method": drafts, "num_speculative_tokens": 4}
-        if settings.get("kv_reservation") == "contiguous" and settings.setdefault("enable_prefix_caching", False):
-            limit = "needs blocks, which KV memory in one piece for each request does not have"
-            raise InvalidParameter("enable_prefix_caching", True, limit, "Switch one of the two off.")
         settings.setdefault("kv_cache_memory", _DEFAULT_MEMORY)
         settings.setdefault("max_model_len", CONTEXT)
         engine = EngineConfig.from_keywords(model=MODEL, threads=num_threads(), **settings)
-        follows = {"enable_prefix_caching": False} if settings.get("kv_reservation") == "contiguous" else {}
         return cls({**given, **follows}, engine, PoolConfig(prefill=1, decode=1) if has_pools else None)
 
 

@@ -187,7 +187,7 @@ def test_contiguous_memory_switches_the_prefix_cache_off_and_says_so() -> None:
     side = Side.of({"kv_reservation": "contiguous"})
     assert not side.engine.cache.enable_prefix_caching
     assert side.given == {"kv_reservation": "contiguous", "enable_prefix_caching": False}
-    with pytest.raises(InvalidParameter, match=r"enable_prefix_caching.*needs blocks"):
+    with pytest.raises(InvalidParameter, match=r"enable_prefix_caching.*needs kv_reservation"):
         Side.of({"kv_reservation": "contiguous", "enable_prefix_caching": True})
 
 
