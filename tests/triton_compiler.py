@@ -51,7 +51,7 @@ def main() -> None:
     capability = int(sys.argv[1].replace(".", ""))
     triton.runtime.driver.set_active(NoCard(capability))
     JITFunction.__getitem__ = compile_only  # type: ignore[method-assign]
-    for run in (norm_and_rotate, multiply, attend, draw):
+    for run in (norm_and_rotate, multiply, multiply_floats, attend, draw):
         run()
     for name, shared in sorted(compiled):
         sys.stdout.write(f"{name} {shared}\n")
@@ -85,6 +85,16 @@ def multiply() -> None:
         linear = QuantizedLinear(weight, weight, torch.zeros(n, dtype=torch.bfloat16) if mins is None else None)
         linear(x[:3])
         linear.add_to(residual, x)
+
+
+def multiply_floats() -> None:
+    from twostroke.kernels.cuda.float_linear import FloatLinear
+
+    for dtype in (torch.bfloat16, torch.float32):
+        linear = FloatLinear(torch.zeros(256, 512, dtype=dtype), None)  # whose proof has tiles of both sizes
+        linear(torch.zeros(1, 512, dtype=dtype))
+        with_bias = FloatLinear(torch.zeros(256, 512, dtype=dtype), torch.zeros(256, dtype=dtype))
+        with_bias.add_to(torch.zeros(3, 256, dtype=dtype), torch.zeros(3, 512, dtype=dtype))
 
 
 def attend() -> None:

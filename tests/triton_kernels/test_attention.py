@@ -50,7 +50,7 @@ def small_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cut_for(num_processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One processor's contexts are folded in one go, a thousand's are cut at every segment."""
-    monkeypatch.setattr(cuda_attention, "_processors_of", lambda device: num_processors)
+    monkeypatch.setattr(cuda_attention, "processors_of", lambda device: num_processors)
 
 
 @pytest.mark.parametrize("name", SHAPES)

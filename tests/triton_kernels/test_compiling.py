@@ -19,6 +19,7 @@ PROGRAMS = {
     "draw_in_slices",
     "fold_parts",
     "multiply",
+    "multiply_floats",
     "norm_rows",
     "rotate_rows",
     "silu_times",

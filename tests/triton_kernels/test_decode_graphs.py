@@ -56,7 +56,7 @@ def test_tokens_are_those_without(
     random_models: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cuda_attention, "_processors_of", lambda device: 1000 if is_split else 1)
+    monkeypatch.setattr(cuda_attention, "processors_of", lambda device: 1000 if is_split else 1)
     model = random_models[name]
     with monkeypatch.context() as without:
         without.setattr(assembly, "_recorder", lambda device: None)
@@ -68,7 +68,7 @@ def test_tokens_are_those_without(
 def test_steps_that_need_more_than_a_pass_has_run_without(
     recorder: StrictRecorder, random_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_attention, "_processors_of", lambda device: 1000)
+    monkeypatch.setattr(cuda_attention, "processors_of", lambda device: 1000)
     monkeypatch.setattr(decode_graphs, "PART_ROWS", 1)
     model = random_models["qwen3"]
     with LLM(str(model), kernels="triton", threads=1, num_kv_blocks=24, max_model_len=40) as llm:

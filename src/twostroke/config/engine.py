@@ -33,6 +33,9 @@ class EngineConfig:
             limit, remedy = "needs the KV cache", "Leave it out, or leave the KV cache on."
             raise InvalidParameter("speculative_config.method", self.speculative_config.method, limit, remedy)
         self._check_async_scheduling()
+        if self.cache.kv_check_rate and not self.load.batch_invariant:
+            limit = "compares bits, which may differ with batch_invariant=False"
+            raise InvalidParameter("kv_check_rate", self.cache.kv_check_rate, limit, "Leave one of them out.")
         utilization = self.cache.gpu_memory_utilization
         if utilization is not None and self.load.device != "cuda":
             limit = f"is about the memory of a GPU, and the model runs on device={self.load.device}"

@@ -56,6 +56,10 @@ class LoadConfig:
     """Who computes: 'auto' takes the native kernels at the best level of this processor, or Triton's on a GPU, or
     torch's operators where there are none; 'reference' torch's operators; 'triton' those of the GPU or nothing; or a
     level of the native kernels by its name."""
+    batch_invariant: bool = True
+    """Whether a request's tokens are the same, bit for bit, alone and in any batch. Without that promise dense products
+    of a GPU are cuBLAS's, which may be faster and adds up a row differently among others; the kernels of a CPU promise
+    it at no price that could be saved."""
     enforce_eager: bool = False
     """On a GPU: no recorded passes (CUDA graphs) for decodes; every kernel of every step is launched by the host."""
     threads: int | None = None
@@ -82,6 +86,7 @@ class LoadConfig:
         one_of("dtype", self.dtype, get_args(DType))
         if self.quantization is not None:
             one_of("quantization", self.quantization, get_args(Quantization))
+        self._check_batch_invariant()
         switch("enforce_eager", self.enforce_eager)
         if self.enforce_eager and self.device != "cuda":
             raise InvalidParameter("enforce_eager", True, f"changes nothing with device={self.device}", "Leave it out.")
@@ -116,6 +121,12 @@ class LoadConfig:
         if self.tensor_parallel_size == 1:
             limit = "changes nothing without tensor_parallel_size of 2 or more"
             raise InvalidParameter("tensor_parallel_address", address, limit)
+
+    def _check_batch_invariant(self) -> None:
+        switch("batch_invariant", self.batch_invariant)
+        if not self.batch_invariant and self.device == "cpu" and self.kernels not in ("reference", "triton"):
+            limit = f"changes nothing with device=cpu and kernels={self.kernels}: these have no other mode"
+            raise InvalidParameter("batch_invariant", False, limit, "Leave it out.")
 
     def _check_group_size(self) -> None:
         if self.group_size is None:

@@ -443,7 +443,8 @@ def _startup_lines(
     threads = f", {loaded.num_threads} threads" if loaded.device.type == "cpu" else ""
     num_ranks = loaded.num_ranks
     of_ranks = "" if num_ranks == 1 else f", {num_ranks} ranks (threads, weights and kv cache are each rank's)"
-    where = f"{loaded.device.type}{threads}{of_ranks}, {loaded.operators.name} kernels"
+    promise = "" if loaded.operators.is_batch_invariant else ", not batch-invariant"
+    where = f"{loaded.device.type}{threads}{of_ranks}, {loaded.operators.name} kernels{promise}"
     dtype = str(loaded.dtype).removeprefix("torch.")
     model = f"{config.architecture}, {num_parameters(config) / 1e6:,.1f} M parameters, {dtype}, {where}"
     weights = f"{num_weight_bytes:,} bytes of weights, loaded in {load_s:.2f} s"
@@ -470,10 +471,9 @@ def _rope_remarks(config: ModelConfig) -> list[str]:
 
 
 def _rank_remarks(loaded: Prepared) -> list[str]:
-    if loaded.num_ranks == 1 or loaded.device.type == "cpu":
+    if loaded.num_ranks == 1 or loaded.operators.is_batch_invariant:
         return []
-    by_rows = f"{loaded.num_ranks} GPUs: cuBLAS chooses by the rows of a matrix, so tokens may differ from those of one"
-    return [f"{by_rows} GPU; they do not depend on the batch"]
+    return [f"{loaded.num_ranks} ranks that are not batch-invariant: tokens may differ from those of one"]
 
 
 def _proof_lines() -> list[str]:

@@ -42,6 +42,7 @@ def numerics_facts(kernels: str, device: str, dtype: str, load: LoadConfig) -> d
         "device": device,
         "dtype": dtype,
         "activation quantization": load.activation_quantization or "none",
+        "batch invariant": "yes" if load.batch_invariant else "no",
     }
 
 

@@ -102,7 +102,9 @@ def prepare(config: EngineConfig, rank: int = 0) -> Prepared:
     if facts is not None:
         check_dtype(facts, dtype_name)
     kv_format = resolve_kv_format(config.cache.kv_cache_dtype, dtype_name)
-    operators = operators_for(device, dtype, load.kernels, load.activation_quantization)
+    operators = operators_for(
+        device, dtype, load.kernels, load.activation_quantization, batch_invariant=load.batch_invariant
+    )
     if kv_format not in operators.kv_formats:
         raise InvalidParameter(
             "kv_cache_dtype",

@@ -240,6 +240,8 @@ class Operators:
     """Draws from whole vocabularies; None leaves that to the sampler's own tensor code."""
     filtered_argmax: FilteredArgmax | None = None
     """Draws from what filters leave of them; None leaves that to it, too."""
+    is_batch_invariant: bool = True
+    """Whether a row's bits do not depend on the other rows."""
     quantizations: tuple[QuantizationOnLoad, ...] = get_args(QuantizationOnLoad)
     """That its products take."""
     kv_formats: tuple[KVFormat, ...] = KV_FORMATS
@@ -251,6 +253,8 @@ def operators_for(
     dtype: torch.dtype,
     kernels: Kernels = "auto",
     activation_quantization: ActivationQuantization | None = None,
+    *,
+    batch_invariant: bool = True,
 ) -> Operators:
     """The backend of a device and a type.
 
@@ -259,6 +263,8 @@ def operators_for(
         dtype: of its weights and activations.
         kernels: "auto" takes the fastest there is; or one by its name.
         activation_quantization: what quantized weights are multiplied with; None leaves it to the backend.
+        batch_invariant: whether a row's bits may not depend on the others; only torch's and Triton's operators have
+            another mode.
 
     Raises:
         SetupError: the one that was named cannot run here.
@@ -266,12 +272,12 @@ def operators_for(
     from twostroke.kernels import native, reference
 
     if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
-        return _of_card(device, kernels, activation_quantization)
+        return _of_card(device, kernels, activation_quantization, batch_invariant=batch_invariant)
     if kernels != "reference" and device.type == "cpu" and dtype in native.DTYPES and native.is_built():
         return native.operators(None if kernels in ("auto", "native") else kernels, activation_quantization or "int8")
     _refuse_int8_activations(activation_quantization, "torch's operators")
     if kernels == "reference":
-        return reference.operators()
+        return reference.operators(batch_invariant=batch_invariant)
     if kernels != "auto":
         raise SetupError(
             f"kernels={kernels}: {native.why_not(device.type, str(dtype))}. Leave it out, and torch's operators serve."
@@ -282,7 +288,11 @@ def operators_for(
 
 
 def _of_card(
-    device: torch.device, kernels: Kernels, activation_quantization: ActivationQuantization | None
+    device: torch.device,
+    kernels: Kernels,
+    activation_quantization: ActivationQuantization | None,
+    *,
+    batch_invariant: bool,
 ) -> Operators:
     """Triton's kernels, or torch's where these cannot run and nobody insists."""
     from twostroke.kernels import cuda, reference
@@ -290,11 +300,11 @@ def _of_card(
     why_not = cuda.why_not(device)
     _refuse_int8_activations(activation_quantization, "torch's operators" if why_not else "Triton's kernels")
     if why_not is None:
-        return cuda.operators()
+        return cuda.operators(batch_invariant=batch_invariant)
     if kernels == "triton":
         raise SetupError(f"kernels=triton: {why_not}. Leave it out, and the best that there is serves.")
     _warn_once(f"{why_not}; torch's own operators serve, slower")
-    return reference.operators()
+    return reference.operators(batch_invariant=batch_invariant)
 
 
 def _refuse_int8_activations(activation_quantization: ActivationQuantization | None, who: str) -> None:

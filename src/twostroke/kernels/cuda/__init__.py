@@ -1,4 +1,4 @@
-"""Our own kernels for NVIDIA GPUs, in Triton; dense matrix products stay with torch (cuBLAS).
+"""Our own kernels for NVIDIA GPUs, in Triton; dense matrix products are cuBLAS's where bits may depend on the batch.
 
 They need the package Triton, which torch's CUDA builds bring. Without it, or on a card that it does not know, torch's
 operators serve (kernels/reference). They also run on the CPU, number by number, where Triton's interpreter is on
@@ -48,16 +48,19 @@ def why_not(device: torch.device) -> str | None:
     return None
 
 
-def operators() -> Operators:
-    """The backend, where `why_not` has nothing against it."""
+def operators(*, batch_invariant: bool = True) -> Operators:
+    """The backend, where `why_not` has nothing against it. Without `batch_invariant` dense products are cuBLAS's."""
     from twostroke.kernels.cuda import attention, elementwise, linear, sampling
     from twostroke.kernels.reference.split_linear import pack_gated, pack_linear
 
+    pack_part = partial(linear.pack_linear, batch_invariant=batch_invariant)
+    pack_whole = partial(linear.pack_gated, batch_invariant=batch_invariant)
     return Operators(
         name="triton",
+        is_batch_invariant=batch_invariant,
         set_num_threads=torch.set_num_threads,
-        pack_linear=partial(pack_linear, linear.pack_linear),
-        pack_gated=partial(pack_gated, linear.pack_linear, linear.pack_gated),
+        pack_linear=partial(pack_linear, pack_part),
+        pack_gated=partial(pack_gated, pack_part, pack_whole),
         packed_sizes=linear.Sizes(),
         keeps_quantized=True,
         quantize_per_channel=quantized_weight.quantize_per_channel,

@@ -11,6 +11,7 @@ from twostroke.config.kv_format import KVFormat, is_quantized, levels_of, slot_b
 from twostroke.kernels.cuda import attention_programs as programs
 from twostroke.kernels.cuda import kv_programs
 from twostroke.kernels.cuda.attention_plan import Cut, FixedStepPlan, HostPlan, StepPlan, plan_step, sent
+from twostroke.kernels.cuda.card import processors_of
 from twostroke.kernels.cuda.jit import AS_WRITTEN, power_of_two
 from twostroke.kernels.dispatch import AttentionOperator, FixedSize, GroupShape
 from twostroke.kernels.head_order import HeadOrder, Section, plain_order
@@ -34,8 +35,6 @@ _STORED: dict[KVFormat, torch.dtype] = {
 _SCALE_AND_ZERO_BYTES = 4
 _VECTORS = 16
 """Of K and V that one program writes."""
-_NUM_PROCESSORS = 132
-"""Where there is no card to ask (in the interpreter): an H200's."""
 
 
 class TritonAttention:
@@ -45,7 +44,7 @@ class TritonAttention:
         """Nothing has to be proved: every tile has the same height."""
         self._cut = CUT.holding(num_heads // num_kv_heads)
         self._device = device
-        self._num_processors = _processors_of(device)
+        self._num_processors = processors_of(device)
 
     def kv_order(self, kv_format: KVFormat) -> str:
         """Floats as the reference has them; codes of all tokens before their scales and zeros (kv_programs)."""
@@ -213,7 +212,3 @@ def attention_operator(
 def _width(head_dim: int) -> int:
     """Columns of a product, at least 16."""
     return max(16, power_of_two(head_dim))
-
-
-def _processors_of(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else _NUM_PROCESSORS

@@ -1,4 +1,4 @@
-"""Linear maps whose weights stay in 8 or 4 bits on the card; those of floats are torch's (kernels/reference)."""
+"""Linear maps on the card: those whose weights stay in 8 or 4 bits, and who serves for which weight."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from torch import Tensor
 
 from twostroke.kernels.cuda import linear_programs as programs
 from twostroke.kernels.cuda.elementwise import silu_and_mul
+from twostroke.kernels.cuda.float_linear import FloatLinear
 from twostroke.kernels.cuda.jit import AS_WRITTEN
 from twostroke.kernels.dispatch import GatedLinear, Linear
 from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
-from twostroke.kernels.reference.linear import PackedLinear, PlainSizes
+from twostroke.kernels.reference.linear import PlainLinear, PlainSizes
 from twostroke.kernels.reference.row_tiles import remember
 from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
 
@@ -19,8 +20,9 @@ _SPAN = 128
 _RUNS = 4
 """Sums that an output is cut into, whatever the batch."""
 _CHANNELS = 64
-_LOW, _HIGH = 16, 64
-"""Rows of a tile: for a few, and for many where it has been seen to give the same bits."""
+_LOW, _HIGH = 64, 128
+"""Rows of a tile: for a few, and for many where it has been seen to give the same bits. A lower one than 64 is another
+instruction on cards of capability 9.0, which adds up otherwise."""
 _AT_ONCE = 1 << 22
 """Numbers of a streamed weight that are packed together."""
 
@@ -159,18 +161,18 @@ class QuantizedLinear:
         return y
 
 
-def pack_linear(weight: Matrix, bias: Tensor | None) -> Linear:
-    """A weight [N, K] as it is best multiplied: quantized by ours, floats by torch's, in tiles that were proven."""
+def pack_linear(weight: Matrix, bias: Tensor | None, *, batch_invariant: bool = True) -> Linear:
+    """A weight [N, K] as it is multiplied: floats without the promise that rows do not know each other by cuBLAS."""
     first = weight.rows(0, 1) if isinstance(weight, StreamedWeight) else weight
     if isinstance(first, QuantizedWeight):
         assert not isinstance(weight, Tensor)
         return QuantizedLinear(weight, first, bias)
-    return PackedLinear(weight, bias)
+    return FloatLinear(weight, bias) if batch_invariant else PlainLinear(weight, bias)
 
 
-def pack_gated(weight: Matrix, bias: Tensor | None) -> GatedLinear:
+def pack_gated(weight: Matrix, bias: Tensor | None, *, batch_invariant: bool = True) -> GatedLinear:
     """silu(x G^T) * (x U^T), G and U one under the other in weight [2 N, K]: one product, and one pass over it."""
-    both = pack_linear(weight, bias)
+    both = pack_linear(weight, bias, batch_invariant=batch_invariant)
     return lambda x: silu_and_mul(both(x))
 
 

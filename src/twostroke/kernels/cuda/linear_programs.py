@@ -83,7 +83,7 @@ def half_span(
     return product(inputs, tl.trans(rounded(weights, x.dtype.element_ty)), sums)
 
 
-@jit_for_any("runs_at_once")
+@jit_for_any("num_rows", "runs_at_once")
 def multiply(
     x,
     codes,
@@ -159,7 +159,7 @@ def multiply(
         tl.store(y + place, found, mask=mask)
 
 
-@jit
+@jit_for_any("num_rows")
 def add_runs(
     parts,
     bias,

@@ -12,13 +12,15 @@ from twostroke.kernels.reference import attention, elementwise, linear
 from twostroke.kernels.reference.split_linear import pack_gated, pack_linear
 
 
-def operators() -> Operators:
-    """Runs wherever torch does."""
+def operators(*, batch_invariant: bool = True) -> Operators:
+    """Runs wherever torch does. Without `batch_invariant` products have whatever rows there are, and torch's order."""
+    pack_part = linear.PackedLinear if batch_invariant else linear.PlainLinear
     return Operators(
         name="reference",
+        is_batch_invariant=batch_invariant,
         set_num_threads=torch.set_num_threads,
-        pack_linear=partial(pack_linear, linear.PackedLinear),
-        pack_gated=partial(pack_gated, linear.PackedLinear, linear.PackedGated),
+        pack_linear=partial(pack_linear, pack_part),
+        pack_gated=partial(pack_gated, pack_part, partial(linear.PackedGated, pack_part)),
         packed_sizes=linear.PlainSizes(),
         keeps_quantized=False,
         quantize_per_channel=quantized_weight.quantize_per_channel,

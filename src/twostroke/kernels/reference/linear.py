@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from twostroke.kernels.dispatch import Linear
 from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
 from twostroke.kernels.reference.elementwise import silu_and_mul
 from twostroke.kernels.reference.row_tiles import in_row_tiles, linear_heights
 from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
 
 
-class PackedLinear:
-    """y = x W^T + b with bits per row that do not depend on the other rows; weights as torch keeps them."""
+class PlainLinear:
+    """y = x W^T + b as torch has it: the order in which a row is added up may depend on how many rows there are."""
 
     def __init__(self, weight: Matrix, bias: Tensor | None) -> None:
-        """Takes weight [N, K] and bias [N], and proves the heights they may be multiplied at (row_tiles).
-
-        A quantized weight is multiplied as the numbers it stands for.
-        """
+        """Takes weight [N, K] and bias [N]; a quantized weight is multiplied as the numbers it stands for."""
         weight = weight.whole() if isinstance(weight, StreamedWeight) else weight
         # a copy: what a file maps would change with the file
         weight = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight.clone().contiguous()
         self.weight, self.bias = weight, bias
-        self.heights = linear_heights(weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Maps x [num_rows, K] to [num_rows, N], in the type of the weights."""
-        return in_row_tiles(self._multiply, x, self.heights)
+        return F.linear(x, self.weight, self.bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + x W^T + b, the product rounded first."""
@@ -38,16 +37,26 @@ class PackedLinear:
         """W[ids]. [n, K]"""
         return F.embedding(ids, self.weight)
 
-    def _multiply(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+
+class PackedLinear(PlainLinear):
+    """The same with bits per row that do not depend on the other rows."""
+
+    def __init__(self, weight: Matrix, bias: Tensor | None) -> None:
+        """Also proves the heights that rows may be multiplied at (row_tiles)."""
+        super().__init__(weight, bias)
+        self.heights = linear_heights(self.weight, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See PlainLinear."""
+        return in_row_tiles(super().__call__, x, self.heights)
 
 
 class PackedGated:
     """silu(x G^T) * (x U^T), G and U one under the other in weight [2 N, K]."""
 
-    def __init__(self, weight: Matrix, bias: Tensor | None) -> None:
+    def __init__(self, pack: Callable[[Matrix, Tensor | None], Linear], weight: Matrix, bias: Tensor | None) -> None:
         """Packs both as one product."""
-        self._linear = PackedLinear(weight, bias)
+        self._linear = pack(weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Maps x [num_rows, K] to [num_rows, N]."""

@@ -1,0 +1,13 @@
+"""What the programs' plans ask of the card."""
+
+from __future__ import annotations
+
+import torch
+
+_NUM_PROCESSORS = 132
+"""Where there is no card to ask (in the interpreter): an H200's."""
+
+
+def processors_of(device: torch.device) -> int:
+    """Streaming multiprocessors: how many programs it takes until each has something to do."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else _NUM_PROCESSORS

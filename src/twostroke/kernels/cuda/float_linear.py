@@ -1,0 +1,154 @@
+"""Linear maps with weights of floats on the card, whose rows do not know each other.
+
+cuBLAS chooses by the number of rows how it cuts and adds; here it is the same for every one. Without
+that promise (`batch_invariant=False`) cuBLAS serves: kernels/reference/linear.PlainLinear.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from twostroke.kernels.cuda import float_programs, linear_programs
+from twostroke.kernels.cuda.card import processors_of
+from twostroke.kernels.cuda.jit import AS_WRITTEN
+from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.kernels.reference.row_tiles import fingerprint, remember
+from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
+
+_SPAN_BYTES = 128
+"""Of a row that is read at once."""
+_BAND = 8
+_RUNS = 4
+"""Sums that an output is cut into, whatever the batch, the weight's rows or the card: ranks that share a weight's rows
+add up like one that has them all."""
+_ADDED_AT_ONCE = 256
+"""Outputs whose runs one program adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What one program computes of a product, and by how many warps, with how many spans on their way."""
+
+    height: int
+    channels: int
+    num_warps: int
+    num_stages: int
+
+    def count(self, num_rows: int, num_channels: int) -> int:
+        """Tiles of a product."""
+        return -(-num_rows // self.height) * -(-num_channels // self.channels)
+
+
+LOW: Final = Tile(64, 64, 4, 4)
+"""For a few rows, and for all where the other one does not give the same bits. 64 rows are what a matrix unit takes
+since capability 9.0; that most of them are padding costs a decode nothing, since it waits for the weights."""
+HIGH: Final = Tile(128, 128, 8, 3)
+
+
+class FloatLinear:
+    """y = x W^T + b with bits per row that do not depend on the other rows."""
+
+    def __init__(self, weight: Matrix, bias: Tensor | None) -> None:
+        """Takes weight [N, K] and bias [N]; a quantized one is multiplied as the numbers it stands for."""
+        weight = weight.whole() if isinstance(weight, StreamedWeight) else weight
+        # a copy: what a file maps would change with the file
+        self.weight = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight.clone().contiguous()
+        self.bias = bias
+        self._num_channels, self._num_inputs = self.weight.shape
+        self._span = _SPAN_BYTES // self.weight.dtype.itemsize
+        self._num_processors = processors_of(self.weight.device)
+        self._high_is_sound = HIGH.height in self._proven_heights()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Maps x [num_rows, K] to [num_rows, N], in the type of the weights."""
+        return self._multiply(x, None)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + x W^T + b, the product rounded first, in one pass."""
+        return self._multiply(x, residual)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """W[ids]. [n, K]"""
+        return F.embedding(ids, self.weight)
+
+    def _proven_heights(self) -> tuple[int, ...]:
+        """Whether rows of a high tile get the bits of a low one, wherever they stand in it."""
+        key = ("triton floats", self._num_channels, self._num_inputs, self.weight.dtype, self.weight.device)
+
+        def prove() -> tuple[int, ...]:
+            x, _ = fingerprint(HIGH.height, 1, self._num_inputs, self.weight)
+            low, high = (self._tiled(x, None, tile, apart=False) for tile in (LOW, HIGH))
+            turned = self._tiled(x.flip(0), None, HIGH, apart=False).flip(0)
+            sound = torch.equal(low, high) and torch.equal(low, turned)
+            return (LOW.height, HIGH.height) if sound else (LOW.height,)
+
+        name = f"linear {self._num_inputs} -> {self._num_channels} {str(self.weight.dtype).removeprefix('torch.')}"
+        return remember(key, prove, name)
+
+    def _multiply(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        num_rows, n = len(x), self._num_channels
+        if not num_rows:
+            return torch.empty(0, n, dtype=x.dtype, device=x.device)
+        if self._high_is_sound and HIGH.count(num_rows, n) >= self._num_processors:
+            return self._tiled(x, residual, HIGH, apart=False)
+        return self._tiled(x, residual, LOW, apart=LOW.count(num_rows, n) < self._num_processors)
+
+    def _tiled(self, x: Tensor, residual: Tensor | None, tile: Tile, *, apart: bool) -> Tensor:
+        """The product in tiles of a size, with runs by programs of their own (`apart`) or not: to the same bits."""
+        assert x.dtype is self.weight.dtype, (x.dtype, self.weight.dtype)
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        assert residual is None or residual.stride(-1) == 1, residual
+        num_rows, n = len(x), self._num_channels
+        y = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
+        parts = torch.empty((_RUNS, num_rows, n) if apart else (1,), dtype=torch.float32, device=x.device)
+        no_residual = residual is None
+        residual_stride = 0 if no_residual else residual.stride(0)
+        bias = x if self.bias is None else self.bias
+        added = x if residual is None else residual
+        num_spans = -(-self._num_inputs // self._span)
+        float_programs.multiply_floats[(tile.count(num_rows, n), _RUNS if apart else 1)](
+            x,
+            self.weight,
+            bias,
+            added,
+            y,
+            parts,
+            num_rows,
+            n,
+            self._num_inputs,
+            -(-num_spans // _RUNS),
+            x.stride(0),
+            residual_stride,
+            1 if apart else _RUNS,
+            HEIGHT=tile.height,
+            CHANNELS=tile.channels,
+            SPAN=self._span,
+            BAND=_BAND,
+            RUNS=_RUNS,
+            HAS_BIAS=self.bias is not None,
+            HAS_RESIDUAL=not no_residual,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+            **AS_WRITTEN,
+        )
+        if apart:
+            linear_programs.add_runs[(-(-n // _ADDED_AT_ONCE), num_rows)](
+                parts,
+                bias,
+                added,
+                y,
+                num_rows,
+                n,
+                residual_stride,
+                CHANNELS=_ADDED_AT_ONCE,
+                RUNS=_RUNS,
+                HAS_BIAS=self.bias is not None,
+                HAS_RESIDUAL=not no_residual,
+                **AS_WRITTEN,
+            )
+        return y

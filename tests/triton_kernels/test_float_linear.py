@@ -1,0 +1,119 @@
+"""Weights of floats: the reference's product, and a row's bits are its own; without that promise, cuBLAS's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from triton_device import device
+from twostroke.kernels import cuda
+from twostroke.kernels.cuda import float_linear, linear
+from twostroke.kernels.reference.elementwise import silu_and_mul
+from twostroke.kernels.reference.linear import PlainLinear
+from twostroke.kernels.streamed_weight import StreamedWeight
+
+DEVICE = device()
+N, K = 150, 300  # no multiple of a tile, of a span or of a run
+
+
+def numbers(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def weight_of(n: int = N, k: int = K, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return numbers(n, k, seed=1, dtype=dtype)
+
+
+@pytest.fixture(params=["high tiles", "low tiles", "runs apart"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How a product is cut: by the size of the card."""
+    processors = {"high tiles": 1, "low tiles": 3, "runs apart": 1000}[request.param]
+    monkeypatch.setattr(float_linear, "processors_of", lambda device: processors)
+    return request.param
+
+
+@pytest.mark.parametrize("k", [K, 20, 128], ids=lambda k: f"{k} inputs")
+def test_equals_torch(way: str, k: int) -> None:
+    del way
+    weight, bias, x = weight_of(k=k), torch.linspace(-1, 1, N, device=DEVICE), numbers(3, k, seed=3)
+    packed = linear.pack_linear(weight, bias)
+    torch.testing.assert_close(packed(x), F.linear(x, weight, bias), rtol=1e-5, atol=1e-4)
+    residual = numbers(3, N, seed=4)
+    assert torch.equal(packed.add_to(residual, x), residual + packed(x))
+    assert torch.equal(packed.rows(torch.tensor([5, 149, 5], device=DEVICE)), weight[[5, 149, 5]])
+    assert packed(x[:0]).shape == (0, N)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_types(dtype: torch.dtype) -> None:
+    weight, x = weight_of(dtype=dtype), numbers(4, K, seed=3, dtype=dtype)
+    expected = F.linear(x.float(), weight.float())
+    torch.testing.assert_close(linear.pack_linear(weight, None)(x).float(), expected, rtol=1e-2, atol=0.1)
+
+
+def test_a_row_is_the_same_alone_and_among_any_others_however_the_product_is_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Over the borders of both sizes of tiles, of bands of tiles, and of who adds the runs."""
+    weight, bias, x = weight_of(), torch.linspace(-1, 1, N, device=DEVICE), numbers(200, K, seed=3)
+    monkeypatch.setattr(float_linear, "_BAND", 2)
+    found = []
+    for processors in (1, 5, 1000):
+        monkeypatch.setattr(float_linear, "processors_of", lambda device, processors=processors: processors)
+        packed = linear.pack_linear(weight, bias)
+        assert isinstance(packed, float_linear.FloatLinear)
+        found.append(packed(x))
+        for start, stop in ((0, 1), (199, 200), (60, 70), (3, 150)):
+            assert torch.equal(packed(x[start:stop]), found[-1][start:stop])
+    assert all(torch.equal(other, found[0]) for other in found)
+
+
+def test_every_way_is_taken(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    tiled = float_linear.FloatLinear._tiled
+
+    def watched(
+        self: float_linear.FloatLinear,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        tile: float_linear.Tile,
+        *,
+        apart: bool,
+    ) -> torch.Tensor:
+        seen.append((tile.height, apart))
+        return tiled(self, x, residual, tile, apart=apart)
+
+    packed = linear.pack_linear(weight_of(), None)
+    monkeypatch.setattr(float_linear.FloatLinear, "_tiled", watched)
+    packed(numbers(2, K, seed=3))
+    assert seen == [{"high tiles": (128, False), "low tiles": (64, False), "runs apart": (64, True)}[way]]
+
+
+def test_a_share_of_the_outputs_has_the_bits_of_all() -> None:
+    """What ranks rely on that share a weight's rows."""
+    weight, x = weight_of(), numbers(2, K, seed=3)
+    whole = linear.pack_linear(weight, None)(x)
+    parts = [linear.pack_linear(part, None)(x) for part in weight.split([40, 110])]
+    assert torch.equal(torch.cat(parts, dim=1), whole)
+
+
+def test_both_factors_of_a_gated_map() -> None:
+    weight, x = weight_of(), numbers(3, K, seed=3)
+    expected = silu_and_mul(F.linear(x, weight))
+    torch.testing.assert_close(linear.pack_gated(weight, None)(x), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("batch_invariant", [True, False])
+def test_streamed_weights(batch_invariant: bool) -> None:
+    pack = cuda.operators(batch_invariant=batch_invariant).pack_linear
+    weight, x = weight_of(), numbers(3, K, seed=3)
+    streamed = StreamedWeight((N, K), torch.float32, lambda begin, end: weight[begin:end])
+    assert torch.equal(pack(streamed, None)(x), pack(weight, None)(x))
+
+
+def test_without_the_promise_torch_multiplies_all_rows_at_once() -> None:
+    packed = cuda.operators(batch_invariant=False).pack_linear(weight_of(), None)
+    x = numbers(33, K, seed=3)
+    assert isinstance(packed, PlainLinear)
+    assert torch.equal(packed(x), F.linear(x, weight_of()))
