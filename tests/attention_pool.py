@@ -13,7 +13,7 @@ from oracle import naive_kv
 from oracle.naive_attention import naive_attention
 from twostroke.config.kv_format import KVFormat, resolve_kv_format, slot_bytes
 from twostroke.config.load import Kernels
-from twostroke.kernels.dispatch import AttentionOperator, operators_for
+from twostroke.kernels.dispatch import AttentionOperator, HeadTurn, operators_for
 from twostroke.kernels.tree_mask import TreeMasks
 from twostroke.layers.attention_metadata import AttentionLayout, AttentionMetadata
 
@@ -76,7 +76,12 @@ class Pool:
         self.done = [0] * len(requests)
         self.outputs: list[list[Tensor]] = [[] for _ in requests]
 
-    def step(self, work: Sequence[tuple[int, int]], tree_masks: TreeMasks | None = None) -> None:
+    def step(
+        self,
+        work: Sequence[tuple[int, int]],
+        tree_masks: TreeMasks | None = None,
+        turn: HeadTurn | None = None,
+    ) -> None:
         """Runs the next n tokens of some requests."""
         shape = self.shape
         rows = [row for row, _ in work]
@@ -102,7 +107,7 @@ class Pool:
             tree_masks=tree_masks,
         )
         qkv = torch.cat([self.requests[row][self.done[row] : self.done[row] + n] for row, n in work])
-        out = self.operator(qkv, self.storage, metadata.plans[0], LAYER, shape.scale)
+        out = self.operator(qkv, self.storage, metadata.plans[0], LAYER, shape.scale, turn)
         for (row, n), part in zip(work, out.split([n for _, n in work]), strict=True):
             self.outputs[row].append(part)
             self.done[row] += n

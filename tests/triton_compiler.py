@@ -32,8 +32,8 @@ class NoCard:
         return 0
 
 
-compiled: set[tuple[str, int]] = set()
-"""Programs, and the bytes of shared memory that they need."""
+compiled: dict[tuple[str, str], int] = {}
+"""By a program's name and what makes it another one: the bytes of shared memory that it needs."""
 
 
 def compile_only(program: JITFunction[Any], grid: tuple[int, ...]) -> Callable[..., None]:
@@ -41,20 +41,21 @@ def compile_only(program: JITFunction[Any], grid: tuple[int, ...]) -> Callable[.
 
     def launch(*args: Any, **kwargs: Any) -> None:
         kernel = program.warmup(*args, grid=grid, **kwargs)
-        compiled.add((program.__name__, kernel.metadata.shared))
+        compiled[program.__name__, kernel.hash] = kernel.metadata.shared
 
     return launch
 
 
 def main() -> None:
-    """Compiles what it is told for the capability it is told, and prints each program once."""
+    """Compiles for the capability that it is told; prints each program, its shared memory and how many it became."""
     capability = int(sys.argv[1].replace(".", ""))
     triton.runtime.driver.set_active(NoCard(capability))
     JITFunction.__getitem__ = compile_only  # type: ignore[method-assign]
     for run in (norm_and_rotate, multiply, multiply_floats, attend, draw):
         run()
-    for name, shared in sorted(compiled):
-        sys.stdout.write(f"{name} {shared}\n")
+    for name in sorted({name for name, _ in compiled}):
+        found = [shared for (other, _), shared in compiled.items() if other == name]
+        sys.stdout.write(f"{name} {max(found)} {len(found)}\n")
 
 
 def norm_and_rotate() -> None:
@@ -62,7 +63,6 @@ def norm_and_rotate() -> None:
 
     x = torch.zeros(4, 4096, dtype=torch.bfloat16)
     elementwise.rms_norm(x, x[0], 1e-6)
-    elementwise.add_rms_norm(x, x, x[0], 1e-6)
     elementwise.silu_and_mul(x)
     heads = x.view(4, 32, 128)
     elementwise.rms_norm_(heads, torch.ones(32, 128, dtype=torch.bfloat16), 1e-6)
@@ -83,7 +83,8 @@ def multiply() -> None:
         weight = QuantizedWeight(codes, scales, mins, bits, group_size, torch.bfloat16, order, is_fp8)
         x, residual = torch.zeros(64, k, dtype=torch.bfloat16), torch.zeros(64, n, dtype=torch.bfloat16)
         linear = QuantizedLinear(weight, weight, torch.zeros(n, dtype=torch.bfloat16) if mins is None else None)
-        linear(x[:3])
+        for num_rows in (1, 3, 16):
+            linear(x[:num_rows])
         linear.add_to(residual, x)
 
 
@@ -92,27 +93,40 @@ def multiply_floats() -> None:
 
     for dtype in (torch.bfloat16, torch.float32):
         linear = FloatLinear(torch.zeros(256, 512, dtype=dtype), None)  # whose proof has tiles of both sizes
-        linear(torch.zeros(1, 512, dtype=dtype))
+        for num_rows in (1, 3, 16):
+            linear(torch.zeros(num_rows, 512, dtype=dtype))
         with_bias = FloatLinear(torch.zeros(256, 512, dtype=dtype), torch.zeros(256, dtype=dtype))
         with_bias.add_to(torch.zeros(3, 256, dtype=dtype), torch.zeros(3, 512, dtype=dtype))
 
 
 def attend() -> None:
+    """Steps of all sizes: arrays that begin anywhere, tables of one block and of many."""
     import numpy as np
 
     from twostroke.config.kv_format import KVFormat, slot_bytes
     from twostroke.kernels.cuda.attention import TritonAttention
-    from twostroke.kernels.dispatch import GroupShape
+    from twostroke.kernels.dispatch import GroupShape, HeadTurn
 
-    starts, lens = np.array([0, 3, 4], np.int32), np.array([3, 600], np.int32)
-    table = np.arange(80, dtype=np.int32).reshape(2, 40)
     formats: list[KVFormat] = ["bf16", "fp8", "int8", "int4"]
+    heads = torch.zeros(40, 128, dtype=torch.bfloat16)
     for kv_format in formats:
         shape = GroupShape(32, 8, 128, 16, 2, None, kv_format)
         operator = TritonAttention(32, 8, torch.device("cpu"))
-        plan = operator.plan(shape, starts, lens, table, [np.tri(3, dtype=bool), None] if kv_format == "bf16" else None)
         storage = torch.zeros(80, 2, 2, 8, 16 * slot_bytes(kv_format, 128), dtype=torch.uint8)
-        operator(torch.zeros(4, 48, 128, dtype=torch.bfloat16), storage, plan, 0, 0.1)
+        for lens, is_tree in (([3, 600], kv_format == "bf16"), ([600], False), ([16, 300, 7], False), ([1], False)):
+            queries = [min(3, length) for length in lens]
+            starts, table = np.cumsum([0, *queries]), np.arange(len(lens) * 40).reshape(len(lens), 40)
+            trees = [np.tri(3, dtype=bool), None] if is_tree else None
+            plan = operator.plan(
+                shape,
+                starts.astype(np.int32),
+                np.array(lens, np.int32),
+                table[:, : -(-max(lens) // 16)].astype(np.int32),
+                trees,
+            )
+            qkv = torch.zeros(sum(queries), 48, 128, dtype=torch.bfloat16)
+            turn = HeadTurn(*torch.zeros(2, sum(queries), 1, 128, dtype=torch.bfloat16), heads, 1e-6)
+            operator(qkv, storage, plan, 0, 0.1, turn)
 
 
 def draw() -> None:

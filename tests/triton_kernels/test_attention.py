@@ -13,6 +13,7 @@ from oracle.naive_attention import naive_attention
 from twostroke.kernels.cuda import attention as cuda_attention
 from twostroke.kernels.cuda.attention import TritonAttention
 from twostroke.kernels.cuda.attention_plan import Cut
+from twostroke.kernels.dispatch import HeadTurn, operators_for
 from twostroke.kernels.reference.kv_codec import decode, encode
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of the interpreter, where NaN are
@@ -195,3 +196,39 @@ def test_fp8_codes_are_the_references() -> None:
     is_nan = expected & 0x7F == 0x7F
     assert torch.equal(is_nan, written & 0x7F == 0x7F)
     assert torch.equal(written[~is_nan], expected[~is_nan])
+
+
+@pytest.mark.parametrize("has_norm", [False, True], ids=["rotation", "norm and rotation"])
+@pytest.mark.parametrize(
+    "name", ["gqa", "mqa of seven, odd heads", "heads of 128", "int8", "int4, bf16, window", "fp8"]
+)
+def test_heads_are_turned_on_the_way_as_by_operators_of_their_own(name: str, has_norm: bool) -> None:
+    """To the bit, K and V as they are stored and what comes out; but a norm's sum may round by another order."""
+    shape = replace(SHAPES[name], backend="triton")
+    operators = operators_for(torch.device("cpu"), shape.dtype, "triton")
+    num_turned, num_tokens = shape.num_heads + shape.num_kv_heads, 9
+    qkv = shape.qkv(num_tokens, seed=1)
+    angles = torch.arange(num_tokens)[:, None] * 0.7 ** torch.arange(shape.head_dim // 2)
+    cos, sin = (part.to(shape.dtype).unsqueeze(1) for part in (angles.cos(), angles.sin()))
+    cos, signed_sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+    weight = torch.linspace(0.5, 2, num_turned * shape.head_dim).view(num_turned, -1).to(shape.dtype)
+    turned = qkv.clone()
+    if has_norm:
+        operators.rms_norm_(turned[:, :num_turned], weight, 1e-6)
+    operators.rotate_heads_(turned[:, :num_turned], cos, signed_sin)
+
+    separate, fused = Pool(shape, [turned]), Pool(shape, [qkv])
+    separate.step([(0, num_tokens)])
+    fused.step([(0, num_tokens)], turn=HeadTurn(cos, signed_sin, weight if has_norm else None, 1e-6))
+    if has_norm:
+        torch.testing.assert_close(fused.results()[0], separate.results()[0], **TOLERANCE[shape.dtype])
+    else:
+        assert torch.equal(fused.storage, separate.storage)
+        assert torch.equal(fused.results()[0], separate.results()[0])
+    one_by_one = Pool(shape, [qkv])
+    for i in range(num_tokens):
+        at = slice(i, i + 1)
+        turn = HeadTurn(cos[at].contiguous(), signed_sin[at].contiguous(), weight if has_norm else None, 1e-6)
+        one_by_one.step([(0, 1)], turn=turn)
+    assert torch.equal(torch.cat([one_by_one.results()[0]]), fused.results()[0])
+    assert torch.equal(one_by_one.storage, fused.storage)

@@ -96,12 +96,31 @@ class GroupShape:
         return slot_bytes(self.kv_format, self.head_dim)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadTurn:
+    """What is done to q and k before attention: a norm over each head, where an architecture has one, and rotation."""
+
+    cos: Tensor
+    """[num_tokens, 1, head_dim], both halves alike."""
+    signed_sin: Tensor
+    """[num_tokens, 1, head_dim]: -sin for the first half, sin for the second."""
+    norm_weight: Tensor | None
+    """[num_heads + num_kv_heads, head_dim]"""
+    eps: float
+    """Of the norm."""
+
+
 class AttentionOperator(Protocol):
     """Attention over the paged KV of one model.
 
     K and V are encoded when they are written (config/kv_format.py) and always read as they are stored, within the step
     that writes them too; so it makes no difference how a prompt is cut into chunks.
     """
+
+    @property
+    def turns_heads(self) -> bool:
+        """Whether it takes a HeadTurn; else q and k come turned."""
+        ...
 
     def kv_order(self, kv_format: KVFormat) -> str:
         """Names the order of the bytes inside a KV head of a block: only who has the same name may read them."""
@@ -127,16 +146,25 @@ class AttentionOperator(Protocol):
         """What one step of one KV group needs, worked out once for all of its layers; see AttentionMetadata.build."""
         ...
 
-    def __call__(self, qkv: Tensor, storage: Tensor, plan: Any, layer_in_block: int, softmax_scale: float) -> Tensor:
+    def __call__(
+        self,
+        qkv: Tensor,
+        storage: Tensor,
+        plan: Any,
+        layer_in_block: int,
+        softmax_scale: float,
+        turn: HeadTurn | None = None,
+    ) -> Tensor:
         """Writes the step's K and V into the storage, then attends over what is stored.
 
         Args:
-            qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], rotated; q, then k, then v.
+            qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; q, then k, then v. May be changed.
             storage: uint8 [num_blocks, layers_per_block, 2, num_kv_heads, block_size * slot bytes], contiguous; the
                 order inside the last is the backend's own (`kv_order`).
             plan: of this step and the layer's KV group.
             layer_in_block: which of a block's layers this is.
             softmax_scale: factor on the scores.
+            turn: of q and k, before anything else; None: they are turned. Only for who `turns_heads`.
 
         Returns:
             [num_tokens, num_heads * head_dim] in qkv's type.

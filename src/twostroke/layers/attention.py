@@ -7,7 +7,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from twostroke.kernels.dispatch import HeadTurn, Operators
 from twostroke.layers.attention_metadata import AttentionMetadata
+from twostroke.layers.norm import RMSNorm
 
 
 class KVTensors(Protocol):
@@ -25,18 +27,22 @@ class KVTensors(Protocol):
 
 
 class Attention:
-    """Writes K and V of the step's tokens, then attends over the paged context."""
+    """Turns q and k, writes K and V of the step's tokens, then attends over the paged context."""
 
-    def __init__(self, layer_id: int, head_dim: int) -> None:
-        """Scores are scaled by 1 / sqrt(head_dim)."""
+    def __init__(self, layer_id: int, head_dim: int, operators: Operators, head_norm: RMSNorm | None = None) -> None:
+        """Scores are scaled by 1 / sqrt(head_dim); head_norm: over each head of q and k, before they are rotated."""
         self._layer_id = layer_id
         self._softmax_scale = head_dim**-0.5
+        self._head_norm, self._rotate_heads_ = head_norm, operators.rotate_heads_
 
-    def __call__(self, qkv: Tensor, attention: AttentionMetadata, kv: KVTensors) -> Tensor:
+    def __call__(
+        self, qkv: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionMetadata, kv: KVTensors
+    ) -> Tensor:
         """Attends.
 
         Args:
-            qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: q, k and v, rotated.
+            qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: q, k and v as projected. Is changed.
+            rotation: cos and signed sin [num_tokens, 1, head_dim]; see Rotary.
             attention: the step.
             kv: the storage; receives the new K and V before anything is read, so that what a step wrote and what
                 earlier steps wrote is read alike.
@@ -45,6 +51,22 @@ class Attention:
             [num_tokens, num_heads * head_dim].
         """
         group, index = attention.layout.layer_slots[self._layer_id]
-        attended = attention.operator(qkv, kv.tensor, attention.plans[group], index, self._softmax_scale)
+        operator, plan = attention.operator, attention.plans[group]
+        if operator.turns_heads:
+            turn = self._turn(rotation)
+        else:
+            turn = None
+            self._turn_(qkv[:, : attention.layout.num_heads + attention.layout.num_kv_heads], rotation)
+        attended = operator(qkv, kv.tensor, plan, index, self._softmax_scale, turn)
         kv.layer_written(self._layer_id)
         return attended
+
+    def _turn(self, rotation: tuple[Tensor, Tensor]) -> HeadTurn:
+        norm = self._head_norm
+        return HeadTurn(*rotation, None, 0.0) if norm is None else HeadTurn(*rotation, norm.weight, norm.eps)
+
+    def _turn_(self, qk: Tensor, rotation: tuple[Tensor, Tensor]) -> None:
+        """By operators of their own, in place."""
+        if self._head_norm is not None:
+            self._head_norm.apply_(qk)
+        self._rotate_heads_(qk, *rotation)

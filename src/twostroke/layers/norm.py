@@ -12,13 +12,13 @@ class RMSNorm:
 
     def __init__(self, weight: Tensor, eps: float, operators: Operators) -> None:
         """Takes weight, broadcastable to what will be normed."""
-        self.weight, self._eps = weight, eps
+        self.weight, self.eps = weight, eps
         self._rms_norm, self._rms_norm_ = operators.rms_norm, operators.rms_norm_
 
     def __call__(self, x: Tensor) -> Tensor:
         """Norms x [..., n]."""
-        return self._rms_norm(x, self.weight, self._eps)
+        return self._rms_norm(x, self.weight, self.eps)
 
     def apply_(self, x: Tensor) -> None:
         """Norms x [..., n] in place."""
-        self._rms_norm_(x, self.weight, self._eps)
+        self._rms_norm_(x, self.weight, self.eps)

@@ -30,7 +30,7 @@ class LlamaLayer:
         self._split = split
         self.attention_norm = RMSNorm(weights["attention_norm.weight"], config.rms_norm_eps, operators)
         self._qkv = operators.pack_linear(weights["qkv.weight"], weights.get("qkv.bias"))
-        self._attention = Attention(layer_id, config.head_dim)
+        self._attention = Attention(layer_id, config.head_dim, operators, self.head_norm(config, weights, placement))
         output = operators.pack_linear(weights["output.weight"], weights.get("output.bias"))
         self.output = split.linear(output, config.hidden_size)
         self.mlp_norm = RMSNorm(weights["mlp_norm.weight"], config.rms_norm_eps, operators)
@@ -38,7 +38,11 @@ class LlamaLayer:
         self.gated = split.gated(gated, config.intermediate_size)
         down = operators.pack_linear(weights["down.weight"], weights.get("down.bias"))
         self.down = split.linear(down, config.hidden_size)
-        self._rotate_heads_ = operators.rotate_heads_
+
+    def head_norm(self, config: ModelConfig, weights: Mapping[str, Any], placement: Placement) -> RMSNorm | None:
+        """What an architecture norms each head of q and k by, [num_heads + num_kv_heads, head_dim], if it does."""
+        del config, weights, placement
+        return None
 
     def forward(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionMetadata, kv: KVTensors
@@ -50,13 +54,11 @@ class LlamaLayer:
     def attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionMetadata, kv: KVTensors) -> Tensor:
         """Self-attention of x [num_tokens, hidden_size], before the output projection."""
         qkv = self._qkv(x).view(x.shape[0], self._num_heads + 2 * self._num_kv_heads, self._head_dim)
-        qk = qkv[:, : self._num_heads + self._num_kv_heads]
-        self.norm_heads_(qk)
-        self._rotate_heads_(qk, *rotation)
-        return self._split.gather(self._attention(qkv, attention, kv), self._width)
+        self.norm_heads_(qkv[:, : self._num_heads + self._num_kv_heads])
+        return self._split.gather(self._attention(qkv, rotation, attention, kv), self._width)
 
     def norm_heads_(self, qk: Tensor) -> None:
-        """What an architecture does to q and k [num_tokens, num_heads + num_kv_heads, head_dim] before rotation."""
+        """What else is done to q and k [num_tokens, num_heads + num_kv_heads, head_dim] before rotation."""
 
 
 class Llama(DecoderModel):

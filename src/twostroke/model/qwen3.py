@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from twostroke.config.model import ModelConfig
 from twostroke.layers.norm import RMSNorm
@@ -17,15 +16,12 @@ from twostroke.model.llama import Llama, LlamaLayer
 class Qwen3Layer(LlamaLayer):
     """Norms q and k before they are rotated."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
+    def head_norm(self, config: ModelConfig, weights: Mapping[str, Any], placement: Placement) -> RMSNorm | None:
         """One norm for all heads of q and k, with each head's weight in its row."""
-        super().__init__(config, weights, layer_id, placement)
-        of_heads = [weights["q_norm.weight"]] * self._num_heads + [weights["k_norm.weight"]] * self._num_kv_heads
-        self._head_norm = RMSNorm(torch.stack(of_heads), config.rms_norm_eps, placement.operators)
-
-    def norm_heads_(self, qk: Tensor) -> None:
-        """Over head_dim, per token and head."""
-        self._head_norm.apply_(qk)
+        split = placement.split
+        num_heads, num_kv_heads = split.share(config.num_heads), split.share(config.num_kv_heads)
+        of_heads = [weights["q_norm.weight"]] * num_heads + [weights["k_norm.weight"]] * num_kv_heads
+        return RMSNorm(torch.stack(of_heads), config.rms_norm_eps, placement.operators)
 
 
 class Qwen3(Llama):

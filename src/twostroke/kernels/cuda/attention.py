@@ -13,7 +13,7 @@ from twostroke.kernels.cuda import kv_programs
 from twostroke.kernels.cuda.attention_plan import Cut, FixedStepPlan, HostPlan, StepPlan, plan_step, sent
 from twostroke.kernels.cuda.card import processors_of
 from twostroke.kernels.cuda.jit import AS_WRITTEN, power_of_two
-from twostroke.kernels.dispatch import AttentionOperator, FixedSize, GroupShape
+from twostroke.kernels.dispatch import AttentionOperator, FixedSize, GroupShape, HeadTurn
 from twostroke.kernels.head_order import HeadOrder, Section, plain_order
 from twostroke.kernels.reference.attention import PagedAttention
 from twostroke.kernels.reference.attention_plan import PlannedBatch
@@ -39,6 +39,8 @@ _VECTORS = 16
 
 class TritonAttention:
     """See AttentionOperator. Decodes, chunks of prompts and everything between are the same program."""
+
+    turns_heads = True
 
     def __init__(self, num_heads: int, num_kv_heads: int, device: torch.device) -> None:
         """Nothing has to be proved: every tile has the same height."""
@@ -96,7 +98,13 @@ class TritonAttention:
         return FixedStepPlan(shape, size, self._device)
 
     def __call__(
-        self, qkv: Tensor, storage: Tensor, plan: StepPlan, layer_in_block: int, softmax_scale: float
+        self,
+        qkv: Tensor,
+        storage: Tensor,
+        plan: StepPlan,
+        layer_in_block: int,
+        softmax_scale: float,
+        turn: HeadTurn | None = None,
     ) -> Tensor:
         """See AttentionOperator."""
         shape = plan.shape
@@ -105,7 +113,7 @@ class TritonAttention:
         if not plan.num_tokens:
             return out
         memory = _Memory(shape, storage, layer_in_block)
-        memory.write(qkv[:, shape.num_heads :], plan)
+        memory.write(qkv, plan, turn)
         parts = [
             torch.empty(size, dtype=torch.float32, device=qkv.device)
             for size in (plan.num_part_rows * shape.num_heads,) * 2
@@ -172,26 +180,39 @@ class _Memory:
         )
         """Of blocks, the layer's place in one, and of heads, in elements."""
 
-    def write(self, kv: Tensor, plan: StepPlan) -> None:
-        """Stores K and V [num_tokens, 2 * num_kv_heads, head_dim]."""
+    def write(self, qkv: Tensor, plan: StepPlan, turn: HeadTurn | None) -> None:
+        """Turns q and k, if that is to be done, and stores K and V."""
         shape = self._shape
-        num_vectors = plan.num_tokens * kv.shape[1]
+        first_head = 0 if turn is not None else shape.num_heads
+        num_vectors = plan.num_tokens * (qkv.shape[1] - first_head)
+        # of what is not there, any tensor stands in
+        cos, signed_sin, weight = (qkv, qkv, None) if turn is None else (turn.cos, turn.signed_sin, turn.norm_weight)
+        assert cos.is_contiguous(), cos.stride()
+        assert signed_sin.is_contiguous(), signed_sin.stride()
         kv_programs.write_slots[(-(-num_vectors // _VECTORS),)](
-            kv,
+            qkv,
             self.values,
             self.halves,
             plan.slots[0],
             plan.slots[1],
             plan.tokens[4],
-            kv.stride(0),
+            qkv if weight is None else weight,
+            cos,
+            signed_sin,
+            0.0 if turn is None else turn.eps,
+            qkv.stride(0),
             *self.strides,
             num_vectors,
-            kv.shape[1],
+            first_head,
+            shape.num_heads,
+            shape.num_kv_heads,
             ROWS=_VECTORS,
             HEAD_DIM=shape.head_dim,
-            WIDTH=_width(shape.head_dim),
+            HALF_WIDTH=_width(shape.head_dim) // 2,
             BLOCK_SIZE=shape.block_size,
             LEVELS=self.levels,
+            TURNS=turn is not None,
+            HAS_NORM=weight is not None,
             **AS_WRITTEN,
         )
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from twostroke.kernels.cuda.jit import jit, product, rounded
+from twostroke.kernels.cuda.jit import jit, jit_for_any, product, rounded
 from twostroke.kernels.cuda.kv_programs import read_slots
 
 LOWEST = tl.constexpr(-1e30)
@@ -51,7 +51,7 @@ def sees(keys, position, oldest, tree_row, own_first, trees, HAS_TREES: tl.const
     return visible
 
 
-@jit
+@jit_for_any("items", "tokens", "table", "trees", "num_tokens", "max_blocks")
 def attend(
     items,
     tokens,
@@ -147,7 +147,7 @@ def attend(
         tl.store(part_acc + state[:, None] * HEAD_DIM + column[None, :], acc, mask=is_number)
 
 
-@jit
+@jit_for_any("splits")
 def fold_parts(
     splits,
     part_m,

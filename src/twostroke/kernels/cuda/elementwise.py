@@ -23,29 +23,6 @@ def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
     _norm(x, weight, x, eps)
 
 
-def add_rms_norm(residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """residual + x, rounded, and its norm. residual and x [num_rows, n], weight [n]; both results [num_rows, n]."""
-    total, out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
-    num_rows, n = x.shape
-    assert residual.shape == x.shape, (residual.shape, x.shape)
-    assert x.stride(-1) == residual.stride(-1) == 1, (x.stride(), residual.stride())
-    if num_rows:
-        programs.add_and_norm_rows[(num_rows,)](
-            residual,
-            x,
-            weight,
-            total,
-            out,
-            residual.stride(0),
-            x.stride(0),
-            n,
-            eps,
-            WIDTH=power_of_two(n),
-            **AS_WRITTEN,
-        )
-    return total, out
-
-
 def _norm(x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
     n = x.shape[-1]
     num_parts = x.shape[1] if x.dim() == 3 else 1

@@ -39,34 +39,6 @@ def norm_rows(
 
 
 @jit
-def add_and_norm_rows(
-    residual,
-    x,
-    weight,
-    total,
-    out,
-    residual_stride,
-    x_stride,
-    n,
-    eps,
-    WIDTH: tl.constexpr,
-):
-    """Program (row): total = residual + x, rounded; out = the norm of it. One pass instead of two."""
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, WIDTH)
-    inside = columns < n
-    first = tl.load(residual + row * residual_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    wide = through(first + second, x.dtype.element_ty)
-    tl.store(total + row * n + columns, rounded(wide, x.dtype.element_ty), mask=inside)
-    mean = tl.sum(wide * wide, axis=0) / n
-    scale = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
-    factors = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    normed = through(wide * scale, x.dtype.element_ty) * factors
-    tl.store(out + row * n + columns, rounded(normed, x.dtype.element_ty), mask=inside)
-
-
-@jit
 def rotate_rows(
     x,
     cos,

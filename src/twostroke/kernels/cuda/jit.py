@@ -38,7 +38,8 @@ def jit(function: Callable[..., Any]) -> Program:
 
 
 def jit_for_any(*names: str) -> Callable[[Callable[..., Any]], Program]:
-    """The same for a program whose arguments of these names make no other program of it when they are 1 or even."""
+    """The same where arguments of these names make no other program of it: numbers when they are 1 or even, addresses
+    when they are whole vectors. What changes from step to step is named here, since compiling takes a second."""
 
     def decorate(function: Callable[..., Any]) -> Program:
         return triton.jit(function, do_not_specialize=names)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from twostroke.kernels.cuda.fp8 import from_e4m3, to_e4m3
-from twostroke.kernels.cuda.jit import jit, rounded
+from twostroke.kernels.cuda.jit import jit, jit_for_any, rounded, through
 
 LARGEST_HALF = tl.constexpr(65504.0)
 ROUNDER = tl.constexpr(8388608.0)
@@ -47,66 +47,137 @@ def quantized(x, inside, LEVELS: tl.constexpr):
 
 
 @jit
+def turned(
+    a,
+    b,
+    norm_weight,
+    cos,
+    signed_sin,
+    token,
+    head,
+    column,
+    inside,
+    eps,
+    HEAD_DIM: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    dtype: tl.constexpr,
+):
+    """Both halves [n, HALF_WIDTH] of heads of q and k, as float32: normed where they are to be, then rotated.
+
+    token, head: of each vector [n]; column: [HALF_WIDTH]. Rounded to `dtype` wherever the reference rounds.
+    """
+    half: tl.constexpr = HEAD_DIM // 2
+    if HAS_NORM:
+        mean = (tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / HEAD_DIM
+        scale = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))[:, None]
+        of_head = norm_weight + (head * HEAD_DIM)[:, None] + column[None, :]
+        a = through(through(a * scale, dtype) * tl.load(of_head, mask=inside, other=0.0).to(tl.float32), dtype)
+        b = through(through(b * scale, dtype) * tl.load(of_head + half, mask=inside, other=0.0).to(tl.float32), dtype)
+    angle = (token * HEAD_DIM)[:, None] + column[None, :]
+    cos_a = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
+    cos_b = tl.load(cos + angle + half, mask=inside, other=0.0).to(tl.float32)
+    sin_a = tl.load(signed_sin + angle, mask=inside, other=0.0).to(tl.float32)
+    sin_b = tl.load(signed_sin + angle + half, mask=inside, other=0.0).to(tl.float32)
+    # each product is rounded before they are added, as torch's operators do
+    turned_a = through(through(a * cos_a, dtype) + through(b * sin_a, dtype), dtype)
+    turned_b = through(through(b * cos_b, dtype) + through(a * sin_b, dtype), dtype)
+    return turned_a, turned_b
+
+
+@jit_for_any("token_blocks", "token_offsets", "token_unused", "num_vectors")
 def write_slots(
-    kv,
+    qkv,
     values,
     halves,
     token_blocks,
     token_offsets,
     token_unused,
-    kv_stride,
+    norm_weight,
+    cos,
+    signed_sin,
+    eps,
+    qkv_stride,
     block_stride,
     layer_offset,
     head_stride,
     num_vectors,
-    num_heads,
+    first_head,
+    num_query_heads,
+    num_kv_heads,
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
+    HALF_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     LEVELS: tl.constexpr,
+    TURNS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
 ):
-    """Program (ROWS vectors): into their slots, and zeros into the slots behind that stay unused.
+    """Program (ROWS vectors): K and V into their slots, and zeros into the slots behind that stay unused.
 
-    Vectors are counted through the tokens, of each K of all heads and then V; num_heads counts both. Strides and the
-    offset count elements of `values`: bytes where LEVELS is not 0 and K and V are quantized, and then `halves` is the
-    same memory in float16; bytes without LEVELS are fp8. WIDTH is HEAD_DIM, filled up. A token whose block is -1 is
-    nobody's.
+    Vectors are counted through the tokens, of each the heads of q, then of k, then of v, from first_head on. With TURNS
+    those of q and k are normed (HAS_NORM) and rotated on the way: first_head is 0 then, and q goes back where it was. A
+    thread has the same place of both halves of a head, since each half needs what the other was.
+
+    Strides and the offset count elements of `values`: bytes where LEVELS is not 0 and K and V are quantized, and then
+    `halves` is the same memory in float16; bytes without LEVELS are fp8. HALF_WIDTH is half of HEAD_DIM, filled up. A
+    token whose block is -1 is nobody's.
     """
     vector = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_vector = vector < num_vectors
-    token, head, column = vector // num_heads, vector % num_heads, tl.arange(0, WIDTH)
-    block = tl.load(token_blocks + token, mask=is_vector, other=0).to(tl.int64)
-    is_vector = is_vector & (block >= 0)
-    inside = is_vector[:, None] & (column < HEAD_DIM)[None, :]
-    at = kv + (token * kv_stride + head * HEAD_DIM)[:, None] + column[None, :]
-    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    slot = tl.load(token_offsets + token, mask=is_vector, other=0)
-    unused = tl.load(token_unused + token, mask=is_vector, other=0)
-    begins = block * block_stride + layer_offset + head * head_stride
+    half: tl.constexpr = HEAD_DIM // 2
+    num_heads = num_query_heads + 2 * num_kv_heads - first_head
+    token, head, column = vector // num_heads, vector % num_heads + first_head, tl.arange(0, HALF_WIDTH)
+    at = qkv + (token * qkv_stride + head * HEAD_DIM)[:, None] + column[None, :]
+    inside = is_vector[:, None] & (column < half)[None, :]
+    a = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(at + half, mask=inside, other=0.0).to(tl.float32)
+    if TURNS:
+        is_turned = head < num_query_heads + num_kv_heads
+        of_turned = inside & is_turned[:, None]
+        turned_a, turned_b = turned(
+            a, b, norm_weight, cos, signed_sin, token, head, column, of_turned, eps, HEAD_DIM, HAS_NORM,
+            qkv.dtype.element_ty,
+        )  # fmt: skip
+        a, b = tl.where(is_turned[:, None], turned_a, a), tl.where(is_turned[:, None], turned_b, b)
+        of_query = inside & (head < num_query_heads)[:, None]
+        tl.store(at, rounded(a, qkv.dtype.element_ty), mask=of_query)
+        tl.store(at + half, rounded(b, qkv.dtype.element_ty), mask=of_query)
+    x = tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), (ROWS, 2 * HALF_WIDTH))
+    place = tl.arange(0, 2 * HALF_WIDTH)
+    dim = place // HALF_WIDTH * half + place % HALF_WIDTH
+    is_dim = place % HALF_WIDTH < half
+
+    block = tl.load(token_blocks + token, mask=is_vector, other=-1).to(tl.int64)
+    is_written = is_vector & (head >= num_query_heads) & (block >= 0)
+    inside = is_written[:, None] & is_dim[None, :]
+    slot = tl.load(token_offsets + token, mask=is_written, other=0)
+    unused = tl.load(token_unused + token, mask=is_written, other=0)
+    begins = block * block_stride + layer_offset + (head - num_query_heads) * head_stride
     if LEVELS == 0:
         numbers = to_e4m3(x) if values.dtype.element_ty == tl.uint8 else rounded(x, values.dtype.element_ty)
-        tl.store(values + (begins + slot * HEAD_DIM)[:, None] + column[None, :], numbers, mask=inside)
+        tl.store(values + (begins + slot * HEAD_DIM)[:, None] + dim[None, :], numbers, mask=inside)
         for behind in range(1, tl.max(unused, axis=0) + 1):
-            place = values + (begins + (slot + behind) * HEAD_DIM)[:, None] + column[None, :]
-            tl.store(place, tl.zeros_like(numbers), mask=inside & (behind <= unused)[:, None])
+            behind_it = values + (begins + (slot + behind) * HEAD_DIM)[:, None] + dim[None, :]
+            tl.store(behind_it, tl.zeros_like(numbers), mask=inside & (behind <= unused)[:, None])
     else:
         codes, scale, zero = quantized(x, inside, LEVELS)
         code_bytes: tl.constexpr = HEAD_DIM if LEVELS == 255 else HEAD_DIM // 2
-        code_width: tl.constexpr = WIDTH if LEVELS == 255 else WIDTH // 2
-        if LEVELS == 15:
-            low, high = tl.split(tl.reshape(codes, (ROWS, WIDTH // 2, 2)))
+        byte, is_byte = dim, is_dim
+        if LEVELS == 15:  # halves of a head are even, so no pair lies across them
+            low, high = tl.split(tl.reshape(codes, (ROWS, HALF_WIDTH, 2)))
             codes = low | (high << 4)
-        byte = tl.arange(0, code_width)
-        is_code = is_vector[:, None] & (byte < code_bytes)[None, :]
+            pair = tl.arange(0, HALF_WIDTH)
+            byte = pair // (HALF_WIDTH // 2) * (half // 2) + pair % (HALF_WIDTH // 2)
+            is_byte = pair % (HALF_WIDTH // 2) < half // 2
+        is_code = is_written[:, None] & is_byte[None, :]
         scales = halves + begins // 2 + BLOCK_SIZE * code_bytes // 2
         tl.store(values + (begins + slot * code_bytes)[:, None] + byte[None, :], codes, mask=is_code)
-        tl.store(scales + slot * 2, scale, mask=is_vector)
-        tl.store(scales + slot * 2 + 1, zero, mask=is_vector)
+        tl.store(scales + slot * 2, scale, mask=is_written)
+        tl.store(scales + slot * 2 + 1, zero, mask=is_written)
         for behind in range(1, tl.max(unused, axis=0) + 1):
-            is_unused = behind <= unused
-            place = values + (begins + (slot + behind) * code_bytes)[:, None] + byte[None, :]
-            tl.store(place, tl.zeros_like(codes), mask=is_code & is_unused[:, None])
+            is_unused = is_written & (behind <= unused)
+            behind_it = values + (begins + (slot + behind) * code_bytes)[:, None] + byte[None, :]
+            tl.store(behind_it, tl.zeros_like(codes), mask=is_code & is_unused[:, None])
             tl.store(scales + (slot + behind) * 2, tl.zeros_like(scale), mask=is_unused)
             tl.store(scales + (slot + behind) * 2 + 1, tl.zeros_like(scale), mask=is_unused)
 

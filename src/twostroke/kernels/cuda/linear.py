@@ -141,6 +141,8 @@ class QuantizedLinear:
             HAS_ORDER=self.order is not None,
             HAS_BIAS=self._bias is not None,
             HAS_RESIDUAL=not no_residual,
+            num_warps=4 if height == _LOW else 8,
+            num_stages=3 if height == _LOW else 2,  # more would be too much shared memory for cards of 8.6
             **AS_WRITTEN,
         )
         if apart:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from twostroke.kernels.cuda.jit import jit
+from twostroke.kernels.cuda.jit import jit, jit_for_any
 
 SLACK = tl.constexpr(1e-9)
 """Of a score."""
@@ -52,7 +52,7 @@ def entered(best, second, winner, scores, token):
     return tl.where(is_better, highest, best), second, tl.where(is_better, first, winner)
 
 
-@jit
+@jit_for_any("peaks", "temperatures", "keys")
 def draw_in_slices(logits, peaks, temperatures, keys, bests, seconds, winners, stride, vocab_size, SLICE: tl.constexpr):
     """Program (row, slice): the two best scores of a slice of the vocabulary, and whose the best is."""
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -116,7 +116,7 @@ def nearest_reaching(
     return high
 
 
-@jit
+@jit_for_any("peaks", "temperatures", "keys", "floors", "top_k", "top_p")
 def draw_filtered(
     logits,
     peaks,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from twostroke.config.kv_format import KVFormat
-from twostroke.kernels.dispatch import AttentionOperator, GroupShape
+from twostroke.kernels.dispatch import AttentionOperator, GroupShape, HeadTurn
 from twostroke.kernels.head_order import HeadOrder
 from twostroke.kernels.native.extension import KV_FORMAT_CODES, TYPE_CODES, Kernels, native
 from twostroke.kernels.native.kv_order import head_order, read_heads
@@ -57,6 +57,8 @@ def pack_tree_masks(tree_masks: TreeMasks, window: int | None) -> tuple[npt.NDAr
 
 class NativeAttention:
     """See AttentionOperator. Decodes, chunks of prompts and everything between are the same call."""
+
+    turns_heads = False
 
     def __init__(
         self,
@@ -105,9 +107,16 @@ class NativeAttention:
         return StepPlan(shape, arrays, addresses, len(lens), table.shape[1])
 
     def __call__(
-        self, qkv: Tensor, storage: Tensor, plan: StepPlan, layer_in_block: int, softmax_scale: float
+        self,
+        qkv: Tensor,
+        storage: Tensor,
+        plan: StepPlan,
+        layer_in_block: int,
+        softmax_scale: float,
+        turn: HeadTurn | None = None,
     ) -> Tensor:
         """See AttentionOperator."""
+        assert turn is None, "q and k come turned"
         shape = plan.shape
         out = torch.empty(qkv.shape[0], shape.num_heads * shape.head_dim, dtype=qkv.dtype)
         assert qkv.is_contiguous(), qkv.stride()

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from twostroke.config.kv_format import KVFormat, slot_bytes
-from twostroke.kernels.dispatch import GroupShape
+from twostroke.kernels.dispatch import GroupShape, HeadTurn
 from twostroke.kernels.head_order import HeadOrder, plain_order
 from twostroke.kernels.reference.attention_plan import (
     PARTITION,
@@ -95,6 +95,8 @@ def _is_sound(rows: int, num_inputs: int, num_outputs: int, like: Tensor, *, tra
 class PagedAttention:
     """See AttentionOperator."""
 
+    turns_heads = False
+
     def __init__(
         self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> None:
@@ -130,9 +132,16 @@ class PagedAttention:
         return plan_attention(shape, batch, self._tiles, self._device)
 
     def __call__(
-        self, qkv: Tensor, storage: Tensor, plan: AttentionPlan, layer_in_block: int, softmax_scale: float
+        self,
+        qkv: Tensor,
+        storage: Tensor,
+        plan: AttentionPlan,
+        layer_in_block: int,
+        softmax_scale: float,
+        turn: HeadTurn | None = None,
     ) -> Tensor:
         """See AttentionOperator."""
+        assert turn is None, "q and k come turned"
         shape = plan.shape
         write_kv(qkv[:, shape.num_heads :], storage, plan, layer_in_block)
         # a power of two into q, which rounds nothing, and the rest (1 for many head sizes) onto the float32 scores
