@@ -19,9 +19,11 @@ from model_folders import write_random_model
 from twostroke import LLM, RequestOutput, SamplingParams
 from twostroke.batch import NewRequest, ScheduledBatch, StepResult
 from twostroke.config.engine import EngineConfig
+from twostroke.config.load import LoadConfig
 from twostroke.engine import assembly, preparation
 from twostroke.engine.assembly import build_text_engine
 from twostroke.engine.event_sinks import read_events
+from twostroke.engine.identity import numerics_facts
 from twostroke.engine.output_processor import OutputKind
 from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import (
@@ -523,6 +525,20 @@ def test_start_up_says_what_was_decided_for_the_user(folder: str, caplog: pytest
     assert [record.levelname for record in notes] == ["WARNING"]
     assert any("proved independent" in line and "rows for" in line for line in engine.startup_lines)
     engine.close()
+
+
+def test_whoever_gives_up_batch_invariance_is_told_and_hands_over_to_none_that_keeps_it(folder: str) -> None:
+    settings = {"kv_cache_memory": 1 << 18, "tokenizer": folder, "kernels": "reference"}
+    engines = [text_engine(folder, **settings, batch_invariant=keeps) for keeps in (True, False)]
+    said = ["not batch-invariant" in engine.startup_lines[0] for engine in engines]
+    assert said == [False, True]
+    facts = [
+        numerics_facts("reference", "cpu", "float32", LoadConfig(kernels="reference", batch_invariant=keeps))
+        for keeps in (True, False)
+    ]
+    assert facts[0] != facts[1]
+    for engine in engines:
+        engine.close()
 
 
 @pytest.mark.parametrize(

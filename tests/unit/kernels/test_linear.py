@@ -111,3 +111,28 @@ def test_rows_may_lie_apart(backend: Kernels) -> None:
     linear = operators(backend, torch.bfloat16).pack_linear(random(33, 20, dtype=torch.bfloat16), None)
     wide = random(6, 50, dtype=torch.bfloat16, seed=1)
     assert torch.equal(linear(wide[:, 10:30]), linear(wide[:, 10:30].contiguous()))
+
+
+def test_without_batch_invariance_torch_multiplies_all_rows_at_once() -> None:
+    weight, bias = random(64, 96, dtype=torch.float32), random(64, dtype=torch.float32, seed=1)
+    x, residual = random(33, 96, dtype=torch.float32, seed=2), random(33, 64, dtype=torch.float32, seed=3)
+    free = operators_for(CPU, torch.float32, "reference", batch_invariant=False)
+    assert not free.is_batch_invariant
+    plain, with_bias = free.pack_linear(weight, None), free.pack_linear(weight, bias)
+    assert torch.equal(plain(x), F.linear(x, weight))
+    assert torch.equal(with_bias(x), F.linear(x, weight, bias))
+    assert torch.equal(plain.add_to(residual, x), torch.addmm(residual, x, weight.t()))
+    assert torch.equal(with_bias.add_to(residual, x), residual + F.linear(x, weight, bias))
+    gate, up = F.linear(x, weight).double().chunk(2, dim=-1)
+    torch.testing.assert_close(free.pack_gated(weight, None)(x).double(), F.silu(gate) * up, rtol=1e-5, atol=1e-5)
+
+
+def test_without_batch_invariance_no_height_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(weight: Tensor, bias: Tensor | None) -> tuple[int, ...]:
+        raise AssertionError((weight.shape, bias))
+
+    monkeypatch.setattr("twostroke.kernels.reference.linear.linear_heights", refuse)
+    weight = random(64, 96, dtype=torch.float32)
+    operators_for(CPU, torch.float32, "reference", batch_invariant=False).pack_linear(weight, None)
+    with pytest.raises(AssertionError):
+        operators_for(CPU, torch.float32, "reference").pack_linear(weight, None)
