@@ -57,9 +57,9 @@ class LoadConfig:
     torch's operators where there are none; 'reference' torch's operators; 'triton' those of the GPU or nothing; or a
     level of the native kernels by its name."""
     batch_invariant: bool = True
-    """Whether a request's tokens are the same, bit for bit, alone and in any batch. Without that promise torch's products
-    serve for weights of floats (on a GPU: cuBLAS), which may be faster and add up a row differently among others; the
-    native kernels of a CPU have no other mode."""
+    """Whether a request's tokens are the same, bit for bit, alone and in any batch. Without that promise torch's
+    products serve for weights of floats (on a GPU: cuBLAS), which may be faster and add up a row differently among
+    others; the native kernels of a CPU have no other mode."""
     enforce_eager: bool = False
     """On a GPU: no recorded passes (CUDA graphs) for decodes; every kernel of every step is launched by the host."""
     threads: int | None = None
