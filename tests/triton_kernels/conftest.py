@@ -5,7 +5,9 @@ The directory is not named `triton`: `tests` is on the path of imports, and it w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,30 +24,68 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 @pytest.fixture(autouse=True, scope="session")
-def products_whose_shape_does_not_matter() -> None:
+def interpreter_for_tests() -> None:
+    """Changes the interpreter for the whole process; see what each function says."""
+    from triton.runtime import interpreter
+
+    interpreter.np = _numpy_with(matmul=_product_in_the_order_of_the_depth)  # type: ignore[assignment]
+    interpreter._patch_lang = _once_for_all(interpreter._patch_lang, interpreter._LangPatchScope)
+    interpreter._get_np_dtype = _by_name(interpreter._get_np_dtype)
+
+
+def _numpy_with(**functions: Any) -> ModuleType:
+    """NumPy with other functions, for one module alone."""
+    module = ModuleType(np.__name__)
+    module.__dict__.update(vars(np) | functions)
+    return module
+
+
+def _product_in_the_order_of_the_depth(a: Any, b: Any, dtype: Any = None) -> Any:
     """The interpreter multiplies by NumPy's BLAS, which on some processors adds up in another order where a tile has
     another height or width. Our kernels' bits are to be judged, not its: each element is summed here in the order of
     the tile's depth. Whether a card's units do so is seen on a card alone."""
-    from triton.runtime import interpreter
+    if a.ndim != 2 or dtype is None:
+        return np.matmul(a, b, dtype=dtype)
+    left, right = np.ascontiguousarray(a.T, dtype)[:, :, None], np.ascontiguousarray(b, dtype)
+    total = np.zeros((a.shape[0], b.shape[1]), dtype)
+    term = np.empty_like(total)
+    for column, row in zip(left, right, strict=True):
+        np.multiply(column, row, out=term)
+        np.add(total, term, out=total)
+    return total
 
-    multiply = np.matmul
 
-    def matmul(a: Any, b: Any, dtype: Any = None) -> Any:
-        if a.ndim != 2 or dtype is None:
-            return multiply(a, b, dtype=dtype)
-        a, b = a.astype(dtype), b.astype(dtype)
-        total = np.zeros((a.shape[0], b.shape[1]), dtype)
-        for k in range(a.shape[1]):
-            total += a[:, k, None] * b[k]
-        return total
+def _once_for_all(patch: Callable[[Any], Any], scope_without_changes: Callable[[], Any]) -> Callable[[Any], Any]:
+    """The interpreter replaces hundreds of functions of the language for every launch, and once more for every call of
+    one program by another: more than half of the time that all of these tests took. Here nobody compiles in between, so
+    they are replaced once, and stay so. Which modules are changed depends on those that a function sees."""
+    done: set[frozenset[int]] = set()
 
-    class NumPy:
-        """For the interpreter alone."""
+    def patch_once(function: Any) -> Any:
+        modules = frozenset(id(value) for value in function.__globals__.values() if isinstance(value, ModuleType))
+        if modules not in done:
+            patch(function)
+            done.add(modules)
+        return scope_without_changes()
 
-        def __getattr__(self, name: str) -> Any:
-            return matmul if name == "matmul" else getattr(np, name)
+    return patch_once
 
-    interpreter.np = NumPy()  # type: ignore[assignment]
+
+def _by_name(numpys_type_of: Callable[[Any], np.dtype[Any]]) -> Callable[[Any], np.dtype[Any]]:
+    """The interpreter makes its table of types anew for every number that it looks at."""
+    import triton.language as tl
+
+    known: dict[str, np.dtype[Any]] = {}
+
+    def found(its_type: Any) -> np.dtype[Any]:
+        element = its_type.element_ty if isinstance(its_type, tl.block_type) else its_type
+        if isinstance(element, tl.pointer_type):
+            return numpys_type_of(element)
+        if element.name not in known:
+            known[element.name] = numpys_type_of(element)
+        return known[element.name]
+
+    return found
 
 
 class _Unrunnable(pytest.Module):
