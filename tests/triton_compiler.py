@@ -81,10 +81,14 @@ def multiply() -> None:
     ):
         codes, scales = torch.zeros(n, k, dtype=torch.uint8), torch.zeros(n, k // group_size).half()
         weight = QuantizedWeight(codes, scales, mins, bits, group_size, torch.bfloat16, order, is_fp8)
-        x, residual = torch.zeros(64, k, dtype=torch.bfloat16), torch.zeros(64, n, dtype=torch.bfloat16)
+        x, residual = torch.zeros(3, k, dtype=torch.bfloat16), torch.zeros(3, n, dtype=torch.bfloat16)
+        # which proves its heights, so that both are compiled for each kind of weight; how it ends, with a residual or
+        # without, has nothing to do with the kind
         linear = QuantizedLinear(weight, weight, torch.zeros(n, dtype=torch.bfloat16) if mins is None else None)
-        linear(x[:3])
-        linear.add_to(residual, x)
+        if mins is not None:
+            linear(x)
+        elif not is_fp8:
+            linear.add_to(residual, x)
 
 
 def attend() -> None:

@@ -64,15 +64,14 @@ def _product_in_the_order_of_the_depth(a: Any, b: Any, dtype: Any = None) -> Any
 
 def _once_for_all(patch: Callable[[Any], Any], scope_without_changes: Callable[[], Any]) -> Callable[[Any], Any]:
     """The interpreter replaces hundreds of functions of the language for every launch, and once more for every call of
-    one program by another: more than half of the time that all of these tests took. Here nobody compiles in between, so
-    they are replaced once, and stay so. Which modules are changed depends on those that a function sees."""
-    done: set[frozenset[int]] = set()
+    one program by another: more than half of the time that all of these tests took. In this process nobody compiles, so
+    they are replaced when a program is first seen (which are depends on the modules that it sees), and stay so."""
+    done: set[Any] = set()
 
     def patch_once(function: Any) -> Any:
-        modules = frozenset(id(value) for value in function.__globals__.values() if isinstance(value, ModuleType))
-        if modules not in done:
+        if function not in done:
             patch(function)
-            done.add(modules)
+            done.add(function)
         return scope_without_changes()
 
     return patch_once
