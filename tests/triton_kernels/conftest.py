@@ -38,6 +38,8 @@ def interpreter_for_tests() -> None:
     # each sum of integers is computed a second time for a check that nobody sees unless Triton's `debug` is on
     interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     _remember_shapes(tl.block_type, tl.tensor)
+    semantic = type(interpreter.interpreter_semantic)
+    semantic.broadcast_impl_value = _where_shapes_differ(semantic.broadcast_impl_value)
 
 
 def _numpy_with(**functions: Any) -> ModuleType:
@@ -116,6 +118,20 @@ def _remember_shapes(block_type: Any, tensor: Any) -> None:
         self.shape, self.numel, self.dtype = known_tensors[type.name]
 
     block_type.__init__, tensor.__init__ = type_init, tensor_init
+
+
+def _where_shapes_differ(broadcast: Callable[..., Any]) -> Callable[..., Any]:
+    """Most operands have the same shape already, which the interpreter takes long to find out."""
+
+    def broadcast_others(self: Any, lhs: Any, rhs: Any) -> Any:
+        left, right = lhs.type, rhs.type
+        if left.is_block() and right.is_block():
+            is_same = left.shape.values == right.shape.values
+        else:
+            is_same = not left.is_block() and not right.is_block()
+        return (lhs, rhs) if is_same else broadcast(self, lhs, rhs)
+
+    return broadcast_others
 
 
 class _Unrunnable(pytest.Module):
