@@ -1,4 +1,4 @@
-"""Triton's kernels, in a process of their own (`make test-triton`); in others they are skipped, and it is said why.
+"""Triton's kernels, in processes of their own (`make test-triton`); in others they are skipped, and it is said why.
 
 The directory is not named `triton`: `tests` is on the path of imports, and it would pass for the package.
 """
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from model_folders import write_random_model
 from triton_device import device, why_not
 
 WHY_NOT = why_not()
@@ -26,7 +27,9 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 @pytest.fixture(autouse=True, scope="session")
 def interpreter_for_tests() -> None:
-    """Changes the interpreter for the whole process; see what each function says."""
+    """Changes Triton's interpreter for the whole process. Nearly all of its time went into what has nothing to do with
+    a program's numbers, and these stay the same, but for the order of a product; see what each function says. The names
+    are those of Triton 3.9."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -40,6 +43,15 @@ def interpreter_for_tests() -> None:
     _remember_shapes(tl.block_type, tl.tensor)
     semantic = type(interpreter.interpreter_semantic)
     semantic.broadcast_impl_value = _where_shapes_differ(semantic.broadcast_impl_value)
+
+
+@pytest.fixture(scope="session")
+def random_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Those of all tests with a layer less: what comes behind the second is interpreted like the second."""
+    families = ("llama", "mistral", "qwen3")
+    return {
+        family: write_random_model(tmp_path_factory.mktemp(family), family, num_hidden_layers=2) for family in families
+    }
 
 
 def _numpy_with(**functions: Any) -> ModuleType:
@@ -97,7 +109,7 @@ def _by_name(numpys_type_of: Callable[[Any], np.dtype[Any]]) -> Callable[[Any], 
 
 
 def _remember_shapes(block_type: Any, tensor: Any) -> None:
-    """The interpreter wraps the sizes of a shape, one by one and twice over, for every number that a program computes."""
+    """The interpreter wraps the sizes of a shape one by one, and twice over, for all that a program computes."""
     type_initialise, tensor_initialise = block_type.__init__, tensor.__init__
     known_types: dict[Any, Any] = {}
     known_tensors: dict[str, Any] = {}
