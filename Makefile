@@ -23,9 +23,9 @@ test: $(STAMP)
 	$(PYTEST) $(ARGS)
 
 # The GPU's kernels in Triton's interpreter, number by number on the CPU, and their compiler without a card. The interpreter is
-# chosen when Triton is imported, for the whole process: so it is one of its own, and `make test` skips these.
+# chosen when Triton is imported, for the whole process: so they have processes of their own, and `make test` skips these.
 test-triton: $(VENV)/.triton
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/triton_kernels $(ARGS)
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PYTEST) tests/triton_kernels $(ARGS)
 
 # Alone: what it asks for beside itself is for a GPU, and torch's CUDA builds bring a Triton of their own.
 $(VENV)/.triton: $(STAMP)

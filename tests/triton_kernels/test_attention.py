@@ -45,8 +45,9 @@ TOLERANCE = {
 
 @pytest.fixture(autouse=True)
 def small_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a card, a segment would be a long way for an interpreter."""
-    monkeypatch.setattr(cuda_attention, "CUT", Cut(tile_rows=32, chunk=32, segment=64))
+    """As on a card, a segment would be a long way for an interpreter. Tiles are as high as there: it takes as long for
+    many rows as for a few."""
+    monkeypatch.setattr(cuda_attention, "CUT", Cut(chunk=32, segment=64))
 
 
 def cut_for(num_processors: int, monkeypatch: pytest.MonkeyPatch) -> None:

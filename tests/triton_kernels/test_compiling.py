@@ -11,14 +11,14 @@ import twostroke
 SHARED_MEMORY = 232_448
 """Bytes that a program may have of capability 9.0."""
 PROGRAMS = {
-    "add_runs": 6,
+    "add_runs": 4,
     "attend": 5,
     "best_of_slices": 1,
     "draw_filtered": 1,
     "draw_in_slices": 1,
     "fold_parts": 1,
-    "multiply": 9,
-    "multiply_floats": 6,
+    "multiply": 7,
+    "multiply_floats": 5,
     "norm_rows": 2,
     "rotate_rows": 1,
     "silu_times": 1,
