@@ -75,11 +75,8 @@ class BenchResult:
         results: Mapping[str, Any],
         warmup: int = 0,
         repeats: int = 1,
-        hardware: Hardware | None = None,
     ) -> BenchResult:
-        """A result measured just now, by this code, on this machine; its processor and no card, unless `hardware` says
-        else.
-        """
+        """A result measured just now, by this code, on this machine."""
         commit = Commit.of_this_checkout()
         return cls(
             bench=bench,
@@ -92,7 +89,7 @@ class BenchResult:
             commit=commit.hash,
             dirty=commit.dirty,
             date=datetime.now(UTC).isoformat(timespec="seconds"),
-            hardware=asdict(hardware or Hardware.of_this_machine()),
+            hardware=asdict(Hardware.of_this_machine()),
         )
 
     def to_json(self) -> str:

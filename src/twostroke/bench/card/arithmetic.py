@@ -1,10 +1,10 @@
 """From times to claims: shares of what the card can do at best. Pure: costs, seconds and rates in, claims out.
 
-    decode     floor = (weights + KV that is read and written) / copy rate        share = floor / time of a step
-    prefill    operations of the prompt / matrix rate                             share = that / TTFT
-    idle       1 - busy seconds of a step / time of a step
-               busy: at least one kernel, copy or fill runs (a union of intervals, from a trace of some steps);
-               the time of a step is of a run without the profiler, which makes the host slower, not the kernels
+decode     floor = (weights + KV that is read and written) / copy rate        share = floor / time of a step
+prefill    operations of the prompt / matrix rate                             share = that / TTFT
+idle       1 - busy seconds of a step / time of a step
+           busy: at least one kernel, copy or fill runs (a union of intervals, from a trace of some steps);
+           the time of a step is of a run without the profiler, which makes the host slower, not the kernels
 """
 
 from __future__ import annotations
@@ -142,6 +142,17 @@ def throughput_claims(num_slots: int, ours_tok_s: float, theirs_tok_s: float) ->
     return (Claim.at_least(what, TIMES_TRANSFORMERS, ours_tok_s / theirs_tok_s),)
 
 
-def setting_claim(name: str, num_requests: int, step_s: float, default_step_s: float) -> Claim:
-    """What a setting makes of the throughput of decodes."""
-    return Claim.reported(f"{name}, batch {num_requests}: decode throughput / the default's", default_step_s / step_s)
+def setting_claims(name: str, num_requests: int, step_s: float, default_step_s: float | None) -> tuple[Claim, ...]:
+    """What a setting makes of the throughput of decodes.
+
+    Args:
+        name: of the setting.
+        num_requests: that decode at once.
+        step_s: median time of a step with it.
+        default_step_s: the same without; None where that could not be measured.
+    """
+    what = f"{name}, batch {num_requests}: decode"
+    reported = Claim.reported(f"{what} tokens/s", num_requests / step_s)
+    if default_step_s is None:
+        return (reported,)
+    return Claim.reported(f"{what} throughput / the default's", default_step_s / step_s), reported

@@ -62,7 +62,7 @@ class Card:
     device: Device = "cuda"
     traced = _CARD_WORK
     copy_bytes = 1 << 31
-    matrix_sides = (4096, 8192, 16384)
+    matrix_sides: tuple[int, ...] = (4096, 8192, 16384)
 
     def __init__(self, facts: CudaFacts) -> None:
         """Facts: of a card that `check_cuda` has nothing against."""
@@ -104,7 +104,7 @@ class Processors:
     name = "no card: the processors in its place"
     traced = _PROCESSOR_WORK
     copy_bytes = 1 << 26
-    matrix_sides = (256,)
+    matrix_sides: tuple[int, ...] = (256,)
 
     def hardware(self) -> Hardware:
         """See Machine."""
@@ -163,13 +163,16 @@ def measure_limits(machine: Machine, dtype: torch.dtype) -> MachineLimits:
         Operations per second of the fastest product of square matrices, and bytes per second, read and written, of a
         large copy.
     """
-    source = torch.ones(machine.copy_bytes // 4, dtype=torch.float32, device=machine.device)
-    target = torch.empty_like(source)
-    bytes_per_s = 2 * machine.copy_bytes / machine.best_s(lambda: target.copy_(source), _REPEATS)
-    del source, target
+    bytes_per_s = _copy_rate(machine)
     flops_per_s = max(_matrix_rate(machine, side, dtype) for side in machine.matrix_sides)
     machine.give_back()
     return MachineLimits(flops_per_s, bytes_per_s)
+
+
+def _copy_rate(machine: Machine) -> float:
+    source = torch.ones(machine.copy_bytes // 4, dtype=torch.float32, device=machine.device)
+    target = torch.empty_like(source)
+    return 2 * machine.copy_bytes / machine.best_s(lambda: target.copy_(source), _REPEATS)
 
 
 def _matrix_rate(machine: Machine, side: int, dtype: torch.dtype) -> float:

@@ -47,4 +47,6 @@ class TracedSteps:
     def take(self) -> Busy | None:
         """What was traced; None where nothing was seen to work. Nothing more is traced then."""
         num_steps, self._num_steps = self._num_steps, 0
+        if self._work is None and self._num_seen > _STEPS_BEFORE:  # the run has ended too early
+            self._tracer.stop()
         return None if self._work is None else Busy.of(self._work, num_steps)

@@ -23,7 +23,7 @@ from twostroke.bench.card.arithmetic import (
     decode_claims,
     idle_claims,
     prefill_claims,
-    setting_claim,
+    setting_claims,
     throughput_claims,
 )
 from twostroke.bench.card.machine import Machine, Tracer, find_machine, measure_limits
@@ -127,7 +127,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         remarks = ("left out: it needs a model's shape",)
         return Reproduction(name="card", title=TITLE, claims=(), config={}, workload={}, remarks=remarks)
     machine = find_machine(needs_card=options.full)
-    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+    with tempfile.TemporaryDirectory() as folder:
         bench = _Bench(options, machine, _subject(options, machine, Path(folder)))
         bench.run()
         return bench.result()
@@ -192,6 +192,9 @@ class _Bench:
         self._remarks: list[str] = []
         self._details: dict[str, Any] = {}
         self._peer: dict[str, str] = {}
+        self._points: dict[int, DecodePoint] = {}
+        """Of the default, by batch."""
+        self._ours_tok_s: float | None = None
         self._tracer = Tracer(machine)
         self._traced = TracedSteps(self._tracer)
         self._workload = synthetic(
@@ -213,16 +216,15 @@ class _Bench:
         self._say(self._machine.name)
         limits = measure_limits(self._machine, getattr(torch, self._subject.config.dtype))
         self._details["limits"] = asdict(limits)
-        self._say(f"copies {limits.bytes_per_s / 1e9:,.1f} GB/s, multiplies {limits.flops_per_s / 1e12:,.2f} TFLOP/s")
-        with closing(self._engine(self._subject.load, SchedulerConfig())) as engine:
-            self._details["startup"] = engine.startup_lines
-            default, ours_tok_s = self._default(engine, limits)
-            del engine
+        self._say(
+            f"it copies {limits.bytes_per_s / 1e9:,.1f} GB/s, multiplies {limits.flops_per_s / 1e12:,.2f} TFLOP/s"
+        )
+        self._part("the engine as it is by default", lambda: self._default(limits))
         self._machine.give_back()
-        self._part("transformers", lambda: self._beside_transformers(ours_tok_s), optional=True)
+        self._part("transformers", self._beside_transformers, optional=True)
         self._machine.give_back()
         for name, changes in SETTINGS:
-            self._part(name, lambda name=name, changes=changes: self._setting(name, changes, default), optional=True)
+            self._part(name, lambda name=name, changes=changes: self._setting(name, changes), optional=True)
             self._machine.give_back()
 
     def result(self) -> Reproduction:
@@ -279,12 +281,22 @@ class _Bench:
         outputs = self._num_outputs(num_requests, steps)
         return measure_decode(engine, num_requests, self._sizes.context, outputs, f"decode, batch {num_requests}")
 
-    def _default(self, engine: ModelEngine, limits: MachineLimits) -> tuple[DecodePoint | None, float | None]:
-        """What the goals are about; returns the point that settings are compared with, and output tokens a second."""
-        sizes, points, rates = self._sizes, dict[int, DecodePoint](), list[float]()
+    def _default(self, limits: MachineLimits) -> Iterable[Claim]:
+        """What the goals are about, in parts of their own."""
+        with closing(self._engine(self._subject.load, SchedulerConfig())) as engine:
+            self._details["startup"] = engine.startup_lines
+            self._goals(engine, limits)
+        return []
+
+    def _goals(self, engine: ModelEngine, limits: MachineLimits) -> None:
+        sizes = self._sizes
+
+        def warm_up() -> Iterable[Claim]:
+            self._decode(engine, sizes.batch, sizes.setting_steps)
+            return []
 
         def decode(num_requests: int) -> Iterable[Claim]:
-            point = points[num_requests] = self._decode(engine, num_requests, sizes.steps)
+            point = self._points[num_requests] = self._decode(engine, num_requests, sizes.steps)
             return decode_claims(num_requests, point.tpot_s, point.cost, limits.bytes_per_s)
 
         def prefill() -> Iterable[Claim]:
@@ -300,45 +312,44 @@ class _Bench:
             if busy is None:
                 raise SetupError("the profiler saw no work of the device (is it allowed to, and is CUPTI there?).")
             self._details["traced"] = asdict(busy)
-            return idle_claims(sizes.batch, busy, points[sizes.batch].tpot_s)
+            return idle_claims(sizes.batch, busy, self._points[sizes.batch].tpot_s)
 
         def throughput() -> Iterable[Claim]:
             num_tokens = self._workload.num_output_tokens
             seconds = [engine.run(self._workload, progress="throughput").duration_s for _ in range(sizes.repeats + 1)]
-            rates.append(num_tokens / min(seconds[1:]))  # the first one warms up, as the peer's does
-            return [Claim.reported(f"throughput, {sizes.batch} slots: tokens/s", rates[0])]
+            self._ours_tok_s = num_tokens / min(seconds[1:])  # the first one warms up, as the peer's does
+            return [Claim.reported(f"throughput, {sizes.batch} slots: tokens/s", self._ours_tok_s)]
 
-        self._say("warming up: kernels are compiled, products proven")
-        self._decode(engine, sizes.batch, sizes.setting_steps)
+        self._part("warm-up, in which kernels are compiled", warm_up)
         for num_requests in (1, sizes.batch):
             self._part(f"decode, batch {num_requests}", lambda n=num_requests: decode(n))
         self._part("prefill", prefill)
         self._part("idle", idle)
         self._part("throughput", throughput)
-        return points.get(sizes.batch), rates[0] if rates else None
 
-    def _beside_transformers(self, ours_tok_s: float | None) -> Iterable[Claim]:
-        if ours_tok_s is None:
-            raise SetupError("there is no throughput of ours to compare with.")
+    def _beside_transformers(self) -> Iterable[Claim]:
         sizes, requests = self._sizes, self._workload.requests
         memory = _PEER_MEMORY_ON_PROCESSORS if self._machine.device == "cpu" else None
         dtype = self._subject.config.dtype
-        with closing(TransformersBatching(self._subject.folder, dtype, self._machine.device, memory)) as peer:
+        with (
+            torch.inference_mode(),  # its loop runs in the mode that its caller is in, and this one is the fastest
+            closing(TransformersBatching(self._subject.folder, dtype, self._machine.device, memory)) as peer,
+        ):
             prompts = [request.prompt_token_ids for request in requests]
             seconds = peer.best_s(prompts, self._workload.output_lengths, sizes.batch, sizes.repeats)
             self._peer = {"version": peer.version, "attention": peer.attention}
         theirs = self._workload.num_output_tokens / seconds
         reported = Claim.reported(f"throughput of transformers, {sizes.batch} slots: tokens/s", theirs)
-        return [*throughput_claims(sizes.batch, ours_tok_s, theirs), reported]
+        ours = self._ours_tok_s
+        return [reported] if ours is None else [*throughput_claims(sizes.batch, ours, theirs), reported]
 
-    def _setting(self, name: str, changes: Mapping[str, Any], default: DecodePoint | None) -> Iterable[Claim]:
-        if default is None:
-            raise SetupError("there is no default to compare with.")
+    def _setting(self, name: str, changes: Mapping[str, Any]) -> Iterable[Claim]:
         load, scheduler = with_changes(self._subject.load, SchedulerConfig(), changes)
         with closing(self._engine(load, scheduler)) as engine:
             self._decode(engine, self._sizes.batch, self._sizes.setting_steps)  # warms up
             point = self._decode(engine, self._sizes.batch, self._sizes.setting_steps)
-        return [setting_claim(name, self._sizes.batch, point.tpot_s, default.tpot_s)]
+        default = self._points.get(self._sizes.batch)
+        return setting_claims(name, self._sizes.batch, point.tpot_s, None if default is None else default.tpot_s)
 
     def _part(self, name: str, work: Callable[[], Iterable[Claim]], *, optional: bool = False) -> None:
         """Some of the figures; what stands against them is said, and the others are measured all the same.
@@ -346,7 +357,7 @@ class _Bench:
         Args:
             name: for people.
             work: measures.
-            optional: it may be that this machine, or what is installed here, does not have it.
+            optional: nothing is claimed of it, or it is not ours.
         """
         used_s = time.monotonic() - self._begin_s
         if used_s > self._sizes.limit_s:
@@ -359,8 +370,9 @@ class _Bench:
             what = str(error) if isinstance(error, TwostrokeError) else f"{type(error).__name__}: {error}"
             self._remarks.append(f"{name}: not measured. {what}")
             self._say(self._remarks[-1])
-            if not (optional and isinstance(error, TwostrokeError)):
+            if not isinstance(error, TwostrokeError):
                 log.exception("%s failed", name)
+            if not optional:
                 self._claims.append(Claim.equal(f"{name}: came to its end", 1, 0))
             return
         self._claims += found

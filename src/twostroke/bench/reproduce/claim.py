@@ -19,7 +19,7 @@ from twostroke.model.model_files import find_model
 
 
 class NotOnThisMachine(SetupError):
-    """What a reproduction is about is not here: with "all" it is left out, and refused where it is asked for by name."""
+    """What a reproduction is about is not here: "all" leaves it out, and asking for it by name is refused."""
 
 
 DEFAULT_TRACES = Path("traces")

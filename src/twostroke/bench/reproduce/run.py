@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -112,8 +112,9 @@ def _save(name: str, reproduction: Reproduction, options: ReproduceOptions, cons
         },
         warmup=reproduction.warmup,
         repeats=reproduction.repeats,
-        hardware=reproduction.hardware,
     )
+    if reproduction.hardware is not None:
+        result = replace(result, hardware=asdict(reproduction.hardware))
     saved = [save(result, options.results)]
     if options.plots and reproduction.draw is not None:
         saved.append(
