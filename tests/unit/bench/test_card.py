@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -336,7 +336,7 @@ def test_a_part_that_fails_does_not_take_the_others_with_it(tmp_path: Path, monk
 
     monkeypatch.setattr(card, "TransformersBatching", absent)
     monkeypatch.setattr(card, "measure_prefill", broken)
-    monkeypatch.setattr(card, "SETTINGS", (("no such kernels", {"kernels": "triton"}),))
+    monkeypatch.setattr(card, "SETTINGS", (("of a checkpoint", {"quantization": "awq"}),))
     found, saved = run_small(tmp_path)
     assert any("decode, batch 8" in claim.what for claim in found.claims)
     assert figure(found.claims, "prefill: came to its end").holds is False
@@ -345,8 +345,8 @@ def test_a_part_that_fails_does_not_take_the_others_with_it(tmp_path: Path, monk
     remarks = " | ".join(found.remarks)
     assert "transformers: not measured. the comparison needs transformers." in remarks
     assert "prefill: not measured. RuntimeError: an illegal memory access" in remarks
-    assert "no such kernels: not measured. kernels='triton'" in remarks
-    assert not [claim for claim in found.claims if "no such kernels" in claim.what or "transformers" in claim.what]
+    assert "of a checkpoint: not measured. load_format='dummy': random weights" in remarks
+    assert not [claim for claim in found.claims if "of a checkpoint" in claim.what or "transformers" in claim.what]
 
 
 @pytest.mark.usefixtures("no_card")
@@ -373,13 +373,21 @@ def test_without_a_model_nothing_is_measured(tmp_path: Path) -> None:
     assert not card.reproduce(ReproduceOptions(with_model=False, results=tmp_path)).claims
 
 
-def judged_rules(is_judged: bool, make: Callable[[], Sequence[Claim]]) -> list[str]:
-    return [claim.judged(is_judged).rule for claim in make()]
-
-
-def test_goals_are_claimed_of_the_large_shape_alone() -> None:
-    def make() -> Sequence[Claim]:
-        return decode_claims(1, 1.0, COST, 1e9)
-
-    assert judged_rules(True, make)[0] == ">= 0.8"
-    assert set(judged_rules(False, make)) == {"reported"}
+def test_goals_are_claimed_at_full_size_of_the_large_shape_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The full run with everything small in its place."""
+    monkeypatch.setattr(card, "TransformersBatching", FakePeer)
+    monkeypatch.setattr(card, "SETTINGS", ())
+    monkeypatch.setattr(card, "FULL", card.SMALL)
+    monkeypatch.setattr(card, "find_machine", lambda *, needs_card: Processors() if needs_card else None)
+    options = ReproduceOptions(full=True, threads=1, results=tmp_path, model=str(write_shape(tmp_path / "m", TINY)))
+    other = card.reproduce(options)
+    assert {claim.rule for claim in other.claims} == {"reported"}
+    monkeypatch.setattr(card, "QWEN3_8B", TINY)
+    (found,) = reproduce(["card"], replace(options, model="embedded"), Console(quiet=True))
+    rules = [claim.rule for claim in found.claims if claim.rule != "reported"]
+    assert rules == [">= 0.8", ">= 0.8", ">= 0.6", "<= 0.05", ">= 2"]
+    saved = report.load(tmp_path / "card.json")
+    assert saved.command == "twostroke bench reproduce card --full --threads 1"
+    assert (tmp_path / "card.png").stat().st_size > 0
