@@ -181,6 +181,28 @@ def test_results_of_before_are_still_readable() -> None:
         assert Hardware(**given).card is None
 
 
+def test_a_card_is_timed_by_its_own_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    elapsed_ms = iter([7.0, 5.0, 6.0])
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            calls.append("record")
+
+        def synchronize(self) -> None:
+            calls.append("wait")
+
+        def elapsed_time(self, _: Any) -> float:
+            return next(elapsed_ms)
+
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    assert Card(H200).best_s(lambda: calls.append("work"), 3) == 0.005
+    assert calls == ["work", "work", *["record", "work", "record", "wait"] * 3]
+
+
 def test_limits_are_rates() -> None:
     limits = measure_limits(Processors(), torch.float32)
     assert 1e8 < limits.bytes_per_s < 1e13

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import gguf_files
 import quantized_folders
 from fixtures.random_models import model_config
 from model_folders import write_tokenizer
+from two_pools import TwoPools, alone, sequence
 from twostroke import LLM, SamplingParams
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
@@ -137,6 +139,27 @@ def test_pools_tell_them_from_a_checkpoint(folder: Path) -> None:
     config = find_model(str(folder)).config()
     facts = [identity_facts(folder, config, LoadConfig(load_format=name), None) for name in ("auto", "dummy")]  # pyright: ignore
     assert facts[0]["weights"] != facts[1]["weights"]
+
+
+def test_two_pools_are_one_model(folder: Path) -> None:
+    given: dict[str, Any] = {
+        "model": str(folder),
+        "load_format": "dummy",
+        "threads": 1,
+        "num_kv_blocks": 64,
+        "max_model_len": 96,
+        "block_size": 4,
+    }
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    requests = [sequence(f"r{n}", [7, 8, 9] * n, params) for n in (3, 9)]
+    with tempfile.TemporaryDirectory() as place:
+        pools = TwoPools(Path(place), **given)
+        try:
+            answers = pools.run(requests)
+        finally:
+            pools.close()
+    expected = alone(EngineConfig.from_keywords(**given), requests)
+    assert {name: a.token_ids for name, a in answers.items()} == {name: a.token_ids for name, a in expected.items()}
 
 
 def test_without_a_tokenizer_the_remedies_are_named(folder: Path) -> None:
