@@ -3,7 +3,8 @@ worth.
 
 One command for the minutes that a card is lent. `--full` is Qwen3-8B's shape with random weights on an NVIDIA GPU;
 without it a tiny shape goes the same way, on a card if there is one and on the processors otherwise, and nothing is
-claimed. `--model` names a folder in its place, whose weights are random, too, where it has none. Each figure is shown when it is there, and a part that fails does not take the others with it.
+claimed. `--model` names a folder in its place, whose weights are random, too, where it has none. Each figure is shown
+when it is there, and a part that fails does not take the others with it.
 """
 
 from __future__ import annotations
