@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -43,6 +43,10 @@ class Hardware:
             numpy=_version("numpy"),
             system=f"{platform.system()} {platform.machine()}",
         )
+
+    def as_json(self) -> dict[str, str | int]:
+        """What is known; nothing of a card where figures are of none."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def with_card(self, card: str, cuda: str | None) -> Hardware:
         """The same with an NVIDIA GPU that figures are of.

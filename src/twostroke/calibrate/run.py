@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -70,7 +70,7 @@ def calibrate(
     found = Calibration(
         model=model_name(load.model),
         load=settings(load),
-        machine=asdict(Hardware.of_this_machine()),
+        machine=Hardware.of_this_machine().as_json(),
         context_tokens=options.context_tokens,
         most_drafts=options.most_drafts,
         step_s=step_s,

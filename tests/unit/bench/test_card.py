@@ -168,6 +168,7 @@ def test_a_card_is_taken_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
         hardware = found.hardware()
         assert (hardware.card, hardware.driver, hardware.cuda) == ("NVIDIA H200", "570.124.06", "13.0")
         assert hardware.triton is not None
+        assert hardware.as_json() == asdict(hardware)
 
 
 def test_results_of_before_are_still_readable() -> None:
@@ -222,7 +223,7 @@ def test_of_a_trace_the_works_of_the_device_count() -> None:
 def test_the_profiler_sees_work_between_start_and_stop() -> None:
     tracer = Tracer(Processors())
     tracer.start()
-    torch.ones(64, 64) @ torch.ones(64, 64)
+    torch.ones(64, 64).sum()
     work = tracer.stop()
     assert work
     assert all(interval.end_s >= interval.begin_s for interval in work)
@@ -326,7 +327,7 @@ def test_everything_runs_on_the_processors_with_transformers(tmp_path: Path) -> 
     assert "no card" in found.remarks[0]
     (left_out,) = found.remarks[1:]
     assert left_out.startswith("graphs off: not measured. enforce_eager=True: changes nothing with device=cpu")
-    assert saved["hardware"]["card"] is None
+    assert "card" not in saved["hardware"]
     assert saved["config"]["load"]["model"] == "a tiny shape"
     assert saved["config"]["transformers"]["version"]
     assert saved["results"]["limits"]["bytes_per_s"] > 0
@@ -395,6 +396,11 @@ def test_without_a_model_nothing_is_measured(tmp_path: Path) -> None:
     assert not card.reproduce(ReproduceOptions(with_model=False, results=tmp_path)).claims
 
 
+def full_machine(*, needs_card: bool) -> Processors:
+    assert needs_card
+    return Processors()
+
+
 def test_goals_are_claimed_at_full_size_of_the_large_shape_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,7 +408,7 @@ def test_goals_are_claimed_at_full_size_of_the_large_shape_alone(
     monkeypatch.setattr(card, "TransformersBatching", FakePeer)
     monkeypatch.setattr(card, "SETTINGS", ())
     monkeypatch.setattr(card, "FULL", card.SMALL)
-    monkeypatch.setattr(card, "find_machine", lambda *, needs_card: Processors() if needs_card else None)
+    monkeypatch.setattr(card, "find_machine", full_machine)
     options = ReproduceOptions(full=True, threads=1, results=tmp_path, model=str(write_shape(tmp_path / "m", TINY)))
     other = card.reproduce(options)
     assert {claim.rule for claim in other.claims} == {"reported"}

@@ -114,7 +114,7 @@ def _save(name: str, reproduction: Reproduction, options: ReproduceOptions, cons
         repeats=reproduction.repeats,
     )
     if reproduction.hardware is not None:
-        result = replace(result, hardware=asdict(reproduction.hardware))
+        result = replace(result, hardware=reproduction.hardware.as_json())
     saved = [save(result, options.results)]
     if options.plots and reproduction.draw is not None:
         saved.append(
