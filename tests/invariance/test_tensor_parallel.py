@@ -171,3 +171,7 @@ def test_a_process_group_as_between_gpus(
 def test_refused(model: str, config: dict[str, Any], words: str, random_models: dict[str, Path]) -> None:
     with pytest.raises(InvalidParameter, match=words):
         LLM(str(random_models[model]), **{"tensor_parallel_size": 2, **config})
+
+
+def test_random_weights(random_models: dict[str, Path]) -> None:
+    same(random_models["qwen3"], load_format="dummy", dtype="bfloat16")

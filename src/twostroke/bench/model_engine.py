@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from twostroke.batch import ScheduledBatch
 from twostroke.bench.drive import RecordingExecutor, drive
 from twostroke.bench.workload import Workload
 from twostroke.config.cache import CacheConfig
@@ -42,6 +43,7 @@ def model_engine(
     cache: CacheConfig | None = None,
     listeners: Sequence[EventLog] = (),
     step_times: StepTimeModel | None = None,
+    at_submit: Callable[[ScheduledBatch], None] | None = None,
 ) -> ModelEngine:
     """Loads a model.
 
@@ -52,6 +54,7 @@ def model_engine(
         cache: as for any engine.
         listeners: hear every event.
         step_times: what limits of time are kept by, where the scheduler has some.
+        at_submit: called with each batch before it is computed.
     """
     scheduler, cache = scheduler or SchedulerConfig(), cache or CacheConfig()
     if load.max_model_len is not None and cache.num_kv_blocks is None and cache.kv_cache_memory is None:
@@ -60,7 +63,7 @@ def model_engine(
     recorders: list[RecordingExecutor] = []
 
     def record(executor: Executor) -> Executor:
-        recorders.append(RecordingExecutor(executor))
+        recorders.append(RecordingExecutor(executor, at_submit))
         return recorders[-1]
 
     config = EngineConfig(load=load, cache=cache, scheduler=scheduler)

@@ -22,7 +22,7 @@ from twostroke.config.checks import switch, whole_number
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter
-from twostroke.model.model_files import find_model
+from twostroke.model.model_files import find_model_of
 from twostroke.served_run import Run
 
 _LIMIT_COLOURS = {"tokens": "#3b6ea5", "seqs": "#7a9e3f", "kv": "#c2410c", "none": "#d5dbe1"}
@@ -64,7 +64,7 @@ def run_offline(
     options, load = options or OfflineOptions(), load or LoadConfig()
     scheduler, cache = scheduler or SchedulerConfig(), cache or CacheConfig()
     check_folder(options.results)
-    model = find_model(load.model).config()
+    model = find_model_of(load).config()
     context = min(load.max_model_len or model.max_context, model.max_context)
     workload = options.workload(model.vocab_size).fitting(context)
     if not len(workload):

@@ -89,7 +89,7 @@ class BenchResult:
             commit=commit.hash,
             dirty=commit.dirty,
             date=datetime.now(UTC).isoformat(timespec="seconds"),
-            hardware=asdict(Hardware.of_this_machine()),
+            hardware=Hardware.of_this_machine().as_json(),
         )
 
     def to_json(self) -> str:

@@ -27,7 +27,7 @@ from twostroke.cost.step_fit import TimedStep
 from twostroke.cost.step_model import knots
 from twostroke.cost.step_work import Layers
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.model.model_files import find_model
+from twostroke.model.model_files import find_model_of
 from twostroke.scheduler.replay import layers_of
 from twostroke.simulation.observed import ObservedSteps
 
@@ -72,7 +72,7 @@ def measure_steps(
     Raises:
         SetupError: the model cannot be loaded.
     """
-    model = find_model(load.model).config()
+    model = find_model_of(load).config()
     most = min(load.max_model_len or model.max_context, model.max_context)
     sizes = _Sizes.of(most, scheduler, longest, repeats)
     layout = KVLayout.of(model.layer_windows, block_size=1, num_kv_heads=1, head_dim=1, kv_format="bf16")

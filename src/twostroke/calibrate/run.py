@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -43,7 +43,7 @@ from twostroke.engine.calibrated import place_to_write
 from twostroke.engine.drafting import Drafter, GivenDrafter
 from twostroke.errors import ClientError, InvalidParameter, SetupError
 from twostroke.hardware import Hardware
-from twostroke.model.model_files import find_model
+from twostroke.model.model_files import find_model, find_model_of
 
 
 def calibrate(
@@ -57,7 +57,7 @@ def calibrate(
     """
     options, load = options or CalibrateOptions(), load or LoadConfig()
     _check_load(load)
-    output = options.output or place_to_write(find_model(load.model).path, load)
+    output = options.output or place_to_write(find_model_of(load).path, load)
     check_writable(output)
     scheduler = SchedulerConfig(
         max_num_batched_tokens=options.max_num_batched_tokens, max_num_seqs=options.max_num_seqs
@@ -70,7 +70,7 @@ def calibrate(
     found = Calibration(
         model=model_name(load.model),
         load=settings(load),
-        machine=asdict(Hardware.of_this_machine()),
+        machine=Hardware.of_this_machine().as_json(),
         context_tokens=options.context_tokens,
         most_drafts=options.most_drafts,
         step_s=step_s,
@@ -130,7 +130,7 @@ class _Bench:
     """The model, its prompts, and what it answers without drafts."""
 
     def __init__(self, options: CalibrateOptions, load: LoadConfig) -> None:
-        files = find_model(load.model)
+        files = find_model_of(load)
         model = files.config()
         of_tokenizer = files if load.tokenizer is None else find_model(load.tokenizer, with_weights=False)
         self._options, self._load = options, load

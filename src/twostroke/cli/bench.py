@@ -140,7 +140,7 @@ def reproduce(
     names
         r1, r2, r3, r4, r5, r6, r7, r10, r11, r13, r14, engine-time, vs-transformers, long-prompt,
         server-throughput, overload, two-tenants, what-if, doctor, background, pinned-prefixes,
-        pools, chaos, or all (also when none is given).
+        pools, chaos, card, or all (also when none is given).
     """
     from twostroke.bench.reproduce.run import reproduce as run
 

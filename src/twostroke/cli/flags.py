@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 from cyclopts import Parameter, Token
 
 from twostroke.config.cache import CacheConfig
-from twostroke.config.load import ActivationQuantization, Device, DType, Kernels, LoadConfig, Quantization
+from twostroke.config.load import ActivationQuantization, Device, DType, Kernels, LoadConfig, LoadFormat, Quantization
 from twostroke.config.presets import Preset
 from twostroke.config.scheduler import Batching, Mixing, Policy, SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
@@ -30,6 +30,7 @@ __all__ = [
     "DType",
     "Device",
     "Kernels",
+    "LoadFormat",
     "Mapping",
     "Mixing",
     "Path",

@@ -11,6 +11,7 @@ from twostroke.errors import InvalidParameter
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 Device = Literal["cpu", "cuda"]
+LoadFormat = Literal["auto", "dummy"]
 Kernels = Literal[
     "auto", "reference", "native", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dotprod", "triton"
 ]
@@ -37,6 +38,8 @@ class LoadConfig:
     """A Hugging Face model folder, a GGUF file, a hub id, or 'embedded' for the model that ships with the package."""
     tokenizer: str | None = None
     """Another tokenizer: that of a folder, a GGUF file, a hub id or 'embedded'; default: the model's own."""
+    load_format: LoadFormat = "auto"
+    """Where weights come from: 'auto' reads the model's files, 'dummy' makes random ones of config.json's shape."""
     dtype: DType = "auto"
     """Type of weights and activations, and of KV unless kv_cache_dtype says else; 'auto' keeps the checkpoint's, and
     takes bfloat16 for a quantized GGUF file."""
@@ -83,10 +86,12 @@ class LoadConfig:
         """Checks what needs no model; paths may be texts or Path objects, as everywhere in Python."""
         for name, path_type in (("model", str), ("tokenizer", str), ("event_log", Path)):
             self._convert_path(name, path_type)
+        one_of("load_format", self.load_format, get_args(LoadFormat))
         one_of("dtype", self.dtype, get_args(DType))
         if self.quantization is not None:
             one_of("quantization", self.quantization, get_args(Quantization))
         self._check_batch_invariant()
+        self._check_load_format()
         switch("enforce_eager", self.enforce_eager)
         if self.enforce_eager and self.device != "cuda":
             raise InvalidParameter("enforce_eager", True, f"changes nothing with device={self.device}", "Leave it out.")
@@ -127,6 +132,13 @@ class LoadConfig:
         if not self.batch_invariant and self.device == "cpu" and self.kernels not in ("reference", "triton"):
             limit = f"changes nothing with device=cpu and kernels={self.kernels}: these have no other mode"
             raise InvalidParameter("batch_invariant", False, limit, "Leave it out.")
+
+    def _check_load_format(self) -> None:
+        if self.load_format == "auto" or self.quantization in (None, *get_args(QuantizationOnLoad)):
+            return
+        limit = f"random weights are floats, and quantization={self.quantization} is of a checkpoint's"
+        remedy = f"Quantize them while loading ({', '.join(get_args(QuantizationOnLoad))}), or leave one out."
+        raise InvalidParameter("load_format", self.load_format, limit, remedy)
 
     def _check_group_size(self) -> None:
         if self.group_size is None:

@@ -85,6 +85,11 @@ class StepCost:
     seconds: float
     """Shortest time on the machine asked about: the longer of arithmetic and memory."""
 
+    @property
+    def num_bytes(self) -> float:
+        """Read and written."""
+        return self.weight_bytes + self.kv_read_bytes + self.kv_written_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Share:

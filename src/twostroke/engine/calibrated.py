@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,7 @@ def find_calibration(model: Path, load: LoadConfig, cache: CacheConfig) -> tuple
         return None, f"not calibrated: `twostroke calibrate {load.model} --no-drafts` takes about a minute"
     found = Calibration.read(place)
     differences = [
-        *_differences(found.machine, asdict(Hardware.of_this_machine())),
+        *_differences(found.machine, Hardware.of_this_machine().as_json()),
         *_differences(found.load, {name: getattr(load, name) for name in (*_LOAD, "tensor_parallel_size")}),
         *_differences(found.cache, {"kv_cache_dtype": cache.kv_cache_dtype}),
     ]

@@ -11,7 +11,7 @@ from twostroke.config.load import LoadConfig
 from twostroke.errors import InvalidParameter, SetupError
 
 BFLOAT16_CAPABILITY = (8, 0)
-_REMEDY = "or take --device cpu"
+REMEDY = "or take --device cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,24 +80,24 @@ def check_cuda(facts: CudaFacts) -> None:
     if facts.built_for is None:
         raise SetupError(
             f"device=cuda: this PyTorch ({facts.torch_version}) was built for CPUs alone. Install one that was built "
-            f"for CUDA (https://pytorch.org/get-started/locally), {_REMEDY}."
+            f"for CUDA (https://pytorch.org/get-started/locally), {REMEDY}."
         )
     where = f"device=cuda: this PyTorch ({facts.torch_version}) was built for CUDA {facts.built_for}, and"
     if facts.failure is not None:
         raise SetupError(
             f"{where} CUDA does not start: {_first_sentence(facts.failure)}. Install an NVIDIA driver for "
             f"CUDA {facts.built_for} or later, or a PyTorch for the CUDA of the driver that is there (nvidia-smi), "
-            f"{_REMEDY}."
+            f"{REMEDY}."
         )
     if not facts.num_devices:
         raise SetupError(
             f"{where} there is no NVIDIA GPU that this process may use. Make one visible (CUDA_VISIBLE_DEVICES, or "
-            f"--gpus of a container), {_REMEDY}."
+            f"--gpus of a container), {REMEDY}."
         )
     if not _has_code_for(facts.capability, facts.built_architectures):
         raise SetupError(
             f"{where} it has no code for {facts.name}, of compute capability {_dotted(facts.capability)}; it has "
-            f"{', '.join(facts.built_architectures)}. Install a PyTorch that has it, {_REMEDY}."
+            f"{', '.join(facts.built_architectures)}. Install a PyTorch that has it, {REMEDY}."
         )
 
 
@@ -125,7 +125,7 @@ def check_dtype(facts: CudaFacts, dtype: str) -> None:
     if dtype == "bfloat16" and facts.capability < BFLOAT16_CAPABILITY:
         raise SetupError(
             f"dtype=bfloat16: {facts.name} has compute capability {_dotted(facts.capability)}, and bfloat16 begins at "
-            f"{_dotted(BFLOAT16_CAPABILITY)}. Take --dtype float16 or float32, {_REMEDY}."
+            f"{_dotted(BFLOAT16_CAPABILITY)}. Take --dtype float16 or float32, {REMEDY}."
         )
 
 

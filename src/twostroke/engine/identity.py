@@ -29,7 +29,7 @@ def identity_facts(path: Path, config: ModelConfig, load: LoadConfig, quantizati
         "architecture": config.architecture,
         "shape": f"{config.num_layers} layers of {config.hidden_size}, {config.vocab_size} tokens",
         "rope": rope,
-        "weights": fingerprint(path),
+        "weights": fingerprint(path) if load.load_format == "auto" else "random",
         "weight quantization": f"{quantized}, group size {load.group_size or 'default'}",
     }
 

@@ -24,7 +24,7 @@ from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.sizing import FreeMemory, KVRoom, KVSizing, size_kv_cache
 from twostroke.log import get_logger
 from twostroke.model.loader import check_weights
-from twostroke.model.model_files import find_model
+from twostroke.model.model_files import find_model, find_model_of, weights_of
 from twostroke.model.registry import num_parameters
 from twostroke.model.weight_size import weight_bytes
 from twostroke.model.weight_source import WeightSource
@@ -95,7 +95,7 @@ def prepare(config: EngineConfig, rank: int = 0) -> Prepared:
         check_cuda(facts)
         check_gpu_for_each_rank(facts, load)
         torch.cuda.set_device(device)  # of this thread, which is the one that computes where it is not the first
-    files = find_model(load.model)
+    files = find_model_of(load)
     model_config = files.config().fixed_for(load.max_model_len)
     dtype_name = model_config.dtype if load.dtype == "auto" else load.dtype
     dtype = getattr(torch, dtype_name)
@@ -129,7 +129,7 @@ def prepare(config: EngineConfig, rank: int = 0) -> Prepared:
     recommended = files.sampling_defaults()
     if recommended:
         log.info("%s: sampling defaults %s are not applied; give them per request", files.path.name, recommended)
-    weights = files.weights(model_config, load.quantization)
+    weights = weights_of(files, model_config, load, device)
     if load.activation_quantization is not None and weights.quantization is None and load.quantization is None:
         raise SetupError(
             f"activation_quantization={load.activation_quantization}: it is about quantized weights, and those of "

@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-from twostroke.config.load import Quantization
+import torch
+
+from twostroke.config.load import LoadConfig, Quantization
 from twostroke.config.model import ModelConfig
-from twostroke.errors import ModelNotFound, UnsupportedModel
+from twostroke.errors import InvalidParameter, ModelNotFound, UnsupportedModel
 from twostroke.gguf.container import GGUFFile
 from twostroke.model.checkpoint import find_model_folder, read_model_config
 from twostroke.model.gguf.model_config import read_gguf_config
 from twostroke.model.gguf.weights import GGUFWeights
 from twostroke.model.loader import check_quantization, open_weights
+from twostroke.model.random_weights import RandomWeights
 from twostroke.model.weight_source import WeightSource
 from twostroke.tokenizer.gguf_tokenizer import (
     read_gguf_eos_token_ids,
@@ -24,7 +27,8 @@ from twostroke.tokenizer.tokenizer import Tokenizer
 
 
 class ModelFiles(Protocol):
-    """Everything that is known of a model before its weights are read. Each method raises SetupErrors only."""
+    """Everything that is known of a model before its weights are read. Each method raises SetupErrors only, but for
+    what it says itself."""
 
     @property
     def path(self) -> Path:
@@ -51,6 +55,14 @@ class ModelFiles(Protocol):
         """The weights, not read yet; `quantization` is what the user asks for."""
         ...
 
+    def random_weights(self, config: ModelConfig, device: torch.device) -> WeightSource:
+        """Random ones in their place, made on the device as they are asked for.
+
+        Raises:
+            InvalidParameter: there is no shape without the weights, or they are not floats.
+        """
+        ...
+
 
 def find_model(model: str, *, with_weights: bool = True) -> ModelFiles:
     """The files of a model.
@@ -66,6 +78,29 @@ def find_model(model: str, *, with_weights: bool = True) -> ModelFiles:
     """
     path = _gguf_path(model)
     return ModelFolder(find_model_folder(model, with_weights=with_weights)) if path is None else GGUFModel(path)
+
+
+def find_model_of(load: LoadConfig) -> ModelFiles:
+    """The same of a setting; weights that are not read are not fetched either."""
+    return find_model(load.model, with_weights=load.load_format == "auto")
+
+
+def weights_of(files: ModelFiles, config: ModelConfig, load: LoadConfig, device: torch.device) -> WeightSource:
+    """The weights that a setting asks for, not read yet.
+
+    Args:
+        files: of the model.
+        config: of the same model.
+        load: how it is loaded.
+        device: where random weights are made.
+
+    Raises:
+        SetupError: what `ModelFiles.weights` refuses.
+        InvalidParameter: what `ModelFiles.random_weights` refuses.
+    """
+    if load.load_format == "dummy":
+        return files.random_weights(config, device)
+    return files.weights(config, load.quantization)
 
 
 def find_folder_only(model: str, why: str) -> Path:
@@ -122,6 +157,17 @@ class ModelFolder:
         """See ModelFiles."""
         return open_weights(self.path, config, quantization)
 
+    def random_weights(self, config: ModelConfig, device: torch.device) -> WeightSource:
+        """See ModelFiles."""
+        if config.quantization is not None:
+            raise InvalidParameter(
+                "load_format",
+                "dummy",
+                f"random weights are floats, and config.json of {self.path} says that its weights are quantized",
+                "Take quantization_config out of config.json, and quantize while loading (--quantization int8).",
+            )
+        return RandomWeights(self.path, config, device)
+
 
 class GGUFModel:
     """A GGUF file: shape, tokenizer and weights in one."""
@@ -153,3 +199,10 @@ class GGUFModel:
         source = GGUFWeights(self._file, config)
         check_quantization(source, quantization)
         return source
+
+    def random_weights(self, config: ModelConfig, device: torch.device) -> WeightSource:
+        """See ModelFiles."""
+        del config, device
+        limit = f"{self.path} is a GGUF file, whose weights are there and of formats that are not made at random"
+        remedy = "Give a folder with config.json, or leave it out."
+        raise InvalidParameter("load_format", "dummy", limit, remedy)

@@ -19,8 +19,7 @@ from twostroke.engine.preparation import (
 from twostroke.errors import DoesNotFit, InvalidParameter
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.sizing import blocks_of_request
-from twostroke.model.loader import check_weights
-from twostroke.model.model_files import find_model
+from twostroke.model.loader import check_quantization, check_weights
 from twostroke.model.registry import num_parameters
 
 SMALLER: tuple[QuantizationOnLoad, ...] = ("int8", "int4")
@@ -154,7 +153,7 @@ def with_quantization(config: EngineConfig, prepared: Prepared, quantization: Qu
         InvalidParameter: its matrices do not divide into groups.
         SetupError: it is quantized already.
     """
-    find_model(config.load.model).weights(prepared.config, quantization)
+    check_quantization(prepared.weights, quantization)
     group_size = config.load.group_size or DEFAULT_GROUP_SIZE
     check_weights(prepared.weights, prepared.config, quantization, group_size)
     return replace(config, load=replace(config.load, quantization=quantization, group_size=None))

@@ -66,8 +66,9 @@ class Tokenizer:
             raise ModelNotFound(f"{folder}: there is no such folder, so no tokenizer. Give the folder of a model.")
         if not path.is_file():
             raise ModelNotFound(
-                f"{folder}: has no tokenizer.json. Name the folder of a tokenizer that has one, or convert what is "
-                "there with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
+                f"{folder}: has no tokenizer.json. Name the folder of a tokenizer that has one (--tokenizer FOLDER), "
+                "take that of the package (--tokenizer embedded), or convert what is there with transformers: "
+                "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
             )
         try:
             raw = RawTokenizer.from_file(str(path))

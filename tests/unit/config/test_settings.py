@@ -20,6 +20,7 @@ WRONG_SETTINGS: list[tuple[str, Any]] = [
     ("batching", "statik"),
     ("kv_reservation", "contig"),
     ("dtype", "int8"),
+    ("load_format", "pt"),
     ("policy", "prio"),
     ("policy", ["fcfs"]),
     ("device", "tpu"),

@@ -13,7 +13,14 @@ from twostroke.bench.command import last_part, model_name
 from twostroke.bench.figure import Draw
 from twostroke.config.checks import switch, whole_number
 from twostroke.config.load import MAX_THREADS, LoadConfig
+from twostroke.errors import SetupError
+from twostroke.hardware import Hardware
 from twostroke.model.model_files import find_model
+
+
+class NotOnThisMachine(SetupError):
+    """What a reproduction is about is not here: "all" leaves it out, and asking for it by name is refused."""
+
 
 DEFAULT_TRACES = Path("traces")
 
@@ -132,6 +139,8 @@ class Reproduction:
     """Inches."""
     warmup: int = 0
     repeats: int = 1
+    hardware: Hardware | None = None
+    """What it was measured on, where that is more than this machine's processors."""
 
     @property
     def holds(self) -> bool:

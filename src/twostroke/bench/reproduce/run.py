@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from twostroke.bench.command import command_line
 from twostroke.bench.figure import save_figure
 from twostroke.bench.report import BenchResult, check_folder, save
-from twostroke.bench.reproduce.claim import ReproduceOptions, Reproduction, table
+from twostroke.bench.reproduce.claim import NotOnThisMachine, ReproduceOptions, Reproduction, table
 from twostroke.errors import InvalidParameter
 
 RESULTS = {
@@ -31,6 +31,7 @@ RESULTS = {
     "engine-time": ("twostroke.bench.reproduce.engine_time", "the engine's own time per step"),
     "vs-transformers": ("twostroke.bench.reproduce.vs_transformers", "throughput beside transformers.generate"),
     "invariance-price": ("twostroke.bench.reproduce.invariance_price", "operators beside torch's, which promise less"),
+    "card": ("twostroke.bench.reproduce.card", "a GPU beside what it can do at best"),
     "server-throughput": ("twostroke.bench.reproduce.server_throughput", "the server beside the offline API"),
     "overload": ("twostroke.bench.reproduce.overload", "three times more than a server can do"),
     "two-tenants": ("twostroke.bench.reproduce.two_tenants", "one tenant floods, another asks"),
@@ -61,6 +62,7 @@ def reproduce(names: Sequence[str], options: ReproduceOptions, console: Console 
 
     Raises:
         InvalidParameter: an unknown name, or a folder that results cannot be written to.
+        NotOnThisMachine: one that is asked for by name needs what this machine lacks.
     """
     console = console or Console()
     chosen = _chosen(names)
@@ -68,7 +70,13 @@ def reproduce(names: Sequence[str], options: ReproduceOptions, console: Console 
     found: list[Reproduction] = []
     for name in chosen:
         module = import_module(RESULTS[name][0])
-        reproduction: Reproduction = module.reproduce(options)
+        try:
+            reproduction: Reproduction = module.reproduce(options)
+        except NotOnThisMachine as error:
+            if name in names:
+                raise
+            console.print(f"{name}: left out. {error}\n", style="yellow", highlight=False)
+            continue
         found.append(reproduction)
         console.print(table(reproduction.title, reproduction.claims))
         for remark in reproduction.remarks:
@@ -105,6 +113,8 @@ def _save(name: str, reproduction: Reproduction, options: ReproduceOptions, cons
         warmup=reproduction.warmup,
         repeats=reproduction.repeats,
     )
+    if reproduction.hardware is not None:
+        result = replace(result, hardware=reproduction.hardware.as_json())
     saved = [save(result, options.results)]
     if options.plots and reproduction.draw is not None:
         saved.append(

@@ -35,7 +35,7 @@ from twostroke.config.load import LoadConfig
 from twostroke.config.speculation import AUTO, MAX_AUTO_DRAFTS, MAX_DRAFTS, SpeculativeConfig
 from twostroke.engine.drafting import Drafter, GivenDrafter
 from twostroke.errors import InvalidParameter
-from twostroke.model.model_files import find_model
+from twostroke.model.model_files import find_model_of
 
 SYNTHETIC = "synthetic"
 OF_A_MODEL = ("early_exit", "draft_model", "medusa", "eagle")
@@ -162,7 +162,7 @@ class _SpecBench:
     """The model, and who drafts for it."""
 
     def __init__(self, options: SpecOptions, load: LoadConfig) -> None:
-        files = find_model(load.model)
+        files = find_model_of(load)
         self._options, self._load = options, load
         self._vocab_size = files.config().vocab_size
         self._tokenizer = files.tokenizer()

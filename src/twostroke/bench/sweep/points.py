@@ -57,8 +57,7 @@ class DecodePoint:
 
 def least_s(cost: StepCost, machine: MachineLimits) -> float:
     """The longer of arithmetic and memory, on a machine of these limits."""
-    num_bytes = cost.weight_bytes + cost.kv_read_bytes + cost.kv_written_bytes
-    return max(cost.operations / machine.flops_per_s, num_bytes / machine.bytes_per_s)
+    return max(cost.operations / machine.flops_per_s, cost.num_bytes / machine.bytes_per_s)
 
 
 def measure_prefill(engine: ModelEngine, prompt_length: int, repeats: int, progress: str | None) -> PrefillPoint:

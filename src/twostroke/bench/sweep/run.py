@@ -29,7 +29,7 @@ from twostroke.cost.step_cost import MachineLimits
 from twostroke.errors import InvalidParameter
 from twostroke.hardware import Hardware
 from twostroke.kernels.dispatch import operators_for
-from twostroke.model.model_files import find_model
+from twostroke.model.model_files import find_model_of, weights_of
 
 _WARM_UP = (32, 8)
 """Prompt and output tokens."""
@@ -157,9 +157,12 @@ def run_sweep(
     options, load = options or SweepOptions(), load or LoadConfig()
     cache = replace(cache or CacheConfig(), enable_prefix_caching=False)
     check_folder(options.results)
-    files = find_model(load.model)
+    files = find_model_of(load)
     model = files.config()
-    is_quantized = load.quantization is not None or files.weights(model, None).quantization is not None
+    is_quantized = (
+        load.quantization is not None
+        or weights_of(files, model, load, torch.device(load.device)).quantization is not None
+    )
     dtype = model.dtype if load.dtype == "auto" else load.dtype
     threads = load.threads or Hardware.of_this_machine().cores
     operators = operators_for(

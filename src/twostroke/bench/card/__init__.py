@@ -1,0 +1,1 @@
+"""What a GPU is held against what it can do at best: the machine, the shape, the arithmetic."""

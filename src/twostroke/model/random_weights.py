@@ -1,0 +1,77 @@
+"""RandomWeights: a source without files, of the shape that config.json tells, for who measures and reads no answers.
+
+A model of 16 GB takes minutes to fetch and to read, and its speed does not depend on what its numbers are. They are
+those of a model before its first training step: matrices normal around 0, norms 1, biases 0, so that activations stay
+finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from twostroke.config.model import ModelConfig
+from twostroke.model.registry import architecture, model_class
+from twostroke.model.weight_map import checkpoint_names
+from twostroke.model.weight_source import ALL_ROWS, StoredWeight
+
+_DEVIATION = 0.02
+"""Of matrices, as most models are initialised."""
+_ROWS_ALIKE = 64
+"""Rows that are drawn from one seed: whoever reads some of a matrix's rows gets what they are in the whole."""
+
+
+class RandomWeights:
+    """Floats that are drawn when they are read, on the device that they are for; a WeightSource.
+
+    A row depends on the weight's name, its place and the kind of device alone: not on who else was read, so that ranks
+    that have a share of the rows each are one model.
+
+    Args:
+        path: the model's folder, for messages.
+        config: of the model.
+        device: where they are made.
+    """
+
+    quantization = None
+
+    def __init__(self, path: Path, config: ModelConfig, device: torch.device) -> None:
+        self.path = path
+        self._device = device
+        names = architecture(config.architecture).names
+        self.weights: Mapping[str, StoredWeight] = {
+            part: StoredWeight(parameter.shape(num_rows))
+            for name, parameter in model_class(config.architecture).parameters(config).items()
+            for part, num_rows in _parts(checkpoint_names(names, name), parameter.rows)
+        }
+
+    def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor:
+        """See WeightSource; [num_rows, columns] or [num_rows], in `dtype`, on the device."""
+        shape = self.weights[name].shape
+        begin, end, _ = rows.indices(shape[0])
+        if len(shape) == 1:
+            value = 0.0 if name.endswith(".bias") else 1.0
+            return torch.full((end - begin,), value, dtype=dtype, device=self._device)
+        found = torch.empty(end - begin, shape[1], dtype=dtype, device=self._device)
+        generator = torch.Generator(self._device)
+        for first in range(begin // _ROWS_ALIKE * _ROWS_ALIKE, end, _ROWS_ALIKE):
+            low, high = max(first, begin), min(first + _ROWS_ALIKE, end)
+            # all of them and in float32, whatever is wanted: other types would draw other numbers
+            drawn = torch.empty(_ROWS_ALIKE, shape[1], dtype=torch.float32, device=self._device)
+            drawn.normal_(0.0, _DEVIATION, generator=generator.manual_seed(_seed(name, first)))
+            found[low - begin : high - begin].copy_(drawn[low - first : high - first])
+        return found
+
+
+def _parts(names: tuple[str, ...], rows: tuple[int, ...]) -> list[tuple[str, int]]:
+    """What is stored of one of our parameters, each with its rows: apart, or all under one name."""
+    return list(zip(names, rows if len(names) == len(rows) else (sum(rows),), strict=True))
+
+
+def _seed(name: str, first_row: int) -> int:
+    """The same in every process, which `hash` is not."""
+    return crc32(f"{name} {first_row}".encode())
