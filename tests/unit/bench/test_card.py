@@ -120,9 +120,9 @@ def test_throughput_is_twice_transformers(theirs: float, holds: bool) -> None:
 
 
 def test_settings_are_reported_with_and_without_a_default() -> None:
-    ratio, rate = setting_claims("graphs off", 64, 0.02, 0.01)
-    assert (ratio.measured, rate.measured, ratio.holds) == (0.5, 3200.0, None)
-    assert setting_claims("graphs off", 64, 0.02, None) == (rate,)
+    ratio, time_ms = setting_claims("graphs off", "decode, batch 64", 0.02, 0.01)
+    assert (ratio.measured, time_ms.measured, ratio.holds) == (0.5, 20.0, None)
+    assert setting_claims("graphs off", "decode, batch 64", 0.02, None) == (time_ms,)
 
 
 def test_the_large_shape_is_qwen3_8b(tmp_path: Path) -> None:
@@ -320,13 +320,15 @@ def test_everything_runs_on_the_processors_with_transformers(tmp_path: Path) -> 
         "prefill of 64 tokens: share of the matrix rate",
         "idle, batch 8: share of a step in which nothing runs",
         "ours / transformers' continuous batching",
-        "asynchronous scheduling off, batch 8",
-        "kernels=reference, batch 8",
+        "asynchronous scheduling off: decode, batch 8",
+        "kernels=reference: decode, batch 8",
+        "kernels=reference: prefill of 64 tokens: the default's time / this one's",
     ):
         assert words in names
     assert "no card" in found.remarks[0]
-    (left_out,) = found.remarks[1:]
-    assert left_out.startswith("graphs off: not measured. enforce_eager=True: changes nothing with device=cpu")
+    no_graphs, no_invariance = found.remarks[1:]
+    assert no_graphs.startswith("graphs off: not measured. enforce_eager=True: changes nothing with device=cpu")
+    assert no_invariance.startswith("not batch-invariant: not measured. batch_invariant=False: changes nothing with")
     assert "card" not in saved["hardware"]
     assert saved["config"]["load"]["model"] == "a tiny shape"
     assert saved["config"]["transformers"]["version"]

@@ -142,17 +142,17 @@ def throughput_claims(num_slots: int, ours_tok_s: float, theirs_tok_s: float) ->
     return (Claim.at_least(what, TIMES_TRANSFORMERS, ours_tok_s / theirs_tok_s),)
 
 
-def setting_claims(name: str, num_requests: int, step_s: float, default_step_s: float | None) -> tuple[Claim, ...]:
-    """What a setting makes of the throughput of decodes.
+def setting_claims(name: str, of_what: str, time_s: float, default_s: float | None) -> tuple[Claim, ...]:
+    """What a setting makes of the time of a step or a prompt.
 
     Args:
         name: of the setting.
-        num_requests: that decode at once.
-        step_s: median time of a step with it.
-        default_step_s: the same without; None where that could not be measured.
+        of_what: is timed.
+        time_s: with it.
+        default_s: without; None where that could not be measured.
     """
-    what = f"{name}, batch {num_requests}: decode"
-    reported = Claim.reported(f"{what} tokens/s", num_requests / step_s)
-    if default_step_s is None:
+    what = f"{name}: {of_what}"
+    reported = Claim.reported(f"{what}, ms", 1e3 * time_s)
+    if default_s is None:
         return (reported,)
-    return Claim.reported(f"{what} throughput / the default's", default_step_s / step_s), reported
+    return Claim.reported(f"{what}: the default's time / this one's", default_s / time_s), reported

@@ -54,6 +54,7 @@ SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("graphs off", {"enforce_eager": True}),
     ("asynchronous scheduling off", {"async_scheduling": False}),
     ("kernels=reference", {"kernels": "reference"}),
+    ("not batch-invariant", {"batch_invariant": False}),
 )
 """What is compared with the default: a name, and the fields of LoadConfig or SchedulerConfig that are another."""
 
@@ -195,6 +196,8 @@ class _Bench:
         self._peer: dict[str, str] = {}
         self._points: dict[int, DecodePoint] = {}
         """Of the default, by batch."""
+        self._ttft_s: float | None = None
+        """Of the default, of the prompt that is timed."""
         self._ours_tok_s: float | None = None
         self._tracer = Tracer(machine)
         self._traced = TracedSteps(self._tracer)
@@ -303,6 +306,7 @@ class _Bench:
         def prefill() -> Iterable[Claim]:
             measure_prefill(engine, sizes.prefill, 1, "prefill, warm-up")
             point = measure_prefill(engine, sizes.prefill, sizes.repeats, "prefill")
+            self._ttft_s = point.ttft_s
             return prefill_claims(sizes.prefill, point.ttft_s, point.cost, limits.flops_per_s)
 
         def idle() -> Iterable[Claim]:
@@ -345,12 +349,17 @@ class _Bench:
         return [reported] if ours is None else [*throughput_claims(sizes.batch, ours, theirs), reported]
 
     def _setting(self, name: str, changes: Mapping[str, Any]) -> Iterable[Claim]:
+        sizes = self._sizes
         load, scheduler = with_changes(self._subject.load, SchedulerConfig(), changes)
         with closing(self._engine(load, scheduler)) as engine:
-            self._decode(engine, self._sizes.batch, self._sizes.setting_steps)  # warms up
-            point = self._decode(engine, self._sizes.batch, self._sizes.setting_steps)
-        default = self._points.get(self._sizes.batch)
-        return setting_claims(name, self._sizes.batch, point.tpot_s, None if default is None else default.tpot_s)
+            self._decode(engine, sizes.batch, sizes.setting_steps)  # warms up
+            point = self._decode(engine, sizes.batch, sizes.setting_steps)
+            measure_prefill(engine, sizes.prefill, 1, "prefill, warm-up")
+            ttft_s = measure_prefill(engine, sizes.prefill, sizes.repeats, "prefill").ttft_s
+        default = self._points.get(sizes.batch)
+        step_s = None if default is None else default.tpot_s
+        decodes = setting_claims(name, f"decode, batch {sizes.batch}", point.tpot_s, step_s)
+        return [*decodes, *setting_claims(name, f"prefill of {sizes.prefill} tokens", ttft_s, self._ttft_s)]
 
     def _part(self, name: str, work: Callable[[], Iterable[Claim]], *, optional: bool = False) -> None:
         """Some of the figures; what stands against them is said, and the others are measured all the same.
