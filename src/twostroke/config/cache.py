@@ -74,9 +74,7 @@ class CacheConfig:
             raise InvalidParameter("num_kv_blocks", self.num_kv_blocks, "cannot be given beside kv_cache_memory")
         self._check_utilization()
         self._check_offloading()
-        if not self.enable_kv_cache and self.enable_prefix_caching:
-            remedy = "Switch it off as well (--no-enable-prefix-caching)."
-            raise InvalidParameter("enable_prefix_caching", True, "needs the KV cache", remedy)
+        self._check_prefix_caching()
         number("kv_check_rate", self.kv_check_rate, 0, 1, "from 0 (never) to 1 (every hit)")
         if self.kv_check_rate and not self.enable_prefix_caching:
             remedy = "Leave it out, or leave the prefix cache on."
@@ -86,6 +84,15 @@ class CacheConfig:
     def utilization(self) -> float:
         """Of a GPU's memory."""
         return DEFAULT_UTILIZATION if self.gpu_memory_utilization is None else self.gpu_memory_utilization
+
+    def _check_prefix_caching(self) -> None:
+        if not self.enable_prefix_caching:
+            return
+        remedy = "Switch it off as well (--no-enable-prefix-caching)."
+        if not self.enable_kv_cache:
+            raise InvalidParameter("enable_prefix_caching", True, "needs the KV cache", remedy)
+        if self.kv_reservation == "contiguous":
+            raise InvalidParameter("enable_prefix_caching", True, "needs kv_reservation='paged'", remedy)
 
     def _check_offloading(self) -> None:
         given = self.kv_offloading_size

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from twostroke.batch import BlockTableUpdate, KVMoves
 from twostroke.config.cache import CacheConfig
-from twostroke.errors import InvalidParameter
 from twostroke.kv_cache.block_pool import BlockPool
 from twostroke.kv_cache.block_table import BlockTable
 from twostroke.kv_cache.holds import KVHolds
@@ -290,9 +289,6 @@ def _parts(
 ) -> tuple[Reservation, PrefixCache]:
     """Chooses how blocks are given out and whether prefixes are shared."""
     if config.kv_reservation == "contiguous":
-        if config.enable_prefix_caching:
-            remedy = "Switch it off as well (--no-enable-prefix-caching)."
-            raise InvalidParameter("enable_prefix_caching", True, "needs kv_reservation='paged'", remedy)
         return ContiguousReservation(layout, num_blocks, max_model_len), NoPrefixCache(layout)
     pool = BlockPool(num_blocks)
     if not config.enable_prefix_caching:

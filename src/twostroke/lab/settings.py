@@ -68,10 +68,7 @@ class Side:
         for name, value in given.items():
             _check(name, value)
         follows: dict[str, Any] = {}
-        if given.get("kv_reservation") == "contiguous":
-            if given.get("enable_prefix_caching"):  # said by the engine too, when both have been started for nothing
-                remedy = "Switch one of the two off."
-                raise InvalidParameter("enable_prefix_caching", True, "needs kv_reservation='paged'", remedy)
+        if given.get("kv_reservation") == "contiguous" and "enable_prefix_caching" not in given:
             follows["enable_prefix_caching"] = False
         settings = {**given, **follows}
         drafts = settings.pop("speculation", "none")

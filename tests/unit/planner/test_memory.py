@@ -216,7 +216,8 @@ LAYOUTS = st.builds(
 def test_what_fits_fits_for_fewer_and_for_shorter(
     layout: KVLayout, num_blocks: int, reservation: Any, step: int, lengths: tuple[int, int], fewer: int
 ) -> None:
-    cache = CacheConfig(block_size=layout.block_size, kv_reservation=reservation)
+    is_paged = reservation == "paged"
+    cache = CacheConfig(block_size=layout.block_size, kv_reservation=reservation, enable_prefix_caching=is_paged)
     plan = bare_plan(layout, cache, num_blocks, step)
     short, long = sorted(lengths)
     num_requests = plan.concurrent_requests(long)
