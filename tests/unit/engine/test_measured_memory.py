@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {
     "max_num_batched_tokens": 64,  # each of which takes the reference's kernels 15 ms
 }
 MANY_SEQS: dict[str, Any] = {**SETTINGS, "max_num_seqs": 32}
-"""Contexts of so many weigh more in a step than its tokens: fewer tokens, fewer requests or shorter ones are each a way."""
+"""Contexts of so many weigh more in a step than its tokens: fewer tokens, fewer or shorter requests are each a way."""
 Card = Callable[[int], None]
 
 
