@@ -68,7 +68,7 @@ wheel: $(BIN)/cmake
 
 $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) $(wildcard csrc/kernels/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e ".[dev]"
 	touch $@
 
 # An environment that was made once has the tools; an older one than the sources will do for these.
