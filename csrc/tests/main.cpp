@@ -4,6 +4,7 @@
 //   native_tests [LEVEL[:PART,...] ...]      all usable levels where none is named, all parts of a level where none is
 #include <cstdio>
 #include <exception>
+#include <stdexcept>
 #include <utility>
 
 #include "cpu.hpp"
@@ -39,6 +40,7 @@ int main(int count, char** arguments) {
       int64_t failures = tests::num_failures(), checks = tests::num_checks();
       for (auto [part, test] : PARTS)
         if (has(parts, part)) test(kernels);
+      if (tests::num_checks() == checks) throw std::invalid_argument("no part is called " + parts);
       std::printf("%-12s %8lld checks, %lld failed\n", level.c_str(), (long long)(tests::num_checks() - checks),
                   (long long)(tests::num_failures() - failures));
       std::fflush(stdout);
