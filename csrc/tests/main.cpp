@@ -1,9 +1,11 @@
 // The kernels of every level against plain scalar code, without Python: so that they run under the compiler's sanitizers and
 // on an emulated processor.
 //
-//   native_tests [LEVEL ...]      all usable levels where none is named
+//   native_tests [LEVEL[:PART,...] ...]      all usable levels where none is named, all parts of a level where none is
 #include <cstdio>
 #include <exception>
+#include <stdexcept>
+#include <utility>
 
 #include "cpu.hpp"
 #include "operators.hpp"
@@ -11,20 +13,34 @@
 
 using namespace twostroke;
 
+namespace {
+
+constexpr std::pair<const char*, void (*)(const Kernels&)> PARTS[] = {
+    {"linear", tests::test_linear},           {"quantized", tests::test_quantized}, {"attention", tests::test_attention},
+    {"elementwise", tests::test_elementwise}, {"sampling", tests::test_sampling},
+};
+
+// "linear,sampling" has both; an empty list has all.
+bool has(const std::string& parts, const std::string& part) {
+  return parts.empty() || ("," + parts + ",").find("," + part + ",") != std::string::npos;
+}
+
+}  // namespace
+
 int main(int count, char** arguments) {
   std::vector<std::string> levels(arguments + 1, arguments + count);
   if (levels.empty()) levels = usable_levels();
   tests::test_threads();
-  for (const auto& level : levels) {
+  for (const auto& named : levels) {
+    size_t colon = named.find(':');
+    std::string level = named.substr(0, colon), parts = colon == std::string::npos ? "" : named.substr(colon + 1);
     try {
       const Kernels& kernels = kernels_of(level);
       tests::expect(level == kernels.level, "kernels_of(" + level + ") gives " + kernels.level);
       int64_t failures = tests::num_failures(), checks = tests::num_checks();
-      tests::test_linear(kernels);
-      tests::test_quantized(kernels);
-      tests::test_attention(kernels);
-      tests::test_elementwise(kernels);
-      tests::test_sampling(kernels);
+      for (auto [part, test] : PARTS)
+        if (has(parts, part)) test(kernels);
+      if (tests::num_checks() == checks) throw std::invalid_argument("no part is called " + parts);
       std::printf("%-12s %8lld checks, %lld failed\n", level.c_str(), (long long)(tests::num_checks() - checks),
                   (long long)(tests::num_failures() - failures));
       std::fflush(stdout);

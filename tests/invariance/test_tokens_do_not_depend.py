@@ -304,6 +304,12 @@ def test_checks_of_cached_blocks_change_nothing_and_find_nothing(
     assert len(verdicts) >= len(prompts)
 
 
+def some_of(kernels: str) -> slice:
+    """Requests that are run again and again: torch's operators, which are slow, get every second one, long ones and
+    short ones, two of which begin alike; all were in the batch that these are compared with."""
+    return slice(1, None, 2) if kernels == "reference" else slice(None)
+
+
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("model", ["qwen3", "embedded"])
@@ -311,10 +317,12 @@ def test_quantized_weights(model: str, quantization: str, kernels: str, random_m
     prompts, params = requests()
     settings = {"quantization": quantization, "kernels": kernels}
     whole = essence(generate(folder(model, random_models), prompts, params, **settings))
+    some = some_of(kernels)
     for changed in ({"max_num_batched_tokens": 7}, {"block_size": 8, "max_num_seqs": 3}, {"threads": 2}):
         if kernels == "reference" and "threads" in changed:
             continue  # torch on two threads waits for a busy machine; test_two_threads covers it
-        assert essence(generate(folder(model, random_models), prompts, params, **settings, **changed)) == whole
+        found = generate(folder(model, random_models), prompts[some], params[some], **settings, **changed)
+        assert essence(found) == whole[some]
     order = random.Random(4).sample(range(len(prompts)), len(prompts))
     shuffled = generate(
         folder(model, random_models), [prompts[i] for i in order], [params[i] for i in order], **settings
@@ -335,15 +343,16 @@ def test_kv_formats(model: str, kv_cache_dtype: str, kernels: str, random_models
     changes += [{"block_size": 32, "enable_prefix_caching": False, "max_num_batched_tokens": 48}]
     if kernels == "auto":  # torch on two threads waits for a busy machine; test_two_threads covers it
         changes += [{"threads": 2}]
+    some = some_of(kernels)
     for changed in changes:
-        assert essence(generate(name, prompts, params, **settings, **changed)) == whole
+        assert essence(generate(name, prompts[some], params[some], **settings, **changed)) == whole[some]
     for i in (1, 6):
         assert essence(generate(name, [prompts[i]], [params[i]], **settings)) == [whole[i]]
     with LLM(name, kv_cache_memory=1 << 26, threads=1, **settings) as llm:
-        items = [{"prompt_token_ids": list(p)} for p in prompts]
-        first, second = llm.generate(items, params), llm.generate(items, params)
+        items = [{"prompt_token_ids": list(p)} for p in prompts[some]]
+        first, second = llm.generate(items, params[some]), llm.generate(items, params[some])
     assert sum(o.num_cached_tokens for o in second) > sum(o.num_cached_tokens for o in first)
-    assert essence(first) == essence(second) == whole
+    assert essence(first) == essence(second) == whole[some]
 
 
 @pytest.mark.parametrize("kernels", ["auto", "reference"])

@@ -20,7 +20,7 @@ from twostroke.sampling_params import SamplingParams
 
 NUM_STREAMS, PROMPT_TOKENS, OUTPUT_TOKENS = 1000, (16, 512), 200
 NUM_HEARTBEATS, HEARTBEATS_APART_S = 2000, 0.001
-_HEART = f"""
+_HEART = """
 import sys, time
 from pathlib import Path
 import zmq
@@ -29,14 +29,14 @@ from twostroke.engine.wires import engine_ends
 context = zmq.Context()
 commands, reports = engine_ends(context, Path(sys.argv[1]))
 commands.recv()
-for _ in range({NUM_HEARTBEATS}):
+for _ in range(%d):
     reports.send(REPORTS.encode(Alive()))
-    time.sleep({HEARTBEATS_APART_S})
+    time.sleep(%g)
 reports.close()
 commands.close()
 context.term()
 """
-"""A child that does nothing else."""
+"""A child that does nothing else, so many times and so far apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ def gateway_prices() -> GatewayPrices:
 
 async def _heartbeat_us() -> float:
     """A real child and the real sockets, and the loop that wakes up for each."""
-    process = await EngineProcess.spawn(EngineConfig(), (sys.executable, "-c", _HEART), last_words_s=0.0)
+    heart = _HEART % (NUM_HEARTBEATS, HEARTBEATS_APART_S)
+    process = await EngineProcess.spawn(EngineConfig(), (sys.executable, "-c", heart), last_words_s=0.0)
     try:
         assert isinstance(await process.receive(), Alive)
         began_s, num_heard = time.process_time(), 0

@@ -208,7 +208,8 @@ def test_claims(claim: Claim, holds: bool | None) -> None:
     assert claim.holds is holds
 
 
-def test_a_reproduction_says_how_to_get_it_again(tmp_path: Path) -> None:
+def test_a_reproduction_says_how_to_get_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(r2_hostage, "GROUPS", {True: 100, False: 3})
     (tmp_path / "some model").mkdir()
     options = _options(tmp_path, model=str(tmp_path / "some model"), threads=2, seed=3)
     _reproduce("r2", options)

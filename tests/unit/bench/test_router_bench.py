@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from twostroke.bench import gateway, router
 from twostroke.bench.router import RouterOptions, run_router
 from twostroke.errors import InvalidParameter
 
 
-def test_a_row_for_each_size(tmp_path: Path) -> None:
+def test_a_row_for_each_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, few in (("NUM_STREAMS", 50), ("OUTPUT_TOKENS", 40), ("NUM_HEARTBEATS", 50)):
+        monkeypatch.setattr(gateway, name, few)
+    monkeypatch.setattr(router, "NUM_PREFIXES", 50)
     (one, few), tables = run_router(RouterOptions(members=(1, 12), decisions=20, results=tmp_path))
     assert one.hand_overs == 0.0  # nobody to hand over to
     assert few.hand_overs > 0.0

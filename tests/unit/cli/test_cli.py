@@ -55,6 +55,7 @@ def test_generate_for_machines(random_models: dict[str, Path]) -> None:
 def test_calibrate_for_machines(tmp_path: Path) -> None:
     output = tmp_path / "calibration.json"
     few = ["--sizes", "1,2", "--most-drafts", "2", "--context-tokens", "16", "--output-tokens", "8", "--prompts", "1"]
+    few += ["--max-num-batched-tokens", "32", "--max-num-seqs", "4"]
     done = twostroke(
         "calibrate", "embedded", "--methods", "ngram", *few, "--repeats", "3", "--output", str(output), "--json",
         "--threads", "1",

@@ -25,7 +25,15 @@ from twostroke.runner.live_bytes import LiveBytes
 from twostroke.runner.memory_probe import CountingProbe
 
 MIB = 1 << 20
-SETTINGS: dict[str, Any] = {"threads": 1, "max_model_len": 256, "max_num_seqs": 8, "kernels": "reference"}
+SETTINGS: dict[str, Any] = {
+    "threads": 1,
+    "max_model_len": 256,
+    "max_num_seqs": 8,
+    "kernels": "reference",
+    "max_num_batched_tokens": 64,  # each of which takes the reference's kernels 15 ms
+}
+MANY_SEQS: dict[str, Any] = {**SETTINGS, "max_num_seqs": 32}
+"""Contexts of so many weigh more in a step than its tokens: fewer tokens, fewer or shorter requests are each a way."""
 Card = Callable[[int], None]
 
 
@@ -34,7 +42,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     """Makes the device a card of so many bytes."""
 
     def of(total_bytes: int) -> None:
-        probe = CountingProbe(total_bytes=total_bytes, held_bytes=12 * MIB, others_bytes=3 * MIB)
+        probe = CountingProbe(total_bytes=total_bytes, held_bytes=2 * MIB, others_bytes=3 * MIB)
         monkeypatch.setattr(assembly, "probe_of", lambda device: probe)  # pyright: ignore
 
     return of
@@ -90,8 +98,8 @@ def test_measuring_twice_gives_the_same_and_tokens_do_not_change(card: Card) -> 
 def test_larger_steps_leave_less_for_kv(card: Card) -> None:
     card(512 * MIB)
     found: list[int] = []
-    for tokens in (64, 256, 1024):
-        config = EngineConfig.from_keywords(**SETTINGS, max_num_batched_tokens=tokens)
+    for tokens in (16, 64, 256):  # the last are more than the longest request has
+        config = EngineConfig.from_keywords(**{**SETTINGS, "max_model_len": 64, "max_num_batched_tokens": tokens})
         built = build_engine(config)
         found.append(built.facts.num_blocks)
         built.engine.close()
@@ -102,14 +110,15 @@ def test_larger_steps_leave_less_for_kv(card: Card) -> None:
 def test_no_step_of_a_real_load_takes_more_than_was_measured(card: Card) -> None:
     """Prompts and decodes of every size, penalties, filters and log-probabilities, all slots taken."""
     card(256 * MIB)
-    config = EngineConfig.from_keywords(**SETTINGS, max_num_batched_tokens=128)
+    settings = {**SETTINGS, "max_num_batched_tokens": 128}
+    config = EngineConfig.from_keywords(**settings)
     built = build_engine(config)
     account = account_of(built.facts.startup_lines)
     built.engine.close()
     params = SamplingParams(
         max_tokens=8, temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=20, prompt_logprobs=20, seed=1
     )
-    with LLM(**SETTINGS, max_num_batched_tokens=128) as llm, LiveBytes() as counted:
+    with LLM(**settings) as llm, LiveBytes() as counted:
         llm.generate([{"prompt_token_ids": [5, i] * (3 + 14 * i)} for i in range(8)], params)
     measured = account["for the largest step"]
     # torch cuts other numbers of rows into other pieces, some of them larger: that is what the reserve's share is for
@@ -120,28 +129,26 @@ def test_no_step_of_a_real_load_takes_more_than_was_measured(card: Card) -> None
 @pytest.mark.usefixtures("small_reserve")
 def test_a_card_too_small_names_settings_that_do_fit(card: Card) -> None:
     """Each of them is tried."""
-    total = 34 * MIB
+    total = 13 * MIB
     card(total)
-    asked: dict[str, Any] = {**SETTINGS, "max_num_batched_tokens": 1024, "max_num_seqs": 16}
     with pytest.raises(DoesNotFit, match=f"0.9 x {total:,} bytes - 3,145,728 that others hold") as refused:
-        build_engine(EngineConfig.from_keywords(**asked))
+        build_engine(EngineConfig.from_keywords(**MANY_SEQS))
     flags = re.findall(r"--([a-z-]+) (\d+)\b", str(refused.value).partition("What would fit")[2])
-    assert {"max-num-batched-tokens"} <= {flag for flag, _ in flags}, refused.value
+    assert {"max-num-batched-tokens", "max-num-seqs", "max-model-len"} <= {flag for flag, _ in flags}, refused.value
     for flag, value in flags:
         if flag == "gpu-memory-utilization":
             continue  # of a GPU alone; tests/unit/kv_cache/test_device_memory.py tries it
-        changed = {**asked, flag.replace("-", "_"): int(value)}
+        changed = {**MANY_SEQS, flag.replace("-", "_"): int(value)}
         build_engine(EngineConfig.from_keywords(**changed)).engine.close()
 
 
 @pytest.mark.usefixtures("small_reserve")
 def test_a_step_that_a_card_does_not_hold_is_refused_by_its_size(card: Card) -> None:
-    card(26 * MIB)
-    asked: dict[str, Any] = {**SETTINGS, "max_num_batched_tokens": 1024}
+    card(11 * MIB + MIB // 4)
     with pytest.raises(
-        DoesNotFit, match=r"a step of 1,024 tokens, of which 8 sample, does not fit.*--max-num-batched-tokens \d+"
+        DoesNotFit, match=r"a step of 64 tokens, of which 32 sample, does not fit.*--max-num-batched-tokens \d+"
     ):
-        build_engine(EngineConfig.from_keywords(**asked))
+        build_engine(EngineConfig.from_keywords(**MANY_SEQS))
 
 
 def account_for(**parts: int) -> DeviceMemory:

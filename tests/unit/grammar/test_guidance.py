@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import text_fakes
 from grammar_walks import ENDS, allowed, backend, eos_id, matcher_of, num_columns, text_of, walk
 from twostroke.errors import InvalidParameter
-from twostroke.grammar.guidance import MAX_KEPT, Guidance
+from twostroke.grammar import guidance
+from twostroke.grammar.guidance import Guidance
 from twostroke.grammar.notation import to_llguidance
 from twostroke.sampling_params import StructuredOutputs
 
@@ -230,13 +231,14 @@ def test_nothing_is_made_before_it_is_asked_for() -> None:
         grammars.compile(StructuredOutputs(choice=["a"]))
 
 
-def test_kept_grammars_are_bounded_and_fresh() -> None:
+def test_kept_grammars_are_bounded_and_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guidance, "MAX_KEPT", 8)  # each is tried in a process of its own, which takes its time
     grammars = Guidance(text_fakes.tokenizer("byte_level"), num_columns("byte_level"), [eos_id("byte_level")])
     first = grammars.compile(StructuredOutputs(choice=["text 0"]))
     matcher = grammars.matcher(first)
     begin = allowed(matcher, num_columns("byte_level"))
     matcher.accept(min(begin))
-    for number in range(2 * MAX_KEPT):
+    for number in range(16):
         grammars.compile(StructuredOutputs(choice=[f"text {number}"]))
         assert allowed(grammars.matcher(first), num_columns("byte_level")) == begin
-    assert len(grammars._kept) == MAX_KEPT
+    assert len(grammars._kept) == 8
