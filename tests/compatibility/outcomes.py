@@ -125,7 +125,8 @@ class Idle:
     beside: str
     why: str
     seldom: bool = False
-    """It does have something to do now and then: by when the KV of each request arrives, which no test decides."""
+    """It does have something to do now and then: by how long things take (a request's KV on its way, a step that work in
+    the background is held against), which no test decides."""
 
 
 IDLE = (
@@ -138,6 +139,7 @@ IDLE = (
         "KV in host memory",
         "background work",
         "Here: of two requests that begin alike one may wait; it runs right behind the other and finds its blocks.",
+        seldom=True,
     ),
     Idle("preemption", "contiguous KV", "Whoever is admitted has all the blocks that it will ever need."),
     Idle(
