@@ -125,8 +125,8 @@ class Idle:
     beside: str
     why: str
     seldom: bool = False
-    """It does have something to do now and then: by how long things take (a request's KV on its way, a step that work in
-    the background is held against), which no test decides."""
+    """It does have something to do now and then: by how long things take (a request's KV on its way, a step that
+    background work is held against), which no test decides."""
 
 
 IDLE = (
