@@ -56,7 +56,7 @@ def calibrate(
         SetupError: the model cannot be loaded.
     """
     options, load = options or CalibrateOptions(), load or LoadConfig()
-    _check_load(load)
+    _check_load(load, options)
     output = options.output or place_to_write(find_model_of(load).path, load)
     check_writable(output)
     scheduler = SchedulerConfig(
@@ -110,8 +110,14 @@ def _drafting(
     return step_s, tuple(drafters), left_out
 
 
-def _check_load(load: LoadConfig) -> None:
-    """Refuses what would change nothing, or be written over again and again."""
+def _check_load(load: LoadConfig, options: CalibrateOptions) -> None:
+    """Refuses what would change nothing, be written over again and again, or say what is not so."""
+    if options.drafts and load.load_format == "dummy":
+        limit = "random weights do not tell how many drafts of a model stand"
+        raise InvalidParameter("load_format", load.load_format, limit, "Add --no-drafts, for step times alone.")
+    if options.drafts and not load.batch_invariant:
+        limit = "drafts are held against the same tokens without them, which is not promised"
+        raise InvalidParameter("batch_invariant", False, limit, "Add --no-drafts, for step times alone.")
     if load.event_log is not None:
         limit = "is for one engine; a calibration runs many"
         raise InvalidParameter("event_log", str(load.event_log), limit, "Leave it out.")

@@ -90,7 +90,6 @@ class LoadConfig:
         one_of("dtype", self.dtype, get_args(DType))
         if self.quantization is not None:
             one_of("quantization", self.quantization, get_args(Quantization))
-        self._check_batch_invariant()
         self._check_load_format()
         switch("enforce_eager", self.enforce_eager)
         if self.enforce_eager and self.device != "cuda":
@@ -100,6 +99,7 @@ class LoadConfig:
             one_of("activation_quantization", self.activation_quantization, get_args(ActivationQuantization))
         one_of("device", self.device, get_args(Device))
         one_of("kernels", self.kernels, get_args(Kernels))
+        self._check_batch_invariant()
         if self.threads is not None:
             whole_number("threads", self.threads, 1, MAX_THREADS)
         whole_number("tensor_parallel_size", self.tensor_parallel_size, 1, MAX_RANKS)
@@ -130,8 +130,8 @@ class LoadConfig:
     def _check_batch_invariant(self) -> None:
         switch("batch_invariant", self.batch_invariant)
         if not self.batch_invariant and self.device == "cpu" and self.kernels not in ("reference", "triton"):
-            limit = f"changes nothing with device=cpu and kernels={self.kernels}: these have no other mode"
-            raise InvalidParameter("batch_invariant", False, limit, "Leave it out.")
+            limit = f"is about a GPU's products and torch's, not device=cpu and kernels={self.kernels}"
+            raise InvalidParameter("batch_invariant", False, limit, "Leave it out, or take --kernels reference.")
 
     def _check_load_format(self) -> None:
         if self.load_format == "auto" or self.quantization in (None, *get_args(QuantizationOnLoad)):

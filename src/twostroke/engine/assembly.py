@@ -57,6 +57,7 @@ from twostroke.layers.row_split import RowSplit
 from twostroke.log import get_logger
 from twostroke.model.decoder import DecoderModel
 from twostroke.model.loader import load_model
+from twostroke.model.random_weights import RandomWeights
 from twostroke.model.registry import num_parameters
 from twostroke.process_memory import own_anonymous_bytes
 from twostroke.runner.decode_graphs import CudaGraphs, DecodeGraphs, Recorder
@@ -403,13 +404,14 @@ def _journal(  # noqa: PLR0913 (everything that was found out before)
     """The event log, begun with everything that a replay has to be built from."""
     model = loaded.config
     shape, machine, pace = costs
+    what = f"{model.architecture}, {num_parameters(model)} parameters, {loaded.dtype}{_unlike(loaded)}"
     started = engine_started(
         config.scheduler,
         config.cache,
         layout,
         num_blocks=sizing.num_blocks,
         max_model_len=sizing.max_model_len,
-        model=f"{loaded.path.name} ({model.architecture}, {num_parameters(model)} parameters, {loaded.dtype})",
+        model=f"{loaded.path.name} ({what})",
         now_s=monotonic_clock(),
         speculation=config.speculative_config,
         process=process,
@@ -443,8 +445,7 @@ def _startup_lines(
     threads = f", {loaded.num_threads} threads" if loaded.device.type == "cpu" else ""
     num_ranks = loaded.num_ranks
     of_ranks = "" if num_ranks == 1 else f", {num_ranks} ranks (threads, weights and kv cache are each rank's)"
-    promise = "" if loaded.operators.is_batch_invariant else ", not batch-invariant"
-    where = f"{loaded.device.type}{threads}{of_ranks}, {loaded.operators.name} kernels{promise}"
+    where = f"{loaded.device.type}{threads}{of_ranks}, {loaded.operators.name} kernels{_unlike(loaded)}"
     dtype = str(loaded.dtype).removeprefix("torch.")
     model = f"{config.architecture}, {num_parameters(config) / 1e6:,.1f} M parameters, {dtype}, {where}"
     weights = f"{num_weight_bytes:,} bytes of weights, loaded in {load_s:.2f} s"
@@ -458,7 +459,7 @@ def _startup_lines(
         f"requests {sizing.full_length_requests:,} of {sizing.max_model_len:,} tokens fit at once",
         *(() if loaded.drafter is None else (f"drafts   {loaded.drafter.words}",)),
         *_proof_lines(),
-        *(f"note     {remark}" for remark in (*sizing.remarks, *_rope_remarks(config), *_rank_remarks(loaded))),
+        *(f"note     {remark}" for remark in (*sizing.remarks, *_rope_remarks(config), *_promise_remarks(loaded))),
     )
 
 
@@ -470,10 +471,17 @@ def _rope_remarks(config: ModelConfig) -> list[str]:
     return [f"{fixed}; up to {config.max_position_embeddings} nothing is stretched"]
 
 
-def _rank_remarks(loaded: Prepared) -> list[str]:
-    if loaded.num_ranks == 1 or loaded.operators.is_batch_invariant:
+def _unlike(loaded: Prepared) -> str:
+    """How answers are not what one expects of the model."""
+    is_random = isinstance(loaded.weights, RandomWeights)
+    is_free = not loaded.operators.is_batch_invariant
+    return (", random weights" if is_random else "") + (", not batch-invariant" if is_free else "")
+
+
+def _promise_remarks(loaded: Prepared) -> list[str]:
+    if loaded.operators.is_batch_invariant:
         return []
-    return [f"{loaded.num_ranks} ranks that are not batch-invariant: tokens may differ from those of one"]
+    return ["not batch-invariant: tokens may change with the batch, and so with drafts, preemption, ranks, pools"]
 
 
 def _proof_lines() -> list[str]:

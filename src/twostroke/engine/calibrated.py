@@ -3,7 +3,8 @@
     beside the model    FOLDER/twostroke-calibration.json, or FILE.gguf.twostroke-calibration.json
     in the cache        ~/.cache/twostroke/, for the embedded model and for folders that one may not write to
 
-With weights that are quantized while loading, the name says so: int8 and int4 have other step times.
+With weights that are quantized while loading, that are random or that are multiplied without batch invariance, the name
+says so: these have other step times, or are no model's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,17 @@ from twostroke.cost.calibration import Calibration
 from twostroke.errors import InvalidParameter
 from twostroke.hardware import Hardware
 
-_LOAD = ("dtype", "quantization", "group_size", "activation_quantization", "device", "kernels", "threads")
+_LOAD = (
+    "load_format",
+    "dtype",
+    "quantization",
+    "group_size",
+    "activation_quantization",
+    "device",
+    "kernels",
+    "batch_invariant",
+    "threads",
+)
 """Of the settings, those that step times depend on; and the number of ranks."""
 _PACKAGE = Path(__file__).parents[1]
 
@@ -33,6 +44,8 @@ def calibration_places(model: Path, load: LoadConfig) -> tuple[Path, ...]:
         load: how it is loaded.
     """
     ending = "" if load.quantization is None else f"-{load.quantization}"
+    ending += "" if load.load_format == "auto" else f"-{load.load_format}"
+    ending += "" if load.batch_invariant else "-not-batch-invariant"
     name = f"twostroke-calibration{ending}.json"
     path = model.resolve()
     key = hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()

@@ -29,7 +29,7 @@ def identity_facts(path: Path, config: ModelConfig, load: LoadConfig, quantizati
         "architecture": config.architecture,
         "shape": f"{config.num_layers} layers of {config.hidden_size}, {config.vocab_size} tokens",
         "rope": rope,
-        "weights": fingerprint(path) if load.load_format == "auto" else "random",
+        "weights": fingerprint(path) if load.load_format == "auto" else f"random, of {_digest(config)}",
         "weight quantization": f"{quantized}, group size {load.group_size or 'default'}",
     }
 
@@ -44,6 +44,11 @@ def numerics_facts(kernels: str, device: str, dtype: str, load: LoadConfig) -> d
         "activation quantization": load.activation_quantization or "none",
         "batch invariant": "yes" if load.batch_invariant else "no",
     }
+
+
+def _digest(config: ModelConfig) -> str:
+    """Of a shape, which is all that random weights come from."""
+    return hashlib.blake2b(repr(config).encode(), digest_size=8).hexdigest()
 
 
 def fingerprint(path: Path) -> str:

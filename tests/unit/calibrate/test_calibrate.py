@@ -15,6 +15,7 @@ from twostroke.calibrate.run import calibrate
 from twostroke.calibrate.show import advice, print_calibration
 from twostroke.config.load import LoadConfig
 from twostroke.cost.calibration import Calibration, DrafterFigures, Timing
+from twostroke.engine.calibrated import place_to_write
 from twostroke.errors import InvalidParameter, ModelNotFound, TwostrokeError
 
 LOAD = LoadConfig(threads=1)
@@ -124,6 +125,8 @@ def test_options_that_mean_nothing_are_refused(given: dict[str, Any], told: str)
         ({}, LoadConfig(model="no such model"), "no such model"),
         ({}, LoadConfig(event_log=Path("e.jsonl")), "event_log='e.jsonl': is for one engine"),
         ({}, LoadConfig(max_logprobs=3), "max_logprobs=3: changes nothing"),
+        ({}, LoadConfig(load_format="dummy"), "load_format='dummy': random weights do not tell how many drafts"),
+        ({}, LoadConfig(kernels="reference", batch_invariant=False), "batch_invariant=False: drafts are held against"),
     ],
     ids=str,
 )
@@ -141,3 +144,15 @@ def test_a_text_shorter_than_a_prompt_is_refused(tmp_path: Path) -> None:
     data.write_text("x = 1\n", encoding="utf-8")
     with pytest.raises(InvalidParameter, match=r"data=.*has \d+ tokens; a prompt has 32.*longer text"):
         calibrate(CalibrateOptions(data=data, output=tmp_path / "c.json", **FEW), LOAD)
+
+
+def test_random_weights_and_free_products_have_calibrations_of_their_own(tmp_path: Path) -> None:
+    loads = [
+        LoadConfig(),
+        LoadConfig(load_format="dummy"),
+        LoadConfig(kernels="reference"),
+        LoadConfig(kernels="reference", batch_invariant=False),
+        LoadConfig(quantization="int8", load_format="dummy"),
+    ]
+    names = [place_to_write(tmp_path, load).name.removeprefix("twostroke-calibration") for load in loads]
+    assert names == [".json", "-dummy.json", ".json", "-not-batch-invariant.json", "-int8-dummy.json"]

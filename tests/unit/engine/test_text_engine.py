@@ -532,6 +532,7 @@ def test_whoever_gives_up_batch_invariance_is_told_and_hands_over_to_none_that_k
     engines = [text_engine(folder, **settings, batch_invariant=keeps) for keeps in (True, False)]
     said = ["not batch-invariant" in engine.startup_lines[0] for engine in engines]
     assert said == [False, True]
+    assert any("note     not batch-invariant: tokens may change" in line for line in engines[1].startup_lines)
     facts = [
         numerics_facts("reference", "cpu", "float32", LoadConfig(kernels="reference", batch_invariant=keeps))
         for keeps in (True, False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from two_pools import TwoPools, alone, sequence
 from twostroke import LLM, SamplingParams
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
+from twostroke.engine.assembly import build_text_engine
 from twostroke.engine.identity import identity_facts
 from twostroke.engine.preparation import prepare
 from twostroke.errors import InvalidParameter, ModelNotFound
@@ -139,6 +141,15 @@ def test_pools_tell_them_from_a_checkpoint(folder: Path) -> None:
     config = find_model(str(folder)).config()
     facts = [identity_facts(folder, config, LoadConfig(load_format=name), None) for name in ("auto", "dummy")]  # pyright: ignore
     assert facts[0]["weights"] != facts[1]["weights"]
+    other = replace(config, rms_norm_eps=config.rms_norm_eps * 2)  # what no weight tells
+    assert identity_facts(folder, other, LoadConfig(load_format="dummy"), None) != facts[1]
+
+
+def test_whoever_starts_it_is_told(folder: Path) -> None:
+    settings = {"load_format": "dummy", "threads": 1, "num_kv_blocks": 16, "max_model_len": 64}
+    engine = build_text_engine(EngineConfig.from_keywords(model=str(folder), **settings))
+    assert "random weights" in engine.startup_lines[0]
+    engine.close()
 
 
 def test_two_pools_are_one_model(folder: Path) -> None:

@@ -157,6 +157,9 @@ def run_sweep(
     options, load = options or SweepOptions(), load or LoadConfig()
     cache = replace(cache or CacheConfig(), enable_prefix_caching=False)
     check_folder(options.results)
+    if load.device != "cpu":
+        limit = "the limits that it is held against are measured on processors"
+        raise InvalidParameter("device", load.device, limit, "`twostroke bench reproduce card` measures a GPU.")
     files = find_model_of(load)
     model = files.config()
     is_quantized = (
@@ -166,7 +169,11 @@ def run_sweep(
     dtype = model.dtype if load.dtype == "auto" else load.dtype
     threads = load.threads or Hardware.of_this_machine().cores
     operators = operators_for(
-        torch.device(load.device), getattr(torch, dtype), load.kernels, load.activation_quantization
+        torch.device(load.device),
+        getattr(torch, dtype),
+        load.kernels,
+        load.activation_quantization,
+        batch_invariant=load.batch_invariant,
     )
     before = measure_limits(operators, threads)
     sweep = measure_sweep(options, load, cache, model.max_context)
@@ -175,6 +182,7 @@ def run_sweep(
     in_int8 = is_quantized and operators.keeps_quantized and load.activation_quantization != "none"
     machine = limits.of("int8" if in_int8 else dtype)
     suffix = f"-{load.quantization}" if load.quantization else ""
+    suffix += "" if load.batch_invariant else "-not-batch-invariant"
     name = options.name or f"sweep-{Path(model_name(load.model)).name}{suffix}"
     result = BenchResult.now(
         name,
