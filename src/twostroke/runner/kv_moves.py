@@ -10,7 +10,6 @@ from twostroke.batch import KVLoad, KVMoves
 from twostroke.kernels.large_pages import large_pages
 from twostroke.runner.kv_storage import KVStorage
 
-
 _PIECE_BYTES = 1 << 30
 """Of host memory that is pinned at once. torch rounds what it pins up to a power of two: 40 GB would become 64, of
 which the machine may have only the 40."""
