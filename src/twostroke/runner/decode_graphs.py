@@ -78,8 +78,15 @@ class CudaGraphs:
             work()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            output = work()
+        before = torch.cuda.current_stream()
+        try:
+            # what other threads do with CUDA meanwhile has nothing to do with it
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                output = work()
+        except BaseException:
+            # the end of a recording that failed raises before torch leaves the stream of recordings
+            torch.cuda.set_stream(before)
+            raise
         return _CudaGraph(graph, output)
 
 
@@ -155,6 +162,8 @@ class DecodeGraphs:
         self._input_ids, self._positions = torch.zeros(2, self._largest, dtype=torch.int64, device=device)
         self._passes: dict[tuple[int, int], _RecordedPass] = {}
         self._num_wanted = Counter[tuple[int, int]]()
+        self._failed = set[tuple[int, int]]()
+        """Which could not be recorded; they are launched kernel by kernel."""
 
     def prepare(self, flat: FlatBatch, positions: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Puts a step in which every sequence has one token where its recorded pass looks for it.
@@ -197,7 +206,7 @@ class DecodeGraphs:
 
     def _record(self, size: tuple[int, int]) -> _RecordedPass | None:
         self._num_wanted[size] += 1
-        if self._num_wanted[size] == 1:
+        if self._num_wanted[size] == 1 or size in self._failed:
             return None
         num_tokens, num_part_rows = size
         fixed = FixedSize(num_tokens, self._max_blocks, num_part_rows)
@@ -208,7 +217,13 @@ class DecodeGraphs:
         def work() -> Tensor:
             return self._model.forward(input_ids, positions, metadata, self._kv)
 
-        self._passes[size] = _RecordedPass(self._recorder.record(work), plans)
+        try:
+            recording = self._recorder.record(work)
+        except RuntimeError as error:  # such as too little memory; nobody's request needs a recording
+            self._failed.add(size)
+            log.warning("the pass over %d decodes could not be recorded, and is launched: %s", num_tokens, error)
+            return None
+        self._passes[size] = _RecordedPass(recording, plans)
         split = f", contexts split into up to {num_part_rows}" if num_part_rows else ""
         log.info("recorded the pass over %d decodes%s", num_tokens, split)
         return self._passes[size]
