@@ -17,4 +17,5 @@ def processors_of(device: torch.device) -> int:
 def shared_memory_of(device: torch.device) -> int:
     """Bytes that one program may have."""
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-    return _SHARED_MEMORY if properties is None else properties.shared_memory_per_block_optin
+    # torch's own code asks in this way, too: not every build says it
+    return int(getattr(properties, "shared_memory_per_block_optin", _SHARED_MEMORY))
