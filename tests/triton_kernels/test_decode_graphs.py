@@ -76,6 +76,25 @@ def test_steps_that_need_more_than_a_pass_has_run_without(
     assert not recorder.recordings
 
 
+def test_steps_go_on_where_nothing_can_be_recorded(
+    random_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[object] = []
+
+    class Full:
+        def record(self, work: object) -> Any:
+            tries.append(work)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(assembly, "_recorder", lambda device: None)
+    with LLM(str(random_models["qwen3"]), kernels="triton", threads=1, num_kv_blocks=24, max_model_len=40) as llm:
+        expected = llm.generate([{"prompt_token_ids": PROMPTS[0]}], PARAMS[0])[0].outputs[0].token_ids
+    monkeypatch.setattr(assembly, "_recorder", lambda device: Full())
+    with LLM(str(random_models["qwen3"]), kernels="triton", threads=1, num_kv_blocks=24, max_model_len=40) as llm:
+        assert llm.generate([{"prompt_token_ids": PROMPTS[0]}], PARAMS[0])[0].outputs[0].token_ids == expected
+    assert len(tries) == 1
+
+
 def test_an_empty_plan_writes_nothing(random_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Recording a pass runs it, while others' KV is in the memory."""
     seen: list[bool] = []

@@ -12,6 +12,8 @@ from twostroke.errors import InvalidParameter, SetupError
 
 BFLOAT16_CAPABILITY = (8, 0)
 REMEDY = "or take --device cpu"
+_NO_GPUS = "No CUDA GPUs are available"
+"""torch's words where a driver has no device for this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,8 @@ def cuda_facts(index: int = 0) -> CudaFacts:
         torch.cuda.init()
         num_devices = torch.cuda.device_count()
     except (RuntimeError, AssertionError) as error:  # no driver, one that is too old, or a device that does not answer
+        if _NO_GPUS in str(error):  # with a driver that is right: `init` raises before anybody can count
+            return CudaFacts(torch_version=version, built_for=built_for, failure=None)
         return CudaFacts(torch_version=version, built_for=built_for, failure=str(error))
     if not num_devices:
         return CudaFacts(torch_version=version, built_for=built_for, failure=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -65,6 +66,8 @@ def measure_and_size(
     try:
         memory = measure(config)
     except torch.OutOfMemoryError as error:
+        # the frames that it came through hold the tensors of the step: smaller ones would be measured beside them
+        traceback.clear_frames(error.__traceback__)
         # of several ranks, the others are in the middle of the step that this one had to leave
         fits = () if split.size > 1 else smaller_steps(config, prepared, measure)
         size = _largest_step(config, prepared)

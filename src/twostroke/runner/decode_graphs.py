@@ -34,6 +34,10 @@ log = get_logger(__name__)
 PART_ROWS = 1024
 """Partial results that a graph has room for, where contexts are split: 16 MiB for 32 heads of 128. Steps that need more
 have so much to read that launching their kernels is no longer what takes the time."""
+_ROOMIER = 4
+"""How many times more partial results the next larger pass has room for. Each of a layer's is a program, whether a step
+needs it or not: a graph for 1,024 of them would launch 8,192 programs a layer where a step of one sequence has 64."""
+_LEAST_PART_ROWS = 16
 _EVERY = 8
 """Buckets from here on."""
 
@@ -74,8 +78,15 @@ class CudaGraphs:
             work()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            output = work()
+        before = torch.cuda.current_stream()
+        try:
+            # what other threads do with CUDA meanwhile has nothing to do with it
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                output = work()
+        except BaseException:
+            # the end of a recording that failed raises before torch leaves the stream of recordings
+            torch.cuda.set_stream(before)
+            raise
         return _CudaGraph(graph, output)
 
 
@@ -104,6 +115,18 @@ def bucket_of(num_tokens: int) -> int:
     if num_tokens > _EVERY:
         return -(-num_tokens // _EVERY) * _EVERY
     return 1 << (num_tokens - 1).bit_length()
+
+
+def room_for(num_part_rows: int) -> int:
+    """Partial results that the recorded pass which has room for so many has room for.
+
+    >>> [room_for(n) for n in (0, 1, 16, 17, 65, 1024)]
+    [0, 16, 16, 64, 256, 1024]
+    """
+    room = PART_ROWS if num_part_rows else 0
+    while room // _ROOMIER >= max(num_part_rows, _LEAST_PART_ROWS):
+        room //= _ROOMIER
+    return room
 
 
 class DecodeGraphs:
@@ -137,8 +160,10 @@ class DecodeGraphs:
         self._max_blocks = kv.layout.num_blocks_of_prefix(max_model_len)
         self._largest = bucket_of(max_num_seqs)
         self._input_ids, self._positions = torch.zeros(2, self._largest, dtype=torch.int64, device=device)
-        self._passes: dict[tuple[int, bool], _RecordedPass] = {}
-        self._num_wanted = Counter[tuple[int, bool]]()
+        self._passes: dict[tuple[int, int], _RecordedPass] = {}
+        self._num_wanted = Counter[tuple[int, int]]()
+        self._failed = set[tuple[int, int]]()
+        """Which could not be recorded; they are launched kernel by kernel."""
 
     def prepare(self, flat: FlatBatch, positions: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Puts a step in which every sequence has one token where its recorded pass looks for it.
@@ -164,7 +189,7 @@ class DecodeGraphs:
         num_part_rows = max(step.num_part_rows for step in steps)
         if num_part_rows > PART_ROWS:
             return None
-        size = bucket_of(num_tokens), num_part_rows > 0
+        size = bucket_of(num_tokens), room_for(num_part_rows)
         recorded = self._passes.get(size) or self._record(size)
         if recorded is None:
             return None
@@ -179,12 +204,12 @@ class DecodeGraphs:
 
         return replay
 
-    def _record(self, size: tuple[int, bool]) -> _RecordedPass | None:
+    def _record(self, size: tuple[int, int]) -> _RecordedPass | None:
         self._num_wanted[size] += 1
-        if self._num_wanted[size] == 1:
+        if self._num_wanted[size] == 1 or size in self._failed:
             return None
-        num_tokens, is_split = size
-        fixed = FixedSize(num_tokens, self._max_blocks, PART_ROWS if is_split else 0)
+        num_tokens, num_part_rows = size
+        fixed = FixedSize(num_tokens, self._max_blocks, num_part_rows)
         plans = [self._attention.fixed_plan(shape, fixed) for shape in self._layout.shapes]
         metadata = AttentionMetadata(self._layout, num_tokens, self._attention, tuple(plan.plan for plan in plans))
         input_ids, positions = self._input_ids[:num_tokens], self._positions[:num_tokens]
@@ -192,8 +217,15 @@ class DecodeGraphs:
         def work() -> Tensor:
             return self._model.forward(input_ids, positions, metadata, self._kv)
 
-        self._passes[size] = _RecordedPass(self._recorder.record(work), plans)
-        log.info("recorded the pass over %d decodes%s", num_tokens, ", contexts split" if is_split else "")
+        try:
+            recording = self._recorder.record(work)
+        except RuntimeError as error:  # such as too little memory; nobody's request needs a recording
+            self._failed.add(size)
+            log.warning("the pass over %d decodes could not be recorded, and is launched: %s", num_tokens, error)
+            return None
+        self._passes[size] = _RecordedPass(recording, plans)
+        split = f", contexts split into up to {num_part_rows}" if num_part_rows else ""
+        log.info("recorded the pass over %d decodes%s", num_tokens, split)
         return self._passes[size]
 
 

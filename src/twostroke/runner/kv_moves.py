@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
 from twostroke.batch import KVLoad, KVMoves
 from twostroke.kernels.large_pages import large_pages
 from twostroke.runner.kv_storage import KVStorage
+
+_PIECE_BYTES = 1 << 30
+"""Of host memory that is pinned at once. torch rounds what it pins up to a power of two: 40 GB would become 64, of
+which the machine may have only the 40."""
 
 
 class KVMover:
@@ -29,10 +33,13 @@ class KVMover:
 
     def __init__(self, kv: KVStorage, num_slots: int) -> None:
         self._blocks = kv.tensor.flatten(1)
-        num_bytes = num_slots * self._blocks.shape[1]
         self._is_on_gpu = kv.tensor.device.type == "cuda"
-        memory = _pinned(num_bytes) if self._is_on_gpu else large_pages(num_bytes)
-        self._slots = memory.view(num_slots, -1)
+        block_bytes = self._blocks.shape[1]
+        self._slots = (
+            slots_in_pieces(num_slots, block_bytes, _pinned)
+            if self._is_on_gpu
+            else list(large_pages(num_slots * block_bytes).view(num_slots, -1))
+        )
         self._copying = torch.cuda.Stream(kv.tensor.device) if self._is_on_gpu else None
 
     def begin(self, moves: KVMoves | None) -> None:
@@ -58,6 +65,25 @@ class KVMover:
     def _load(self, loads: Iterable[KVLoad]) -> None:
         for load in loads:
             self._blocks[load.block_id].copy_(self._slots[load.slot], non_blocking=self._is_on_gpu)
+
+
+def slots_in_pieces(num_slots: int, slot_bytes: int, allocate: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
+    """Slots, uint8 [slot_bytes] each, in as many pieces of memory as it takes.
+
+    Whole pieces have the size of a power of two, so that nothing is added to them but to the last one.
+
+    Args:
+        num_slots: how many.
+        slot_bytes: of each.
+        allocate: memory of so many bytes.
+    """
+    piece_bytes = max(_PIECE_BYTES, 1 << (slot_bytes - 1).bit_length())
+    most = piece_bytes // slot_bytes
+    slots: list[torch.Tensor] = []
+    while len(slots) < num_slots:
+        count = min(most, num_slots - len(slots))
+        slots += allocate(piece_bytes if count == most else count * slot_bytes)[: count * slot_bytes].view(count, -1)
+    return slots
 
 
 def _pinned(num_bytes: int) -> torch.Tensor:

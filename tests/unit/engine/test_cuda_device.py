@@ -100,3 +100,14 @@ def test_an_engine_without_cuda_says_so_before_it_reads_a_model() -> None:
     assert cuda_facts().built_for is None
     with pytest.raises(SetupError, match=r"was built for CPUs alone.*--device cpu"):
         LLM(model="/nowhere", device="cuda")
+
+
+def test_a_driver_without_a_device_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init() -> None:  # as torch does under CUDA_VISIBLE_DEVICES=""
+        raise RuntimeError("No CUDA GPUs are available")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", init)
+    text = refusal(cuda_facts())
+    assert "no NVIDIA GPU that this process may use" in text
+    assert "Install an NVIDIA driver" not in text

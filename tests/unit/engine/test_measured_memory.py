@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from twostroke.kv_cache import device_memory
 from twostroke.kv_cache.device_memory import LEAST_RESERVE_BYTES, DeviceMemory
 from twostroke.runner.largest_steps import LargestStep, largest_steps
 from twostroke.runner.live_bytes import LiveBytes
-from twostroke.runner.memory_probe import CountingProbe
+from twostroke.runner.memory_probe import CountingProbe, MemoryReading
 
 MIB = 1 << 20
 SETTINGS: dict[str, Any] = {
@@ -149,6 +150,26 @@ def test_a_step_that_a_card_does_not_hold_is_refused_by_its_size(card: Card) -> 
         DoesNotFit, match=r"a step of 64 tokens, of which 32 sample, does not fit.*--max-num-batched-tokens \d+"
     ):
         build_engine(EngineConfig.from_keywords(**MANY_SEQS))
+
+
+def test_smaller_steps_are_measured_without_what_the_failed_one_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+    alive_at_next: list[bool] = []
+
+    class Full:
+        """Has room for nothing; says whether the tensors of the first try are still there at the second."""
+
+        def around(self, work: Callable[[], object]) -> MemoryReading:
+            alive_at_next.extend(ref() is not None for ref in held)
+            activations = torch.zeros(8)
+            held.append(weakref.ref(activations))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(assembly, "probe_of", lambda device: Full())  # pyright: ignore
+    with pytest.raises(DoesNotFit):
+        build_engine(EngineConfig.from_keywords(**SETTINGS))
+    assert len(held) > 1
+    assert not any(alive_at_next)
 
 
 def account_for(**parts: int) -> DeviceMemory:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from factories import make_layout
 from twostroke.batch import KVLoad, KVMoves, KVStore
-from twostroke.runner.kv_moves import KVMover
+from twostroke.runner import kv_moves
+from twostroke.runner.kv_moves import KVMover, slots_in_pieces
 from twostroke.runner.kv_storage import KVStorage
 
 
@@ -27,3 +29,23 @@ def test_copies_are_made_in_their_order() -> None:
     assert not kv.tensor[1:4].any()
     mover.begin(KVMoves(loads=(KVLoad(1, 2, 0, b"c"),)))
     assert not kv.tensor[2].any(), "block 0 was stored before it was filled"
+
+
+@pytest.mark.parametrize(("slot_bytes", "sizes"), [(300, [1024, 1024, 300]), (256, [1024, 768]), (1500, [2048] * 7)])
+def test_pinned_memory_comes_in_powers_of_two(
+    slot_bytes: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_moves, "_PIECE_BYTES", 1024)
+    asked: list[int] = []
+
+    def allocate(num_bytes: int) -> torch.Tensor:
+        asked.append(num_bytes)
+        return torch.zeros(num_bytes, dtype=torch.uint8)
+
+    slots = slots_in_pieces(7, slot_bytes, allocate)
+    assert asked == sizes
+    assert [len(slot) for slot in slots] == [slot_bytes] * 7
+    assert all(slot.is_contiguous() for slot in slots)
+    for number, slot in enumerate(slots):
+        slot.fill_(number)
+    assert [int(slot.sum()) for slot in slots] == [number * slot_bytes for number in range(7)]

@@ -11,7 +11,7 @@ from twostroke.config.kv_format import KVFormat, is_quantized, levels_of, slot_b
 from twostroke.kernels.cuda import attention_programs as programs
 from twostroke.kernels.cuda import kv_programs
 from twostroke.kernels.cuda.attention_plan import Cut, FixedStepPlan, HostPlan, StepPlan, plan_step, sent
-from twostroke.kernels.cuda.card import processors_of
+from twostroke.kernels.cuda.card import processors_of, shared_memory_of
 from twostroke.kernels.cuda.jit import AS_WRITTEN, power_of_two
 from twostroke.kernels.dispatch import AttentionOperator, FixedSize, GroupShape, HeadTurn
 from twostroke.kernels.head_order import HeadOrder, Section, plain_order
@@ -33,6 +33,8 @@ _STORED: dict[KVFormat, torch.dtype] = {
     "fp8": torch.uint8,
 }
 _SCALE_AND_ZERO_BYTES = 4
+_BARRIER_BYTES = 1024
+"""At most, beside matrices."""
 _VECTORS = 16
 """Of K and V that one program writes."""
 
@@ -47,6 +49,7 @@ class TritonAttention:
         self._cut = CUT.holding(num_heads // num_kv_heads)
         self._device = device
         self._num_processors = processors_of(device)
+        self._shared_memory = shared_memory_of(device)
 
     def kv_order(self, kv_format: KVFormat) -> str:
         """Floats as the reference has them; codes of all tokens before their scales and zeros (kv_programs)."""
@@ -145,6 +148,7 @@ class TritonAttention:
             SEGMENT=self._cut.segment,
             LEVELS=memory.levels,
             HAS_TREES=plan.has_trees,
+            num_stages=num_stages(self._cut, shape.head_dim, qkv.dtype, self._shared_memory) or 1,
             **AS_WRITTEN,
         )
         if len(plan.splits):
@@ -227,7 +231,28 @@ def attention_operator(
             "head_dim %d: Triton's attention takes multiples of 4 up to %d; torch's serves, slower", head_dim, limit
         )
         return PagedAttention(num_heads, num_kv_heads, head_dim, dtype, device)
+    if num_stages(CUT.holding(num_heads // num_kv_heads), head_dim, dtype, shared_memory_of(device)) is None:
+        log.info("head_dim %d in %s: more shared memory than this card has; torch's attention serves", head_dim, dtype)
+        return PagedAttention(num_heads, num_kv_heads, head_dim, dtype, device)
     return TritonAttention(num_heads, num_kv_heads, device)
+
+
+def num_stages(cut: Cut, head_dim: int, dtype: torch.dtype, shared_memory: int) -> int | None:
+    """Of `attend`: chunks on their way at once, as many as shared memory holds; None: it holds not even one. No bit
+    depends on it. What programs take was read from what Triton 3.9 compiles for 8.6 and 9.0: this is no less.
+
+    >>> [num_stages(Cut(), head_dim, torch.bfloat16, 101_376) for head_dim in (128, 256)]  # a card of 8.6
+    [3, 1]
+    >>> [num_stages(Cut(), 256, dtype, 101_376) for dtype in (torch.float16, torch.float32)]
+    [1, None]
+    >>> num_stages(Cut(), 256, torch.bfloat16, 232_448)  # of 9.0
+    3
+    """
+    row_bytes = _width(head_dim) * dtype.itemsize
+    least = (cut.tile_rows + cut.chunk) * row_bytes + cut.tile_rows * cut.chunk * dtype.itemsize + _BARRIER_BYTES
+    if least + 3 * cut.chunk * row_bytes <= shared_memory:
+        return 3
+    return 1 if least <= shared_memory else None
 
 
 def _width(head_dim: int) -> int:

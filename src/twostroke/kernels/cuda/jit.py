@@ -8,6 +8,7 @@ serve (`kernels.cuda.why_not`) where there is none.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -42,6 +43,8 @@ def jit_for_any(*names: str) -> Callable[[Callable[..., Any]], Program]:
     when they are whole vectors. What changes from step to step is named here, since compiling takes a second."""
 
     def decorate(function: Callable[..., Any]) -> Program:
+        missing = set(names) - set(inspect.signature(function).parameters)
+        assert not missing, f"{function.__name__} has no {missing}, and Triton would not say so"
         return triton.jit(function, do_not_specialize=names)
 
     return decorate

@@ -116,7 +116,7 @@ def nearest_reaching(
     return high
 
 
-@jit_for_any("peaks", "temperatures", "keys", "floors", "top_k", "top_p")
+@jit_for_any("peaks", "temperatures", "keys", "floors", "top_ks", "top_ps")
 def draw_filtered(
     logits,
     peaks,
