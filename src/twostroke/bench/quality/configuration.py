@@ -14,6 +14,7 @@ from twostroke.errors import InvalidParameter, UnknownParameter
 
 RESERVED: Mapping[str, str] = {
     "model": "is the same in every row (--model)",
+    "load_format": "is that of the model: random weights have no quality to measure",
     "tokenizer": "is the model's own: rows of other tokens cannot be compared",
     "max_model_len": "is the window that every row is scored in (--context)",
     "max_logprobs": "changes nothing that is measured",
