@@ -71,7 +71,7 @@ def _matrix_rate(dtype: torch.dtype, device: torch.device, side: int) -> float:
 
 def _best_of(work: Callable[[], torch.Tensor], device: torch.device) -> float:
     if device.type == "cuda":
-        return min(_seconds_on_card(work, device) for _ in range(_REPEATS))
+        return min(seconds_on_card(work) for _ in range(_REPEATS))
     best = float("inf")
     for _ in range(_REPEATS):
         begin = time.perf_counter()
@@ -80,12 +80,11 @@ def _best_of(work: Callable[[], torch.Tensor], device: torch.device) -> float:
     return best
 
 
-def _seconds_on_card(work: Callable[[], torch.Tensor], device: torch.device) -> float:
-    """By the card's own clock: launching and waiting may take the host longer than the card takes for the work."""
+def seconds_on_card(work: Callable[[], object]) -> float:
+    """Of this thread's card, by its own clock: launching and waiting may take the host longer than the work takes."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    with torch.cuda.device(device):
-        begin.record()
-        work()
-        end.record()
-        end.synchronize()
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
     return begin.elapsed_time(end) / 1e3

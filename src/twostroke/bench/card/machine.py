@@ -20,6 +20,7 @@ from twostroke.cost.step_cost import MachineLimits
 from twostroke.engine.cuda_device import REMEDY, CudaFacts, check_cuda, cuda_facts
 from twostroke.errors import SetupError
 from twostroke.hardware import Hardware
+from twostroke.runner.machine_limits import seconds_on_card
 
 _CARD_WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _PROCESSOR_WORK = frozenset({"cpu_op"})
@@ -77,15 +78,7 @@ class Card:
         """See Machine; by events on the device, so that the host's part does not count."""
         for _ in range(2):
             work()
-        best_s = float("inf")
-        for _ in range(repeats):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            work()
-            end.record()
-            end.synchronize()
-            best_s = min(best_s, begin.elapsed_time(end) / 1e3)
-        return best_s
+        return min(seconds_on_card(work) for _ in range(repeats))
 
     def synchronize(self) -> None:
         """See Machine."""

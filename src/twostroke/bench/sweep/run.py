@@ -182,6 +182,7 @@ def run_sweep(
     in_int8 = is_quantized and operators.keeps_quantized and load.activation_quantization != "none"
     machine = limits.of("int8" if in_int8 else dtype)
     suffix = f"-{load.quantization}" if load.quantization else ""
+    suffix += "" if load.load_format == "auto" else f"-{load.load_format}"
     suffix += "" if load.batch_invariant else "-not-batch-invariant"
     name = options.name or f"sweep-{Path(model_name(load.model)).name}{suffix}"
     result = BenchResult.now(

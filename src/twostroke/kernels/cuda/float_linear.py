@@ -137,18 +137,27 @@ class FloatLinear:
             **AS_WRITTEN,
         )
         if apart:
-            linear_programs.add_runs[(-(-n // _ADDED_AT_ONCE), num_rows)](
-                parts,
-                bias,
-                added,
-                y,
-                num_rows,
-                n,
-                residual_stride,
-                CHANNELS=_ADDED_AT_ONCE,
-                RUNS=_RUNS,
-                HAS_BIAS=self.bias is not None,
-                HAS_RESIDUAL=not no_residual,
-                **AS_WRITTEN,
-            )
+            add_runs(parts, self.bias, residual, y)
         return y
+
+
+def add_runs(parts: Tensor, bias: Tensor | None, residual: Tensor | None, y: Tensor) -> None:
+    """Adds the runs of a product in their order, with its bias [N] and residual [num_rows, N], into y [num_rows, N].
+
+    parts: float32 [runs, num_rows, N].
+    """
+    num_runs, num_rows, n = parts.shape
+    linear_programs.add_runs[(-(-n // _ADDED_AT_ONCE), num_rows)](
+        parts,
+        y if bias is None else bias,
+        y if residual is None else residual,
+        y,
+        num_rows,
+        n,
+        0 if residual is None else residual.stride(0),
+        CHANNELS=_ADDED_AT_ONCE,
+        RUNS=num_runs,
+        HAS_BIAS=bias is not None,
+        HAS_RESIDUAL=residual is not None,
+        **AS_WRITTEN,
+    )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from twostroke.kernels.cuda import linear_programs as programs
 from twostroke.kernels.cuda.elementwise import silu_and_mul
-from twostroke.kernels.cuda.float_linear import FloatLinear
+from twostroke.kernels.cuda.float_linear import FloatLinear, add_runs
 from twostroke.kernels.cuda.jit import AS_WRITTEN
 from twostroke.kernels.dispatch import GatedLinear, Linear
 from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
@@ -146,20 +146,7 @@ class QuantizedLinear:
             **AS_WRITTEN,
         )
         if apart:
-            programs.add_runs[(-(-n // 256), num_rows)](
-                parts,
-                x if self._bias is None else self._bias,
-                x if residual is None else residual,
-                y,
-                num_rows,
-                n,
-                residual_stride,
-                CHANNELS=256,
-                RUNS=_RUNS,
-                HAS_BIAS=self._bias is not None,
-                HAS_RESIDUAL=not no_residual,
-                **AS_WRITTEN,
-            )
+            add_runs(parts, self._bias, residual, y)
         return y
 
 
