@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PORT ?= 8000
 CMAKE := $(BIN)/cmake
 
-.PHONY: run demo test test-triton check bench soak compat compatibility pictures train wheel native native-test native-test-address native-test-thread native-test-arm clean
+.PHONY: run demo test test-second test-all test-triton check bench soak compat compatibility pictures train wheel native native-test native-test-address native-test-thread native-test-arm clean
 
 # A server with the embedded model and a completion through it; `run` goes on serving until Ctrl-C.
 run: $(STAMP)
@@ -19,8 +19,19 @@ demo: $(STAMP)
 # so that the long ones are not the last. Tests on two threads share the cores with the other processes: a thread of torch's that
 # waits gives its core away. ARGS go to pytest: make test ARGS="tests/api -x", ARGS=-n0 for a single process.
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+
+# The first tier: every room and every kind of path, in minutes. tests/second_tier.toml lists what is left to the second, and why.
 test: $(STAMP)
-	$(PYTEST) $(ARGS)
+	$(PYTEST) --tier first $(ARGS)
+
+# What `make test` leaves out, and property tests again with all of their examples.
+test-second: $(STAMP)
+	$(PYTEST) --tier second $(ARGS)
+
+# Everything: both tiers, and the GPU's kernels in Triton's interpreter.
+test-all: test
+	$(MAKE) test-second
+	$(MAKE) test-triton
 
 # The GPU's kernels in Triton's interpreter, number by number on the CPU, and their compiler without a card. The interpreter is
 # chosen when Triton is imported, for the whole process: so they have processes of their own, and `make test` skips these.

@@ -1,6 +1,7 @@
 """What all tests share: Hypothesis profiles, and models written once per session.
 
-The profile `ci` is the default and repeats itself exactly; `--hypothesis-profile=soak` runs 50 times as many examples.
+The profile `ci` is the default and repeats itself exactly. `quick`, of the first tier, tries a quarter of its examples;
+`--hypothesis-profile=soak` tries 50 times as many.
 """
 
 from __future__ import annotations
@@ -9,17 +10,22 @@ import importlib.util
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast, get_args
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from model_folders import SHAPES, write_random_model
+from tiers import Tier, TierList
 
 _CALM = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 _EXAMPLES = 60
 
 settings.register_profile("ci", max_examples=_EXAMPLES, deadline=None, derandomize=True, suppress_health_check=_CALM)
+settings.register_profile(
+    "quick", max_examples=_EXAMPLES // 4, deadline=None, derandomize=True, suppress_health_check=_CALM
+)
 settings.register_profile("soak", max_examples=50 * _EXAMPLES, deadline=None, suppress_health_check=_CALM)
 settings.load_profile("ci")
 
@@ -30,8 +36,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--require-all", action="store_true", help="a test that finds a program of the system missing fails"
     )
     parser.addoption(
+        "--tier",
+        choices=get_args(Tier),
+        default="all",
+        help="first: what `make test` runs; second: the rest, and property tests with all of their examples",
+    )
+    parser.addoption(
         "--pictures", type=Path, help="folder that tests of the page write the documentation's pictures to"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Try fewer examples of property tests in the first tier."""
+    if config.getoption("tier") == "first" and not config.getoption("hypothesis_profile", None):
+        settings.load_profile("quick")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of the other tier (tiers.py)."""
+    tier = cast(Tier, config.getoption("tier"))
+    if tier == "all":
+        return
+    is_second = TierList.read().second(item.nodeid.removeprefix("tests/") for item in items)
+    chosen: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item, second in zip(items, is_second, strict=True):
+        runs_in_both = tier == "second" and is_hypothesis_test(getattr(item, "obj", None))
+        (chosen if second == (tier == "second") or runs_in_both else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = chosen
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A tier of which nothing was asked for has not failed."""
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.getoption("tier") != "all":
+        session.exitstatus = pytest.ExitCode.OK
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from cyclopts import App
 
+from command_line import twostroke
 from traces import conversations, write_trace
 from twostroke.cli.flags import LoadBesideModel
 from twostroke.cli.generate import generate
@@ -22,11 +23,6 @@ from twostroke.config.cache import CacheConfig
 from twostroke.engine.completion_stream import CompletionStream
 
 SMALL = ["--threads", "1", "--kv-cache-memory", str(1 << 24)]
-
-
-def twostroke(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "twostroke", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_generate_streams_and_ends_with_figures() -> None:

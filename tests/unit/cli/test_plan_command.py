@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from command_line import twostroke
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.assembly import build_engine
 
 
 def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "twostroke", "plan", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return twostroke("plan", *arguments)
 
 
 def test_for_machines_and_as_the_engine_has_it(random_models: dict[str, Path], tmp_path: Path) -> None:
