@@ -80,9 +80,7 @@ class PagedDriver:
         found = [self.model.embed(ids)]
         for layer_id in range(self.model.config.num_layers):
             hidden = found[-1].clone()  # a layer may add to its input in place
-            found.append(
-                self.model.forward_layers(hidden, range(layer_id, layer_id + 1), positions, metadata, self.kv)
-            )
+            found.append(self.model.forward_layers(hidden, range(layer_id, layer_id + 1), positions, metadata, self.kv))
         return [*found, self.model.final_norm(found[-1].clone())]
 
     def _inputs(

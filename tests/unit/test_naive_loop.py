@@ -31,7 +31,7 @@ def naive(folder: Path, prompt: str, max_tokens: int, eos_token_ids: tuple[int, 
 
 
 def generate(folder: Path, prompts: tuple[str, ...], max_tokens: int) -> list[RequestOutput]:
-    with LLM(folder, threads=1, num_kv_blocks=64, dtype="float32") as llm:
+    with LLM(str(folder), threads=1, num_kv_blocks=64, dtype="float32") as llm:
         return llm.generate(list(prompts), SamplingParams(temperature=0.0, max_tokens=max_tokens))
 
 
