@@ -139,7 +139,8 @@ def reproduce(
     Parameters
     ----------
     names
-        r1, r2, r3, r4, r5, r6, r7, r10, r11, r13, r14, engine-time, vs-transformers, long-prompt,
+        r1, occupancy, r2, r3, r4, r5, r6, r7, r10, r11, r13, r14, step-content, paging-price, engine-time,
+        vs-transformers, long-prompt,
         server-throughput, overload, two-tenants, what-if, doctor, background, pinned-prefixes,
         pools, chaos, card, or all (also when none is given).
     """
