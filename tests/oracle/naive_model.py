@@ -47,3 +47,26 @@ def build(folder: Path, kind: str, seed: int = 0, **changes: Any) -> Any:
 def logits(model: Any, token_ids: list[int]) -> Tensor:
     """Logits of every position, computed without a cache. [num_tokens, vocab_size]"""
     return model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0].float()
+
+
+@torch.no_grad()
+def layer_outputs(model: Any, token_ids: list[int]) -> list[Tensor]:
+    """Return transformers' hidden states of one pass without a cache.
+
+    Returns:
+        The embeddings, the output of each layer before any later norm, and the final-normed hidden states: num_layers
+        + 2 tensors [num_tokens, hidden_size].
+    """
+    found: list[Tensor] = []
+
+    def keep(_module: Any, _inputs: Any, output: Any) -> None:
+        found.append((output[0] if isinstance(output, tuple) else output)[0].float())
+
+    parts = (model.model.embed_tokens, *model.model.layers, model.model.norm)
+    hooks = [part.register_forward_hook(keep) for part in parts]
+    try:
+        model(input_ids=torch.tensor([token_ids]), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found

@@ -65,6 +65,28 @@ class PagedDriver:
 
     def step(self, work: Sequence[tuple[DrivenRequest, int]]) -> list[torch.Tensor]:
         """Computes the next n tokens of each request; returns final hidden states [n, hidden_size] per request."""
+        starts, ids, positions, metadata = self._inputs(work)
+        hidden = self.model.forward(ids, positions, metadata, self.kv)
+        return [hidden[a:b] for a, b in pairwise(starts)]
+
+    def layer_outputs(self, request: DrivenRequest, num_tokens: int) -> list[torch.Tensor]:
+        """Compute a request's next tokens layer by layer.
+
+        Returns:
+            The embeddings, the output of each layer, and the final-normed hidden states: num_layers + 2 tensors
+            [num_tokens, hidden_size].
+        """
+        _, ids, positions, metadata = self._inputs([(request, num_tokens)])
+        found = [self.model.embed(ids)]
+        for layer_id in range(self.model.config.num_layers):
+            hidden = found[-1].clone()  # a layer may add to its input in place
+            found.append(self.model.forward_layers(hidden, range(layer_id, layer_id + 1), positions, metadata, self.kv))
+        return [*found, self.model.final_norm(found[-1].clone())]
+
+    def _inputs(
+        self, work: Sequence[tuple[DrivenRequest, int]]
+    ) -> tuple[list[int], torch.Tensor, torch.Tensor, AttentionMetadata]:
+        """Make room for the next tokens; returns query starts, token ids, positions and the step's metadata."""
         starts, lens, ids, positions = [0], [], [], []
         for request, num_tokens in work:
             end = request.num_computed + num_tokens
@@ -74,10 +96,7 @@ class PagedDriver:
             starts.append(len(ids))
             lens.append(end)
             request.num_computed = end
-        hidden = self.model.forward(
-            torch.tensor(ids), torch.tensor(positions), self._metadata(work, starts, lens), self.kv
-        )
-        return [hidden[a:b] for a, b in pairwise(starts)]
+        return starts, torch.tensor(ids), torch.tensor(positions), self._metadata(work, starts, lens)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, vocab_size] float32."""

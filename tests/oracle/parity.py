@@ -16,6 +16,8 @@ from twostroke.model.checkpoint import read_model_config
 from twostroke.model.loader import load_model, open_weights
 
 MAX_LOGPROB_ERROR = 1e-4
+MAX_LAYER_ERROR = 2e-5
+"""Of a layer's output in float32, as a share of its largest element."""
 
 
 def check_parity(
@@ -66,3 +68,38 @@ def check_parity(
         assert error <= MAX_LOGPROB_ERROR, error
         num_prompt = len(request.token_ids) - num_decode
         assert expected[num_prompt - 1 : -1].argmax(-1).tolist() == request.token_ids[num_prompt:]
+
+
+def check_layers(
+    folder: Path, kind: str, changes: dict[str, Any], *, chunks: list[int], kernels: Kernels = "auto"
+) -> None:
+    """Every layer's output of a prompt and of decoded tokens, from paged KV, against one pass of theirs.
+
+    Args:
+        folder: for the model.
+        kind: of architecture, by transformers' name.
+        changes: of its configuration.
+        chunks: tokens of each step; those of one token are decodes.
+        kernels: ours.
+    """
+    theirs = naive_model.build(folder, kind, **changes)
+    cpu = torch.device("cpu")
+    config = read_model_config(folder)
+    model = load_model(
+        open_weights(folder, config),
+        config,
+        dtype=torch.float32,
+        device=cpu,
+        max_model_len=1024,
+        operators=operators_for(cpu, torch.float32, kernels),
+    )
+    token_ids = np.random.default_rng(0).integers(0, config.vocab_size, sum(chunks)).tolist()
+    driver = PagedDriver(model)
+    request = driver.add(token_ids)
+    steps = [driver.layer_outputs(request, num_tokens) for num_tokens in chunks]
+    expected = naive_model.layer_outputs(theirs, token_ids)
+    assert len(expected) == config.num_layers + 2
+    for place, theirs_there in enumerate(expected):
+        ours = torch.cat([step[place] for step in steps])
+        error = ((ours - theirs_there).abs().max() / theirs_there.abs().max()).item()
+        assert error <= MAX_LAYER_ERROR, f"hidden state {place}: off by {error:.2g} of the largest element"

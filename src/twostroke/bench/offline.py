@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.checks import switch, whole_number
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.price import RunCost, check_price_per_hour
 from twostroke.errors import InvalidParameter
 from twostroke.model.model_files import find_model_of
 from twostroke.served_run import Run
@@ -40,6 +41,8 @@ class OfflineOptions(WorkloadOptions):
     """Where they go."""
     plots: bool = True
     """Draw a PNG beside the JSON (needs the extra 'bench')."""
+    price_per_hour: float | None = None
+    """Of this machine, in any money: also says what a million tokens cost."""
 
     def __post_init__(self) -> None:
         """Checks what needs no model; every option changes something, or is refused."""
@@ -47,6 +50,7 @@ class OfflineOptions(WorkloadOptions):
         whole_number("warmup", self.warmup, 0)
         switch("plots", self.plots)
         check_name(self.name)
+        check_price_per_hour(self.price_per_hour)
 
 
 def run_offline(
@@ -83,7 +87,11 @@ def run_offline(
         command_line("twostroke bench offline", options, load, scheduler, cache),
         config={"load": settings(load), "scheduler": settings(scheduler), "cache": settings(cache)},
         workload={**workload.description, "prompt_tokens": workload.num_prompt_tokens},
-        results={**summarize(run), "startup": engine.startup_lines},
+        results={
+            **summarize(run),
+            "cost": cost_of(run, options.price_per_hour, workload.num_prompt_tokens),
+            "startup": engine.startup_lines,
+        },
         warmup=options.warmup,
     )
     save(result, options.results)
@@ -103,6 +111,8 @@ def print_summary(found: Mapping[str, Any], console: Console | None = None) -> N
         f"{found['num_preemptions']} preemptions",
         highlight=False,
     )
+    if found.get("cost") is not None:
+        console.print(cost_line(found["cost"]), highlight=False)
     rows = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("ms", "p50", "p90", "p99", "mean"):
         rows.add_column(name, justify="left" if name == "ms" else "right")
@@ -118,6 +128,34 @@ def print_summary(found: Mapping[str, Any], console: Console | None = None) -> N
     console.print(rows)
     limits: Mapping[str, float] = found["limited_by"]
     console.print("limited by " + ", ".join(f"{name} {share:.0%}" for name, share in limits.items()), highlight=False)
+
+
+def cost_of(run: Run, price_per_hour: float | None, num_prompt_tokens: int | None = None) -> dict[str, Any] | None:
+    """Return the bill of a run (see `RunCost`); None without a price.
+
+    Args:
+        run: a workload's way through an engine.
+        price_per_hour: of the machine.
+        num_prompt_tokens: of all requests; None: not known, and the cost of all tokens alike is left out.
+    """
+    if price_per_hour is None:
+        return None
+    return asdict(
+        RunCost.of(
+            price_per_hour, run.duration_s, num_prompt_tokens=num_prompt_tokens, num_output_tokens=run.num_output_tokens
+        )
+    )
+
+
+def cost_line(cost: Mapping[str, Any]) -> str:
+    """The bill of a run (see `RunCost`), for people."""
+    parts = {
+        "of output": cost["per_million_output_tokens"],
+        "of prompts and output alike": cost["per_million_tokens"],
+    }
+    known = [f"{value:,.4g} per million tokens {of_what}" for of_what, value in parts.items() if value is not None]
+    bill = ", ".join([f"{cost['total']:,.4g} in all", *known])
+    return f"cost: {bill} (at {cost['price_per_hour']:g} an hour)"
 
 
 def _draw(figure: Any, run: Run) -> None:

@@ -14,7 +14,7 @@ from twostroke.bench.fleet import print_fleets
 from twostroke.bench.from_log import run_of_log
 from twostroke.bench.handover.run import HandoverOptions, run_handover
 from twostroke.bench.handover.show import print_handover
-from twostroke.bench.offline import OfflineOptions, print_summary, run_offline
+from twostroke.bench.offline import OfflineOptions, cost_of, print_summary, run_offline
 from twostroke.bench.operators.run import KernelOptions, print_kernels, run_kernels
 from twostroke.bench.quality.run import QualityOptions, print_rows, run_quality
 from twostroke.bench.ranks import RanksOptions, print_ranks, run_ranks
@@ -33,6 +33,7 @@ from twostroke.bench.sweep.show import print_sweep
 from twostroke.cli.flags import CacheFlags, LoadByFlags, LoadFlags, SchedulerFlags
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.price import check_price_per_hour
 from twostroke.engine.event_sinks import read_events
 from twostroke.planner.accuracy import PredictionOptions, print_prediction, run_prediction
 
@@ -138,7 +139,8 @@ def reproduce(
     Parameters
     ----------
     names
-        r1, r2, r3, r4, r5, r6, r7, r10, r11, r13, r14, engine-time, vs-transformers, long-prompt,
+        r1, occupancy, r2, r3, r4, r5, r6, r7, r10, r11, r13, r14, step-content, paging-price, engine-time,
+        vs-transformers, long-prompt,
         server-throughput, overload, two-tenants, what-if, doctor, background, pinned-prefixes,
         pools, chaos, card, or all (also when none is given).
     """
@@ -219,6 +221,16 @@ def diff(before: Path, after: Path) -> None:
 
 
 @app.command
-def summarize(event_log: Path) -> None:
-    """The same figures for a run that wrote an event log (--event-log): throughput, latencies, limits."""
-    print_summary(summary_of(run_of_log(read_events(event_log))))
+def summarize(event_log: Path, *, price_per_hour: float | None = None) -> None:
+    """The same figures for a run that wrote an event log (--event-log): throughput, latencies, limits.
+
+    Parameters
+    ----------
+    event_log
+        The file.
+    price_per_hour
+        Of the machine, in any money: also says what a million tokens cost.
+    """
+    check_price_per_hour(price_per_hour)
+    run = run_of_log(read_events(event_log))
+    print_summary({**summary_of(run), "cost": cost_of(run, price_per_hour)})

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from twostroke.cost.price import cost_per_million_tokens
 from twostroke.cost.step_cost import MachineLimits, ModelShape, Share, step_cost
 from twostroke.cost.step_model import PredictsSteps
 from twostroke.cost.step_work import Layers
@@ -133,15 +134,6 @@ def batches_up_to(most: int) -> tuple[int, ...]:
     ((1, 2, 4, 6), ())
     """
     return tuple(sorted({1 << i for i in range(most.bit_length())} | {most})) if most > 0 else ()
-
-
-def cost_per_million_tokens(price_per_hour: float, tokens_per_s: float) -> float:
-    """In the money of the price.
-
-    >>> cost_per_million_tokens(3.6, 1000.0)
-    1.0
-    """
-    return price_per_hour / (3600 * tokens_per_s) * 1e6
 
 
 def _counts(shares: Sequence[Share]) -> list[tuple[int, int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,7 @@ def test_offline_saves_what_it_measured(model: str, tmp_path: Path) -> None:
         output_lengths="exponential:8",
         num_prefix_groups=2,
         prefix_length=32,
+        price_per_hour=3.6,
         results=tmp_path,
     )
     result = run_offline(
@@ -67,9 +69,16 @@ def test_offline_saves_what_it_measured(model: str, tmp_path: Path) -> None:
     # two groups of six: all but those that ran beside the first of their group find its 32 tokens
     assert saved["results"]["num_cached_tokens"] >= 6 * 32
     assert set(saved["results"]["own_time_s"]) <= {"1", "2", "3", "4"}
+    cost, rates = saved["results"]["cost"], saved["results"]["throughput"]
+    assert cost["per_million_output_tokens"] == pytest.approx(1000 / rates["output_tok_s"])
+    num_output_tokens = rates["output_tok_s"] * saved["results"]["duration_s"]
+    share = num_output_tokens / (saved["workload"]["prompt_tokens"] + num_output_tokens)
+    assert cost["per_million_tokens"] == pytest.approx(cost["per_million_output_tokens"] * share)
+    assert "--price-per-hour 3.6" in saved["command"]
     assert (tmp_path / "offline.png").stat().st_size > 0
-    console = Console(width=140, record=True, quiet=True)
+    console = Console(width=200, record=True, file=io.StringIO())
     print_summary(result.results, console)
+    assert "(at 3.6 an hour)" in console.export_text()
 
 
 def test_offline_runs_a_trace_in_open_loop(model: str, tmp_path: Path) -> None:
@@ -93,6 +102,11 @@ TRACE = {"trace": Path("trace.jsonl")}
     "bad",
     [
         {"warmup": -1},
+        {"price_per_hour": 0},
+        {"price_per_hour": -2.5},
+        {"price_per_hour": float("inf")},
+        {"price_per_hour": True},
+        {"price_per_hour": "2.5"},
         {"num_requests": -5},
         {"num_requests": -5} | TRACE,
         {"seed": -1},

@@ -68,7 +68,13 @@ def test_a_sweep_saves_every_point_beside_its_floor(
     random_models: dict[str, Path], tmp_path: Path, small_limits: None
 ) -> None:
     options = SweepOptions(
-        prompt_lengths="4,8,16,600", contexts="8,500", batch_sizes="1,3", batch_context=8, steps=4, results=tmp_path
+        prompt_lengths="4,8,16,600",
+        contexts="8,500",
+        batch_sizes="1,3",
+        batch_context=8,
+        steps=4,
+        price_per_hour=7.2,
+        results=tmp_path,
     )
     result = run_sweep(options, LoadConfig(model=str(random_models["llama"]), threads=1))
     (path,) = tmp_path.glob("sweep-*.json")
@@ -86,6 +92,8 @@ def test_a_sweep_saves_every_point_beside_its_floor(
     fit = found["fit"]
     assert len(fit["residuals"]) == 4
     assert set(found["device_seconds_per_1k_tokens"]) == {"input", "output_alone", "output_in_the_largest_batch"}
+    for name, seconds in found["device_seconds_per_1k_tokens"].items():
+        assert found["cost_per_million_tokens"][name] == pytest.approx(7.2 / 3600 * seconds * 1000)
     assert str(tmp_path) not in text
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     print_sweep(result.results, Console(quiet=True))
@@ -99,6 +107,7 @@ def test_a_sweep_saves_every_point_beside_its_floor(
         ({"contexts": "0"}, "contexts"),
         ({"batch_sizes": ""}, "batch_sizes"),
         ({"steps": 0}, "steps"),
+        ({"price_per_hour": -1.0}, "price_per_hour"),
         ({"name": "../x"}, "name"),
     ],
     ids=str,

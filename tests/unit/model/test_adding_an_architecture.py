@@ -9,7 +9,7 @@ import pytest
 
 from architectures import olmo2
 from oracle import naive_model
-from oracle.parity import check_parity
+from oracle.parity import check_layers, check_parity
 from twostroke.config.model import ARCHITECTURE_TRAITS
 from twostroke.errors import UnsupportedModel
 from twostroke.model.checkpoint import read_model_config
@@ -33,6 +33,11 @@ def test_the_page_shows_the_code_that_runs() -> None:
 @pytest.mark.usefixtures("added")
 def test_an_architecture_added_from_outside(tmp_path: Path) -> None:
     check_parity(tmp_path, "Olmo2", {"attention_bias": True}, seed=0, prompt_lens=[1, 61, 300], num_decode=100)
+
+
+@pytest.mark.usefixtures("added")
+def test_its_layers_equal_transformers(tmp_path: Path) -> None:
+    check_layers(tmp_path, "Olmo2", {"attention_bias": True}, chunks=[40, 21, 1, 1, 1])
 
 
 def test_unknown_until_it_is_added(tmp_path: Path) -> None:

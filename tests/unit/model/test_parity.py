@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from oracle import naive_model
 from oracle.paged_driver import PagedDriver
-from oracle.parity import check_parity
+from oracle.parity import check_layers, check_parity
 from twostroke.config.load import Kernels
 from twostroke.kernels.dispatch import operators_for
 from twostroke.model.checkpoint import read_model_config
@@ -80,6 +80,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_logits_equal_transformers(case: str, kernels: Kernels, tmp_path: Path) -> None:
     kind, changes = CASES[case]
     check_parity(tmp_path, kind, changes, seed=0, prompt_lens=[1, 61, 400], num_decode=200, kernels=kernels)
+
+
+@pytest.mark.parametrize("kernels", ["reference", "auto"])
+@pytest.mark.parametrize("case", CASES)
+def test_every_layers_output_equals_transformers(case: str, kernels: Kernels, tmp_path: Path) -> None:
+    """MHA, GQA and MQA; two chunks of a prompt and three decodes."""
+    kind, changes = CASES[case]
+    check_layers(tmp_path, kind, changes, chunks=[40, 21, 1, 1, 1], kernels=kernels)
 
 
 def check_grid(folder: Path, seeds: range) -> None:

@@ -8,10 +8,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from twostroke.cost.price import cost_per_million_tokens
 from twostroke.cost.step_cost import MachineLimits, ModelShape
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.planner.devices import find_device
-from twostroke.planner.floors import Predictor, chunks_of, cost_per_million_tokens
+from twostroke.planner.floors import Predictor, chunks_of
 
 LLAMA_3_8B = ModelShape(
     hidden_size=4096,

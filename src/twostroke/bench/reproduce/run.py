@@ -17,6 +17,7 @@ from twostroke.errors import InvalidParameter
 
 RESULTS = {
     "r1": ("twostroke.bench.reproduce.r1_batching", "continuous against static batching"),
+    "occupancy": ("twostroke.bench.reproduce.occupancy", "slots in use, step by step"),
     "r2": ("twostroke.bench.reproduce.r2_hostage", "one long request holds nine short ones hostage"),
     "r3": ("twostroke.bench.reproduce.r3_kv_waste", "KV memory that holds nothing, paged against contiguous"),
     "r4": ("twostroke.bench.reproduce.r4_concurrency", "requests at once in equal KV memory"),
@@ -27,6 +28,8 @@ RESULTS = {
     "r10": ("twostroke.bench.reproduce.r10_prefix_cache", "prefix-cache hits on request traces"),
     "r11": ("twostroke.bench.reproduce.r11_cache_overhead", "the cost of prefix caching without hits"),
     "r13": ("twostroke.bench.reproduce.r13_roofline", "decode beside its roofline"),
+    "step-content": ("twostroke.bench.reproduce.step_content", "a step's time over the content of its tokens"),
+    "paging-price": ("twostroke.bench.reproduce.paging_price", "steps over scattered blocks beside KV in one piece"),
     "r14": ("twostroke.bench.reproduce.r14_no_cache", "what the KV cache saves"),
     "engine-time": ("twostroke.bench.reproduce.engine_time", "the engine's own time per step"),
     "vs-transformers": ("twostroke.bench.reproduce.vs_transformers", "throughput beside transformers.generate"),

@@ -2,7 +2,8 @@
 
     bits      every answer equals the first one to the same order, whatever else was in its batches
     memory    of each process grows no faster than a bound, over the second half
-    p99       of the time between tokens and to the first one: no twelfth of the run is much worse than the others
+    p99       of the time between tokens and to the first one: no twelfth of the run is much worse than the others,
+              among the twelfths in which no other process took the processors
     the end   nothing runs, nothing is held, no connection, no thread is left over
 
 Little KV memory, so that requests are preempted; a load that leaves the engine idle for a part of the time, so that
@@ -13,9 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -23,6 +25,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from twostroke.bench.contention import Contention, ProcessorTimes, contention, read_processor_times, worst_of_parts
 from twostroke.bench.figure import MEASURED, PREDICTED
 from twostroke.bench.growth import MB, growth_mb_per_minute
 from twostroke.bench.report import percentiles
@@ -33,6 +36,7 @@ from twostroke.bench.serve.local_server import LocalServer, local_server
 from twostroke.bench.serve.server_at_rest import Rest, at_rest, metrics_of
 from twostroke.bench.serve.vanishing_client import Ending, Way, drawn_visit, visit
 from twostroke.engine.clock import monotonic_clock
+from twostroke.hardware import Hardware
 from twostroke.process_memory import anonymous_bytes
 
 GOAL_GROWTH_MB_PER_MINUTE = 0.1
@@ -41,6 +45,12 @@ leak of 350 bytes for each of the requests."""
 GOAL_WORST_WINDOW = 1.5
 """Times the median window's p99."""
 WINDOWS = 12
+MOST_CONTENTION = 0.1
+"""Share of the processors that other processes may take in a twelfth that is judged, in any interval of some seconds.
+Less cannot stretch a step to GOAL_WORST_WINDOW times its length; one interval of an hour's 720 is more than 1 % of a
+twelfth's requests, so it can move a p99."""
+_FEWEST_JUDGED = WINDOWS // 2
+"""With fewer twelfths to compare, p99 is reported and not judged."""
 _WARM_UP = 0.5
 """Share of the run before memory counts."""
 _VANISHING = 0.05
@@ -74,6 +84,7 @@ class _Soak:
     times_s: list[float] = field(default_factory=list[float])
     memory: dict[str, list[int]] = field(default_factory=lambda: {"http": [], "engine": [], "others": []})
     """Bytes by process at these times."""
+    processors: list[ProcessorTimes] = field(default_factory=list[ProcessorTimes])
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
@@ -95,6 +106,9 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         after, threads = at_rest(server), _num_threads(server)
         counted = metrics_of(server).since(counted_before)["counted"]
     windows = {name: [percentiles(part) for part in of] for name, of in (("ttft", soak.ttft_s), ("itl", soak.gaps_s))}
+    busy = contention(soak.processors, Hardware.of_this_machine().cores)
+    begin_s = soak.times_s[0] if soak.times_s else 0.0
+    taken = worst_of_parts(busy, begin_s, begin_s + size.for_s, WINDOWS)
     preemptions = counted.get("twostroke:num_preemptions_total", 0.0)
     return Reproduction(
         name="soak",
@@ -107,8 +121,9 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             Claim.equal("vanishing clients: those who stayed and got no whole answer", 0, _let_down(soak)),
             Claim.at_least("preemptions", 1, preemptions).judged(options.full),
             *_memory(soak, full=options.full),
-            *_latency(windows, full=options.full),
+            *latency_claims(windows, taken, full=options.full),
         ),
+        remarks=contention_remarks(taken),
         config={"model": options.model_name, **settings},
         workload={
             "for_s": size.for_s,
@@ -122,6 +137,10 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             "requests": dict(soak.counts),
             "endings": {f"{way}: {ending}": count for (way, ending), count in sorted(soak.endings.items())},
             "windows": windows,
+            "taken_by_others": {
+                "worst_by_twelfth": taken,
+                "intervals": [{"others": part.others, "stolen": part.stolen} for part in _thinned(busy)],
+            },
             "memory_mb": {
                 name: [round(size / MB, 2) for size in sizes[:: max(1, len(sizes) // 60)]]
                 for name, sizes in soak.memory.items()
@@ -129,7 +148,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             "wrong": soak.answers.wrong[:10],
             "counted_by_the_server": counted,
         },
-        draw=lambda figure: _draw(figure, soak, windows),
+        draw=lambda figure: _draw(figure, soak, windows, taken),
         figure_size=(9.0, 4.0),
     )
 
@@ -160,15 +179,54 @@ def _memory(soak: _Soak, *, full: bool) -> Iterator[Claim]:
         yield Claim.reported(f"memory, {name}, MB at the end", (sizes[-1] if sizes else 0) / MB)
 
 
-def _latency(windows: dict[str, list[dict[str, float]]], *, full: bool) -> Iterator[Claim]:
+def latency_claims(
+    windows: Mapping[str, Sequence[Mapping[str, float]]], taken: Sequence[float | None], *, full: bool
+) -> Iterator[Claim]:
+    """The worst p99 of the judged twelfths, against their median.
+
+    Args:
+        windows: percentiles of "itl" and "ttft", by twelfth.
+        taken: the largest share of the processors that other processes took, by twelfth; None where nobody knows, and
+            such a twelfth is judged.
+        full: False reports and does not judge.
+    """
+    judged = [share is None or share <= MOST_CONTENTION for share in taken]
+    yield Claim.reported("twelfths that are judged by their p99", sum(judged))
     for name, words in (("itl", "p99 ITL"), ("ttft", "p99 TTFT")):
-        found = [part["p99"] for part in windows[name] if part.get("p99")]
+        found = [part["p99"] for part, ours in zip(windows[name], judged, strict=True) if ours and part.get("p99")]
         if found:
             middle = statistics.median(found)
             yield Claim.reported(f"{words} ms, the median twelfth", middle * 1e3)
+            is_judged = full and len(found) >= _FEWEST_JUDGED
             yield Claim.at_most(f"{words}, the worst twelfth over it", GOAL_WORST_WINDOW, max(found) / middle).judged(
-                full
+                is_judged
             )
+
+
+def contention_remarks(taken: Sequence[float | None]) -> tuple[str, ...]:
+    """Name the twelfths that are not judged, with the share of the processors that others took in them."""
+    left_out = [
+        f"{i} ({share:.0%})" for i, share in enumerate(taken, 1) if share is not None and share > MOST_CONTENTION
+    ]
+    remarks: list[str] = []
+    if left_out:
+        remarks.append(
+            f"other processes took more than {MOST_CONTENTION:.0%} of the processors for some seconds in twelfth "
+            f"{', '.join(left_out)}: p99 is not judged there"
+        )
+    if len(taken) - len(left_out) < _FEWEST_JUDGED:
+        remarks.append(
+            f"p99 is not judged at all: {len(taken) - len(left_out)} twelfths are left, and it takes {_FEWEST_JUDGED}. "
+            "Run it where nothing else runs."
+        )
+    if all(share is None for share in taken):
+        remarks.append("this machine does not say what other processes take, so p99 is judged in every twelfth")
+    return tuple(remarks)
+
+
+def _thinned(busy: Sequence[Contention]) -> Sequence[Contention]:
+    """At most some 120 of the intervals."""
+    return busy[:: max(1, len(busy) // 120)]
 
 
 async def _run(server: LocalServer, size: _Size, seed: int) -> _Soak:
@@ -186,6 +244,10 @@ async def _watch(server: LocalServer, every_s: float, soak: _Soak) -> None:
         others = [pid for pid in _family(server.pid) if pid not in (server.pid, engine)]
         for name, pids in (("http", [server.pid]), ("engine", [engine]), ("others", others)):
             soak.memory[name].append(sum(map(anonymous_bytes, pids)))
+        # this process, too: it is the clients
+        reading = read_processor_times([os.getpid(), server.pid, engine, *others])
+        if reading is not None:
+            soak.processors.append(reading)
         await asyncio.sleep(every_s)
 
 
@@ -258,7 +320,7 @@ def _num_threads(server: LocalServer) -> int:
     return sum(len(list(Path(f"/proc/{pid}/task").glob("*"))) for pid in _family(server.pid))
 
 
-def _draw(figure: Any, soak: _Soak, windows: dict[str, list[dict[str, float]]]) -> None:
+def _draw(figure: Any, soak: _Soak, windows: dict[str, list[dict[str, float]]], taken: Sequence[float | None]) -> None:
     memory, latency = figure.subplots(1, 2)
     minutes = [(at - soak.times_s[0]) / 60 for at in soak.times_s]
     for (name, sizes), style in zip(soak.memory.items(), ("-", "--", ":"), strict=True):
@@ -271,7 +333,10 @@ def _draw(figure: Any, soak: _Soak, windows: dict[str, list[dict[str, float]]]) 
     twelfths = range(1, WINDOWS + 1)
     for name, colour in (("ttft", PREDICTED), ("itl", MEASURED)):
         latency.plot(twelfths, [part.get("p99", 0.0) * 1e3 for part in windows[name]], "o-", color=colour, label=name)
-    latency.set_xlabel("twelfth of the run")
+    for i, share in enumerate(taken, 1):
+        if share is not None and share > MOST_CONTENTION:
+            latency.axvspan(i - 0.5, i + 0.5, color="#eeeeee", zorder=0)
+    latency.set_xlabel("twelfth of the run (grey: not judged)")
     latency.set_ylabel("p99, ms")
     latency.set_yscale("log")
     latency.legend(fontsize=8, frameon=False)

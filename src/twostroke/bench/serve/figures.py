@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from twostroke.bench.report import percentiles
 from twostroke.bench.serve.exchange import Exchange
 from twostroke.bench.serve.load import LoadRun
+from twostroke.cost.price import RunCost
 from twostroke.errors import InvalidParameter
 
 _DURATIONS: Mapping[str, Callable[[Exchange], float | None]] = {
@@ -65,13 +66,26 @@ class Slo:
         return [name for name, value, limit_s in found if value is not None and value > limit_s]
 
 
-def figures_of(run: LoadRun, slo: Slo) -> dict[str, Any]:
-    """Everything a result file holds of a run; times in seconds, rates per second."""
+def figures_of(run: LoadRun, slo: Slo, price_per_hour: float | None = None) -> dict[str, Any]:
+    """Everything a result file holds of a run; times in seconds, rates per second.
+
+    Args:
+        run: what was sent and what came back.
+        slo: what counts as good.
+        price_per_hour: of the server's machines; None leaves out the cost.
+    """
     well = [e for e in run.exchanges if e.failure is None]
     duration_s = run.duration_s
     num_tokens = sum(e.num_output_tokens for e in well)
     good = [e for e in well if not slo.missed(e)]
     prompt_tokens = [e.prompt_tokens for e in well if e.prompt_tokens is not None]
+    cost = None
+    if price_per_hour is not None:
+        all_known = len(prompt_tokens) == len(well)
+        num_prompt_tokens = sum(prompt_tokens) if all_known else None
+        cost = asdict(
+            RunCost.of(price_per_hour, duration_s, num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_tokens)
+        )
     return {
         "duration_s": duration_s,
         "num_requests": len(run.exchanges),
@@ -89,6 +103,7 @@ def figures_of(run: LoadRun, slo: Slo) -> dict[str, Any]:
             "share": len(good) / len(run.exchanges) if run.exchanges else 0.0,
             "missed": dict(Counter(name for e in well for name in slo.missed(e))),
         },
+        "cost": cost,
         "latency": latencies(well),
         "from_sent": {"ttft_s": percentiles([e.ttft_s - e.lateness_s for e in well if e.ttft_s is not None])},
         "failures": failures(run.exchanges),

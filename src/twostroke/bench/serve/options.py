@@ -15,6 +15,7 @@ from twostroke.bench.serve.openai_wire import EndpointName, TokenCounts
 from twostroke.bench.workload import RESERVED_TOKEN_IDS
 from twostroke.bench.workload_options import WorkloadOptions, check_name
 from twostroke.config.checks import number, one_of, switch, text, whole_number
+from twostroke.cost.price import check_price_per_hour
 from twostroke.errors import InvalidParameter
 
 Prompts = Literal["token-ids", "text"]
@@ -60,6 +61,8 @@ class ServeOptions(WorkloadOptions):
     token_counts: TokenCounts = "usage"
     """Where the number of tokens in a chunk comes from: 'usage' counts along (stream_options.continuous_usage_stats),
     'token-ids' of each chunk (return_token_ids), or 'chunks': one each, for servers that refuse both."""
+    price_per_hour: float | None = None
+    """Of the server's machines, in any money: also says what a million tokens cost."""
     timeout: float = 600.0
     """Seconds until a request is given up."""
     server_metrics: bool = True
@@ -91,6 +94,7 @@ class ServeOptions(WorkloadOptions):
         number("timeout", self.timeout, 0.0, _MAX_SECONDS, f"seconds, up to {_MAX_SECONDS:g}", low_open=True)
         whole_number("warmup", self.warmup, 0)
         check_name(self.name)
+        check_price_per_hour(self.price_per_hour)
         _ = self.slo, self.more_fields, self.loads
         self._check_prompts()
         self._check_arrivals()

@@ -31,6 +31,7 @@ _OF_A_POINT = (
     "num_completed",
     "throughput",
     "goodput",
+    "cost",
     "latency",
     "failures",
     "generator",
@@ -139,7 +140,7 @@ class _Bench:
     async def once(self) -> dict[str, Any]:
         """The load as the options say it."""
         run = await self._run(self.options.workload(self.vocab_size), self.options.name)
-        return figures_of(run, self.options.slo)
+        return figures_of(run, self.options.slo, self.options.price_per_hour)
 
     async def frontier(self) -> dict[str, Any]:
         """Every load in turn, after all requests at once where there is no rate to take multiples of."""
@@ -147,7 +148,7 @@ class _Bench:
         base = options.request_rate
         if base is None:
             run = await self._run(options.workload(self.vocab_size), f"{options.name}, all at once")
-            saturated = _point(figures_of(run, options.slo), None)
+            saturated = _point(figures_of(run, options.slo, options.price_per_hour), None)
             base = saturated["throughput"]["requests_per_s"]
             if not base:
                 raise SetupError("no request was answered when all came at once, so there is no rate to sweep around")
@@ -156,7 +157,7 @@ class _Bench:
             rate = base * load
             workload = replace(options, request_rate=rate, frontier="").workload(self.vocab_size)
             run = await self._run(workload, f"{options.name}, {rate:.3g}/s")
-            points.append(_point(figures_of(run, options.slo), rate))
+            points.append(_point(figures_of(run, options.slo, options.price_per_hour), rate))
         return {"saturated": saturated, "points": points, "remarks": [r for p in points for r in p["remarks"]]}
 
     async def _run(self, workload: Workload, title: str | None) -> LoadRun:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.bench.figure import MEASURED, PREDICTED
+from twostroke.bench.offline import cost_line
 
 _QUANTILES = ("p50", "p90", "p95", "p99", "mean")
 
@@ -32,6 +33,8 @@ def _print_run(results: Mapping[str, Any], console: Console) -> None:
         f"prompts {rates['prompt_tok_s']:,.0f} tok/s; {results['num_cached_tokens']:,} prompt tokens from the cache",
         highlight=False,
     )
+    if results["cost"] is not None:
+        console.print(cost_line(results["cost"]), highlight=False)
     goodput = results["goodput"]
     if goodput["slo_ms"]:
         slo = ", ".join(f"{name} <= {limit:g} ms" for name, limit in goodput["slo_ms"].items())
@@ -67,9 +70,13 @@ def _latency_table(latency: Mapping[str, Mapping[str, float]]) -> Table:
 
 def _print_frontier(results: Mapping[str, Any], console: Console) -> None:
     rows = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("rate", "done/s", "tok/s", "goodput", "TTFT p50", "p99", "TPOT p50", "p99", "refused", "errors"):
+    points = _points(results)
+    is_priced = any(point["cost"] is not None for point in points)
+    priced = ("per M tokens out",) if is_priced else ()
+    columns = ("rate", "done/s", "tok/s", "goodput", "TTFT p50", "p99", "TPOT p50", "p99", "refused", "errors")
+    for name in (*columns, *priced):
         rows.add_column(name, justify="right")
-    for point in _points(results):
+    for point in points:
         latency, failed = point["latency"], point["failures"]
         rows.add_row(
             "all at once" if point["request_rate"] is None else f"{point['request_rate']:.3g}",
@@ -79,8 +86,14 @@ def _print_frontier(results: Mapping[str, Any], console: Console) -> None:
             *(_ms(latency[name], q) for name in ("ttft_s", "tpot_s") for q in ("p50", "p99")),
             str(failed["num_refused"]),
             str(failed["num_errors"]),
+            *([_cost(point["cost"])] if is_priced else []),
         )
     console.print(rows)
+
+
+def _cost(cost: Mapping[str, Any]) -> str:
+    value = cost["per_million_output_tokens"]
+    return "" if value is None else f"{value:,.4g}"
 
 
 def _points(results: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -25,6 +25,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.checks import switch, whole_number
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.price import check_price_per_hour, cost_per_million_tokens
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.errors import InvalidParameter
 from twostroke.hardware import Hardware
@@ -52,6 +53,8 @@ class SweepOptions:
     """Decode steps at each point; their median counts."""
     repeats: int = 3
     """Prompts of each length; the median counts."""
+    price_per_hour: float | None = None
+    """Of this machine, in any money: also says what a million input and output tokens cost."""
     name: str = ""
     """Of the files that are written; default: sweep-MODEL, with the quantization."""
     results: Path = DEFAULT_FOLDER
@@ -64,6 +67,7 @@ class SweepOptions:
         for name in ("batch_context", "steps", "repeats"):
             whole_number(name, getattr(self, name), 1, _MOST)
         switch("plots", self.plots)
+        check_price_per_hour(self.price_per_hour)
         if Path(self.name).name != self.name or self.name.startswith("."):
             raise InvalidParameter("name", self.name, "must be a file name without folders", "The folder is --results.")
         fit_quadratic(self.lengths("prompt_lengths"), [0.0] * len(self.lengths("prompt_lengths")))
@@ -96,10 +100,23 @@ class Sweep:
     by_context: tuple[DecodePoint, ...]
     by_batch: tuple[DecodePoint, ...]
 
-    def as_json(self, machine: MachineLimits) -> dict[str, Any]:
-        """Times in seconds, rates in tokens per second, shares of the floor at most 1 where the limits are right."""
+    def as_json(self, machine: MachineLimits, price_per_hour: float | None = None) -> dict[str, Any]:
+        """Times in seconds, rates in tokens per second, shares of the floor at most 1 where the limits are right.
+
+        Args:
+            machine: its limits.
+            price_per_hour: of it; None leaves out the cost.
+        """
         decode_alone, decode_full = self.by_batch[0], self.by_batch[-1]
         fastest = max(self.prefill, key=lambda point: point.tok_s)
+        rates = {
+            "input": fastest.tok_s,
+            "output_alone": decode_alone.tok_s,
+            "output_in_the_largest_batch": decode_full.tok_s,
+        }
+        cost = None
+        if price_per_hour is not None:
+            cost = {name: cost_per_million_tokens(price_per_hour, tok_s) for name, tok_s in rates.items()}
         return {
             "machine": asdict(machine),
             "ttft": [
@@ -120,11 +137,8 @@ class Sweep:
                 "of_one_request": fastest.tok_s / decode_alone.tok_s,
                 "of_the_largest_batch": fastest.tok_s / decode_full.tok_s,
             },
-            "device_seconds_per_1k_tokens": {
-                "input": 1000 / fastest.tok_s,
-                "output_alone": 1000 / decode_alone.tok_s,
-                "output_in_the_largest_batch": 1000 / decode_full.tok_s,
-            },
+            "device_seconds_per_1k_tokens": {name: 1000 / tok_s for name, tok_s in rates.items()},
+            "cost_per_million_tokens": cost,
         }
 
 
@@ -190,7 +204,7 @@ def run_sweep(
         command_line("twostroke bench sweep", options, load, cache),
         config={"load": settings(load), "cache": settings(cache), "threads": threads},
         workload={key: getattr(options, key) for key in ("prompt_lengths", "contexts", "batch_sizes", "batch_context")},
-        results={"limits": limits.as_json(), **sweep.as_json(machine)},
+        results={"limits": limits.as_json(), **sweep.as_json(machine, options.price_per_hour)},
         warmup=1,
         repeats=options.repeats,
     )

@@ -36,8 +36,11 @@ def print_sweep(results: Mapping[str, Any], console: Console | None = None) -> N
     for title, name in (
         ("prefill / decode, tokens per second", "prefill_to_decode"),
         ("device-seconds per 1,000 tokens", "device_seconds_per_1k_tokens"),
+        ("cost of a million tokens", "cost_per_million_tokens"),
         ("limits of this machine", "limits"),
     ):
+        if results[name] is None:
+            continue
         parts = ", ".join(f"{key.replace('_', ' ')} {value:,.4g}" for key, value in results[name].items())
         console.print(f"{title}: {parts}", highlight=False)
 

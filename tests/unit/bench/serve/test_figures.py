@@ -63,6 +63,32 @@ def test_goodput_counts_what_keeps_every_limit() -> None:
     assert found["remarks"] == []
 
 
+def test_a_price_says_what_a_million_tokens_cost() -> None:
+    """The whole bill, idle time and refused requests with it, on the tokens that came."""
+    first = exchange(0.0, {1.0: 1, 2.0: 1}, prompt_tokens=10, completion_tokens=2)
+    second = exchange(0.0, {1.0: 1, 4.0: 2}, prompt_tokens=5, completion_tokens=3)
+    refused = exchange(0.0, {}, failure="429", end_s=0.75)
+    run = LoadRun((first, second, refused), 0.1)
+    found = figures_of(run, Slo({}), price_per_hour=3600.0)["cost"]
+    assert found == {
+        "price_per_hour": 3600.0,
+        "total": 4.0,
+        "per_million_output_tokens": pytest.approx(4e6 / 5),
+        "per_million_tokens": pytest.approx(4e6 / 20),
+    }
+    assert figures_of(run, Slo({}))["cost"] is None
+
+
+def test_cost_of_what_nobody_counted_is_left_out() -> None:
+    unbilled = exchange(0.0, {1.0: 1, 2.0: 1})
+    found = figures_of(LoadRun((unbilled,), 0.1), Slo({}), price_per_hour=1.8)["cost"]
+    assert found["per_million_tokens"] is None
+    assert found["per_million_output_tokens"] == pytest.approx(1.8 / 3600 * 2 / 2 * 1e6)
+    nothing = exchange(0.0, {}, failure="connection", end_s=0.0)
+    found = figures_of(LoadRun((nothing,), 0.0), Slo({}), price_per_hour=1.8)["cost"]
+    assert (found["total"], found["per_million_output_tokens"], found["per_million_tokens"]) == (0.0, None, None)
+
+
 def test_time_series_add_up() -> None:
     run = LoadRun((exchange(0.0, {1.0: 1, 4.0: 2}), exchange(2.0, {3.0: 5})), 0.1)
     series = figures_of(run, Slo({}))["over_time"]

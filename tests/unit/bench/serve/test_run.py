@@ -99,11 +99,17 @@ def test_a_frontier_has_a_point_for_each_load(tmp_path: Path) -> None:
     assert [point["goodput"]["share"] for point in found["points"]] == [1.0, 1.0]
     assert found["saturated"] is None
     assert (tmp_path / "serve.png").stat().st_size > 0
-    found = bench(server, tmp_path, frontier="2")["results"]
+    assert found["points"][0]["cost"] is None
+    found = bench(server, tmp_path, frontier="2", price_per_hour=2.5)["results"]
     assert found["points"][0]["request_rate"] == 2 * found["saturated"]["throughput"]["requests_per_s"]
     with (tmp_path / "shown").open("w") as file:
         print_serve(found, Console(file=file, width=120))
-    assert "all at once" in (tmp_path / "shown").read_text()
+    shown = (tmp_path / "shown").read_text()
+    assert "all at once" in shown
+    assert "per M tokens out" in shown
+    for point in (found["saturated"], *found["points"]):
+        rate = point["throughput"]["output_tok_s"]
+        assert point["cost"]["per_million_output_tokens"] == pytest.approx(2.5 / 3600 / rate * 1e6)
 
 
 def test_the_servers_own_metrics_are_the_difference_over_the_run(tmp_path: Path) -> None:
@@ -195,6 +201,8 @@ def test_words_that_are_several_tokens_are_left_out() -> None:
         {"max_concurrency": 2, "frontier": "1"},
         {"frontier": "1,x"},
         {"frontier": "0"},
+        {"price_per_hour": 0.0},
+        {"price_per_hour": float("nan")},
         {"burstiness": 0.5},
         {"burstiness": 0.0, "request_rate": 1.0},
         {"extra_body": "[]"},

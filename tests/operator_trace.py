@@ -1,0 +1,201 @@
+"""A hook on the operators of a model: what a pass calls, in order, with the sizes that say what each call is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+
+import twostroke.engine.preparation as preparation
+from twostroke.kernels.dispatch import AttentionOperator, GroupShape, Linear, Operators, Weight
+from twostroke.kernels.tree_mask import TreeMasks
+from twostroke.model.decoder import DecoderModel
+from twostroke.sampling.sampler import SampledTokens, Sampler
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a part of the engine."""
+
+    what: str
+    """embed, product, gated product, append k v, attend, logits, sample."""
+    rows: int
+    """Tokens that it computed."""
+    size: int = 0
+    """Columns of a product's result."""
+    kv_len: int = 0
+    """Tokens whose K and V attention reads, of one sequence."""
+
+
+@dataclass
+class Attended:
+    """One call of attention: its input, its output, and the K and V that are stored when it returns."""
+
+    qkv: Tensor
+    output: Tensor
+    softmax_scale: float
+    before: Tensor
+    """float32 [2, kv_len, num_kv_heads, head_dim]: what the sequence's slots held before the call."""
+    after: Tensor
+
+
+@dataclass
+class Trace:
+    """What was called since `clear`."""
+
+    calls: list[Call] = field(default_factory=list)
+    attended: list[Attended] = field(default_factory=list)
+
+    def clear(self) -> None:
+        self.calls.clear()
+        self.attended.clear()
+
+
+def trace_operators(monkeypatch: pytest.MonkeyPatch) -> Trace:
+    """Record the calls of every engine that is built from here on; the results are those of the parts themselves."""
+    trace = Trace()
+    operators_for = preparation.operators_for
+
+    def traced(*args: Any, **given: Any) -> Operators:
+        return _traced(operators_for(*args, **given), trace)
+
+    monkeypatch.setattr(preparation, "operators_for", traced)
+    _record_sampling(monkeypatch, trace)
+    return trace
+
+
+def record_model(model: DecoderModel, monkeypatch: pytest.MonkeyPatch, trace: Trace) -> None:
+    """Record a model's embedding and logits, which are no operators of their own."""
+    embed, compute_logits = model.embed, model.compute_logits
+
+    def recorded_embed(input_ids: Tensor) -> Tensor:
+        trace.calls.append(Call("embed", len(input_ids)))
+        return embed(input_ids)
+
+    def recorded_logits(hidden: Tensor) -> Tensor:
+        trace.calls.append(Call("logits", len(hidden)))
+        return compute_logits(hidden)
+
+    monkeypatch.setattr(model, "embed", recorded_embed)
+    monkeypatch.setattr(model, "compute_logits", recorded_logits)
+
+
+def _record_sampling(monkeypatch: pytest.MonkeyPatch, trace: Trace) -> None:
+    sample = Sampler.sample
+
+    def recorded(sampler: Sampler, logits: Tensor, states: Sequence[Any]) -> SampledTokens:
+        trace.calls.append(Call("sample", len(logits)))
+        return sample(sampler, logits, states)
+
+    monkeypatch.setattr(Sampler, "sample", recorded)
+
+
+def _traced(operators: Operators, trace: Trace) -> Operators:
+    def pack_linear(weight: Weight, bias: Tensor | None) -> Linear:
+        return _TracedLinear(operators.pack_linear(weight, bias), trace)
+
+    def pack_gated(weight: Weight, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        gated = operators.pack_gated(weight, bias)
+
+        def recorded(x: Tensor) -> Tensor:
+            found = gated(x)
+            trace.calls.append(Call("gated product", *found.shape))
+            return found
+
+        return recorded
+
+    def attention(*args: Any) -> AttentionOperator:
+        return cast(AttentionOperator, _TracedAttention(operators.attention(*args), trace))
+
+    return replace(operators, pack_linear=pack_linear, pack_gated=pack_gated, attention=attention)
+
+
+class _TracedLinear:
+    """Another product, and a note of each call."""
+
+    def __init__(self, inner: Linear, trace: Trace) -> None:
+        self._inner, self._trace = inner, trace
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._noted(self._inner(x))
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return self._noted(self._inner.add_to(residual, x))
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self._inner.rows(ids)
+
+    def _noted(self, found: Tensor) -> Tensor:
+        self._trace.calls.append(Call("product", *found.shape))
+        return found
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Another operator's plan, and where the step's only sequence lies."""
+
+    inner: Any
+    shape: GroupShape
+    num_queries: int
+    kv_len: int
+    block_ids: npt.NDArray[np.int32]
+
+
+class _TracedAttention:
+    """Another operator for steps of one sequence; its storage is read before and after each call."""
+
+    def __init__(self, inner: AttentionOperator, trace: Trace) -> None:
+        self._inner, self._trace = inner, trace
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def plan(
+        self,
+        shape: GroupShape,
+        query_start_loc: npt.NDArray[np.int32],
+        seq_lens: npt.NDArray[np.int32],
+        block_table: npt.NDArray[np.int32],
+        tree_masks: TreeMasks | None = None,
+    ) -> _Plan:
+        inner = self._inner.plan(shape, query_start_loc, seq_lens, block_table, tree_masks)
+        assert len(seq_lens) == 1, "a trace is of one request"
+        num_blocks = -(-int(seq_lens[0]) // shape.block_size)
+        return _Plan(inner, shape, int(query_start_loc[1]), int(seq_lens[0]), block_table[0, :num_blocks].copy())
+
+    def __call__(
+        self,
+        qkv: Tensor,
+        storage: Tensor,
+        plan: _Plan,
+        layer_in_block: int,
+        softmax_scale: float,
+        turn: Any = None,
+    ) -> Tensor:
+        given, before = qkv.clone(), self._stored(storage, plan, layer_in_block)
+        output = self._inner(qkv, storage, plan.inner, layer_in_block, softmax_scale, turn)
+        after = self._stored(storage, plan, layer_in_block)
+        new = slice(plan.kv_len - plan.num_queries, plan.kv_len)
+        if not torch.equal(before[:, new], after[:, new]):
+            self._trace.calls.append(Call("append k v", plan.num_queries))
+        self._trace.calls.append(Call("attend", plan.num_queries, kv_len=plan.kv_len))
+        self._trace.attended.append(Attended(given, output.clone(), softmax_scale, before, after))
+        return output
+
+    def _stored(self, storage: Tensor, plan: _Plan, layer_in_block: int) -> Tensor:
+        shape = plan.shape
+        found: list[Tensor] = []
+        for is_value in (False, True):
+            heads = storage[plan.block_ids.tolist(), layer_in_block, int(is_value)]  # [blocks, kv heads, bytes]
+            numbers = self._inner.read_heads(
+                heads.flatten(0, 1).contiguous(), shape.kv_format, shape.head_dim, values=is_value
+            )
+            of_blocks = numbers.view(len(plan.block_ids), shape.num_kv_heads, shape.block_size, shape.head_dim)
+            found.append(of_blocks.transpose(1, 2).flatten(0, 1)[: plan.kv_len])
+        return torch.stack(found)
