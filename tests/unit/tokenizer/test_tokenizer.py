@@ -111,15 +111,6 @@ def test_tokenizer_config_is_followed(tmp_path: Path, kind: str, config: dict[st
     assert_equal_to_reference(variant(tmp_path, kind, **config), lines)
 
 
-def test_worked_example_of_the_article() -> None:
-    """The article's ids are those of GPT-4o's vocabulary, which is not ours to ship."""
-    path = text_fakes.real_tokenizer_folder().parent / "gpt-4o"
-    if not path.is_dir():
-        pytest.skip(f"no GPT-4o tokenizer in {path}")
-    ids = Tokenizer.from_folder(path).encode("BentoML supports custom LLM inference.", add_special_tokens=False)
-    assert ids == [33, 13969, 4123, 17203, 2602, 451, 19641, 91643, 13]
-
-
 def test_two_models_have_their_own_ids() -> None:
     one, other = text_fakes.tokenizer("byte_level"), text_fakes.tokenizer("byte_fallback")
     assert one.encode("hello world") != other.encode("hello world")
