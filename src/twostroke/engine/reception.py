@@ -97,17 +97,21 @@ class Reception:
         """See EngineClient.generate; `is_waiting` says whether a sequence has not begun."""
         desk = self._desk
         assert desk is not None, "nobody asks before an engine was met"
-        desk.enqueue(
-            prompt,
-            request_id=request_id,
-            arrival_time_s=arrival_time_s,
-            priority=priority,
-            cache_salt=cache_salt,
-            tenant=tenant,
-            background=background,
-            kind=kind,
-        )
-
+        try:
+            desk.enqueue(
+                prompt,
+                request_id=request_id,
+                arrival_time_s=arrival_time_s,
+                priority=priority,
+                cache_salt=cache_salt,
+                tenant=tenant,
+                background=background,
+                kind=kind,
+            )
+        except BaseException:
+            if request_id not in self._streams:  # else the name is in use, and what is known is about its user
+                self._forget(request_id)
+            raise
         self._tenants[request_id] = tenant
 
         def abandon(stream: QueuedStream) -> None:
@@ -140,7 +144,7 @@ class Reception:
         """Have the outputs of a sequence's request say from now on that workers of different numerics run it."""
         assert self._desk is not None, "an engine that runs has been met"
         request_id = self._desk.request_of(sequence_id)
-        if request_id is not None and request_id in self._streams:
+        if request_id is not None:  # its stream may not be there yet: a sequence has its place before
             self._drifts[request_id] = merged_drift(self._drifts.get(request_id, {}), drift)
 
     def lose(self, cause: str) -> None:
