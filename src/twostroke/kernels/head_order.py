@@ -45,6 +45,15 @@ class HeadOrder:
     halves: int = 0
     """Dimensions of V in int4 whose low and high halves share bytes; 0: neighbours share them, as in plain order."""
 
+    def fits(self, kv_format: KVFormat, head_dim: int, block_size: int) -> bool:
+        """Return whether blocks can lie so; an order that another process tells may be anything."""
+        sections = (*self.keys, *self.values)
+        are_whole = all(min(s.lanes, s.units, s.unit_bytes) > 0 and block_size % s.lanes == 0 for s in sections)
+        wanted = slot_bytes(kv_format, head_dim)
+        sizes = [sum(section.bytes_per_token for section in of_kind) for of_kind in (self.keys, self.values)]
+        has_halves = kv_format == "int4" and self.halves > 0 and self.halves % 2 == 0
+        return are_whole and sizes == [wanted, wanted] and (has_halves or not self.halves)
+
     def slots(self, heads: NDArray[np.uint8], block_size: int, *, values: bool) -> NDArray[np.uint8]:
         """Return the tokens of KV heads in plain order.
 

@@ -278,6 +278,8 @@ class _Fetching:
                 layout, order = replace(layout, kv_format=terms.geometry.kv_format), terms.order
                 if order is None or self._reading.recode is None:
                     raise TransferBroken("its blocks have another format, and nobody here can convert it.")
+                if not order.fits(layout.kv_format, layout.head_dim, their_size):
+                    raise TransferBroken(f"blocks of {layout.kv_format} do not lie as it says: {order}.")
             if not descriptors:
                 name = source.address.name
                 return terms, Lent(layout, num_ranks, memory_here(name) if name else None, order)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 import msgspec
 
 from twostroke.config.kv_format import KV_FORMATS, KVFormat
-from twostroke.errors import SetupError
+from twostroke.errors import EngineError
 from twostroke.kv_cache.layout import KVLayout
 
 _BLOCK_SIZE = "block_size"
@@ -46,13 +46,13 @@ class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
         """Of K and V.
 
         Raises:
-            SetupError: it is none that is known here.
+            EngineError: it is none that is known here.
         """
         said = self.numerics.get(KV_CACHE_DTYPE, "")
         for kv_format in KV_FORMATS:
             if kv_format == said:
                 return kv_format
-        raise SetupError(f"{KV_CACHE_DTYPE}={said}: no KV format that is known here; known: {', '.join(KV_FORMATS)}.")
+        raise EngineError(f"{KV_CACHE_DTYPE}={said}: no KV format that is known here; known: {', '.join(KV_FORMATS)}.")
 
     @property
     def formats(self) -> dict[str, str | int]:
