@@ -239,9 +239,12 @@ def test_the_bytes_that_travel_are_those_of_the_formula(random_models: dict[str,
 @pytest.mark.parametrize(
     ("there", "what"),
     [
-        ({"kv_cache_dtype": "int8"}, "block layouts differ"),
+        ({"kv_cache_dtype": "int8"}, "numerics differ: kv_cache_dtype is f32 here and int8 there"),
         ({"kernels": "reference"}, "differ"),
-        ({"quantization": "int8"}, "models differ"),
+        (
+            {"quantization": "int8"},
+            "numerics differ: activation_quantization is none here and int8 there, quantization",
+        ),
         ({"model": "other"}, "models differ"),
     ],
 )

@@ -82,16 +82,16 @@ class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
         for what, mine, yours, remedy in (
             ("models", self.identity, other.identity, "Give both pools the same model with the same settings."),
             (
-                "block layouts",
-                _without(self.layout, exempt),
-                _without(other.layout, exempt),
-                "Give both pools the same kernels, and block sizes of which one divides the other.",
-            ),
-            (
                 "numerics",
                 {} if allows_drift else self.numerics,
                 {} if allows_drift else other.numerics,
                 "Run both alike, or allow other tokens (--allow-numeric-drift).",
+            ),
+            (
+                "block layouts",
+                _without(self.layout, exempt),
+                _without(other.layout, exempt),
+                "Give both pools the same kernels, and block sizes of which one divides the other.",
             ),
         ):
             found = differences(mine, yours)
