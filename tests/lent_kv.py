@@ -20,6 +20,7 @@ from twostroke.kv_transfer.address import Address, connect
 from twostroke.kv_transfer.borrower import KVBorrower
 from twostroke.kv_transfer.connection import Connection
 from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
+from twostroke.kv_transfer.intake import BlockReading
 from twostroke.kv_transfer.lender import KVLender
 from twostroke.kv_transfer.memory import KVMemory, shared_descriptor
 from twostroke.kv_transfer.nixl_reads import NixlAgent
@@ -136,7 +137,7 @@ class Borrowing:
         self.blocks = np.frombuffer(data, np.uint8).reshape(NUM_BLOCKS, -1)
         self.blocks[:] = UNTOUCHED
         given = {
-            "order": lambda _: plain_order(layout.kv_format, layout.head_dim),
+            "reading": BlockReading(lambda _: plain_order(layout.kv_format, layout.head_dim)),
             "clock": lambda: 1.0,
             "patience_s": 30,
             **options,

@@ -85,14 +85,20 @@ class TwoPools:
     """One of each."""
 
     def __init__(
-        self, folder: Path, *, transport: str = "shm", decode: dict[str, Any] | None = None, **given: Any
+        self,
+        folder: Path,
+        *,
+        transport: str = "shm",
+        decode: dict[str, Any] | None = None,
+        allows_drift: bool = False,
+        **given: Any,
     ) -> None:
         address = address_by(transport, folder)
         given = {"threads": 1, "num_kv_blocks": 400, **given}
         self.prefill = Worker(EngineConfig.from_keywords(**given), HandoverPort(lends_at=address))
         self.decode = Worker(
             EngineConfig.from_keywords(**{**given, **(decode or {})}),
-            HandoverPort(fetches=True, fetches_by_nixl=address.by_nixl),
+            HandoverPort(fetches=True, fetches_by_nixl=address.by_nixl, allows_drift=allows_drift),
         )
 
     def close(self) -> None:

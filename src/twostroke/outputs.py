@@ -27,6 +27,30 @@ LogprobsAtPosition = dict[int, Logprob]
 """Token id to its log-probability: the chosen token first, then the most likely ones."""
 
 
+NumericDrift = dict[str, list[str]]
+"""Name of a setting or fact to the values of the workers that made an answer, in the order in which they came:
+`{"kv_cache_dtype": ["int8", "bf16"]}`. Empty: all computed alike."""
+
+
+def merged_drift(one: NumericDrift, other: NumericDrift) -> NumericDrift:
+    """Return the values of both under each name, each once.
+
+    >>> merged_drift({"dtype": ["float32"]}, {"dtype": ["bfloat16", "float32"], "kernels": ["amx"]})
+    {'dtype': ['float32', 'bfloat16'], 'kernels': ['amx']}
+    """
+    names = dict.fromkeys([*one, *other])
+    return {name: list(dict.fromkeys([*one.get(name, []), *other.get(name, [])])) for name in names}
+
+
+def drift_words(drift: NumericDrift) -> str:
+    """Return the values under each name, for people.
+
+    >>> drift_words({"kv_cache_dtype": ["int8", "bf16"], "dtype": ["float32", "bfloat16"]})
+    'kv_cache_dtype int8 and bf16, dtype float32 and bfloat16'
+    """
+    return ", ".join(f"{name} {' and '.join(values)}" for name, values in drift.items())
+
+
 class CompletionOutput(msgspec.Struct):
     """One generated sequence."""
 
@@ -100,9 +124,9 @@ class RequestOutput(msgspec.Struct):
     metrics: RequestMetrics | None = None
     error: str | None = None
     """Why it ended with finish_reason "error"."""
-    numeric_drift: str = ""
-    """How the numerics of the processes that ran it differ, where that is allowed and they do; one alone may have
-    answered with other last bits."""
+    numeric_drift: NumericDrift = {}
+    """Where the processes that ran it differ, where that is allowed and they do; one alone may have answered with other
+    tokens."""
     hidden_state: bytes | None = None
     """Of the prompt's last token behind the final norm, where that was asked for: float32 [hidden_size]."""
 

@@ -20,7 +20,8 @@ from twostroke.engine.engine_process import EngineProcess
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.launcher import LocalLauncher
 from twostroke.engine.pooled_engine import PooledEngine
-from twostroke.errors import InvalidParameter, SetupError
+from twostroke.errors import InvalidParameter, SetupError, UnknownParameter
+from twostroke.outputs import NumericDrift
 from twostroke.pools.member import Role
 from twostroke.sampling_params import SamplingParams
 
@@ -183,7 +184,7 @@ def test_processes_that_compute_other_bits_are_refused_or_named() -> None:
     ):
         asyncio.run(start())
 
-    async def is_moved() -> list[str]:
+    async def is_moved() -> list[NumericDrift]:
         pools = PoolConfig(decode=2, allow_numeric_drift=True)
         engine = PooledEngine(CONFIG, pools, launcher=Unlike(), placer=LeastBusy())
         await engine.start()
@@ -193,7 +194,7 @@ def test_processes_that_compute_other_bits_are_refused_or_named() -> None:
             stream = engine.generate(prompt, request_id="r", arrival_time_s=engine.now_s())
             wake = asyncio.Event()
             stream.listen(wake.set)
-            drifts: list[str] = []
+            drifts: list[NumericDrift] = []
             while True:
                 await wake.wait()
                 wake.clear()
@@ -208,8 +209,9 @@ def test_processes_that_compute_other_bits_are_refused_or_named() -> None:
             await engine.close()
 
     drifts = asyncio.run(is_moved())
-    assert drifts[0] == ""
-    assert "kernels is" in drifts[-1]
+    assert drifts[0] == {}
+    assert list(drifts[-1]) == ["kernels"]
+    assert "reference" in drifts[-1]["kernels"]
 
 
 def test_a_model_that_is_not_there_is_told_once() -> None:
@@ -247,6 +249,12 @@ def test_what_was_never_started_removes_nothing(tmp_path: Path, monkeypatch: pyt
         ({"decode": 1, "pool_workers": "fibre"}, "pool_workers"),
         ({"decode": 1, "pool_workers": "thread", "cluster": "auto"}, "pool_workers='thread': threads are in no"),
         ({"prefill_block_size": 16}, "prefill_block_size"),
+        ({"prefill_config": {"dtype": "bfloat16"}}, "prefill_config=.*: needs more than one process"),
+        ({"decode": 1, "prefill": 1, "decode_config": "int8"}, "decode_config='int8': must be an object"),
+        (
+            {"decode": 1, "prefill": 1, "prefill_block_size": 8, "prefill_config": {"block_size": 16}},
+            "prefill_block_size=8: prefill_config says block_size, too",
+        ),
         ({"decode": 1, "prefill": 1, "prefill_block_size": 24}, "prefill_block_size=24.* power of two"),
         ({"decode": 1, "prefill": 1, "prefill_block_size": 256}, "prefill_block_size"),
         ({"heartbeat_timeout_s": 0.0, "decode": 1}, "heartbeat_timeout_s"),
@@ -255,3 +263,9 @@ def test_what_was_never_started_removes_nothing(tmp_path: Path, monkeypatch: pyt
 def test_pools_that_cannot_be_are_refused(given: dict[str, Any], what: str) -> None:
     with pytest.raises(InvalidParameter, match=what):
         PoolConfig(**given)
+
+
+@pytest.mark.parametrize("name", ["model", "max_model_len", "enable_prefix_caching", "block_sizes"])
+def test_what_both_pools_share_is_no_setting_of_one(name: str) -> None:
+    with pytest.raises(UnknownParameter, match=f"decode_config has no parameter '{name}'"):
+        PoolConfig(prefill=1, decode=1, decode_config={name: 1})

@@ -33,6 +33,7 @@ def wait_for(server: ServerProcess, is_so: Callable[[list[dict[str, Any]]], bool
 
 def test_a_pool_grows_under_load_and_shrinks_behind_it(pooled: ServerProcess) -> None:
     (first,) = workers(pooled)
+    assert pooled.http.get("/pools").json()["hand_over"] is None, "there is one pool"
     assert (first["role"], first["state"], first["cause"], first["num_restarts"]) == ("decode", "running", "", 0)
     is_over = threading.Event()
     failures: list[int] = []
@@ -89,11 +90,62 @@ def test_one_process_has_no_pools(server: ServerProcess) -> None:
         assert "--prefill and --decode" in answer.json()["error"]["message"]
 
 
-def test_pools_are_for_administrators() -> None:
-    server = ServerProcess("--api-key", "tenant", "--admin-api-key", "admin", "--decode", "1")
-    try:
-        for key, status in (("tenant", 401), ("admin", 200)):
-            found = server.http.get("/pools", headers={"authorization": f"Bearer {key}"})
-            assert found.status_code == status, found.text
-    finally:
-        server.stop()
+@pytest.fixture(scope="module")
+def differing() -> Iterator[ServerProcess]:
+    """Two pools of different KV formats, with keys."""
+    keys = ("--api-key", "tenant", "--admin-api-key", "admin")
+    pools = (
+        "--prefill",
+        "1",
+        "--decode",
+        "1",
+        "--pool-workers",
+        "thread",
+        "--allow-numeric-drift",
+        "--tpot-target-s",
+        "0.001",
+    )
+    server = ServerProcess(*keys, *pools, "--prefill-config", '{"kv_cache_dtype": "int8", "block_size": 32}')
+    yield server
+    server.stop()
+
+
+def test_pools_are_for_administrators(differing: ServerProcess) -> None:
+    for key, status in (("tenant", 401), ("admin", 200)):
+        found = differing.http.get("/pools", headers={"authorization": f"Bearer {key}"})
+        assert found.status_code == status, found.text
+
+
+def test_the_formats_of_both_pools_are_shown(differing: ServerProcess) -> None:
+    shown = differing.http.get("/pools", headers={"authorization": "Bearer admin"}).json()
+    formats = {worker["role"]: worker["formats"] for worker in shown["workers"]}
+    assert {role: (f["kv_cache_dtype"], f["block_size"]) for role, f in formats.items()} == {
+        "prefill": ("int8", 32),
+        "decode": ("bf16", 16),
+    }
+    assert formats["prefill"]["dtype"] == formats["decode"]["dtype"] == "bfloat16"
+    differs = shown["hand_over"].pop("differs")
+    assert shown["hand_over"] == {"converts_kv": True, "may_drift": True}
+    assert differs.keys() == {"kv_cache_dtype", "block_size", "kv_order"}
+    assert differs["kv_cache_dtype"] == {"prefill": ["int8"], "decode": ["bf16"]}
+
+
+LONG = "def f(x):\n    return x\n" * 60
+USAGES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": LONG, "max_tokens": 4},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 4},
+    "/v1/messages": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 4},
+    "/v1/responses": {"input": LONG, "max_output_tokens": 4, "store": False},
+}
+
+
+@pytest.mark.parametrize("path", USAGES)
+def test_usage_says_that_workers_of_different_formats_made_an_answer(path: str, differing: ServerProcess) -> None:
+    """Beside a stream, a prompt of 600 tokens is handed over."""
+    tenant = {"authorization": "Bearer tenant"}
+    beside = {"model": "embedded", "prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with differing.http.stream("POST", "/v1/completions", json=beside, headers=tenant) as stream:
+        next(stream.iter_lines())
+        body = {"model": "embedded", **USAGES[path]}
+        usage = differing.http.post(path, json=body, headers=tenant).json()["usage"]
+    assert usage["numeric_drift"] == {"kv_cache_dtype": ["int8", "bf16"]}

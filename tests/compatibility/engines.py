@@ -9,7 +9,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from compatibility.features import BACKGROUND, EMBEDDING, FEATURES, POOLS, RESUMPTION, TIGHT_POOL, Feature, Pair
+from compatibility.features import (
+    BACKGROUND,
+    EMBEDDING,
+    FEATURES,
+    POOLS,
+    POOLS_OF_FORMATS,
+    RESUMPTION,
+    TIGHT_POOL,
+    Feature,
+    Pair,
+)
 from compatibility.models import Models
 from two_pools import Answer, TwoPools
 from twostroke.config.engine import EngineConfig
@@ -116,7 +126,8 @@ class Engines:
         Raises:
             TwostrokeError: they are refused.
         """
-        return (self._run_pools if POOLS in pair else self._run_one)(pair.settings, pair)
+        has_pools = POOLS in pair or POOLS_OF_FORMATS in pair
+        return (self._run_pools if has_pools else self._run_one)(pair.settings, pair)
 
     def words(self, error: Exception) -> str:
         """What is said of a refusal, without the folder of this run."""
@@ -132,10 +143,15 @@ class Engines:
         return run
 
     def _run_pools(self, settings: dict[str, Any], features: Sequence[Feature]) -> Run:
-        PooledEngine(self._config(settings), PoolConfig(prefill=1, decode=1))  # refuses what a server would refuse
+        drifts = POOLS_OF_FORMATS in features
+        prefill = {"kv_cache_dtype": "int8"} if drifts else {}
+        asked = PoolConfig(prefill=1, decode=1, prefill_config=prefill, allow_numeric_drift=drifts)
+        PooledEngine(self._config(settings), asked)  # refuses what a server would refuse
         run = Run()
         with tempfile.TemporaryDirectory() as folder:
-            pools = TwoPools(Path(folder), **self._resolved(settings, spare=BLOCKS_TO_IMPORT))
+            given = self._resolved(settings, spare=BLOCKS_TO_IMPORT)
+            decode = {name: given.get(name, "auto") for name in prefill}
+            pools = TwoPools(Path(folder), decode=decode, allows_drift=drifts, **{**given, **prefill})
             try:
                 self._answer(
                     run,

@@ -36,6 +36,7 @@ class Sign(StrEnum):
     HIDDEN_STATES = auto()
     RESUMED = auto()
     HANDED_OVER = auto()
+    CONVERTED = auto()
     SHARES = auto()
     OTHER_NUMBERS = auto()
     """The answers are not those of the engine without it."""
@@ -61,6 +62,8 @@ class Feature:
     """SamplingParams of every second request."""
     changes_answers: bool = False
     """The engine to compare with has it, too."""
+    may_drift: bool = False
+    """Answers are of several numerics: none are compared with those of one engine."""
 
     def excludes(self, other: Feature) -> bool:
         """Whether they are two values of one setting."""
@@ -204,9 +207,16 @@ REQUESTS = (
     BACKGROUND,
 )
 POOLS = Feature("two pools", "--prefill 1 --decode 1", Sign.HANDED_OVER)
+POOLS_OF_FORMATS = Feature(
+    "pools of two KV formats",
+    """--prefill-config '{"kv_cache_dtype": "int8"}' --allow-numeric-drift""",
+    Sign.CONVERTED,
+    may_drift=True,
+)
 PROCESSES = (
     Feature("tensor parallelism", "--tensor-parallel-size 2", Sign.SHARES, {"tensor_parallel_size": 2}),
     POOLS,
+    POOLS_OF_FORMATS,
 )
 
 GROUPS: Mapping[str, tuple[Feature, ...]] = {

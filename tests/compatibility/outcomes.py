@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from compatibility.features import DRAFTS, Pair
 
+_POOLS = ("two pools", "pools of two KV formats")
 _DRAFTS = tuple(feature.name for feature in DRAFTS)
 
 
@@ -103,16 +104,16 @@ REFUSALS = (
     ),
     Refusal(
         "kv_offloading_size=4194304: does not go with prefill processes. Leave it out, or serve with one process.",
-        (("KV in host memory", "two pools"),),
+        tuple(("KV in host memory", pools) for pools in _POOLS),
     ),
     Refusal(
         "enable_prefix_caching=False: KV is handed over through the prefix cache. "
         "Leave the prefix cache on, or leave --prefill out.",
-        (("contiguous KV", "two pools"), ("no KV cache", "two pools")),
+        tuple((name, pools) for name in ("contiguous KV", "no KV cache") for pools in _POOLS),
     ),
     Refusal(
         "kv_check_rate=1.0: does not go with prefill processes. Leave --kv-check-rate or --prefill out.",
-        (("KV checks", "two pools"),),
+        tuple(("KV checks", pools) for pools in _POOLS),
     ),
 )
 
@@ -142,12 +143,17 @@ IDLE = (
         seldom=True,
     ),
     Idle("preemption", "contiguous KV", "Whoever is admitted has all the blocks that it will ever need."),
-    Idle(
-        "preemption",
-        "two pools",
-        "KV is fetched only where the longest request has room beside it, so few requests seldom take each other's.",
-        seldom=True,
+    *(
+        Idle(
+            "preemption",
+            pools,
+            "KV is fetched only where the longest request has room beside it, so few requests seldom take each "
+            "other's.",
+            seldom=True,
+        )
+        for pools in _POOLS
     ),
+    Idle("pools of two KV formats", "KV in int8", "Here: the prefill pool has int8, and so has the decode pool."),
     *(
         Idle("torch's operators", name, "On a CPU, torch's operators serve fp8 in any case.")
         for name in ("KV in fp8", "fp8 weights")

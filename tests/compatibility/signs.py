@@ -98,12 +98,17 @@ SIGNS: Mapping[Sign, Callable[[Run, Feature], bool]] = {
     Sign.BROUGHT_BACK: lambda run, _: any(
         b.kv_moves and b.kv_moves.loads + b.kv_moves.prefetches for b in batches(run)
     ),
-    Sign.KV_FORMAT: lambda run, feature: started(run).layout["kv_format"] == feature.settings["kv_cache_dtype"],
+    Sign.KV_FORMAT: lambda run, feature: any(
+        isinstance(e, EngineStarted) and e.layout["kv_format"] == feature.settings["kv_cache_dtype"] for e in run.events
+    ),
     Sign.DRAFTS: lambda run, _: sum(answer.num_draft_tokens for answer in run.answers.values()) > 0,
     Sign.SEVERAL_ANSWERS: lambda run, _: len(run.answers) > len(PROMPTS),
     Sign.PROMPT_SCORES: lambda run, _: any(answer.prompt_logprobs for answer in run.answers.values()),
     Sign.HIDDEN_STATES: lambda run, _: any(answer.hidden_state for answer in run.answers.values()),
     Sign.RESUMED: lambda run, _: run.num_resumed > 0,
+    Sign.CONVERTED: lambda run, _: any(
+        isinstance(e, KVImportEnded) and not e.problem and "kv_cache_dtype is" in e.drift for e in run.events
+    ),
     Sign.HANDED_OVER: lambda run, _: any(isinstance(e, KVImportEnded) and not e.problem for e in run.events),
     Sign.SHARES: lambda run, feature: (
         started(run).layout["num_kv_heads"] * feature.settings["tensor_parallel_size"] == NUM_KV_HEADS

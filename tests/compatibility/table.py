@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compatibility.features import FEATURES, GROUPS, PAIRS, Feature
+from compatibility.features import FEATURES, GROUPS, PAIRS, Feature, Pair
 from compatibility.outcomes import idle_of, refusal_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
@@ -18,6 +18,8 @@ small model, {num_pairs} in all:
 - **✓** ({num_work}): the engine runs with both, both are seen at work, and tokens, log-probabilities and hidden states
   are, bit for bit, those of an engine that computes one request after the other from its beginning. It has of the two
   only what changes numbers, a KV format for example.
+- **≈** ({num_drift}): the engine runs with both and both are seen at work; pools of different numerics answer, so
+  tokens may differ from those of one engine, and `usage.numeric_drift` says so.
 - **✗** ({num_refused}): refused at start; the number says with which words.
 - **○** ({num_idle}): the same answers, but one of the two has nothing to do; the number says why.
 - **·**: two values of one setting.
@@ -47,9 +49,11 @@ def markdown() -> str:
     rows = [_row(number, feature, notes) for number, feature in enumerate(FEATURES, 1)]
     refused = [pair for pair in PAIRS if refusal_of(pair) is not None]
     idle = [pair for pair in PAIRS if idle_of(pair) is not None]
+    num_drift = sum(_drifts(pair) for pair in PAIRS if refusal_of(pair) is None and idle_of(pair) is None)
     head = _HEAD.format(
         num_pairs=len(PAIRS),
-        num_work=len(PAIRS) - len(refused) - len(idle),
+        num_work=len(PAIRS) - len(refused) - len(idle) - num_drift,
+        num_drift=num_drift,
         num_refused=len(refused),
         num_idle=len(idle),
     )
@@ -79,7 +83,11 @@ def _mark(feature: Feature, other: Feature, notes: _Notes) -> str:
         return f"✗ {notes.number(f'`{refusal}`')}"
     if idle is not None:
         return f"○ {notes.number(f'{idle.name}: {idle.why}')}"
-    return "✓"
+    return "≈" if _drifts(pair) else "✓"
+
+
+def _drifts(pair: Pair) -> bool:
+    return any(feature.may_drift for feature in pair)
 
 
 def _code(how: str) -> str:

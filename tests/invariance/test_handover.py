@@ -107,6 +107,54 @@ def test_pools_of_other_block_sizes(
         pools.close()
 
 
+OTHER_FORMATS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "int8 to f32 in larger blocks": ("mistral", {"kv_cache_dtype": "int8"}, {"block_size": 32}),
+    "f32 to int8 in smaller blocks": ("qwen3", {"block_size": 32}, {"kv_cache_dtype": "int8", "block_size": 8}),
+    "bfloat16 to float32": ("qwen2", {"dtype": "bfloat16"}, {}),
+    "torch's order to ours": ("qwen3", {"kernels": "reference", "kv_cache_dtype": "int4"}, {"kv_cache_dtype": "int4"}),
+    "int8 weights": ("qwen2", {"quantization": "int8"}, {}),
+}
+ALIKE: dict[str, Any] = {
+    "block_size": 16,
+    "kv_cache_dtype": "auto",
+    "dtype": "auto",
+    "kernels": "auto",
+    "quantization": None,
+}
+
+
+@pytest.mark.parametrize("knobs", OTHER_FORMATS, ids=str)
+def test_pools_of_other_formats(random_models: dict[str, Path], tmp_path: Path, knobs: str, transport: str) -> None:
+    """Whichever way KV goes, it is converted to the same bits; and it is that of the prompt, so answers stay near."""
+    family, prefill, decode = OTHER_FORMATS[knobs]
+    given = {"model": str(random_models[family]), "threads": 1, "num_kv_blocks": 3000, "max_model_len": 256}
+    asked = requests()[:4]  # the last begins like another, of whose own KV it may or may not find some
+    near = alone(EngineConfig.from_keywords(**given, **decode), asked)
+
+    def handed_over(way: str) -> tuple[dict[str, Answer], list[KVImportEnded]]:
+        sides = {**given, **ALIKE, **prefill}
+        pools = TwoPools(tmp_path, transport=way, allows_drift=True, decode={**ALIKE, **decode}, **sides)
+        try:
+            answers = pools.run(asked)
+            for worker in (pools.prefill, pools.decode):
+                assert replay([from_json(to_json(event)) for event in worker.events]) is None
+            return answers, [event for event in pools.decode.events if isinstance(event, KVImportEnded)]
+        finally:
+            pools.close()
+
+    answers, ends = handed_over(transport)
+    if transport != "inproc":
+        assert same(answers, handed_over("inproc")[0])
+    assert {"r2", "r3"} <= {event.request_id for event in ends if not event.problem}, ends
+    assert all(event.drift for event in ends if not event.problem)
+    for name in ("r2", "r3"):
+        got, want = answers[name], near[name]
+        num_same = next((i for i in range(9) if got.token_ids[i] != want.token_ids[i]), 9)
+        assert num_same >= 2, "the first token is the prefill worker's, the second is of KV that was converted"
+        for of_got, of_want in zip(got.logprobs[:num_same], want.logprobs[:num_same], strict=True):
+            assert of_got.logprobs[0] == pytest.approx(of_want.logprobs[0], abs=0.25)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("ranks", [(1, 2), (2, 1), (2, 2)], ids=str)
 def test_engines_of_several_ranks(
@@ -191,9 +239,12 @@ def test_the_bytes_that_travel_are_those_of_the_formula(random_models: dict[str,
 @pytest.mark.parametrize(
     ("there", "what"),
     [
-        ({"kv_cache_dtype": "int8"}, "block layouts differ"),
+        ({"kv_cache_dtype": "int8"}, "numerics differ: kv_cache_dtype is f32 here and int8 there"),
         ({"kernels": "reference"}, "differ"),
-        ({"quantization": "int8"}, "models differ"),
+        (
+            {"quantization": "int8"},
+            "numerics differ: activation_quantization is none here and int8 there, quantization",
+        ),
         ({"model": "other"}, "models differ"),
     ],
 )

@@ -92,6 +92,7 @@ class MessageCall:
             "cache_read_input_tokens": counts.num_cached_tokens,
             "cache_creation_input_tokens": 0,
             "output_tokens": counts.num_output_tokens,
+            **counts.drift,
         }
 
 

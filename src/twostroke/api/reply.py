@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from twostroke.api.blocks import BlockEvent, Blocks
 from twostroke.api.conversation import Conversation
 from twostroke.api.parsers.chat_parser import ChatParser
-from twostroke.outputs import CompletionOutput, RequestOutput
+from twostroke.outputs import CompletionOutput, NumericDrift, RequestOutput
 from twostroke.request import FinishReason
 
 
@@ -21,6 +21,13 @@ class TokenCounts:
     num_output_tokens: int = 0
     num_reasoning_tokens: int = 0
     """Of the output's."""
+    numeric_drift: NumericDrift = field(default_factory=dict[str, list[str]])
+    """Where the workers that made it differ."""
+
+    @property
+    def drift(self) -> dict[str, NumericDrift]:
+        """Return the field of `usage` that says so; empty where they do not differ."""
+        return {"numeric_drift": self.numeric_drift} if self.numeric_drift else {}
 
 
 class Reply:
@@ -69,4 +76,5 @@ class Reply:
             output.num_cached_tokens,
             self.counts.num_output_tokens + len(part.token_ids),
             self._parser.num_reasoning_tokens,
+            output.numeric_drift,
         )

@@ -135,6 +135,7 @@ class ResponseCall:
             "output_tokens": counts.num_output_tokens,
             "output_tokens_details": {"reasoning_tokens": counts.num_reasoning_tokens},
             "total_tokens": counts.num_prompt_tokens + counts.num_output_tokens,
+            **counts.drift,
         }
 
     def _written(self, event: BlockEvent) -> bytes:

@@ -61,6 +61,22 @@ def _read_structure(_: type, tokens: Sequence[Token]) -> StructuredOutputs:
     return params.structured_outputs
 
 
+def json_object(name: str) -> Parameter:
+    """Return the parameter of a flag whose value is a JSON object of settings."""
+
+    def read(_: type, tokens: Sequence[Token]) -> dict[str, Any]:
+        text, remedy = tokens[0].value, """Quote it: '{"kv_cache_dtype": "int8"}'."""
+        try:
+            given = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidParameter(name, text, f"must be JSON ({error})", remedy) from error
+        if not isinstance(given, dict):
+            raise InvalidParameter(name, text, "must be an object", remedy)
+        return cast(dict[str, Any], given)
+
+    return Parameter(converter=read, accepts_keys=False, n_tokens=1, consume_multiple=False, metavar="JSON")
+
+
 def _read_speculation(_: type, tokens: Sequence[Token]) -> SpeculativeConfig:
     """{"method": "ngram"} to SpeculativeConfig(method="ngram")."""
     text = tokens[0].value

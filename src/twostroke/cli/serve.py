@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -19,18 +21,31 @@ from twostroke.cli.flags import (
     PresetFlag,
     QuietFlag,
     SpeculationFlag,
+    json_object,
     with_model,
 )
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
-from twostroke.config.pools import KVTransport, PoolConfig
+from twostroke.config.pools import KVTransport, PoolConfig, PoolWorkers
 from twostroke.config.presets import with_preset
 from twostroke.config.server import MetricsNames, ServerConfig
 
-PoolFlags = Annotated[PoolConfig, Parameter(name="*", group="Pools")]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolsByFlags(PoolConfig):
+    """The pools, with settings of one pool given as JSON."""
+
+    prefill_config: Annotated[Mapping[str, Any] | None, json_object("prefill_config")] = field(default=None, hash=False)
+    """Settings of prefill workers alone, as JSON: '{"dtype": "bfloat16", "kv_cache_dtype": "int8"}'."""
+    decode_config: Annotated[Mapping[str, Any] | None, json_object("decode_config")] = field(default=None, hash=False)
+    """Settings of decode workers alone, as JSON."""
+
+
+PoolFlags = Annotated[PoolsByFlags, Parameter(name="*", group="Pools")]
 ServerFlags = Annotated[ServerConfig, Parameter(name="*", group="Server")]
 
-__all__ = ["KVTransport", "MetricsNames", "Path"]  # cyclopts evaluates the annotations of ServerConfig in this module
+__all__ = ["KVTransport", "MetricsNames", "Path", "PoolWorkers"]
+# cyclopts evaluates the annotations of ServerConfig and PoolConfig in this module
 
 
 def serve(  # noqa: PLR0913 (each is a flag or a group of flags)
@@ -44,7 +59,7 @@ def serve(  # noqa: PLR0913 (each is a flag or a group of flags)
     scheduler: FairSchedulerFlags = FairScheduler(),
     preset: PresetFlag = None,
     speculative_config: SpeculationFlag = None,
-    pools: PoolFlags = PoolConfig(),
+    pools: PoolFlags = PoolsByFlags(),
     quiet: QuietFlag = False,
 ) -> None:
     """Serve a model to OpenAI clients, on this machine unless --host says otherwise.

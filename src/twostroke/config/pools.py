@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Set
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast, get_args
 
 from twostroke.config.cache import check_block_size
 from twostroke.config.checks import number, one_of, switch, text, whole_number
 from twostroke.config.load import MAX_RANKS
-from twostroke.errors import InvalidParameter
+from twostroke.errors import InvalidParameter, UnknownParameter
 
 KVTransport = Literal["auto", "shm", "tcp", "inproc", "nixl"]
 PoolWorkers = Literal["process", "thread"]
 MAX_WORKERS = 64
+PER_POOL = (
+    "dtype",
+    "kv_cache_dtype",
+    "quantization",
+    "group_size",
+    "activation_quantization",
+    "device",
+    "kernels",
+    "batch_invariant",
+    "enforce_eager",
+    "threads",
+    "tensor_parallel_size",
+    "block_size",
+    "kv_cache_memory",
+    "num_kv_blocks",
+    "gpu_memory_utilization",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+)
+"""What prefill_config and decode_config may set; all else is the same in both pools."""
+_SETTINGS_REMEDY = """For example '{"kv_cache_dtype": "int8"}'."""
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}")
 
 
@@ -38,9 +59,13 @@ class PoolConfig:
     converted on its way, and what is handed over is whole blocks of both."""
     prefill_tensor_parallel_size: int | None = None
     """Ranks of each prefill process, where they are to be others than --tensor-parallel-size says."""
+    prefill_config: Mapping[str, Any] | None = field(default=None, hash=False)
+    """Settings of prefill workers alone, by their names: '{"dtype": "bfloat16", "kv_cache_dtype": "int8"}'."""
+    decode_config: Mapping[str, Any] | None = field(default=None, hash=False)
+    """Settings of decode workers alone, by their names."""
     allow_numeric_drift: bool = False
-    """Let in processes whose kernels, versions or devices differ, hand KV over between them and resume on them; tokens
-    may differ then, too, and answers say so (usage.numeric_drift)."""
+    """Let workers differ in element type, KV format, quantization, kernels, version or device: KV is converted between
+    them and streams resume on any of them. Tokens may differ then, and answers say so (usage.numeric_drift)."""
     heartbeat_timeout_s: float = 2.0
     """A process that says nothing for so long is ended, and what it did goes on elsewhere."""
     step_timeout_s: float = 15.0
@@ -74,6 +99,7 @@ class PoolConfig:
             check_block_size("prefill_block_size", self.prefill_block_size)
         if self.prefill_tensor_parallel_size is not None:
             whole_number("prefill_tensor_parallel_size", self.prefill_tensor_parallel_size, 1, MAX_RANKS)
+        self._check_settings_of_pools()
         switch("allow_numeric_drift", self.allow_numeric_drift)
         number("heartbeat_timeout_s", self.heartbeat_timeout_s, 0.2, 600, "0.2 to 600 (seconds)")
         number("step_timeout_s", self.step_timeout_s, 1, 86400, "1 to 86400 (seconds)")
@@ -95,6 +121,23 @@ class PoolConfig:
         if not (self.max_prefill or self.max_decode):
             self._refuse({"scaling_interval_s"}, "needs pools that change", "Add --max-prefill or --max-decode.")
 
+    def _check_settings_of_pools(self) -> None:
+        """Checks names; values are checked with the settings that both pools share (config/pool_settings.py)."""
+        for source in ("prefill_config", "decode_config"):
+            given = getattr(self, source)
+            if given is None:
+                continue
+            if not isinstance(given, Mapping):
+                raise InvalidParameter(source, given, "must be an object of settings", _SETTINGS_REMEDY)
+            for name in cast(Mapping[Any, Any], given):
+                if name not in PER_POOL:
+                    raise UnknownParameter(str(name), PER_POOL, source)
+        for name in ("block_size", "tensor_parallel_size"):
+            value = getattr(self, f"prefill_{name}")
+            if value is not None and name in (self.prefill_config or {}):
+                limit = f"prefill_config says {name}, too"
+                raise InvalidParameter(f"prefill_{name}", value, limit, "Leave one of them out.")
+
     def _check_ways(self) -> None:
         one_of("kv_transport", self.kv_transport, get_args(KVTransport))
         one_of("pool_workers", self.pool_workers, get_args(PoolWorkers))
@@ -115,8 +158,8 @@ class PoolConfig:
 
     def _refuse(self, names: Set[str], limit: str, remedy: str) -> None:
         """Settings that would change nothing."""
-        for name, field in self.__dataclass_fields__.items():
-            if name in names and getattr(self, name) != field.default:
+        for name, one in self.__dataclass_fields__.items():
+            if name in names and getattr(self, name) != one.default:
                 raise InvalidParameter(name, getattr(self, name), limit, remedy)
 
     def _check_cluster(self, cluster: str) -> None:

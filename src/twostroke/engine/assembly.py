@@ -385,8 +385,15 @@ def _geometry(config: EngineConfig, loaded: Prepared, runner: ModelRunner) -> KV
     """What another process has to agree on."""
     dtype = str(loaded.dtype).removeprefix("torch.")
     return KVGeometry(
-        identity_facts(loaded.weights.path, loaded.config, config.load, loaded.weights.quantization),
-        numerics_facts(loaded.operators.name, loaded.device.type, dtype, config.load),
+        identity_facts(loaded.weights.path, loaded.config, config.load),
+        numerics_facts(
+            loaded.operators.name,
+            loaded.device.type,
+            config.load,
+            dtype=dtype,
+            kv_format=loaded.kv_format,
+            quantization=loaded.weights.quantization,
+        ),
         layout_facts(loaded.layout, runner.kv_order, loaded.num_ranks),
     )
 

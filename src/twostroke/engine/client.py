@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -64,6 +64,9 @@ class PoolMember:
     num_restarts: int
     num_live: int
     """Sequences that need it."""
+    formats: Mapping[str, str | int] = field(default_factory=dict[str, str | int])
+    """By name: its numerics (element type, KV format, quantization, kernels, device, version), and block_size,
+    tensor_parallel_size and kv_order, which say how KV lies in a block. Empty while no process runs."""
 
 
 Taker = Callable[[RequestOutput], bool]

@@ -28,8 +28,9 @@ from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.messages import Add, Command, DropKV, FetchKV, Finish
 from twostroke.engine.output_processor import SequenceNews, TokenUpdate
-from twostroke.kv_transfer.geometry import differences
+from twostroke.kv_cache.block_hash import salt_of_drift
 from twostroke.kv_transfer.transport import KVSource
+from twostroke.outputs import NumericDrift, drift_words, merged_drift
 from twostroke.pools.member import Role
 from twostroke.request import FinishReason
 
@@ -95,8 +96,8 @@ class Outcome:
     """To deliver, under the sequences' own names."""
     lost: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """Sequences that are given up, and why."""
-    drifted: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """Sequences that go on by other numerics than they began with, and how these differ."""
+    drifted: list[tuple[str, NumericDrift]] = field(default_factory=list[tuple[str, NumericDrift]])
+    """Sequences that workers of different numerics run, and where these differ."""
     placed: list[tuple[str, Place]] = field(default_factory=list[tuple[str, Place]])
     """Attempts, by their names at workers, and where they run."""
 
@@ -117,8 +118,10 @@ class _Sequence:
     """The decode worker has been told to run it."""
     num_fruitless: int = 0
     """Attempts in a row that have delivered nothing."""
-    numerics: Mapping[str, str] | None = None
-    """Of the first worker that ran it."""
+    numerics: NumericDrift = field(default_factory=dict[str, list[str]])
+    """Of all workers that have run it: per name the values, in the order in which they came."""
+    cache_salt: str | None = None
+    """Of the attempt; another than the request's where KV of other numerics is taken in."""
     num_scored: int = 0
     """Prompt positions whose log-probabilities are delivered."""
     news: SequenceNews | None = None
@@ -189,7 +192,7 @@ class Dispatcher:
     def add(self, request: GenerationRequest) -> Outcome:
         """A sequence to run."""
         assert request.request_id not in self._sequences, f"sequence {request.request_id!r} is not new"
-        sequence = _Sequence(request, array("i", request.new_request.output_token_ids))
+        sequence = _Sequence(request, array("i", request.new_request.output_token_ids), cache_salt=request.cache_salt)
         self._sequences[sequence.name] = sequence
         outcome = Outcome()
         self._begin(sequence, outcome)
@@ -277,9 +280,13 @@ class Dispatcher:
         place = self._placer.place(sequence.request, token_ids, list(self._members.values()), num_live)
         if place is None:
             return
-        outcome.placed.append((attempt_name(sequence.name, sequence.attempt + 1), place))
         sequence.place = place
-        self._compare_numerics(sequence, outcome)
+        drift = self._compare_numerics(sequence)
+        if drift:
+            outcome.drifted.append((sequence.name, drift))
+        told = replace(place, reason=f"{place.reason}; numerics differ: {drift_words(drift)}") if drift else place
+        outcome.placed.append((attempt_name(sequence.name, sequence.attempt + 1), told))
+        sequence.cache_salt = self._cache_salt(sequence)
         sequence.attempt += 1
         sequence.is_decoding = place.prefill is None
         self._by_name_there[sequence.name_there] = sequence
@@ -300,18 +307,30 @@ class Dispatcher:
         here = replace(request, max_tokens=max_tokens, lend_as=number, lend_block_size=taker.block_size)
         outcome.orders.append(Order(place.prefill, Add(here)))
         fetch = FetchKV(
-            number, request.request_id, new.prompt_token_ids + new.output_token_ids, request.cache_salt, source
+            number, request.request_id, new.prompt_token_ids + new.output_token_ids, sequence.cache_salt, source
         )
         outcome.orders.append(Order(place.decode, fetch))
 
-    def _compare_numerics(self, sequence: _Sequence, outcome: Outcome) -> None:
-        for worker_id in sequence.worker_ids:
+    def _compare_numerics(self, sequence: _Sequence) -> NumericDrift:
+        """Note the numerics of the attempt's workers, and return where all that have run the sequence differ."""
+        place = sequence.place
+        is_last_token = sequence.request.max_tokens - len(sequence.token_ids) == 1
+        alone = place.prefill if place is not None and is_last_token else None  # nobody has to decode
+        for worker_id in sequence.worker_ids if alone is None else (alone,):
             numerics = self._members[worker_id].numerics
-            if sequence.numerics is None:
-                sequence.numerics = numerics
-            drift = differences(sequence.numerics, numerics)
-            if drift:
-                outcome.drifted.append((sequence.name, drift))
+            sequence.numerics = merged_drift(sequence.numerics, {name: [value] for name, value in numerics.items()})
+        return {name: values for name, values in sequence.numerics.items() if len(values) > 1}
+
+    def _cache_salt(self, sequence: _Sequence) -> str | None:
+        """Return by which names the attempt's workers keep its KV.
+
+        A decode worker that takes in KV of other numerics must not find it again under the names of its own.
+        """
+        place, salt = sequence.place, sequence.request.cache_salt
+        if place is None or place.prefill is None:
+            return salt
+        giver, taker = self._members[place.prefill], self._members[place.decode]
+        return salt if giver.numerics == taker.numerics else salt_of_drift(salt, giver.numerics)
 
     def _request_of(self, sequence: _Sequence, import_id: int | None = None) -> GenerationRequest:
         """As the next worker is to run it."""
@@ -325,7 +344,7 @@ class Dispatcher:
             params=params,
             output_token_ids=tuple(sequence.token_ids),
         )
-        return replace(request, new_request=new, import_id=import_id)
+        return replace(request, new_request=new, import_id=import_id, cache_salt=sequence.cache_salt)
 
     def _deliver(self, sequence: _Sequence, update: TokenUpdate, outcome: Outcome) -> None:
         if update.token_ids:

@@ -12,8 +12,10 @@ from twostroke.engine.journal import Journal
 from twostroke.engine.kv_fetching import KVFetching
 from twostroke.engine.kv_lending import KVLending
 from twostroke.errors import SetupError
+from twostroke.kernels.reference.kv_codec import recode
 from twostroke.kv_transfer.borrower import KVBorrower
 from twostroke.kv_transfer.geometry import KVGeometry
+from twostroke.kv_transfer.intake import BlockReading
 from twostroke.kv_transfer.lender import KVLender
 from twostroke.kv_transfer.memory import KVMemory, shared_descriptor
 from twostroke.kv_transfer.nixl_reads import NixlAgent
@@ -90,7 +92,15 @@ def open_ends(
     lending = fetching = where = None
     if port.lends_at is not None:
         shared = NixlAgent(memory) if port.lends_at.by_nixl else descriptors if port.lends_at.is_local else ()
-        lender = KVLender(memory, shared, geometry, epoch=ends.epoch, clock=monotonic_clock, is_over=ends.is_over)
+        lender = KVLender(
+            memory,
+            shared,
+            geometry,
+            epoch=ends.epoch,
+            clock=monotonic_clock,
+            is_over=ends.is_over,
+            order=runner.head_order(block_size),
+        )
         lending = KVLending(
             scheduler, lender, block_size, split_layers=memory.num_layers if memory.num_ranks > 1 else 0
         )
@@ -103,7 +113,7 @@ def open_ends(
         borrower = KVBorrower(
             memory,
             geometry,
-            order=runner.head_order,
+            reading=BlockReading(runner.head_order, recode),
             clock=monotonic_clock,
             allows_drift=port.allows_drift,
             nixl=NixlAgent(memory) if port.fetches_by_nixl else None,

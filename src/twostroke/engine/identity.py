@@ -6,43 +6,59 @@ import hashlib
 from dataclasses import asdict
 from pathlib import Path
 
-from twostroke.config.load import LoadConfig
+from twostroke.config.kv_format import KVFormat
+from twostroke.config.load import DEFAULT_GROUP_SIZE, LoadConfig
 from twostroke.config.model import ModelConfig
+from twostroke.kv_transfer.geometry import KV_CACHE_DTYPE
 from twostroke.version import __version__
 
 _NUM_SAMPLES = 16
 _SAMPLE_BYTES = 4096
 
 
-def identity_facts(path: Path, config: ModelConfig, load: LoadConfig, quantization: str | None) -> dict[str, str]:
+def identity_facts(path: Path, config: ModelConfig, load: LoadConfig) -> dict[str, str]:
     """Of the model. Two folders with the same weights are the same model, whatever they are called.
 
     Args:
         path: of the weights.
         config: of the model, fixed for the longest request.
         load: what the user asked for.
-        quantization: of the weights as they are stored.
     """
     rope = " ".join(f"{name}={value}" for name, value in sorted(asdict(config.rope).items()) if value is not None)
-    quantized = load.quantization or quantization or "none"
     return {
         "architecture": config.architecture,
         "shape": f"{config.num_layers} layers of {config.hidden_size}, {config.vocab_size} tokens",
         "rope": rope,
         "weights": fingerprint(path) if load.load_format == "auto" else f"random, of {_digest(config)}",
-        "weight quantization": f"{quantized}, group size {load.group_size or 'default'}",
     }
 
 
-def numerics_facts(kernels: str, device: str, dtype: str, load: LoadConfig) -> dict[str, str]:
-    """Of what computes it."""
+def numerics_facts(
+    kernels: str, device: str, load: LoadConfig, *, dtype: str, kv_format: KVFormat, quantization: str | None
+) -> dict[str, str]:
+    """Return by what it is computed, named as the settings are where there is one.
+
+    Args:
+        kernels: name of the backend.
+        device: type of the device.
+        load: what the user asked for.
+        dtype: of activations.
+        kv_format: of K and V.
+        quantization: of the weights as the checkpoint stores them.
+    """
+    quantized = load.quantization or quantization or "none"
+    if load.quantization == "int4":
+        quantized += f", group size {load.group_size or DEFAULT_GROUP_SIZE}"
+    of_activations = load.activation_quantization or ("int8" if kernels.startswith("native ") else "none")
     return {
         "twostroke": __version__,
         "kernels": kernels,
         "device": device,
         "dtype": dtype,
-        "activation quantization": load.activation_quantization or "none",
-        "batch invariant": "yes" if load.batch_invariant else "no",
+        KV_CACHE_DTYPE: kv_format,
+        "quantization": quantized,
+        "activation_quantization": "none" if quantized == "none" else of_activations,
+        "batch_invariant": "yes" if load.batch_invariant else "no",
     }
 
 

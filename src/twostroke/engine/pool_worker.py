@@ -106,6 +106,8 @@ class PoolWorker:
         self.meter = LoadMeter(1, is_fair=False)
         self.facts: EngineFacts | None = None
         """Of the process that runs now; None while none does."""
+        self.geometry: KVGeometry | None = None
+        """The same."""
         self.has_started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when its model is loaded for the first time; raises SetupError where that is refused."""
 
@@ -238,7 +240,7 @@ class PoolWorker:
             if objection:
                 return self._has_no_start(objection)
             self._launcher.is_loaded(report)
-            self.facts = report.facts
+            self.facts, self.geometry = report.facts, report.geometry
             self.meter = LoadMeter(report.facts.max_num_seqs, is_fair=report.facts.is_fair)
             self._process = process
             self._heard_s = self._ready_s = monotonic_clock()
@@ -260,7 +262,7 @@ class PoolWorker:
         finally:
             if self._process is None:  # it was not loaded, and hears nothing before it is
                 process.kill()
-            self._process = self._spawned = self.facts = None
+            self._process = self._spawned = self.facts = self.geometry = None
             await process.stop()
 
     async def _first_report(self, process: EngineProcess) -> Report | None:

@@ -22,6 +22,7 @@ from twostroke.engine.launcher import Launcher, launcher_for
 from twostroke.engine.load import Load, combined
 from twostroke.engine.messages import Add, CacheWasReset, Finish, Progress, Report, ResetPrefixCache
 from twostroke.engine.output_processor import OutputKind
+from twostroke.engine.pool_checks import check_engines
 from twostroke.engine.pool_scaling import ObservedLoad, PoolScaling, WorkerFigures, limits_of
 from twostroke.engine.pool_worker import PoolWorker
 from twostroke.engine.reception import Reception
@@ -82,8 +83,7 @@ class PooledEngine:
         if address is not None:
             limit = "the engines of a pool cannot all meet their ranks there"
             raise InvalidParameter("tensor_parallel_address", address, limit, "Leave it out: each starts its own.")
-        if pools.prefill:
-            _check(config)
+        check_engines(config, pools, hands_over=pools.prefill > 0)
         if pools.transport == "nixl":
             check_nixl()
         self._config = config
@@ -256,8 +256,7 @@ class PooledEngine:
         """See ScalablePools."""
         if self._is_draining or self._is_closed:
             raise EngineUnavailable(f"the pools have no other sizes now: {self.health().cause}.")
-        if sizes.get(Role.PREFILL):
-            _check(self._config)
+        check_engines(self._config, self._pools, hands_over=bool(sizes.get(Role.PREFILL)))
         for role, number in sizes.items():
             self._pool.check_size(role, number)
         for role, number in sizes.items():
@@ -267,7 +266,14 @@ class PooledEngine:
         """See ScalablePools."""
         return [
             PoolMember(
-                w.worker_id, w.role, w.state, w.cause, w.pid, w.num_restarts, self._dispatcher.live_on(w.worker_id)
+                w.worker_id,
+                w.role,
+                w.state,
+                w.cause,
+                w.pid,
+                w.num_restarts,
+                self._dispatcher.live_on(w.worker_id),
+                {} if w.geometry is None else w.geometry.formats,
             )
             for w in self._pool.workers
         ]
@@ -318,7 +324,7 @@ class PooledEngine:
                 await self._reception.meet(facts, self)
                 self._has_met = True
         self._by_id[worker.worker_id] = worker
-        self._router.joined(worker.worker_id, worker.role, facts, self._pools.transport)
+        self._router.joined(worker.member, facts, self._pools.transport)
         self._carry_out(self._dispatcher.worker_ready(worker.member))
 
     def worker_reports(self, worker: PoolWorker, report: Report) -> None:
@@ -487,23 +493,3 @@ class PooledEngine:
                 with contextlib.suppress(Exception):
                     await asyncio.to_thread(self._on_trouble, f"the engine stalls: {health.cause}")
             was_stalled = is_stalled
-
-
-def _check(config: EngineConfig) -> None:
-    """What a hand-over needs of each engine."""
-    if not config.cache.enable_prefix_caching:
-        remedy = "Leave the prefix cache on, or leave --prefill out."
-        raise InvalidParameter("enable_prefix_caching", False, "KV is handed over through the prefix cache", remedy)
-    if config.cache.kv_offloading_size is not None:
-        remedy = "Leave it out, or serve with one process."
-        raise InvalidParameter(
-            "kv_offloading_size", config.cache.kv_offloading_size, "does not go with prefill processes", remedy
-        )
-    if config.cache.kv_check_rate:
-        remedy = "Leave --kv-check-rate or --prefill out."
-        raise InvalidParameter(
-            "kv_check_rate", config.cache.kv_check_rate, "does not go with prefill processes", remedy
-        )
-    if config.load.device != "cpu":
-        remedy = "Use --device cpu, or leave --prefill out."
-        raise InvalidParameter("device", config.load.device, "KV is handed over between processes on CPUs", remedy)

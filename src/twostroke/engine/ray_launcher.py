@@ -36,6 +36,7 @@ import msgspec
 import zmq
 
 from twostroke.config.engine import EngineConfig
+from twostroke.config.pool_settings import decode_engine, prefill_engine
 from twostroke.config.pools import PoolConfig
 from twostroke.engine.child import LocalChild, ending_words
 from twostroke.engine.engine_process import COMMAND, EngineProcess
@@ -177,9 +178,9 @@ class RayLauncher:
         check_version(_installed())
         self._address: str = pools.cluster
         self._pools = pools
-        self._num_cpus = config.load.threads or 1
-        size = config.load.tensor_parallel_size
-        self._num_ranks = {Role.DECODE: size, Role.PREFILL: pools.prefill_tensor_parallel_size or size}
+        loads = {Role.DECODE: decode_engine(config, pools).load, Role.PREFILL: prefill_engine(config, pools).load}
+        self._num_cpus = {role: load.threads or 1 for role, load in loads.items()}
+        self._num_ranks = {role: load.tensor_parallel_size for role, load in loads.items()}
         self._most_cpus = 0.0
         """Of any node."""
 
@@ -222,7 +223,7 @@ class RayLauncher:
             raise
         if port.lends_at is not None:
             port = msgspec.structs.replace(port, lends_at=msgspec.structs.replace(port.lends_at, host=seated.host))
-        load = replace(config.load, threads=self._num_cpus)
+        load = replace(config.load, threads=self._num_cpus[role])
         if wish.is_spread:
             load = replace(load, tensor_parallel_address=f"{seated.host}:{seated.free_port}")
             port = msgspec.structs.replace(port, fetches=False)  # ranks of several hosts hand nothing over
@@ -244,8 +245,8 @@ class RayLauncher:
     def _wish(self, role: Role) -> _Wish:
         """What a process of a pool asks for."""
         num_ranks, name = self._num_ranks[role], role.value if self._pools.cluster_roles else None
-        is_spread = num_ranks > 1 and num_ranks * self._num_cpus > self._most_cpus
-        return _Wish(num_ranks, self._num_cpus, name, is_spread)
+        is_spread = num_ranks > 1 and num_ranks * self._num_cpus[role] > self._most_cpus
+        return _Wish(num_ranks, self._num_cpus[role], name, is_spread)
 
     def _check_room(self, nodes: list[Mapping[str, float]]) -> None:
         """Whether the cluster would hold all, were it empty; what others use there may become free.
@@ -263,8 +264,8 @@ class RayLauncher:
                 "most). Leave --prefill out, or lower --threads."
             )
         asked = {f"--{role.value} {wanted[role]}": (wanted[role], wish) for role, wish in wishes.items()}
-        if self._pools.prefill and self._num_ranks[Role.PREFILL] == self._num_ranks[Role.DECODE]:
-            together = replace(wishes[Role.DECODE], role=None)
+        together = replace(wishes[Role.DECODE], role=None)
+        if self._pools.prefill and replace(wishes[Role.PREFILL], role=None) == together:
             asked[" and ".join(asked)] = (sum(wanted.values()), together)
         for what, (number, wish) in asked.items():
             there = wish.num_places(nodes)

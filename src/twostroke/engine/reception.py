@@ -15,6 +15,7 @@ from twostroke.engine.output_processor import OutputKind, OutputProcessor, Token
 from twostroke.engine.queued_stream import QueuedStream
 from twostroke.errors import EngineError, EngineUnavailable
 from twostroke.grammar.guidance import Guidance
+from twostroke.outputs import NumericDrift, merged_drift
 from twostroke.tokenizer.loading import load_tokenizer
 from twostroke.tokenizer.tokenizer import Tokenizer
 
@@ -31,8 +32,8 @@ class Reception:
         self._streams: dict[str, QueuedStream] = {}
         self._tenants: dict[str, str] = {}
         """Whose each of them is."""
-        self._drifts: dict[str, str] = {}
-        """By request that goes on by other numerics than it began with: how they differ."""
+        self._drifts: dict[str, NumericDrift] = {}
+        """By request that workers of different numerics run: where they differ."""
         self._facts: EngineFacts | None = None
         self._tokenizer: Tokenizer | None = None
         self._inputs: InputProcessor | None = None
@@ -96,17 +97,21 @@ class Reception:
         """See EngineClient.generate; `is_waiting` says whether a sequence has not begun."""
         desk = self._desk
         assert desk is not None, "nobody asks before an engine was met"
-        desk.enqueue(
-            prompt,
-            request_id=request_id,
-            arrival_time_s=arrival_time_s,
-            priority=priority,
-            cache_salt=cache_salt,
-            tenant=tenant,
-            background=background,
-            kind=kind,
-        )
-
+        try:
+            desk.enqueue(
+                prompt,
+                request_id=request_id,
+                arrival_time_s=arrival_time_s,
+                priority=priority,
+                cache_salt=cache_salt,
+                tenant=tenant,
+                background=background,
+                kind=kind,
+            )
+        except BaseException:
+            if request_id not in self._streams:  # else the name is in use, and what is known is about its user
+                self._forget(request_id)
+            raise
         self._tenants[request_id] = tenant
 
         def abandon(stream: QueuedStream) -> None:
@@ -128,19 +133,19 @@ class Reception:
         for output in self._desk.take_in(updates):
             stream = self._streams.get(output.request_id)
             if self._drifts:
-                output.numeric_drift = self._drifts.get(output.request_id, "")
+                output.numeric_drift = self._drifts.get(output.request_id, {})
             if stream is not None:
                 if output.finished:
                     del self._streams[output.request_id]
                     self._forget(output.request_id)
                 stream.put(output)
 
-    def note_drift(self, sequence_id: str, drift: str) -> None:
-        """A sequence goes on by other numerics: its request's outputs say so from now on."""
+    def note_drift(self, sequence_id: str, drift: NumericDrift) -> None:
+        """Have the outputs of a sequence's request say from now on that workers of different numerics run it."""
         assert self._desk is not None, "an engine that runs has been met"
         request_id = self._desk.request_of(sequence_id)
-        if request_id in self._streams:
-            self._drifts[request_id] = drift
+        if request_id is not None:  # its stream may not be there yet: a sequence has its place before
+            self._drifts[request_id] = merged_drift(self._drifts.get(request_id, {}), drift)
 
     def lose(self, cause: str) -> None:
         """Every stream ends; whoever reads one is told why."""

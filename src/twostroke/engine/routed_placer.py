@@ -25,6 +25,7 @@ class _Worker:
     facts: EngineFacts
     transport: Transport
     num_free_blocks: int
+    numerics: str
     reported_s: float = float("-inf")
 
 
@@ -37,10 +38,12 @@ class RoutedPlacer:
         self._on_the_way: dict[str, tuple[str, str]] = {}
         """By request, as workers know it: from whom to whom its KV goes."""
 
-    def joined(self, worker_id: str, role: Role, facts: EngineFacts, transport: KVTransport) -> None:
+    def joined(self, member: Member, facts: EngineFacts, transport: KVTransport) -> None:
         """A worker takes requests."""
+        worker_id = member.worker_id
+        numerics = " ".join(f"{name}={value}" for name, value in sorted(member.numerics.items()))
         kind = Transport.SHARED_MEMORY if transport == "shm" else Transport.TCP
-        self._workers[worker_id] = _Worker(role, facts, kind, facts.num_blocks)
+        self._workers[worker_id] = _Worker(member.role, facts, kind, facts.num_blocks, numerics)
         self._put(worker_id, Load(facts.max_num_seqs))
 
     def num_free_blocks(self, worker_id: str) -> int:
@@ -125,6 +128,7 @@ class RoutedPlacer:
                 prefill_tokens_per_s=rate,
                 step_s=load.step_s,
                 transport=worker.transport,
+                numerics=worker.numerics,
             )
         )
 

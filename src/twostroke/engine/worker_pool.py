@@ -15,6 +15,7 @@ import msgspec
 
 from twostroke.config.checks import whole_number
 from twostroke.config.engine import EngineConfig
+from twostroke.config.pool_settings import decode_engine, prefill_engine
 from twostroke.config.pools import MAX_WORKERS, PoolConfig
 from twostroke.engine.client import EngineState
 from twostroke.engine.clock import monotonic_clock
@@ -166,7 +167,7 @@ class WorkerPool:
         self._hears.worker_gone(worker, f"{worker_id} has left the pool")
 
     def _worker(self, role: Role, place: int) -> PoolWorker:
-        config = self._config if role is Role.DECODE else self._of_prefill()
+        config = (decode_engine if role is Role.DECODE else prefill_engine)(self._config, self._pools)
 
         def config_of(name: str) -> EngineConfig:
             return replace(config, load=replace(config.load, event_log=log_of(config.load.event_log, name)))
@@ -180,16 +181,6 @@ class WorkerPool:
             self._launcher,
             num_starts=self._starts[role, place],
         )
-
-    def _of_prefill(self) -> EngineConfig:
-        """What computes prompts: nobody drafts, and its blocks and ranks may be others."""
-        config = replace(self._config, speculative_config=None)
-        block_size, num_ranks = self._pools.prefill_block_size, self._pools.prefill_tensor_parallel_size
-        if block_size is not None:
-            config = replace(config, cache=replace(config.cache, block_size=block_size))
-        if num_ranks is not None:
-            config = replace(config, load=replace(config.load, tensor_parallel_size=num_ranks))
-        return config
 
     def _port(self, role: Role, name: str) -> HandoverPort:
         """Each process has its own address, so nobody who comes back is taken for who was there before."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 HASH_BYTES = 16
 
@@ -69,6 +69,22 @@ def extend_hashes(
         return ()
     fresh = token_ids[num_hashed * block_size : num_full * block_size]
     return hash_blocks(fresh, block_size, salt, block_hashes[-1] if block_hashes else None)
+
+
+def salt_of_drift(salt: str | None, numerics: Mapping[str, str]) -> str:
+    """Return the salt of a chain whose blocks may hold KV of other numerics than their worker's own.
+
+    Args:
+        salt: of the request.
+        numerics: of the worker that computes the KV and lends it.
+
+    >>> salt_of_drift(None, {"dtype": "float32"}) == salt_of_drift("tenant", {"dtype": "float32"})
+    False
+    """
+    found = hashlib.blake2b((salt or "").encode(), digest_size=HASH_BYTES, person=b"twostroke-drift")
+    for name, value in sorted(numerics.items()):
+        found.update(f"{name}={value}\n".encode())
+    return found.hexdigest()
 
 
 def _root(salt: str | None) -> bytes:

@@ -14,7 +14,6 @@ from twostroke.errors import EngineError
 from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_transfer.address import connect
 from twostroke.kv_transfer.connection import Connection
-from twostroke.kv_transfer.conversion import OrderOf
 from twostroke.kv_transfer.frames import (
     FROM_LENDER,
     PROTOCOL,
@@ -33,7 +32,7 @@ from twostroke.kv_transfer.frames import (
 )
 from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.kv_transfer.in_process import memory_here
-from twostroke.kv_transfer.intake import Bringing, Intake, Lent, Sent, intake
+from twostroke.kv_transfer.intake import BlockReading, Bringing, Intake, Lent, Sent, intake
 from twostroke.kv_transfer.memory import KVMemory, SharedMapping
 from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.kv_transfer.transport import Fetched, KVSource
@@ -48,7 +47,7 @@ class KVBorrower:
     Args:
         memory: of the pool.
         geometry: of this side.
-        order: where tokens are in its blocks, for lenders whose blocks have another size.
+        reading: of lenders' blocks that have another size or format.
         clock: in seconds.
         allows_drift: take KV that was computed by other numerics.
         patience_s: how long a lender may say nothing at all.
@@ -60,7 +59,7 @@ class KVBorrower:
         memory: KVMemory,
         geometry: KVGeometry,
         *,
-        order: OrderOf,
+        reading: BlockReading,
         clock: Callable[[], float],
         allows_drift: bool = False,
         patience_s: float = PATIENCE_S,
@@ -68,7 +67,7 @@ class KVBorrower:
     ) -> None:
         self._memory = memory
         self._geometry = geometry
-        self._order = order
+        self._reading = reading
         self._clock = clock
         self._allows_drift = allows_drift
         self._patience_s = patience_s
@@ -81,7 +80,7 @@ class KVBorrower:
         task = _Fetching(
             self._memory,
             self._geometry,
-            self._order,
+            self._reading,
             self._memories,
             self._clock,
             self._allows_drift,
@@ -144,7 +143,7 @@ class _Fetching:
         self,
         memory: KVMemory,
         geometry: KVGeometry,
-        order: OrderOf,
+        reading: BlockReading,
         memories: _Memories,
         clock: Callable[[], float],
         allows_drift: bool,
@@ -152,7 +151,7 @@ class _Fetching:
     ) -> None:
         self._memory = memory
         self._geometry = geometry
-        self._order = order
+        self._reading = reading
         self._memories = memories
         self._clock = clock
         self._allows_drift = allows_drift
@@ -201,7 +200,7 @@ class _Fetching:
         connection.sendall(framed(question))
         terms, lent = self._receive_terms(connection, source, their_size)
         with self._bringing(connection, terms, lent) as bringing:
-            way_in = intake(self._memory, lent, into, question.first_entries, self._order, bringing)
+            way_in = intake(self._memory, lent, into, question.first_entries, self._reading, bringing)
             num_entries, theirs_digest = self._take_all(connection, way_in, num_blocks)
         if num_entries != num_blocks or theirs_digest != digest:
             raise TransferBroken(
@@ -274,15 +273,22 @@ class _Fetching:
             num_ranks = terms.geometry.num_ranks
             num_kv_heads = self._memory.layout.num_kv_heads * self._memory.num_ranks // num_ranks
             layout = replace(self._memory.layout, block_size=their_size, num_kv_heads=num_kv_heads)
+            order = None
+            if self._geometry.has_other_blocks(terms.geometry):
+                layout, order = replace(layout, kv_format=terms.geometry.kv_format), terms.order
+                if order is None or self._reading.recode is None:
+                    raise TransferBroken("its blocks have another format, and nobody here can convert it.")
+                if not order.fits(layout.kv_format, layout.head_dim, their_size):
+                    raise TransferBroken(f"blocks of {layout.kv_format} do not lie as it says: {order}.")
             if not descriptors:
                 name = source.address.name
-                return terms, Lent(layout, num_ranks, memory_here(name) if name else None)
+                return terms, Lent(layout, num_ranks, memory_here(name) if name else None, order)
             if len(descriptors) != num_ranks:
                 raise TransferBroken(f"memory of {len(descriptors)} ranks; it has {num_ranks}.")
             unused.pop_all()  # from here on the mapping's
             try:
                 mapping = self._memories.mapped(source.epoch, descriptors, terms.num_bytes_shared)
-                return terms, Lent(layout, num_ranks, mapping.memory(layout))
+                return terms, Lent(layout, num_ranks, mapping.memory(layout), order)
             except ValueError as error:
                 raise TransferBroken(f"its memory of {terms.num_bytes_shared:,} bytes is none: {error}") from None
 

@@ -27,10 +27,11 @@ from typing import TypeVar
 import msgspec
 
 from twostroke.errors import EngineError
+from twostroke.kernels.head_order import HeadOrder
 from twostroke.kv_transfer.connection import Connection
 from twostroke.kv_transfer.geometry import KVGeometry
 
-PROTOCOL = 3
+PROTOCOL = 4
 _LENGTH = struct.Struct("<I")
 _MAX_FRAME_BYTES = 1 << 20
 
@@ -83,6 +84,8 @@ class Terms(_Frame, frozen=True):
     """Of the lender's KV memory, of each rank, which the borrower reads itself; 0: the bytes are sent."""
     remote: RemoteMemory | None = None
     """Where NIXL reads it; None: its descriptors come with this frame, or it lies in the borrower's own process."""
+    order: HeadOrder | None = None
+    """Where tokens are in a head of its blocks, for a borrower whose blocks have another format or order."""
 
 
 class Ready(_Frame, frozen=True):

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import msgspec
 
+from twostroke.config.kv_format import KV_FORMATS, KVFormat
+from twostroke.errors import EngineError
 from twostroke.kv_cache.layout import KVLayout
 
 _BLOCK_SIZE = "block_size"
 _RANKS = "ranks"
+_ORDER = "order in a block"
+KV_LAYOUT = ("block_size", "tensor_parallel_size", "kv_order")
+"""Of a process's formats, those that change no number."""
+KV_CACHE_DTYPE = "kv_cache_dtype"
+"""Among the numerics: the format of K and V, in the words of config/kv_format.py."""
 
 
 class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
     """One side's facts, by names that people understand."""
 
     identity: dict[str, str]
-    """What is computed: model, position embedding, weights and their quantization. It must be the same."""
+    """What is computed: model, position embedding and weights. It must be the same."""
     numerics: dict[str, str]
-    """By what it is computed: kernels, their version, device. Where it differs, so may the last bits."""
+    """By what it is computed: element type, KV format, quantization, kernels, their version, device. Where it differs,
+    tokens may differ."""
     layout: dict[str, str]
     """How the bytes lie in a block. Its tokens and its share of the heads may be others: then blocks are taken apart
-    (conversion.py)."""
+    (conversion.py). So may their order, where numerics may: then they are converted (recoding.py)."""
 
     @property
     def block_size(self) -> int:
@@ -32,6 +40,30 @@ class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
     def num_ranks(self) -> int:
         """Among whom the KV heads are dealt; 0: it does not say."""
         return _number(self.layout.get(_RANKS, ""))
+
+    @property
+    def kv_format(self) -> KVFormat:
+        """Of K and V.
+
+        Raises:
+            EngineError: it is none that is known here.
+        """
+        said = self.numerics.get(KV_CACHE_DTYPE, "")
+        for kv_format in KV_FORMATS:
+            if kv_format == said:
+                return kv_format
+        raise EngineError(f"{KV_CACHE_DTYPE}={said}: no KV format that is known here; known: {', '.join(KV_FORMATS)}.")
+
+    @property
+    def formats(self) -> dict[str, str | int]:
+        """The numerics, and how KV lies in a block (KV_LAYOUT)."""
+        lies = dict(zip(KV_LAYOUT, (self.block_size, self.num_ranks, self.layout.get(_ORDER, "")), strict=True))
+        return {**self.numerics, **lies}
+
+    def has_other_blocks(self, other: KVGeometry) -> bool:
+        """Whether blocks of `other` have to be converted before this side can read them."""
+        mine, yours = ((g.numerics.get(KV_CACHE_DTYPE), g.layout.get(_ORDER)) for g in (self, other))
+        return mine != yours
 
     def refusal(self, other: KVGeometry, *, allows_drift: bool) -> str:
         """Why nothing may go from `other` to this side, both sides named; empty: it may.
@@ -45,20 +77,21 @@ class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
         >>> here.refusal(KVGeometry({"model": "a"}, {"kernels": "avx2"}, {"block_size": "32"}), allows_drift=False)
         ''
         """
-        fits = _sizes_fit(self.block_size, other.block_size)
+        exempt = {_BLOCK_SIZE, _RANKS} if _sizes_fit(self.block_size, other.block_size) else set[str]()
+        exempt |= {_ORDER} if allows_drift else set[str]()
         for what, mine, yours, remedy in (
             ("models", self.identity, other.identity, "Give both pools the same model with the same settings."),
-            (
-                "block layouts",
-                _as_far_as_it_must_agree(self.layout) if fits else self.layout,
-                _as_far_as_it_must_agree(other.layout) if fits else other.layout,
-                "Give both pools the same KV dtype and kernels, and block sizes of which one divides the other.",
-            ),
             (
                 "numerics",
                 {} if allows_drift else self.numerics,
                 {} if allows_drift else other.numerics,
-                "Run both alike, or accept other last bits (--allow-numeric-drift).",
+                "Run both alike, or allow other tokens (--allow-numeric-drift).",
+            ),
+            (
+                "block layouts",
+                _without(self.layout, exempt),
+                _without(other.layout, exempt),
+                "Give both pools the same kernels, and block sizes of which one divides the other.",
             ),
         ):
             found = differences(mine, yours)
@@ -84,8 +117,8 @@ def _number(said: str) -> int:
     return int(said) if said.isdecimal() else 0
 
 
-def _as_far_as_it_must_agree(layout: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in layout.items() if name not in (_BLOCK_SIZE, _RANKS)}
+def _without(layout: Mapping[str, str], names: Set[str]) -> dict[str, str]:
+    return {name: value for name, value in layout.items() if name not in names}
 
 
 def differences(here: Mapping[str, str], there: Mapping[str, str]) -> str:
@@ -112,7 +145,6 @@ def layout_facts(layout: KVLayout, kv_order: str, num_ranks: int = 1) -> dict[st
         _BLOCK_SIZE: str(layout.block_size),
         _RANKS: str(num_ranks),
         "KV heads": f"{layout.num_kv_heads * num_ranks} of {layout.head_dim}",
-        "KV dtype": layout.kv_format,
-        "order in a block": kv_order,
+        _ORDER: kv_order,
         "layers": " ".join(f"{group.layer_ids}:{group.window}" for group in layout.groups),
     }

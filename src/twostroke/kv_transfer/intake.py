@@ -1,7 +1,7 @@
 """How what a lender has ready gets into a borrower's blocks: read or received, and as it is or taken apart.
 
 ```
-                       blocks alike                          of another size, or among other ranks
+                       blocks alike                          of another size or format, or among other ranks
 memory is shared       copied                                taken apart where they lie
 bytes are brought      brought where they belong             brought beside, some at once, and taken apart
 ```
@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
+from twostroke.kernels.head_order import HeadOrder
 from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_transfer.connection import Connection
 from twostroke.kv_transfer.conversion import Conversion, OrderOf
 from twostroke.kv_transfer.frames import Ready, TransferBroken, receive_pieces
 from twostroke.kv_transfer.memory import KVMemory
+from twostroke.kv_transfer.recoding import Recode, RecodedConversion
 
 _STAGED_BYTES = 4 << 20
 """Of brought blocks that are taken apart, so many bytes at once."""
@@ -37,6 +39,8 @@ class Lent:
     num_ranks: int
     memory: KVMemory | None
     """All of them, where it is shared; else their bytes are brought."""
+    order: HeadOrder | None = None
+    """Where tokens are in a head of its blocks; None: where they are in the borrower's."""
 
 
 class Bringing(contextlib.AbstractContextManager["Bringing"], Protocol):
@@ -105,12 +109,29 @@ class Intake(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class BlockReading:
+    """How a borrower reads blocks that are not like its own."""
+
+    order: OrderOf
+    """Where tokens are in a head of its own blocks."""
+    recode: Recode | None = None
+    """Between KV formats; None: only blocks of its own format are taken."""
+
+    def conversion(self, ours: KVMemory, theirs: KVMemory, lent: Lent) -> Conversion | RecodedConversion:
+        """Return what fills its blocks from the lender's, wherever these lie now."""
+        if lent.order is None:
+            return Conversion(ours, theirs, self.order)
+        assert self.recode is not None, "a format that this side cannot read was refused"
+        return RecodedConversion(ours, theirs, self.order, lent.order, self.recode)
+
+
 def intake(
     ours: KVMemory,
     lent: Lent,
     into: KVImport,
     first_entries: Sequence[int],
-    order: OrderOf,
+    reading: BlockReading,
     bringing: Bringing,
 ) -> Intake:
     """For one prefix.
@@ -120,19 +141,21 @@ def intake(
         lent: those of the lender.
         into: those that are to be filled.
         first_entries: per KV group, the lender's first entry that was asked for.
-        order: where tokens are in a block of either.
+        reading: of blocks that are not like the borrower's.
         bringing: of the lender's bytes, where its memory is not shared.
     """
-    is_alike = (lent.layout, lent.num_ranks) == (ours.layout, ours.num_ranks)
+    is_alike = lent.order is None and (lent.layout, lent.num_ranks) == (ours.layout, ours.num_ranks)
     if lent.memory is not None:
-        return _Copied(ours, lent.memory, into) if is_alike else _TakenApart(ours, lent.memory, into, order)
+        if is_alike:
+            return _Copied(ours, lent.memory, into)
+        return _TakenApart(reading.conversion(ours, lent.memory, lent), lent.memory, into)
     if is_alike:
         return _Brought(ours, into, bringing)
     bytes_per_block = lent.layout.bytes_per_block
     num_staged = max(1, _STAGED_BYTES // (lent.num_ranks * bytes_per_block))
     staged = (memoryview(bytearray(num_staged * bytes_per_block)) for _ in range(lent.num_ranks))
     beside = bringing.staging(KVMemory(lent.layout, *staged))
-    return _BroughtBeside(ours, beside, into, first_entries, order, bringing)
+    return _BroughtBeside(reading.conversion(ours, beside, lent), beside, into, first_entries, bringing)
 
 
 class _Copied:
@@ -157,9 +180,8 @@ class _Brought:
 
 
 class _TakenApart:
-    def __init__(self, ours: KVMemory, theirs: KVMemory, into: KVImport, order: OrderOf) -> None:
-        self._theirs, self._into = theirs, into
-        self._conversion = Conversion(ours, theirs, order)
+    def __init__(self, conversion: Conversion | RecodedConversion, theirs: KVMemory, into: KVImport) -> None:
+        self._conversion, self._theirs, self._into = conversion, theirs, into
 
     def take(self, ready: Ready) -> int:
         layers = range(ready.first_layer, ready.end_layer)
@@ -170,15 +192,14 @@ class _TakenApart:
 class _BroughtBeside:
     def __init__(
         self,
-        ours: KVMemory,
+        conversion: Conversion | RecodedConversion,
         staged: KVMemory,
         into: KVImport,
         first_entries: Sequence[int],
-        order: OrderOf,
         bringing: Bringing,
     ) -> None:
-        self._staged, self._into, self._first_entries, self._bringing = staged, into, first_entries, bringing
-        self._conversion = Conversion(ours, staged, order)
+        self._conversion, self._staged = conversion, staged
+        self._into, self._first_entries, self._bringing = into, first_entries, bringing
 
     def take(self, ready: Ready) -> int:
         """Whole blocks of the lender's come, also where only some tokens of the first are missing here."""

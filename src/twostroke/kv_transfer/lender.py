@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 
 from twostroke.errors import EngineError
+from twostroke.kernels.head_order import HeadOrder
 from twostroke.kv_transfer.address import Address, listen
 from twostroke.kv_transfer.connection import Connection, Listener
 from twostroke.kv_transfer.frames import (
@@ -58,9 +59,10 @@ class KVLender:
         clock: in seconds.
         is_over: told of each lease that nobody will read any more, in a thread of the lender's.
         patience_s: how long a borrower may say nothing, or take nothing.
+        order: where tokens are in a head of its blocks, for borrowers of another format.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (as of KVBorrower, and what the other side has to know of its blocks)
         self,
         memory: KVMemory,
         shared: Sequence[int] | NixlAgent,
@@ -70,8 +72,10 @@ class KVLender:
         clock: Callable[[], float],
         is_over: Callable[[int], object],
         patience_s: float = PATIENCE_S,
+        order: HeadOrder | None = None,
     ) -> None:
         self._memory = memory
+        self._order = order
         self._nixl = shared if isinstance(shared, NixlAgent) else None
         self._descriptors = () if isinstance(shared, NixlAgent) else tuple(shared)
         self._is_read_here = False
@@ -263,10 +267,10 @@ class KVLender:
 
     def _send_terms(self, connection: Connection, fetch: Fetch) -> None:
         if not self._is_read_by(fetch):
-            _send(connection, Terms(self._geometry, 0))
+            _send(connection, Terms(self._geometry, 0, order=self._order))
             return
         remote = None if self._nixl is None else self._nixl.facts
-        terms = framed(Terms(self._geometry, self._memory.num_bytes, remote))
+        terms = framed(Terms(self._geometry, self._memory.num_bytes, remote, self._order))
         if self._descriptors and isinstance(connection, socket.socket):
             socket.send_fds(connection, [terms[:1]], self._descriptors)
             terms = terms[1:]

@@ -94,6 +94,8 @@ class Member:
     step_s_per_sequence: float | None = None
     """What one stream more adds to a step; None while not measured: then step_s / max_num_seqs is taken."""
     transport: Transport = Transport.TCP
+    numerics: str = ""
+    """By what it computes; KV of a member with another one is converted, and kept apart from its own."""
 
     def __post_init__(self) -> None:
         """Checks ranges: a member says this of itself, and one bad figure would turn every comparison."""

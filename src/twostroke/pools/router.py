@@ -102,10 +102,16 @@ class Router:
             member = self._roster[decode_id].member
             num_blocks = num_blocks_needed(request, member)
             self._roster.place(decode_id, Placed(0 if prefill_id else num_tokens, 1, num_blocks))
-            self._remember(decode_id, request)
+            if prefill_id is None or self._computes_alike(prefill_id, decode_id):
+                self._remember(decode_id, request)
         if prefill_id is not None and prefill_id in self._roster:
             self._roster.place(prefill_id, Placed(num_tokens))
             self._remember(prefill_id, request)
+
+    def _computes_alike(self, prefill_id: str, decode_id: str) -> bool:
+        """Whether KV that is handed over is found again by requests that are not."""
+        giver, taker = (self._roster[i].member if i in self._roster else None for i in (prefill_id, decode_id))
+        return giver is not None and taker is not None and giver.numerics == taker.numerics
 
     def computed(self, member_id: str, block_hashes: Sequence[bytes]) -> None:
         """A member has these blocks of a chain, from its start on: what it says of its own cache."""
@@ -175,7 +181,7 @@ class Router:
                 taker = decode.standing.member
                 if giver.member_id == taker.member_id or not _kv_fits(giver, taker):
                     continue
-                transfer_s = decode.transfer_bytes / self._links.bytes_per_s(giver, taker)
+                transfer_s = _transfer_bytes(giver, decode) / self._links.bytes_per_s(giver, taker)
                 cost_s = hand_over_cost_s(prefill, decode, transfer_s, self._config)
                 key = (cost_s, giver.member_id, taker.member_id)
                 if key < best_key:
@@ -273,4 +279,13 @@ class Router:
 def _kv_fits(giver: Member, taker: Member) -> bool:
     """Blocks that can be made of each other; the transport itself compares everything else when it connects."""
     small, large = sorted((giver.block_size, taker.block_size))
-    return large % small == 0 and giver.kv_bytes_per_token == taker.kv_bytes_per_token
+    is_converted = giver.numerics != taker.numerics
+    return large % small == 0 and (is_converted or giver.kv_bytes_per_token == taker.kv_bytes_per_token)
+
+
+def _transfer_bytes(giver: Member, decode: DecodeSide) -> float:
+    """Return the bytes that travel: they are the giver's."""
+    taker = decode.standing.member
+    if giver.kv_bytes_per_token == taker.kv_bytes_per_token:
+        return decode.transfer_bytes
+    return decode.transfer_bytes * giver.kv_bytes_per_token / taker.kv_bytes_per_token

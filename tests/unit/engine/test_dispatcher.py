@@ -43,6 +43,14 @@ def two_pools() -> Dispatcher:
     return dispatcher
 
 
+def drifting_pools(kernels: str = "amx") -> Dispatcher:
+    dispatcher = Dispatcher(LeastBusy())
+    for name, role in (("d1", Role.DECODE), ("d2", Role.DECODE), ("p", Role.PREFILL)):
+        numerics = {"kernels": "avx2" if role is Role.DECODE else kernels}
+        dispatcher.worker_ready(replace(member(name, role), numerics=numerics))
+    return dispatcher
+
+
 def test_a_prompt_goes_to_one_and_its_tokens_come_from_another() -> None:
     dispatcher = two_pools()
     assert commands(dispatcher.add(request())) == [("p", Add), ("d1", FetchKV)]
@@ -174,10 +182,42 @@ def test_who_goes_on_by_other_numerics_is_named() -> None:
         dispatcher.worker_ready(replace(member(name, Role.DECODE), numerics={"kernels": kernels}))
     assert dispatcher.add(request()).drifted == []
     dispatcher.take_in("d1", [made("r", 0, 5)])
-    assert dispatcher.worker_gone("d1", "it died").drifted == [("r", "kernels is amx here and avx2 there")]
+    assert dispatcher.worker_gone("d1", "it died").drifted == [("r", {"kernels": ["amx", "avx2"]})]
 
 
 def test_a_hand_over_by_other_numerics_is_named() -> None:
-    dispatcher = two_pools()
-    dispatcher.worker_ready(replace(member("p", Role.PREFILL), numerics={"kernels": "amx"}))
-    assert [name for name, _ in dispatcher.add(request()).drifted] == ["r"]
+    dispatcher = drifting_pools()
+    outcome = dispatcher.add(request())
+    assert outcome.drifted == [("r", {"kernels": ["amx", "avx2"]})]
+    ((_, place),) = outcome.placed
+    assert place.reason == "a prefill worker is ready; numerics differ: kernels amx and avx2"
+    assert dispatcher.add(request("one", max_tokens=1)).drifted == [], "nobody has to decode"
+
+
+def test_kv_of_other_numerics_has_names_of_its_own() -> None:
+    """A request that runs where it decodes, or in pools that compute alike, keeps its own salt."""
+
+    def salts(dispatcher: Dispatcher) -> list[str | None]:
+        orders = dispatcher.add(request()).orders
+        orders += dispatcher.take_in("p", [made("r", 0, 5, reason=FinishReason.LENGTH)]).orders
+        found: list[str | None] = []
+        for order in orders:
+            match order.command:
+                case Add(asked):
+                    found.append(asked.cache_salt)
+                case FetchKV():
+                    found.append(order.command.cache_salt)
+                case _:
+                    raise AssertionError(order.command)
+        return found
+
+    assert salts(two_pools()) == [None, None, None]
+    drifting = salts(drifting_pools())
+    assert len(set(drifting)) == 1
+    assert drifting[0] is not None
+    others = drifting_pools("avx512")
+    assert salts(others)[0] != drifting[0], "of other numerics, other names"
+    others.worker_gone("p", "it died")
+    (again,) = others.worker_gone("d1", "it died").orders
+    assert isinstance(again.command, Add)
+    assert (again.worker_id, again.command.request.cache_salt) == ("d2", None), "it computes all of it itself"

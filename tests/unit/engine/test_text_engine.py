@@ -534,7 +534,14 @@ def test_whoever_gives_up_batch_invariance_is_told_and_hands_over_to_none_that_k
     assert said == [False, True]
     assert any("note     not batch-invariant: tokens may change" in line for line in engines[1].startup_lines)
     facts = [
-        numerics_facts("reference", "cpu", "float32", LoadConfig(kernels="reference", batch_invariant=keeps))
+        numerics_facts(
+            "reference",
+            "cpu",
+            LoadConfig(kernels="reference", batch_invariant=keeps),
+            dtype="float32",
+            kv_format="f32",
+            quantization=None,
+        )
         for keeps in (True, False)
     ]
     assert facts[0] != facts[1]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from lent_kv import DIGEST, EPOCH, NUM_ENTRIES, PLAIN, Borrowing, Pools
+from lent_kv import DIGEST, EPOCH, NUM_ENTRIES, PLAIN, UNTOUCHED, Borrowing, Pools
+from twostroke.kernels.head_order import HeadOrder, Section, plain_order
+from twostroke.kernels.reference.kv_codec import recode
 from twostroke.kv_transfer.address import Address, connect, listen
 from twostroke.kv_transfer.connection import Connection
 from twostroke.kv_transfer.frames import (
@@ -33,6 +37,7 @@ from twostroke.kv_transfer.frames import (
     receive_exactly,
 )
 from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
+from twostroke.kv_transfer.intake import BlockReading
 from twostroke.kv_transfer.transport import Fetched, KVSource
 
 MakePools = Callable[..., Pools]
@@ -150,7 +155,7 @@ def test_a_borrower_that_says_nothing_is_hung_up_on(make_pools: MakePools) -> No
     assert lent.lender.num_leases == 1
 
 
-def played(says: list[LenderSays | bytes], *, patience_s: float = 30) -> tuple[Fetched, Borrowing]:
+def played(says: list[LenderSays | bytes], *, patience_s: float = 30, **options: Any) -> tuple[Fetched, Borrowing]:
     """A borrower of ours, of a lender that says just this over TCP and then waits."""
     listener, address = listen(Address(host="127.0.0.1"))
     is_over = threading.Event()
@@ -165,7 +170,7 @@ def played(says: list[LenderSays | bytes], *, patience_s: float = 30) -> tuple[F
 
     lender = threading.Thread(target=lend)
     lender.start()
-    borrowing = Borrowing(PLAIN, GEOMETRY, patience_s=patience_s)
+    borrowing = Borrowing(PLAIN, GEOMETRY, patience_s=patience_s, **options)
     with listener:
         fetched = borrowing.fetch(KVSource(address, EPOCH, 1))
         is_over.set()
@@ -211,6 +216,36 @@ HALF = bytes(NUM_BYTES // 2)
 def test_a_lender_that_says_what_is_not_due_is_not_believed(says: list[LenderSays | bytes], problem: str) -> None:
     fetched, _ = played(says)
     assert problem in fetched.problem
+
+
+CONVERTING: dict[str, Any] = {
+    "allows_drift": True,
+    "reading": BlockReading(lambda _: plain_order(PLAIN.kv_format, PLAIN.head_dim), recode),
+}
+INT8 = replace(GEOMETRY, numerics={**GEOMETRY.numerics, "kv_cache_dtype": "int8"})
+
+
+@pytest.mark.parametrize(
+    ("terms", "problem"),
+    [
+        (Terms(INT8, 0), "its blocks have another format, and nobody here can convert it"),
+        (Terms(INT8, 0, order=plain_order("bf16", 8)), "blocks of int8 do not lie as it says"),
+        (Terms(INT8, 0, order=HeadOrder((Section(3, 12, 1),), (Section(1, 12, 1),))), "do not lie as it says"),
+        (Terms(INT8, 0, order=HeadOrder((), ())), "do not lie as it says"),
+        (Terms(INT8, 0, order=HeadOrder((Section(1, -12, -1),), (Section(1, 1, 12),))), "do not lie as it says"),
+        (Terms(INT8, 0, order=dataclasses.replace(plain_order("int8", 8), halves=16)), "do not lie as it says"),
+        (Terms(replace(INT8, numerics={"kv_cache_dtype": "int9"}), 0), "kv_cache_dtype=int9: no KV format"),
+    ],
+)
+def test_blocks_that_cannot_lie_so_are_not_converted(terms: Terms, problem: str) -> None:
+    fetched, borrowing = played([terms], **CONVERTING)
+    assert problem in fetched.problem
+    assert (borrowing.blocks == UNTOUCHED).all()
+
+
+def test_blocks_of_another_format_are_refused_without_permission() -> None:
+    fetched, _ = played([Terms(INT8, 0, order=plain_order("int8", 8))], reading=CONVERTING["reading"])
+    assert "numerics differ: kv_cache_dtype is absent here and int8 there" in fetched.problem
 
 
 def test_a_lender_that_says_all_that_is_due_is_believed() -> None:

@@ -219,3 +219,28 @@ def test_a_route_can_be_written_and_read_again() -> None:
 def test_words_of_a_hand_over() -> None:
     route = Route(prefill_id="p0", decode_id="d0", reason=RouteReason.HAND_OVER_PAYS, hand_over=None, local=None)
     assert route.words == "p0 computes the prompt for d0: the hand-over is predicted to pay"
+
+
+OTHER_FORMAT = {"numerics": "int8", "kv_bytes_per_token": 50_000}
+
+
+def test_kv_of_another_format_is_handed_over_and_its_bytes_are_the_givers() -> None:
+    alike = router_of(prefill_member(0), decode_member(0, **BUSY)).route(request(800))
+    converted = router_of(prefill_member(0, **OTHER_FORMAT), decode_member(0, **BUSY)).route(request(800))
+    assert (alike.prefill_id, converted.prefill_id) == ("p0", "p0")
+    assert alike.hand_over is not None
+    assert converted.hand_over is not None
+    assert converted.hand_over.transfer_s == pytest.approx(alike.hand_over.transfer_s / 2)
+
+
+@pytest.mark.parametrize("is_alike", [True, False])
+def test_kv_of_other_numerics_is_not_taken_for_a_members_own(is_alike: bool) -> None:
+    """What was converted has names of its own: a request that runs where it decodes does not find it."""
+    router = router_of(prefill_member(0, **({} if is_alike else OTHER_FORMAT)), decode_member(0, **BUSY))
+    asked = request(804, chain("turn", 50))
+    route = router.route(asked)
+    assert route.prefill_id == "p0"
+    router.placed(asked, route)
+    again = router.route(asked)
+    assert again.local is not None
+    assert (again.local.num_cached_tokens > 0) is is_alike

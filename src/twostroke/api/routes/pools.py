@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -13,7 +15,8 @@ from twostroke.api.http_errors import HTTPError
 from twostroke.api.openapi import Described
 from twostroke.api.protocol.fields import WireObject
 from twostroke.api.routes.generate import json_response
-from twostroke.engine.client import ScalablePools
+from twostroke.engine.client import PoolMember, ScalablePools
+from twostroke.kv_transfer.geometry import KV_LAYOUT
 from twostroke.pools.member import Role
 
 _NO_POOLS: Described = {404: {"description": "One process does everything.", "content": {"application/json": {}}}}
@@ -32,7 +35,10 @@ def pools_router(context: ServerContext) -> APIRouter:
 
     @router.get("/pools", responses=_NO_POOLS)
     async def show() -> Response:
-        """Every worker: its pool, its state and how many sequences need it; and the ratio that the load speaks for."""
+        """Show the workers, where the pools differ, and the ratio that the load speaks for.
+
+        Of each worker: its pool, its state, its formats and how many sequences need it.
+        """
         return _shown(_pools(context))
 
     @router.post("/pools", responses=_NO_POOLS)
@@ -60,5 +66,24 @@ def _pools(context: ServerContext) -> ScalablePools:
 def _shown(pools: ScalablePools) -> Response:
     ratio = pools.suggested_ratio()
     suggested = None if ratio is None else {**dataclasses.asdict(ratio), "prefill_per_decode": ratio.prefill_per_decode}
-    workers = [dataclasses.asdict(member) for member in pools.members()]
-    return json_response({"workers": workers, "suggested_ratio": suggested})
+    members = pools.members()
+    workers = [dataclasses.asdict(member) for member in members]
+    return json_response({"workers": workers, "hand_over": _hand_over(members), "suggested_ratio": suggested})
+
+
+def _hand_over(members: Sequence[PoolMember]) -> dict[str, Any] | None:
+    """Return where the pools differ, and what a hand-over does about it; None unless both have a worker that runs."""
+    sides = {role: [m.formats for m in members if m.role is role and m.formats] for role in Role}
+    prefill, decode = sides[Role.PREFILL], sides[Role.DECODE]
+    if not prefill or not decode:
+        return None
+    differs: dict[str, dict[str, list[str | int]]] = {}
+    for name in dict.fromkeys(name for formats in (*prefill, *decode) for name in formats):
+        ours, theirs = (list(dict.fromkeys(f[name] for f in side if name in f)) for side in (prefill, decode))
+        if ours != theirs or len(ours) > 1:
+            differs[name] = {Role.PREFILL.value: ours, Role.DECODE.value: theirs}
+    return {
+        "differs": differs,
+        "converts_kv": any(name in differs for name in KV_LAYOUT),
+        "may_drift": any(name not in KV_LAYOUT for name in differs),
+    }

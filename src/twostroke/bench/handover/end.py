@@ -35,6 +35,7 @@ from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_transfer.address import Address
 from twostroke.kv_transfer.borrower import KVBorrower
 from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
+from twostroke.kv_transfer.intake import BlockReading
 from twostroke.kv_transfer.lender import KVLender
 from twostroke.kv_transfer.memory import KVMemory, shared_descriptor
 from twostroke.kv_transfer.nixl_reads import NixlAgent
@@ -122,7 +123,7 @@ class _Borrower:
         self._blocks[:] = _UNTOUCHED
         memory = KVMemory(LAYOUT, memoryview(pool))
         nixl = NixlAgent(memory) if order.by_nixl else None
-        self._borrower = KVBorrower(memory, _GEOMETRY, order=_order, clock=time.monotonic, nixl=nixl)
+        self._borrower = KVBorrower(memory, _GEOMETRY, reading=BlockReading(_order), clock=time.monotonic, nixl=nixl)
 
     def borrow(self, order: Borrow) -> Borrowed:
         """Returns when it is there, and was looked at."""

@@ -23,7 +23,8 @@ def head_order(kv_format: KVFormat, head_dim: int, block_size: int) -> HeadOrder
     keys = Section(lanes, row_bytes // unit_bytes, unit_bytes)
     values = Section(min(2, block_size), head_dim, 2) if kv_format == "bf16" else Section(1, 1, row_bytes)
     scales_and_zeros = (Section(block_size, 2, 2),) if is_quantized(kv_format) else ()
-    return HeadOrder((keys, *scales_and_zeros), (values, *scales_and_zeros))
+    halves = _INT4_GROUP if kv_format == "int4" else 0
+    return HeadOrder((keys, *scales_and_zeros), (values, *scales_and_zeros), halves)
 
 
 def read_heads(heads: Tensor, kv_format: KVFormat, head_dim: int, *, values: bool) -> Tensor:

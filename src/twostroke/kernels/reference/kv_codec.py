@@ -6,7 +6,9 @@ int4  [head_dim / 2], even dimension low        (config/kv_format.py defines the
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from twostroke.config.kv_format import KVFormat, levels_of
@@ -43,6 +45,16 @@ def decode(slots: Tensor, kv_format: KVFormat, dtype: torch.dtype) -> Tensor:
         codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(1)
     scale, zero = slots[:, -4:].contiguous().view(torch.float16).float().split(1, dim=1)
     return codes.float().mul_(scale).add_(zero).to(dtype)
+
+
+def recode(slots: NDArray[np.uint8], kv_format: KVFormat, to_format: KVFormat) -> NDArray[np.uint8]:
+    """Return slots [n, slot bytes] of one format in another: decoded to float32 and encoded again.
+
+    Slots of the same format stay as they are: codes that are encoded a second time may come out differently.
+    """
+    if kv_format == to_format:
+        return slots
+    return encode(decode(torch.from_numpy(slots), kv_format, torch.float32), to_format).numpy()
 
 
 def cut_off(x: Tensor) -> Tensor:
