@@ -18,9 +18,10 @@ from twostroke.engine.preparation import (
     step_tokens,
 )
 from twostroke.kv_cache.device_memory import DeviceMemory, reserve_bytes
+from twostroke.layers.rotary import Rotary
 from twostroke.runner.decode_graphs import bucket_of
 from twostroke.runner.largest_steps import LargestStep
-from twostroke.runner.memory import context_bytes, step_bytes
+from twostroke.runner.memory import card_step_bytes, step_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +72,9 @@ def account_for_card(
         DoesNotFit: no room for KV is left, or an explicit size is too large, with the arithmetic.
     """
     num_weight_bytes = loaded_weight_bytes(config, prepared, config.load.tensor_parallel_size)
-    tables = context_bytes(
-        prepared.config,
-        prepared.layout,
-        max_model_len=longest_request(config, prepared),
-        max_num_seqs=config.scheduler.max_num_seqs,
-        bytes_per_element=prepared.dtype.itemsize,
-    )
-    step = step_bytes(
+    tables = Rotary.bytes_for(prepared.config.head_dim, longest_request(config, prepared), prepared.dtype.itemsize)
+    predict = step_bytes if prepared.operators.name == "reference" else card_step_bytes
+    step = predict(
         prepared.config,
         max_tokens=step_tokens(config, prepared),
         max_num_seqs=largest_step(config, prepared).max_rows,

@@ -364,6 +364,15 @@ def _what_would_fit(config: EngineConfig, prepared: Prepared, free: int) -> str:
     return "Free some memory, or take a smaller model."
 
 
+def int8_operators(config: EngineConfig, prepared: Prepared) -> Operators | None:
+    """Return the operators whose products of this model's weights are of 8 bits; None where they are of floats."""
+    is_quantized = config.load.quantization is not None or prepared.weights.quantization is not None
+    multiplies_codes = prepared.device.type == "cpu" and prepared.operators.keeps_quantized
+    if not is_quantized or not multiplies_codes or config.load.activation_quantization == "none":
+        return None
+    return prepared.operators
+
+
 def max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:
     """Most tokens that one step can add to one request."""
     if config.scheduler.enable_chunked_prefill:

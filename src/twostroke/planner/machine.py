@@ -8,13 +8,17 @@ import torch
 
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
-from twostroke.cost.step_cost import MachineLimits
-from twostroke.engine.preparation import Prepared, free_bytes_of, moved_to, prepare
+from twostroke.cost.step_cost import MachineLimits, StepCost, raised_by_steps
+from twostroke.engine.preparation import Prepared, free_bytes_of, int8_operators, moved_to, prepare
 from twostroke.kernels.cuda import LOWEST_CAPABILITY
 from twostroke.kernels.dispatch import Operators, operators_to_plan
 from twostroke.planner.devices import Device, find_device
 from twostroke.planner.options import PlanOptions
+from twostroke.planner.words import significant
 from twostroke.runner.machine_limits import measure_machine_limits
+
+MOST_APART, MOST_APART_BUSY = 3.0, 20.0
+"""Times, between two measurements of one machine: of an idle one, and where others were at work in either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,45 @@ class Machine:
     price_per_hour: float | None
     is_published: bool
     """Whether its figures are a data sheet's, not measured here."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRun:
+    """What a run shows of its machine."""
+
+    limits: MachineLimits | None
+    """As measured when it began; None: the log does not say."""
+    steps: tuple[tuple[StepCost, float], ...]
+    """What each step asked for, and the seconds that it took."""
+
+
+def raised(machine: Machine, run: SeenRun) -> tuple[Machine, str]:
+    """Return the machine at rates which allow every step of a run on it, and in words what was raised, if anything."""
+    before = machine.limits
+    after = before if other_machine(before, run.limits) else raised_by_steps(before, run.steps)
+    if after == before:
+        return machine, ""
+    num_faster = sum(before.floor_s(cost) > seconds for cost, seconds in run.steps)
+    words = (
+        f"raised to what the run shows, where {num_faster:,} of {len(run.steps):,} steps were faster than "
+        f"{significant(before.flops_per_s / 1e12)} TFLOP/s and {significant(before.bytes_per_s / 1e9)} GB/s allow"
+    )
+    return replace(machine, limits=after), words
+
+
+def other_machine(planned: MachineLimits, of_log: MachineLimits | None) -> str:
+    """Return in words that a log is of another machine; nothing where it may be of the same.
+
+    The rate of memory tells: that of arithmetic depends on the type of the factors.
+    """
+    if of_log is None:
+        return ""
+    apart = planned.bytes_per_s / of_log.bytes_per_s
+    most = MOST_APART_BUSY if planned.is_estimate or of_log.is_estimate else MOST_APART
+    if 1 / most <= apart <= most:
+        return ""
+    rates = f"{significant(of_log.bytes_per_s / 1e9)} GB/s there, {significant(planned.bytes_per_s / 1e9)} planned"
+    return f"the log is of another machine ({rates})"
 
 
 def prepared_for(config: EngineConfig, device_name: str | None) -> tuple[EngineConfig, Prepared]:
@@ -64,7 +107,7 @@ def machine_for(config: EngineConfig, options: PlanOptions, prepared: Prepared) 
     memory, others = _memory_here(prepared)
     return Machine(
         name="this machine",
-        limits=_measured(config.load, prepared),
+        limits=_measured(config, prepared),
         memory_bytes=memory if options.memory is None else options.memory,
         others_bytes=others if options.memory is None else 0,
         price_per_hour=options.price_per_hour,
@@ -113,10 +156,12 @@ def _memory_here(prepared: Prepared) -> tuple[int, int]:
     return total * prepared.num_ranks, total - free
 
 
-def _measured(load: LoadConfig, prepared: Prepared) -> MachineLimits:
+def _measured(config: EngineConfig, prepared: Prepared) -> MachineLimits:
     """A floor takes the better rate: where a processor has nothing for bfloat16, torch is slow in it, and our kernels
     compute in float32."""
-    num_threads = prepared.num_threads * load.num_local_ranks
-    types = dict.fromkeys((prepared.dtype, torch.float32))
-    found = [measure_machine_limits(dtype, prepared.device, num_threads) for dtype in types]
-    return MachineLimits(max(f.flops_per_s for f in found), max(f.bytes_per_s for f in found))
+    num_threads = prepared.num_threads * config.load.num_local_ranks
+    int8 = int8_operators(config, prepared)
+    found = measure_machine_limits(prepared.dtype, prepared.device, num_threads, int8)
+    if prepared.dtype != torch.float32:
+        found = found.best_of(measure_machine_limits(torch.float32, prepared.device, num_threads))
+    return found

@@ -91,7 +91,11 @@ class MemoryPlan:
             return 0
         if self.cache.kv_reservation == "contiguous":  # whatever a request is long, it has room for the longest
             num_tokens = self.max_model_len
-        return self.num_blocks // blocks_of_request(self.layout, self.cache, num_tokens, self.max_tokens_per_step)
+        return self.num_blocks // self.blocks_for(num_tokens)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return the most blocks that a request of so many tokens, prompt and output, takes."""
+        return blocks_of_request(self.layout, self.cache, num_tokens, self.max_tokens_per_step)
 
     def fits(self, num_requests: int, num_tokens: int) -> bool:
         """Whether so many requests of so many tokens have their blocks at once."""

@@ -14,22 +14,38 @@ from twostroke.cost.step_model import PredictsSteps, StepTimeModel
 from twostroke.engine.calibrated import find_calibration
 from twostroke.engine.preparation import Prepared, model_shape
 from twostroke.errors import InvalidParameter, TwostrokeError
-from twostroke.planner.floors import FrontierPoint, Predictor, TTFTPoint
+from twostroke.planner.floors import FrontierPoint, Predictor, TTFTPoint, VerifyPoint
 from twostroke.planner.machine import (
     Machine,
+    SeenRun,
     machine_for,
     moved_to_device,
     prepared_for,
     published_limits,
     published_machine,
+    raised,
 )
 from twostroke.planner.memory import SMALLER, MemoryPlan, plan_memory, with_kv_format, with_quantization
 from twostroke.planner.options import PlanOptions
+from twostroke.planner.prompt_cost import PromptCost, cost_of_prompt
 from twostroke.planner.what_if import Change, Outcome, TwoPools
 
 USUAL_CONTEXT = 1024
+MOST_VERIFIED = 8
+"""Drafts of each request, for what binds a step that verifies them."""
 DRAFTS = 4
 """Of a request in each step, for what speculation could bring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A number of the longest requests at once, and how many there may be."""
+
+    num_requests: int
+    most: int
+    """As far as blocks go."""
+    most_of_all: int | None
+    """With all of a card's memory in use; None: not of a card."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +64,16 @@ class Plan:
     changes: tuple[Change, ...]
     two_pools: TwoPools | None
     """None where no prompt of the lengths that are asked for fits."""
+    verified_batch: int
+    """Requests of the steps of `verification`."""
+    verification: tuple[VerifyPoint, ...]
+    """A decode step with 0 to 8 drafts of each request."""
+    prompt: PromptCost | None
+    """Of the prompt that is asked about; None: of none."""
+    asked: Asked | None
+    """Whether so many users fit; None: that is not asked."""
+    raised: str
+    """What the limits were raised to by steps that were seen, in words; empty: they were not."""
     drafting: tuple[Choice, ...]
     """Ways of drafting that were calibrated here, the fastest first."""
     step_times: StepTimeModel
@@ -58,7 +84,12 @@ class Plan:
     """What they are predicted by, or why they are not."""
 
 
-def make_plan(config: EngineConfig, options: PlanOptions, steps: StepTimeModel | None = None) -> Plan:
+def make_plan(
+    config: EngineConfig,
+    options: PlanOptions,
+    steps: StepTimeModel | None = None,
+    run: SeenRun | None = None,
+) -> Plan:
     """Plans, in a second or a few.
 
     Args:
@@ -66,13 +97,16 @@ def make_plan(config: EngineConfig, options: PlanOptions, steps: StepTimeModel |
         options: the machine, the load, and what is compared.
         steps: fitted to this machine and model; None: as calibrated, if they are. For a machine of published figures
             there are floors alone.
+        run: on that machine, if there was one; limits are raised to what it shows.
 
     Raises:
         SetupError: no such model, or one that does not fit, with what would.
         InvalidParameter: numbers that contradict the model, or what lies where a calibration should is none.
     """
     config, prepared = prepared_for(config, options.device_name)
-    machine = machine_for(config, options, prepared)
+    machine, raised_words = machine_for(config, options, prepared), ""
+    if run is not None:
+        machine, raised_words = raised(machine, run)
     calibration, predicted_by = None, "step times as given"
     if machine.is_published:
         steps, predicted_by = None, "figures of a data sheet tell floors"
@@ -103,6 +137,13 @@ def make_plan(config: EngineConfig, options: PlanOptions, steps: StepTimeModel |
         frontier=frontier,
         base=base,
         changes=_changes(case, options),
+        verified_batch=options.batch,
+        verification=predictor.verification(_batch(options, base.num_requests, context), context, MOST_VERIFIED),
+        prompt=None
+        if options.prompt is None
+        else cost_of_prompt(options, prepared, memory, predictor, machine.price_per_hour),
+        asked=_asked(case, options, memory),
+        raised=raised_words,
         two_pools=two_pools,
         drafting=() if calibration is None else choices_of(calibration),
         step_times=steps or roofline(predictor.shape, machine.limits, most_tokens=memory.max_tokens_per_step),
@@ -168,6 +209,29 @@ class _Case:
         config, prepared = moved_to_device(self.config, self.prepared, name)
         machine = published_machine(name, config.load, prepared, PlanOptions())
         return replace(self, config=config, prepared=prepared, machine=machine, steps=None)
+
+
+def _batch(options: PlanOptions, num_requests: int, context: int) -> int:
+    if options.batch > num_requests:
+        limit = f"does not fit: at most {num_requests} requests of {context} tokens do"
+        raise InvalidParameter("batch", options.batch, limit, "Lower it, or --context.")
+    return options.batch
+
+
+def _asked(case: _Case, options: PlanOptions, memory: MemoryPlan) -> Asked | None:
+    if options.requests is None:
+        return None
+    most_of_all: int | None = None
+    if memory.utilization is not None:
+        cache = replace(case.config.cache, gpu_memory_utilization=1.0, kv_cache_memory=None, num_kv_blocks=None)
+        whole = plan_memory(
+            replace(case.config, cache=cache),
+            case.prepared,
+            case.machine.memory_bytes,
+            others_bytes=case.machine.others_bytes,
+        )
+        most_of_all = whole.concurrent_requests(memory.max_model_len)
+    return Asked(options.requests, memory.max_concurrent_requests, most_of_all)
 
 
 def _changes(case: _Case, options: PlanOptions) -> tuple[Change, ...]:
