@@ -24,6 +24,9 @@ from typing import Literal
 from twostroke.batch import ScheduledBatch
 from twostroke.cost.step_work import num_pairs, num_seen
 
+_ROUNDING = 1 + 1e-9
+"""Times are differences of clocks: a floor that is above a step by so little is not above it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
@@ -92,7 +95,7 @@ class MachineLimits:
         >>> limits.raised_by(seen, 2.0).bytes_per_s, limits.raised_by(seen, 8.0).bytes_per_s
         (20.0, 10.0)
         """
-        if seconds <= 0.0 or self.floor_s(cost) <= seconds:
+        if seconds <= 0.0 or self.floor_s(cost) <= seconds * _ROUNDING:
             return self
         return replace(
             self,

@@ -19,7 +19,8 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     ranks = "" if memory.num_ranks == 1 else f", {memory.num_ranks} ranks (memory is each rank's)"
     form = memory.dtype if memory.quantization is None else f"{memory.quantization}, {memory.dtype}"
     title = f"{memory.model} ({memory.architecture}, {memory.num_parameters / 1e6:,.1f} M parameters, {form})"
-    limits = f"{machine.limits.flops_per_s / 1e12:,.3g} TFLOP/s, {machine.limits.bytes_per_s / 1e9:,.4g} GB/s"
+    rates = significant(machine.limits.flops_per_s / 1e12), significant(machine.limits.bytes_per_s / 1e9)
+    limits = "{} TFLOP/s, {} GB/s".format(*rates)
     _say(console, f"{title} on {machine.name}: {limits}, {_how(plan)}{ranks}")
     if plan.prompt is not None:
         _say(console, f"\n{_prompt(plan, plan.prompt)}\n")
@@ -49,15 +50,15 @@ def advice(plan: Plan) -> list[str]:
         rate = "predicted" if pools.is_predicted else "highest possible"
         line = (
             f"two pools: the KV of a prompt ({pools.kv_bytes_per_token:,} bytes a token) hides behind its prefill on a "
-            f"link of {pools.needed_bytes_per_s / 1e9:,.3g} GB/s or more (at the {rate} "
+            f"link of {significant(pools.needed_bytes_per_s / 1e9)} GB/s or more (at the {rate} "
             f"{pools.prefill_tokens_per_s:,.0f} prompt tokens/s)"
         )
         if pools.is_hidden is not None:
             line += f"; yours {'does' if pools.is_hidden else 'does not'}"
         lines.append(line)
     lines += [
-        f"speculation by {choice.drafter.words}, {choice.num_drafts} drafts: {choice.gain:.2f} times the tokens/s of "
-        f"one request, as calibrated ({choice.drafter.acceptance:.0%} of its drafts stood)"
+        f"speculation by {choice.drafter.words}, {choice.num_drafts} drafts: {significant(choice.gain)} times the "
+        f"tokens/s of one request, as calibrated ({choice.drafter.acceptance:.0%} of its drafts stood)"
         for choice in plan.drafting
     ]
     if plan.is_predicted:
@@ -180,7 +181,7 @@ def _frontier(plan: Plan) -> Table:
         if point.tpot_predicted_s is not None and point.tokens_per_s_predicted is not None:
             row += [milliseconds(point.tpot_predicted_s), f"{point.tokens_per_s_predicted:,.0f}"]
         if point.cost_per_million_tokens is not None:
-            row.append(f"{point.cost_per_million_tokens:,.3g}")
+            row.append(significant(point.cost_per_million_tokens))
         table.add_row(*row, point.bound)
     return table
 
@@ -195,7 +196,7 @@ def _changes(plan: Plan) -> Table:
 
 
 def _figures(outcome: Outcome, change: Change | None, base: Outcome) -> list[str]:
-    cells = [f"{outcome.weight_bytes / 1e9:,.3f}", f"{outcome.num_blocks:,}", f"{outcome.num_requests:,}"]
+    cells = [significant(outcome.weight_bytes / 1e9), f"{outcome.num_blocks:,}", f"{outcome.num_requests:,}"]
     for name, text in (
         ("tpot_floor_s", milliseconds(outcome.tpot_floor_s)),
         ("most_tokens_per_s", f"{outcome.most_tokens_per_s:,.0f}"),
@@ -217,4 +218,4 @@ def _say(console: Console, line: str) -> None:
 
 
 def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}"
+    return f"{significant(100 * part / whole)}%"

@@ -133,7 +133,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic(
 
 def test_the_cards_here_are_those_of_the_table() -> None:
     assert len(FITS) + len(TOO_LARGE) >= 20
-    assert CARD_BYTES == {name: devices()[name].memory_bytes for name in CARD_BYTES}
+    assert {name: devices()[name].memory_bytes for name in CARD_BYTES} == CARD_BYTES
 
 
 def test_fifty_users_of_llama_2_do_not_fit_on_80_gb(published: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_context_of_100_000_tokens(published: Path, name: str, num_ranks: int,
 
 
 def test_weights_are_counted_as_the_kernels_of_the_card_keep_them(published: Path) -> None:
-    """8 bits a weight and a float16 scale for 128; the table of embeddings and norms stay floats. A T4 has no Triton."""
+    """8 bits a weight, a float16 scale for 128; the table of embeddings and norms stay floats. A T4 has no Triton."""
     model = MODELS["Llama-2-7B"]
     num_floats = model.vocab * model.hidden + (2 * 32 + 1) * 4096
     num_codes = model.num_parameters - num_floats
@@ -199,7 +199,7 @@ def test_a_change_of_device_follows_its_rule(published: Path) -> None:
 
 
 def test_plan_and_engine_have_one_rule(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The account that the engine sizes its cache by, given the parts that the plan predicts, gives the plan's blocks."""
+    """The function that the engine sizes its cache by, given what the plan predicts, gives the plan's blocks."""
     from twostroke.engine import card_memory, measured_memory
 
     assert measured_memory.card_memory is card_memory.card_memory
