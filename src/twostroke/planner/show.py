@@ -149,7 +149,7 @@ def _memory(plan: Plan) -> Table:
     blocks = f"{memory.num_blocks:,} blocks of {memory.layout.block_size} tokens, {memory.layout.kv_format}"
     table.add_row("KV cache", f"{memory.kv_bytes:,}", blocks)
     kinds = ", ".join(_kind(kind) for kind in memory.kinds)
-    table.add_row("KV per token", f"{memory.kv_bytes_per_token:,}", f"{binary(memory.kv_bytes_per_token)}: {kinds}")
+    table.add_row("KV per token", f"{memory.kv_bytes_per_token:,}", kinds)
     for num_tokens in dict.fromkeys((plan.context, memory.max_model_len)):
         num_bytes = num_tokens * memory.kv_bytes_per_token * memory.num_ranks
         of_all = "" if memory.num_ranks == 1 else ", of all ranks"
@@ -161,7 +161,7 @@ def _memory(plan: Plan) -> Table:
 
 def _kind(kind: KVKind) -> str:
     sees = "all" if kind.window is None else f"{kind.window:,} tokens"
-    return f"{kind.bytes_per_token:,} in {kind.num_layers} layers that see {sees}"
+    return f"{binary(kind.bytes_per_token)} in {kind.num_layers} layers that see {sees}"
 
 
 def _prompts(plan: Plan) -> Table:

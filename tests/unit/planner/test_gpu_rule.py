@@ -213,3 +213,15 @@ def test_plan_and_engine_have_one_rule(published: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(card_memory, "card_memory", spy)
     plan = plan_of(published, "Qwen3-0.6B", "H100-SXM")
     assert plan.memory.num_blocks == asked[0].default_bytes // plan.memory.kv_bytes_per_block
+
+
+def test_the_example_of_the_readme(published: Path) -> None:
+    plan = plan_of(published, "Qwen3-0.6B", "H100-SXM", {"price_per_hour": 2.5, "compare": "L4,A100-80"})
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    console = Console(record=True, width=200, file=io.StringIO())
+    print_plan(plan, console)
+    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    block = readme.split("Of the second line's output:")[1].split("```")[1]
+    shown = [" ".join(line.split()) for line in block.splitlines() if line.strip()]
+    assert len(shown) == 9
+    assert [line for line in shown if line not in lines] == []
