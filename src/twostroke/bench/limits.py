@@ -2,8 +2,8 @@
 
 The engine's own look (runner/machine_limits.py) takes a fraction of a second at start-up. Benchmarks can wait: more
 memory than caches hold, several ways to read it and several sizes of product, and the best of each counts, because a
-limit that a kernel passes is none. Torch's int8 products do not use every processor's best instructions: where its
-bfloat16 ones are faster, those are the limit of int8 too.
+limit that a kernel passes is none. Torch's int8 products do not use every processor's best instructions: the backend's
+own count too, and where bfloat16 products are faster, those are the limit of int8.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import torch
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.kernels.dispatch import Operators
 from twostroke.kernels.large_pages import large_pages
+from twostroke.runner.contention import Meter
+from twostroke.runner.machine_limits import int8_rate
 
 _STREAM_BYTES = 1 << 29
 _SIDES = (1024, 2048)
@@ -31,6 +33,8 @@ class Limits:
     """Reading memory."""
     operations_per_s: Mapping[str, float]
     """Of a product of square matrices, by the type of the factors: float32, bfloat16, int8."""
+    is_estimate: bool = False
+    """Others were at work while it was measured: the machine may do better."""
 
     def of(self, product: str) -> MachineLimits:
         """As costs want them.
@@ -40,27 +44,40 @@ class Limits:
         """
         rates = self.operations_per_s
         rate = max(rates["int8"], rates["bfloat16"]) if product == "int8" else rates[product]
-        return MachineLimits(rate, self.bytes_per_s)
+        return MachineLimits(rate, self.bytes_per_s, self.is_estimate)
 
     def best_of(self, other: Limits) -> Limits:
         """Of two looks at the same machine: a neighbour's work can only lower what is seen."""
         rates = {name: max(rate, other.operations_per_s[name]) for name, rate in self.operations_per_s.items()}
-        return Limits(max(self.bytes_per_s, other.bytes_per_s), rates)
+        is_estimate = self.is_estimate and other.is_estimate
+        return Limits(max(self.bytes_per_s, other.bytes_per_s), rates, is_estimate)
 
-    def as_json(self) -> dict[str, float]:
-        """GB/s and GFLOP/s (or GOP/s)."""
+    def as_json(self) -> dict[str, float | bool]:
+        """GB/s and GFLOP/s (or GOP/s), and whether they are an estimate."""
         rates = {f"{name}_gflop_s": rate / 1e9 for name, rate in self.operations_per_s.items()}
-        return {"read_gb_s": self.bytes_per_s / 1e9, **rates}
+        return {"read_gb_s": self.bytes_per_s / 1e9, **rates, "is_estimate": self.is_estimate}
+
+
+def words_of_limits(limits: Mapping[str, float | bool], form: str = ",.4g") -> str:
+    """Return what `Limits.as_json` says, as a line for people."""
+    rates = ", ".join(
+        f"{name.replace('_', ' ')} {rate:{form}}" for name, rate in limits.items() if name != "is_estimate"
+    )
+    if limits.get("is_estimate"):
+        return f"limits of this machine, an estimate (others were at work): {rates}"
+    return f"limits of this machine: {rates}"
 
 
 def measure_limits(operators: Operators, num_threads: int, *, repeats: int = 5) -> Limits:
     """Measures on `num_threads` threads; torch has as many, and is left as it was found.
 
     Args:
-        operators: the backend whose matrix-times-vector is one of the ways to read.
+        operators: the backend whose matrix-times-vector is one of the ways to read, and whose products of 8 bits count.
         num_threads: of both.
         repeats: of each way; the best counts.
     """
+    meter = Meter(num_threads)
+    meter.begin()
     before = torch.get_num_threads()
     operators.set_num_threads(num_threads)
     weight = torch.zeros(_STREAM_BYTES // 2 // _COLUMNS, _COLUMNS, dtype=torch.bfloat16)
@@ -76,9 +93,12 @@ def measure_limits(operators: Operators, num_threads: int, *, repeats: int = 5) 
         rates: dict[str, float] = {}
         for name, work in (("float32", _floats), ("bfloat16", _brain_floats), ("int8", _bytes)):
             rates[name] = max(2 * side**3 / _best_of(work(side), repeats) for side in _SIDES)
+        if operators.keeps_quantized:
+            own = max(int8_rate(operators, torch.bfloat16, torch.device("cpu"), side) for side in _SIDES)
+            rates["int8"] = max(rates["int8"], own)
     finally:
         torch.set_num_threads(before)
-    return Limits(_STREAM_BYTES / read_s, rates)
+    return Limits(_STREAM_BYTES / read_s, rates, meter.is_contended())
 
 
 def _floats(side: int) -> Callable[[], object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -37,7 +38,7 @@ def plan(  # noqa: PLR0913 (what an engine is given, and what is asked)
     json_output: JsonFlag = False,
 ) -> None:
     """Say what a model takes and does on this machine or a known GPU: memory to the byte, floors of times, what changes
-    would do. No weight is read.
+    would do. With --prompt: what one prompt takes. No weight is read.
 
     Parameters
     ----------
@@ -48,24 +49,27 @@ def plan(  # noqa: PLR0913 (what an engine is given, and what is asked)
     json_output
         The plan as one JSON object instead of tables.
     """
+    from twostroke.planner.after_run import compare, run_seen
     from twostroke.planner.plan import make_plan  # loads torch
 
+    loaded = with_model(load, by_place=model, by_flag=model_flag)
+    if options.device_name is not None:  # a GPU, whether there is one here or not
+        loaded = replace(loaded, device="cuda")
     config = EngineConfig(
-        load=with_model(load, by_place=model, by_flag=model_flag),
+        load=loaded,
         cache=cache,
         scheduler=scheduler,
         speculative_config=speculative_config,
     )
-    made = make_plan(config, options)
+    events = () if options.measured is None else tuple(read_events(options.measured))
+    made = make_plan(config, options, run=run_seen(events) if events else None)
     if options.png is not None:
         from twostroke.planner.figure import draw_plan
 
         draw_plan(made, options.png)
     after = None
     if options.measured is not None:
-        from twostroke.planner.after_run import compare
-
-        after = compare(made, list(read_events(options.measured)))
+        after = compare(made, events)
     if json_output:
         from twostroke.planner.report import as_json
 

@@ -18,11 +18,14 @@ Lower bounds: activations, norms, softmax and the embedding rows are left out (b
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from twostroke.batch import ScheduledBatch
 from twostroke.cost.step_work import num_pairs, num_seen
+
+_ROUNDING = 1 + 1e-9
+"""Times are differences of clocks: a floor that is above a step by so little is not above it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +67,45 @@ class MachineLimits:
 
     flops_per_s: float
     bytes_per_s: float
+    is_estimate: bool = False
+    """Others were at work while it was measured: the machine may do better."""
 
     @property
     def balance(self) -> float:
         """Operations per byte at which arithmetic and memory take equally long."""
         return self.flops_per_s / self.bytes_per_s
+
+    def best_of(self, other: MachineLimits) -> MachineLimits:
+        """Return the better rates of two measurements; an estimate only if both are."""
+        return MachineLimits(
+            max(self.flops_per_s, other.flops_per_s),
+            max(self.bytes_per_s, other.bytes_per_s),
+            self.is_estimate and other.is_estimate,
+        )
+
+    def raised_by(self, cost: StepCost, seconds: float) -> MachineLimits:
+        """Return rates that allow a step which was seen: its floor is then no longer than it took.
+
+        Args:
+            cost: of the step, at whatever rates.
+            seconds: that it took, from its start to its result.
+
+        >>> seen = StepCost(100.0, 40.0, 0.0, 0.0, 2.5, "memory", 4.0)
+        >>> limits = MachineLimits(flops_per_s=100.0, bytes_per_s=10.0)
+        >>> limits.raised_by(seen, 2.0).bytes_per_s, limits.raised_by(seen, 8.0).bytes_per_s
+        (20.0, 10.0)
+        """
+        if seconds <= 0.0 or self.floor_s(cost) <= seconds * _ROUNDING:
+            return self
+        return replace(
+            self,
+            flops_per_s=max(self.flops_per_s, cost.operations / seconds),
+            bytes_per_s=max(self.bytes_per_s, cost.num_bytes / seconds),
+        )
+
+    def floor_s(self, cost: StepCost) -> float:
+        """Return the least seconds of a step: the longer of its arithmetic and its memory traffic."""
+        return max(cost.operations / self.flops_per_s, cost.num_bytes / self.bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +188,15 @@ def step_cost(shape: ModelShape, shares: Iterable[Share], machine: MachineLimits
         "compute" if intensity >= machine.balance else "memory",
         max(operations / machine.flops_per_s, num_bytes / machine.bytes_per_s),
     )
+
+
+def raised_by_steps(limits: MachineLimits, steps: Iterable[tuple[StepCost, float]]) -> MachineLimits:
+    """Return rates at which no step that was seen is faster than its floor.
+
+    Args:
+        limits: as measured or published.
+        steps: what each step asks for, and the seconds that it took.
+    """
+    for cost, seconds in steps:
+        limits = limits.raised_by(cost, seconds)
+    return limits

@@ -33,6 +33,7 @@ from twostroke.engine.preparation import (
     account_for_memory,
     check_weights_fit,
     free_memory,
+    int8_operators,
     loaded_weight_bytes,
     longest_request,
     model_shape,
@@ -142,7 +143,10 @@ def build_engine(
     layout = loaded.layout
     # measured before the weights are there: it takes memory for a moment
     machine = machine or measure_machine_limits(
-        loaded.dtype, loaded.device, loaded.num_threads * config.load.num_local_ranks
+        loaded.dtype,
+        loaded.device,
+        loaded.num_threads * config.load.num_local_ranks,
+        int8_operators(config, loaded),
     )
     kv_size = _kv_size(config, loaded, handover, probe_of(loaded.device))
     with ExitStack() as if_it_fails:

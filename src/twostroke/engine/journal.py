@@ -42,6 +42,8 @@ log = get_logger(__name__)
 
 MEMORY_EVERY_S = 10.0
 """Between two looks at the process's memory, while there are steps."""
+NOTEWORTHY = 1.2
+"""Times what was last said: limits that are raised by less are not said again."""
 RING_CAPACITY = 4096
 """Events kept in memory: about two thousand steps, for a look at what just happened."""
 
@@ -70,6 +72,9 @@ class Journal:
         self._process = started.process
         self._shape = shape
         self._machine = started.machine
+        self._said = started.machine
+        """The limits that were last said aloud."""
+        self._undone: dict[int, StepScheduled] = {}
         self._files = ExitStack()
         self.recent = EventRing(RING_CAPACITY)
         self._sinks: list[EventLog] = [self.recent, *listeners]
@@ -100,15 +105,40 @@ class Journal:
     def scheduled(self, batch: ScheduledBatch, now_s: float) -> None:
         """A step was decided; its record holds what it costs and what it waits for."""
         cost = None if self._machine is None else step_cost(self._shape, shares_of(batch), self._machine)
-        self._emit(StepScheduled(now_s, self._process, batch, cost))
+        decided = StepScheduled(now_s, self._process, batch, cost)
+        if cost is not None:
+            self._undone[batch.step] = decided
+        self._emit(decided)
 
     def committed(self, result: StepResult, commits: Sequence[Commit], result_s: float, now_s: float) -> None:
         """A step's result, there at `result_s`, was taken in."""
+        self._hold_against_limits(result.step, result_s)
         times = result.operator_time_s, now_s, result.draft_time_s
         self._emit(StepCommitted(result_s, self._process, result.step, tuple(commits), *times))
         if self._memory_bytes is not None and now_s - self._sampled_s >= MEMORY_EVERY_S:
             self._sampled_s = now_s
             self._emit(MemorySampled(now_s, self._process, self._memory_bytes()))
+
+    def _hold_against_limits(self, step: int, result_s: float) -> None:
+        """Raise the machine's limits where a step was faster than its floor: then that was no floor."""
+        decided = self._undone.pop(step, None)
+        if decided is None or decided.cost is None or self._machine is None or self._said is None:
+            return
+        seconds = result_s - decided.time_s
+        raised = self._machine.raised_by(decided.cost, seconds)
+        if raised is self._machine:
+            return
+        self._machine = raised
+        if max(raised.flops_per_s / self._said.flops_per_s, raised.bytes_per_s / self._said.bytes_per_s) > NOTEWORTHY:
+            log.info(
+                "machine limits raised to what step %d did in %.4g ms (its floor was %.4g ms): %.4g GFLOP/s, %.4g GB/s",
+                step,
+                seconds * 1e3,
+                decided.cost.seconds * 1e3,
+                raised.flops_per_s / 1e9,
+                raised.bytes_per_s / 1e9,
+            )
+            self._said = raised
 
     def prefix_cache_reset(self, now_s: float) -> None:
         """Cached prefixes were forgotten."""

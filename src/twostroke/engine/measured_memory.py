@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,25 +11,22 @@ import torch
 
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import DEFAULT_GROUP_SIZE, QuantizationOnLoad
-from twostroke.config.speculation import MAX_AUTO_DRAFTS, SpeculativeConfig
-from twostroke.engine.drafting import DrafterFacts
+from twostroke.engine.card_memory import CardUse, card_memory, largest_step
 from twostroke.engine.preparation import (
     Prepared,
     loaded_weight_bytes,
     longest_request,
     max_tokens_per_step,
     size_for,
-    step_tokens,
 )
 from twostroke.errors import DoesNotFit, InvalidParameter
-from twostroke.kv_cache.device_memory import DeviceMemory, reserve_bytes
+from twostroke.kv_cache.device_memory import DeviceMemory
 from twostroke.kv_cache.sizing import KVSizing, blocks_of_request
 from twostroke.layers.row_split import RowSplit
 from twostroke.model.decoder import DecoderModel
 from twostroke.model.loader import check_weights
-from twostroke.runner.decode_graphs import bucket_of
 from twostroke.runner.kv_storage import KVStorage
-from twostroke.runner.largest_steps import LargestStep, largest_steps
+from twostroke.runner.largest_steps import largest_steps
 from twostroke.runner.launched_step import LaunchedStep
 from twostroke.runner.memory_probe import MemoryProbe
 from twostroke.runner.model_runner import ModelRunner
@@ -70,7 +66,7 @@ def measure_and_size(
         traceback.clear_frames(error.__traceback__)
         # of several ranks, the others are in the middle of the step that this one had to leave
         fits = () if split.size > 1 else smaller_steps(config, prepared, measure)
-        size = _largest_step(config, prepared)
+        size = largest_step(config, prepared)
         raise DoesNotFit(
             f"a step of {size.max_tokens:,} tokens, of which {min(size.max_rows, size.max_tokens):,} sample, does not "
             f"fit beside the weights of {prepared.path.name}: {str(error).splitlines()[0]}. {_advice(fits)}"
@@ -91,15 +87,6 @@ def _advice(fits: Sequence[str]) -> str:
     return f"What would fit: {'; or '.join(fits)}."
 
 
-def _largest_step(config: EngineConfig, prepared: Prepared) -> LargestStep:
-    return LargestStep(
-        max_tokens=step_tokens(config, prepared),
-        max_rows=config.scheduler.max_num_seqs * (1 + most_drafts(config.speculative_config, prepared.drafter_facts)),
-        longest=longest_request(config, prepared),
-        max_logprobs=config.load.max_logprobs,
-    )
-
-
 def _measure(
     config: EngineConfig, prepared: Prepared, model: DecoderModel, sampler: Sampler, probe: MemoryProbe
 ) -> DeviceMemory:
@@ -108,7 +95,7 @@ def _measure(
     Raises:
         torch.OutOfMemoryError: not even the largest steps fit beside the weights.
     """
-    size = _largest_step(config, prepared)
+    size = largest_step(config, prepared)
 
     def run() -> None:
         kv = KVStorage(prepared.layout, 1, prepared.device)
@@ -133,49 +120,13 @@ def _measure(
             runner.finish(step)
 
     reading = probe.around(run)
-    num_step_bytes = reading.peak_bytes  # with the block of KV that they had: that much is not missed
-    return DeviceMemory(
+    use = CardUse(
         total_bytes=reading.total_bytes,
-        utilization=config.cache.utilization,
         others_bytes=reading.others_bytes,
-        weight_bytes=reading.held_bytes,
-        draft_bytes=_draft_bytes(config, prepared),
-        step_bytes=num_step_bytes,
-        recorded_bytes=_recorded_bytes(config, size, num_step_bytes),
-        reserve_bytes=reserve_bytes(num_step_bytes),
+        held_bytes=reading.held_bytes,
+        step_bytes=reading.peak_bytes,  # with the block of KV that they had: that much is not missed
     )
-
-
-def most_drafts(config: SpeculativeConfig | None, facts: DrafterFacts) -> int:
-    """Tokens that are guessed behind one request at most, each of which is sampled for.
-
-    >>> most_drafts(None, DrafterFacts()), most_drafts(SpeculativeConfig(method="ngram"), DrafterFacts())
-    (0, 8)
-    """
-    if config is None:
-        return 0
-    most = MAX_AUTO_DRAFTS if config.num_speculative_tokens == "auto" else config.num_speculative_tokens
-    if facts.max_drafts is None or facts.num_branch_blocks:  # with branches, more than there are in a row
-        return most
-    return min(most, facts.max_drafts)
-
-
-def _draft_bytes(config: EngineConfig, prepared: Prepared) -> int:
-    """Of drafters, who are built when the KV cache is there."""
-    drafts = prepared.drafter_facts
-    kept = drafts.bytes_per_token * step_tokens(config, prepared)
-    kept += drafts.bytes_per_request * config.scheduler.max_num_seqs
-    return drafts.num_weight_bytes + kept + drafts.num_branch_blocks * prepared.layout.bytes_per_block
-
-
-def _recorded_bytes(config: EngineConfig, size: LargestStep, step_bytes: int) -> int:
-    """Recorded passes share one pool, which is as large as the largest of them needs: no more than its share of the
-    largest step, which has logits and draws beside the pass. Each keeps its result and its plan: less than the same
-    again, since buckets are many and small."""
-    if config.load.device != "cuda" or config.load.enforce_eager:
-        return 0
-    share = min(1.0, bucket_of(config.scheduler.max_num_seqs) / size.max_tokens)
-    return 2 * math.ceil(share * step_bytes)
+    return card_memory(config, prepared, use)
 
 
 def _poorest(own: DeviceMemory, split: RowSplit, device: torch.device) -> DeviceMemory:

@@ -68,7 +68,13 @@ class MemoryAccount:
     """Of several ranks, of the one that has most."""
     draft_weight_bytes: int
     """Of a draft model's, or of heads that draft."""
-    memory: FreeMemory
+    step_bytes: int
+    """Of the largest step."""
+    context_bytes: int
+    """Of tables that grow with the longest request."""
+    reserve_bytes: int
+    """Kept free beside them, and for recorded passes: of a card alone."""
+    memory: KVRoom
     """What is free once all weights are there, and what of it must stay free beside the KV cache."""
     kv_bytes_per_token: int
     kv_bytes_per_block: int
@@ -77,12 +83,14 @@ class MemoryAccount:
     """Blocks, scratch blocks, the longest request, and how many of these fit."""
 
 
-def prepare(config: EngineConfig, rank: int = 0) -> Prepared:
+def prepare(config: EngineConfig, rank: int = 0, *, planned: Operators | None = None) -> Prepared:
     """Finds everything of a model but its weights.
 
     Args:
         config: everything a user may set.
         rank: which of the ranks this is; its device depends on it.
+        planned: operators of a device that is not at hand, whose memory is counted and where nothing runs; None: those
+            of the device, which must be there.
 
     Raises:
         SetupError: whatever can be refused before a weight is read.
@@ -90,7 +98,7 @@ def prepare(config: EngineConfig, rank: int = 0) -> Prepared:
     """
     load = config.load
     device = device_of(load, rank)
-    facts = cuda_facts(device.index) if device.type == "cuda" else None
+    facts = cuda_facts(device.index) if device.type == "cuda" and planned is None else None
     if facts is not None:
         check_cuda(facts)
         check_gpu_for_each_rank(facts, load)
@@ -102,7 +110,7 @@ def prepare(config: EngineConfig, rank: int = 0) -> Prepared:
     if facts is not None:
         check_dtype(facts, dtype_name)
     kv_format = resolve_kv_format(config.cache.kv_cache_dtype, dtype_name)
-    operators = operators_for(
+    operators = planned or operators_for(
         device, dtype, load.kernels, load.activation_quantization, batch_invariant=load.batch_invariant
     )
     if kv_format not in operators.kv_formats:
@@ -143,11 +151,7 @@ def prepare(config: EngineConfig, rank: int = 0) -> Prepared:
         head_dim=model_config.head_dim,
         kv_format=kv_format,
     )
-    drafter = None
-    if config.speculative_config is not None:
-        around = Surroundings(files.path, model_config, tokenizer, dtype, device, operators, kv_format, layout)
-        drafter = find_drafter(config.speculative_config, around)
-    return Prepared(
+    prepared = Prepared(
         files.path,
         model_config,
         weights,
@@ -161,9 +165,37 @@ def prepare(config: EngineConfig, rank: int = 0) -> Prepared:
         eos_token_ids,
         Guidance(tokenizer, model_config.vocab_size, eos_token_ids),
         layout,
-        drafter,
+        None,
         load.tensor_parallel_size,
     )
+    return replace(prepared, drafter=_drafter(config, prepared))
+
+
+def moved_to(config: EngineConfig, prepared: Prepared, operators: Operators) -> Prepared:
+    """Return the same model as planned for the device of `config`, with operators whose memory is counted.
+
+    Raises:
+        InvalidParameter: several ranks cannot share it there.
+    """
+    check_can_split(config, prepared.config, operators)
+    moved = replace(prepared, device=device_of(config.load, 0), operators=operators)
+    return replace(moved, drafter=_drafter(config, moved))
+
+
+def _drafter(config: EngineConfig, prepared: Prepared) -> Drafter | None:
+    if config.speculative_config is None:
+        return None
+    around = Surroundings(
+        prepared.path,
+        prepared.config,
+        prepared.tokenizer,
+        prepared.dtype,
+        prepared.device,
+        prepared.operators,
+        prepared.kv_format,
+        prepared.layout,
+    )
+    return find_drafter(config.speculative_config, around)
 
 
 def account_for_memory(
@@ -186,6 +218,9 @@ def account_for_memory(
     return MemoryAccount(
         weight_bytes=num_weight_bytes,
         draft_weight_bytes=drafts.num_weight_bytes,
+        step_bytes=memory.step_bytes,
+        context_bytes=memory.context_bytes,
+        reserve_bytes=0,
         memory=memory,
         kv_bytes_per_token=prepared.layout.bytes_per_token,
         kv_bytes_per_block=prepared.layout.bytes_per_block + drafts.kv_bytes_per_block,
@@ -327,6 +362,15 @@ def _what_would_fit(config: EngineConfig, prepared: Prepared, free: int) -> str:
         if num_bytes < free:
             return f"With --quantization {quantization} they take {num_bytes:,}; or free some memory."
     return "Free some memory, or take a smaller model."
+
+
+def int8_operators(config: EngineConfig, prepared: Prepared) -> Operators | None:
+    """Return the operators whose products of this model's weights are of 8 bits; None where they are of floats."""
+    is_quantized = config.load.quantization is not None or prepared.weights.quantization is not None
+    multiplies_codes = prepared.device.type == "cpu" and prepared.operators.keeps_quantized
+    if not is_quantized or not multiplies_codes or config.load.activation_quantization == "none":
+        return None
+    return prepared.operators
 
 
 def max_tokens_per_step(config: EngineConfig, model: ModelConfig) -> int:

@@ -7,7 +7,7 @@ a step's attention is its own business and opaque to the layers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol, get_args, runtime_checkable
 
@@ -333,6 +333,30 @@ def _of_card(
         raise SetupError(f"kernels=triton: {why_not}. Leave it out, and the best that there is serves.")
     _warn_once(f"{why_not}; torch's own operators serve, slower")
     return reference.operators(batch_invariant=batch_invariant)
+
+
+def operators_to_plan(
+    kernels: Kernels, activation_quantization: ActivationQuantization | None, *, has_triton: bool
+) -> Operators:
+    """Return operators whose memory is that of a GPU's; they compute with torch, and nothing is computed with them.
+
+    Args:
+        kernels: as asked for; levels of the native kernels run on processors alone.
+        activation_quantization: as asked for.
+        has_triton: whether Triton's kernels run on that GPU.
+
+    Raises:
+        SetupError: what was named does not run there.
+    """
+    from twostroke.kernels import reference
+    from twostroke.kernels.cuda.sizes import Sizes
+
+    if kernels not in ("auto", "triton", "reference"):
+        raise SetupError(f"kernels={kernels}: they run on processors, not on a GPU. Leave it out.")
+    _refuse_int8_activations(activation_quantization, "the kernels of a GPU")
+    if kernels == "reference" or not has_triton:
+        return reference.operators()
+    return replace(reference.operators(), name="triton", packed_sizes=Sizes(), keeps_quantized=True)
 
 
 def _refuse_int8_activations(activation_quantization: ActivationQuantization | None, who: str) -> None:

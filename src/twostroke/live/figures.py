@@ -92,5 +92,5 @@ def _step_times(steps: Sequence[LiveStep]) -> dict[str, float | None]:
     if not done:
         return {"step_ms": None, "floor_ms": None}
     step_s = sum(step.done_s - step.time_s for step in done if step.done_s is not None) / len(done)
-    floors = [step.cost.seconds for step in done if step.cost is not None]
+    floors = [floor_s for floor_s in (step.floor_s for step in done) if floor_s is not None]
     return {"step_ms": step_s * 1e3, "floor_ms": sum(floors) / len(floors) * 1e3 if floors else None}

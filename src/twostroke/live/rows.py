@@ -87,9 +87,17 @@ class LiveStep:
         self.stamp = stamp
         """Which event changed it last."""
 
+    @property
+    def floor_s(self) -> float | None:
+        """The least time that the step could take. A step that was faster shows that the limits it was held against
+        were too low: by limits that are raised to it, its floor is the time that it took."""
+        if self.cost is None:
+            return None
+        return self.cost.seconds if self.done_s is None else min(self.cost.seconds, self.done_s - self.time_s)
+
     def row(self) -> StepRow:
         """As it is shown."""
-        batch, cost = self.batch, self.cost
+        batch, cost, floor_s = self.batch, self.cost, self.floor_s
         num_tokens = num_prefill = num_drafts = 0
         for share in batch.requests:  # once for all: a frame has many steps, and a step many shares
             num_tokens += share.num_scheduled_tokens
@@ -100,7 +108,7 @@ class LiveStep:
             step=batch.step,
             at_s=self.time_s,
             ms=None if self.done_s is None else (self.done_s - self.time_s) * 1e3,
-            floor_ms=None if cost is None else cost.seconds * 1e3,
+            floor_ms=None if floor_s is None else floor_s * 1e3,
             bound="" if cost is None else cost.bound,
             decode=num_tokens - num_prefill - num_drafts,
             prefill=num_prefill,

@@ -1,18 +1,21 @@
 """After a run: what the plan says beside what its event log says.
 
 sizes    blocks, their bytes, the longest request: as planned, and as the engine had them
-times    the requests of the run in simulated time, by the plan's step times (those of the calibration, else floors);
-         and as they really were
+times    where steps were calibrated: the requests of the run in simulated time, beside how they really were
+floors   else: each step of the run beside its floor at the plan's rates, which are raised to the fastest step first
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
+from twostroke.cost.step_cost import MachineLimits, StepCost
 from twostroke.errors import InvalidParameter
-from twostroke.events import Event
+from twostroke.events import Event, StepCommitted, StepScheduled
+from twostroke.planner.machine import SeenRun, other_machine
 from twostroke.planner.plan import Plan
 from twostroke.planner.replay import figures, replay_log
 from twostroke.scheduler.replay import layout_of
@@ -37,6 +40,29 @@ class Compared:
         return round(self.planned / self.measured - 1, 6)
 
 
+class SeenStep(NamedTuple):
+    """One step of a log."""
+
+    cost: StepCost
+    seconds: float
+    """From its decision to its result."""
+    has_prefill: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BesideFloors:
+    """Steps of one kind, and the least that they could take."""
+
+    kind: str
+    num_steps: int
+    median_s: float
+    median_floor_s: float
+    share: float
+    """Of the time of all of them that their floors are: 1 is the machine at its limits."""
+    nearest: float
+    """The share of the step that is nearest to its floor, at most 1."""
+
+
 @dataclass(frozen=True, slots=True)
 class AfterRun:
     """The plan, held against one run."""
@@ -44,14 +70,56 @@ class AfterRun:
     sizes: tuple[Compared, ...]
     """Exact, where the engine was given what the plan was."""
     planned: dict[str, Any]
-    """Of times, as figures() has them."""
+    """Of times, as figures() has them; nothing without calibrated steps."""
     measured: dict[str, Any]
-    are_floors: bool
-    """Whether what is planned are the least times there could be, and no predictions."""
+    beside_floors: tuple[BesideFloors, ...]
+    """Without calibrated steps, and where the log is of the plan's machine."""
+    why_not: str
+    """Why times are not compared; empty where they are."""
+
+
+def steps_seen(events: Sequence[Event]) -> list[SeenStep]:
+    """Return what each step of a log asked of the machine, and how long it took."""
+    decided: dict[tuple[str, int], StepScheduled] = {}
+    seen: list[SeenStep] = []
+    for event in events:
+        if isinstance(event, StepScheduled):
+            decided[event.process, event.batch.step] = event
+        elif isinstance(event, StepCommitted):
+            begin = decided.pop((event.process, event.step), None)
+            if begin is not None and begin.cost is not None and event.time_s > begin.time_s:
+                seen.append(SeenStep(begin.cost, event.time_s - begin.time_s, begin.batch.num_prefill_tokens > 0))
+    return seen
+
+
+def run_seen(events: Sequence[Event]) -> SeenRun:
+    """Return what a log shows of the machine that it ran on.
+
+    Raises:
+        InvalidParameter: it is no log of one engine.
+    """
+    steps = tuple((step.cost, step.seconds) for step in steps_seen(events))
+    return SeenRun(recording_of(events).started.machine, steps)
+
+
+def beside_floors(seen: Sequence[SeenStep], limits: MachineLimits) -> tuple[BesideFloors, ...]:
+    """Return the steps of a log beside their floors: those that only decode, and those that prefill."""
+    kinds = {"decode steps": False, "steps with prefill": True}
+    found: list[BesideFloors] = []
+    for kind, has_prefill in kinds.items():
+        pairs = [(step.seconds, limits.floor_s(step.cost)) for step in seen if step.has_prefill == has_prefill]
+        if pairs:
+            seconds, floors = zip(*pairs, strict=True)
+            nearest = max(floor / taken for taken, floor in pairs)
+            found.append(
+                BesideFloors(kind, len(pairs), median(seconds), median(floors), sum(floors) / sum(seconds), nearest)
+            )
+    return tuple(found)
 
 
 def compare(plan: Plan, events: Sequence[Event]) -> AfterRun:
-    """Holds a plan against the log of one engine.
+    """Hold a plan against the log of one engine; with a plan that was made with `run_seen(events)` no floor is above a
+    step.
 
     Raises:
         InvalidParameter: the log is of another model, or none that can be replayed.
@@ -62,7 +130,16 @@ def compare(plan: Plan, events: Sequence[Event]) -> AfterRun:
         limit = f"is of another model, {started.model}; planned was {planned})"
         raise InvalidParameter("measured", started.process, limit, "Plan the model that ran.")
     layout = layout_of(started.layout)
-    replayed = replay_log(events, (), plan.step_times)
+    why_not = other_machine(plan.machine.limits, started.machine)
+    predicted: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
+    floors: tuple[BesideFloors, ...] = ()
+    if plan.is_predicted:
+        replayed = replay_log(events, (), plan.step_times)
+        predicted, measured = figures(replayed.back_test.run), figures(replayed.measured)
+        why_not = ""
+    elif not why_not:
+        floors = beside_floors(steps_seen(events), plan.machine.limits)
     return AfterRun(
         sizes=(
             Compared("kv_bytes_per_block", memory.layout.bytes_per_block, layout.bytes_per_block),
@@ -70,7 +147,8 @@ def compare(plan: Plan, events: Sequence[Event]) -> AfterRun:
             Compared("max_model_len", memory.max_model_len, started.max_model_len),
             Compared("max_num_seqs", memory.max_num_seqs, started.scheduler["max_num_seqs"]),
         ),
-        planned=figures(replayed.back_test.run),
-        measured=figures(replayed.measured),
-        are_floors=not plan.is_predicted,
+        planned=predicted,
+        measured=measured,
+        beside_floors=floors,
+        why_not=why_not,
     )

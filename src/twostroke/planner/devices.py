@@ -26,6 +26,8 @@ class Device:
     int8_ops_per_s: float | None
     fp8_flops_per_s: float | None
     source: str
+    compute_capability: tuple[int, int]
+    """As torch names it; Triton's kernels begin at (8, 0)."""
     price_per_hour: float | None = None
     """A list price; None: none that is the same everywhere is known."""
 

@@ -63,6 +63,21 @@ class FrontierPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifyPoint:
+    """A decode step that verifies drafts."""
+
+    num_drafts: int
+    """Of each request."""
+    intensity: float
+    """Operations per byte."""
+    bound: Literal["compute", "memory"]
+    floor_s: float
+    """Of the step, whatever drafts are accepted."""
+    least_tpot_s: float
+    """The floor per token if all drafts are accepted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Predictor:
     """What floors and predictions are made by."""
 
@@ -104,6 +119,20 @@ class Predictor:
         seconds = floor_s if predicted_s is None else predicted_s
         price = None if price_per_hour is None else cost_per_million_tokens(price_per_hour, batch / seconds)
         return FrontierPoint(batch, floor_s, predicted_s, cost.bound, price)
+
+    def verification(self, batch: int, context: int, most_drafts: int) -> tuple[VerifyPoint, ...]:
+        """Return how intense a decode step is with 0, 1, 2 ... drafts of each request.
+
+        Args:
+            batch: requests of the step.
+            context: computed tokens of each.
+            most_drafts: of each.
+        """
+        points: list[VerifyPoint] = []
+        for k in range(most_drafts + 1):
+            cost = step_cost(self.shape, (Share(context, k + 1, k + 1),) * batch, self.machine)
+            points.append(VerifyPoint(k, cost.intensity, cost.bound, cost.seconds, cost.seconds / (k + 1)))
+        return tuple(points)
 
     def frontier(self, most: int, context: int, price_per_hour: float | None = None) -> tuple[FrontierPoint, ...]:
         """One request, two, four ... as many as `most`."""

@@ -10,12 +10,14 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.kv_format import resolve_kv_format
 from twostroke.config.load import DEFAULT_GROUP_SIZE, QuantizationOnLoad
+from twostroke.engine.card_memory import account_for_card
 from twostroke.engine.preparation import (
     Prepared,
     account_for_memory,
     loaded_weight_bytes,
     max_tokens_per_step,
 )
+from twostroke.engine.split_checks import check_can_split
 from twostroke.errors import DoesNotFit, InvalidParameter
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.sizing import blocks_of_request
@@ -48,11 +50,17 @@ class MemoryPlan:
     quantization: str | None
     num_ranks: int
     memory_bytes: int
-    """For this rank, free or given."""
+    """For this rank, free or given; of a card, all that it has."""
+    others_bytes: int
+    """Of a card's: in use by others."""
+    utilization: float | None
+    """Share of a card's memory that may be in use; None: not of a card."""
     weight_bytes: int
     draft_weight_bytes: int
     step_bytes: int
     context_bytes: int
+    reserve_bytes: int
+    """Of a card: kept free, and for recorded passes."""
     kv_bytes: int
     kv_bytes_per_token: int
     kv_bytes_per_block: int
@@ -83,27 +91,36 @@ class MemoryPlan:
             return 0
         if self.cache.kv_reservation == "contiguous":  # whatever a request is long, it has room for the longest
             num_tokens = self.max_model_len
-        return self.num_blocks // blocks_of_request(self.layout, self.cache, num_tokens, self.max_tokens_per_step)
+        return self.num_blocks // self.blocks_for(num_tokens)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return the most blocks that a request of so many tokens, prompt and output, takes."""
+        return blocks_of_request(self.layout, self.cache, num_tokens, self.max_tokens_per_step)
 
     def fits(self, num_requests: int, num_tokens: int) -> bool:
         """Whether so many requests of so many tokens have their blocks at once."""
         return num_requests <= self.concurrent_requests(num_tokens)
 
 
-def plan_memory(config: EngineConfig, prepared: Prepared, memory_bytes: int) -> MemoryPlan:
+def plan_memory(config: EngineConfig, prepared: Prepared, memory_bytes: int, *, others_bytes: int = 0) -> MemoryPlan:
     """What the engine would do with its memory.
 
     Args:
         config: everything a user may set.
         prepared: what it comes to.
-        memory_bytes: that are free, of the machine or of all ranks' devices.
+        memory_bytes: free bytes of the machine; or all bytes of all ranks' cards.
+        others_bytes: of each card, in use by others.
 
     Raises:
         DoesNotFit: the weights do not, with what is missing and what would fit; or a size that was asked for.
     """
     own_bytes = memory_bytes // config.load.num_local_ranks
-    _check_weights_fit(config, prepared, own_bytes)
-    account = account_for_memory(config, prepared, free_bytes=memory_bytes)
+    is_card = config.load.device == "cuda"
+    _check_weights_fit(config, prepared, own_bytes, others_bytes)
+    if is_card:
+        account = account_for_card(config, prepared, total_bytes=own_bytes, others_bytes=others_bytes)
+    else:
+        account = account_for_memory(config, prepared, free_bytes=memory_bytes)
     model, layout, sizing = prepared.config, prepared.layout, account.sizing
     return MemoryPlan(
         model=prepared.path.name,
@@ -113,10 +130,13 @@ def plan_memory(config: EngineConfig, prepared: Prepared, memory_bytes: int) -> 
         quantization=config.load.quantization or prepared.weights.quantization,
         num_ranks=prepared.num_ranks,
         memory_bytes=own_bytes,
+        others_bytes=others_bytes,
+        utilization=config.cache.utilization if is_card else None,
         weight_bytes=account.weight_bytes,
         draft_weight_bytes=account.draft_weight_bytes,
-        step_bytes=account.memory.step_bytes,
-        context_bytes=account.memory.context_bytes,
+        step_bytes=account.step_bytes,
+        context_bytes=account.context_bytes,
+        reserve_bytes=account.reserve_bytes,
         kv_bytes=sizing.kv_bytes,
         kv_bytes_per_token=account.kv_bytes_per_token,
         kv_bytes_per_block=account.kv_bytes_per_block,
@@ -159,27 +179,51 @@ def with_quantization(config: EngineConfig, prepared: Prepared, quantization: Qu
     return replace(config, load=replace(config.load, quantization=quantization, group_size=None))
 
 
-def _check_weights_fit(config: EngineConfig, prepared: Prepared, own_bytes: int) -> None:
+def _check_weights_fit(config: EngineConfig, prepared: Prepared, own_bytes: int, others_bytes: int) -> None:
     drafts = prepared.drafter_facts.num_weight_bytes
     needed = loaded_weight_bytes(config, prepared, prepared.num_ranks) + drafts
-    if needed <= own_bytes:
+    room, words = own_bytes, f"{own_bytes:,}"
+    if config.load.device == "cuda":
+        room = int(config.cache.utilization * own_bytes) - others_bytes
+        words = f"{config.cache.utilization:g} x {own_bytes:,}"
+        words += f" - {others_bytes:,} that others hold" if others_bytes else ""
+        words = f"{words} = {room:,}"
+    if needed <= room:
         return
-    missing = f"the weights of {prepared.path.name} take {needed:,} bytes of {own_bytes:,}: {needed - own_bytes:,} more"
-    raise DoesNotFit(f"{missing} than there are. {_what_would_fit(config, prepared, own_bytes - drafts)}")
+    missing = f"the weights of {prepared.path.name} take {needed:,} bytes of {words}: {needed - room:,} more"
+    raise DoesNotFit(f"{missing} than there are. {_what_would_fit(config, prepared, room - drafts)}")
 
 
 def _what_would_fit(config: EngineConfig, prepared: Prepared, room: int) -> str:
-    if config.load.quantization is not None or prepared.weights.quantization is not None:
-        return "They are quantized already; take more memory, or a smaller model."
+    words = [f"--tensor-parallel-size {size}" for size in _sizes_that_fit(config, prepared, room)]
     sizes: dict[str, int] = {}
-    for quantization in SMALLER:
+    is_quantized = config.load.quantization is not None or prepared.weights.quantization is not None
+    for quantization in () if is_quantized else SMALLER:
         try:
             smaller = with_quantization(config, prepared, quantization)
         except InvalidParameter:
             continue
         sizes[quantization] = loaded_weight_bytes(smaller, prepared, prepared.num_ranks)
-    words = [f"--quantization {name} ({size:,} bytes)" for name, size in sizes.items() if size < room]
+    words += [f"--quantization {name} ({size:,} bytes)" for name, size in sizes.items() if size < room]
     if words:
         return f"What would fit: {' or '.join(words)}."
+    if is_quantized:
+        return "They are quantized already; take more memory, or a smaller model."
     found = ", ".join(f"{name} takes {size:,}" for name, size in sizes.items())
     return f"Quantized weights would not fit either ({found}); take more memory, or a smaller model."
+
+
+def _sizes_that_fit(config: EngineConfig, prepared: Prepared, room: int) -> list[int]:
+    """The least number of cards, each with a share of the weights, that leaves room; none where no number does."""
+    if config.load.device != "cuda":
+        return []
+    now = config.load.tensor_parallel_size
+    for size in range(now + 1, prepared.config.num_kv_heads + 1):
+        split = replace(config, load=replace(config.load, tensor_parallel_size=size))
+        try:
+            check_can_split(split, prepared.config, prepared.operators)
+        except InvalidParameter:
+            continue
+        if loaded_weight_bytes(split, prepared, size) < room:
+            return [size]
+    return []

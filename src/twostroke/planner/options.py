@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from twostroke.config.checks import number, whole_number, whole_numbers
+from twostroke.config.checks import number, switch, text, whole_number, whole_numbers
+from twostroke.errors import InvalidParameter
 from twostroke.planner.devices import find_device
 
 DEFAULT_PROMPTS = "128,512,2048,8192"
+DEFAULT_MAX_TOKENS = 16
+"""As of a request that does not say."""
 DEFAULT_OTHERS = "L4,A100-80,H100-SXM"
 
 MAX_BYTES = 1 << 50
@@ -26,6 +29,16 @@ class PlanOptions:
     each rank has one."""
     price_per_hour: float | None = None
     """Of the device, or of all of them together, in any money: what a million output tokens cost."""
+    prompt: str | None = None
+    """Text of one prompt, or @FILE: its tokens as the server counts them, KV bytes, time to the first token, price."""
+    chat: bool = False
+    """Render the prompt with the chat template, as one message of a user."""
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    """Output tokens of that prompt."""
+    requests: int | None = None
+    """Users at once: whether so many of the longest requests fit (see --max-model-len)."""
+    batch: int = 1
+    """Requests of a step that verifies drafts: what binds it with 0 to 8 drafts each."""
     prompt_lengths: str = DEFAULT_PROMPTS
     """Prompt tokens that the time to the first token is asked for, with commas between; those that no request may have
     are left out."""
@@ -46,12 +59,27 @@ class PlanOptions:
             whole_number("memory", self.memory, 1, MAX_BYTES)
         if self.context is not None:
             whole_number("context", self.context, 1, MAX_TOKENS)
+        for name in ("requests", "batch", "max_tokens"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), 1, MAX_TOKENS)
+        if self.prompt is not None:
+            text("prompt", self.prompt)
+        switch("chat", self.chat)
+        self._check_prompt()
         for name in ("price_per_hour", "link_bytes_per_s"):
             if getattr(self, name) is not None:
                 number(name, getattr(self, name), 0, 1e15, "more than 0", low_open=True)
         _ = self.prompts
         for name in (*self.others, *(() if self.device_name is None else (self.device_name,))):
             find_device(name)
+
+    def _check_prompt(self) -> None:
+        if self.prompt is not None:
+            return
+        if self.chat:
+            raise InvalidParameter("chat", True, "changes nothing without a prompt", "Give --prompt.")
+        if self.max_tokens != DEFAULT_MAX_TOKENS:
+            raise InvalidParameter("max_tokens", self.max_tokens, "changes nothing without a prompt", "Give --prompt.")
 
     @property
     def prompts(self) -> tuple[int, ...]:

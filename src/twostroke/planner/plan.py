@@ -6,40 +6,46 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
-
 from twostroke.config.engine import EngineConfig
-from twostroke.config.load import LoadConfig, QuantizationOnLoad
+from twostroke.config.load import QuantizationOnLoad
 from twostroke.cost.calibration import Choice, choices_of
 from twostroke.cost.roofline import roofline
-from twostroke.cost.step_cost import MachineLimits
 from twostroke.cost.step_model import PredictsSteps, StepTimeModel
 from twostroke.engine.calibrated import find_calibration
-from twostroke.engine.preparation import Prepared, free_bytes_of, model_shape, prepare
+from twostroke.engine.preparation import Prepared, model_shape
 from twostroke.errors import InvalidParameter, TwostrokeError
-from twostroke.planner.devices import find_device
-from twostroke.planner.floors import FrontierPoint, Predictor, TTFTPoint
+from twostroke.planner.floors import FrontierPoint, Predictor, TTFTPoint, VerifyPoint
+from twostroke.planner.machine import (
+    Machine,
+    SeenRun,
+    machine_for,
+    moved_to_device,
+    prepared_for,
+    published_limits,
+    published_machine,
+    raised,
+)
 from twostroke.planner.memory import SMALLER, MemoryPlan, plan_memory, with_kv_format, with_quantization
 from twostroke.planner.options import PlanOptions
+from twostroke.planner.prompt_cost import PromptCost, cost_of_prompt
 from twostroke.planner.what_if import Change, Outcome, TwoPools
-from twostroke.runner.machine_limits import measure_machine_limits
 
 USUAL_CONTEXT = 1024
+MOST_VERIFIED = 8
+"""Drafts of each request, for what binds a step that verifies them."""
 DRAFTS = 4
 """Of a request in each step, for what speculation could bring."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """Where the model is to run: all ranks' devices together."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A number of the longest requests at once, and how many there may be."""
 
-    name: str
-    limits: MachineLimits
-    memory_bytes: int
-    """Of all ranks that share it, or of all of their devices."""
-    price_per_hour: float | None
-    is_published: bool
-    """Whether its figures are a data sheet's, not measured here."""
+    num_requests: int
+    most: int
+    """As far as blocks go."""
+    most_of_all: int | None
+    """With all of a card's memory in use; None: not of a card."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +64,16 @@ class Plan:
     changes: tuple[Change, ...]
     two_pools: TwoPools | None
     """None where no prompt of the lengths that are asked for fits."""
+    verified_batch: int
+    """Requests of the steps of `verification`."""
+    verification: tuple[VerifyPoint, ...]
+    """A decode step with 0 to 8 drafts of each request."""
+    prompt: PromptCost | None
+    """Of the prompt that is asked about; None: of none."""
+    asked: Asked | None
+    """Whether so many users fit; None: that is not asked."""
+    raised: str
+    """What the limits were raised to by steps that were seen, in words; empty: they were not."""
     drafting: tuple[Choice, ...]
     """Ways of drafting that were calibrated here, the fastest first."""
     step_times: StepTimeModel
@@ -68,7 +84,12 @@ class Plan:
     """What they are predicted by, or why they are not."""
 
 
-def make_plan(config: EngineConfig, options: PlanOptions, steps: StepTimeModel | None = None) -> Plan:
+def make_plan(
+    config: EngineConfig,
+    options: PlanOptions,
+    steps: StepTimeModel | None = None,
+    run: SeenRun | None = None,
+) -> Plan:
     """Plans, in a second or a few.
 
     Args:
@@ -76,20 +97,23 @@ def make_plan(config: EngineConfig, options: PlanOptions, steps: StepTimeModel |
         options: the machine, the load, and what is compared.
         steps: fitted to this machine and model; None: as calibrated, if they are. For a machine of published figures
             there are floors alone.
+        run: on that machine, if there was one; limits are raised to what it shows.
 
     Raises:
         SetupError: no such model, or one that does not fit, with what would.
         InvalidParameter: numbers that contradict the model, or what lies where a calibration should is none.
     """
-    prepared = prepare(config)
-    machine = _machine(config.load, options, prepared)
+    config, prepared = prepared_for(config, options.device_name)
+    machine, raised_words = machine_for(config, options, prepared), ""
+    if run is not None:
+        machine, raised_words = raised(machine, run)
     calibration, predicted_by = None, "step times as given"
     if machine.is_published:
         steps, predicted_by = None, "figures of a data sheet tell floors"
     elif steps is None:
         calibration, predicted_by = find_calibration(prepared.path, config.load, config.cache)
         steps = None if calibration is None else calibration.step_times
-    memory = plan_memory(config, prepared, machine.memory_bytes)
+    memory = plan_memory(config, prepared, machine.memory_bytes, others_bytes=machine.others_bytes)
     context = _context(options, memory)
     case = _Case(config, prepared, machine, context, steps)
     predictor = case.predictor
@@ -113,6 +137,13 @@ def make_plan(config: EngineConfig, options: PlanOptions, steps: StepTimeModel |
         frontier=frontier,
         base=base,
         changes=_changes(case, options),
+        verified_batch=options.batch,
+        verification=predictor.verification(_batch(options, base.num_requests, context), context, MOST_VERIFIED),
+        prompt=None
+        if options.prompt is None
+        else cost_of_prompt(options, prepared, memory, predictor, machine.price_per_hour),
+        asked=_asked(case, options, memory),
+        raised=raised_words,
         two_pools=two_pools,
         drafting=() if calibration is None else choices_of(calibration),
         step_times=steps or roofline(predictor.shape, machine.limits, most_tokens=memory.max_tokens_per_step),
@@ -159,7 +190,7 @@ class _Case:
         config = with_quantization(self.config, self.prepared, quantization)
         machine = self.machine
         if machine.is_published:
-            machine = replace(machine, limits=_published_limits(machine.name, config.load, self.prepared))
+            machine = replace(machine, limits=published_limits(machine.name, config.load, self.prepared))
         return replace(self, config=config, machine=machine, steps=None)
 
     def with_kv(self, kv_cache_dtype: str) -> _Case:
@@ -175,8 +206,32 @@ class _Case:
 
     def elsewhere(self, name: str) -> _Case:
         """On another device."""
-        machine = published_machine(name, self.config.load, self.prepared, PlanOptions())
-        return replace(self, machine=machine, steps=None)
+        config, prepared = moved_to_device(self.config, self.prepared, name)
+        machine = published_machine(name, config.load, prepared, PlanOptions())
+        return replace(self, config=config, prepared=prepared, machine=machine, steps=None)
+
+
+def _batch(options: PlanOptions, num_requests: int, context: int) -> int:
+    if options.batch > num_requests:
+        limit = f"does not fit: at most {num_requests} requests of {context} tokens do"
+        raise InvalidParameter("batch", options.batch, limit, "Lower it, or --context.")
+    return options.batch
+
+
+def _asked(case: _Case, options: PlanOptions, memory: MemoryPlan) -> Asked | None:
+    if options.requests is None:
+        return None
+    most_of_all: int | None = None
+    if memory.utilization is not None:
+        cache = replace(case.config.cache, gpu_memory_utilization=1.0, kv_cache_memory=None, num_kv_blocks=None)
+        whole = plan_memory(
+            replace(case.config, cache=cache),
+            case.prepared,
+            case.machine.memory_bytes,
+            others_bytes=case.machine.others_bytes,
+        )
+        most_of_all = whole.concurrent_requests(memory.max_model_len)
+    return Asked(options.requests, memory.max_concurrent_requests, most_of_all)
 
 
 def _changes(case: _Case, options: PlanOptions) -> tuple[Change, ...]:
@@ -194,56 +249,11 @@ def _changes(case: _Case, options: PlanOptions) -> tuple[Change, ...]:
 def _change(name: str, make: Callable[[], _Case]) -> Change:
     try:
         case = make()
-        memory = plan_memory(case.config, case.prepared, case.machine.memory_bytes)
+        machine = case.machine
+        memory = plan_memory(case.config, case.prepared, machine.memory_bytes, others_bytes=machine.others_bytes)
         return Change(name, case.outcome(memory)[0])
     except TwostrokeError as error:
         return Change(name, None, str(error))
-
-
-def _machine(load: LoadConfig, options: PlanOptions, prepared: Prepared) -> Machine:
-    if options.device_name is not None:
-        return published_machine(options.device_name, load, prepared, options)
-    return Machine(
-        name="this machine",
-        limits=_measured(load, prepared),
-        memory_bytes=free_bytes_of(prepared.device) if options.memory is None else options.memory,
-        price_per_hour=options.price_per_hour,
-        is_published=False,
-    )
-
-
-def _measured(load: LoadConfig, prepared: Prepared) -> MachineLimits:
-    """A floor takes the better rate: where a processor has nothing for bfloat16, torch is slow in it, and our kernels
-    compute in float32."""
-    num_threads = prepared.num_threads * load.num_local_ranks
-    types = dict.fromkeys((prepared.dtype, torch.float32))
-    found = [measure_machine_limits(dtype, prepared.device, num_threads) for dtype in types]
-    return MachineLimits(max(f.flops_per_s for f in found), max(f.bytes_per_s for f in found))
-
-
-def published_machine(name: str, load: LoadConfig, prepared: Prepared, options: PlanOptions) -> Machine:
-    """One device for each rank; their rates add up, what ranks send each other left out."""
-    name, device = find_device(name)
-    num_ranks = load.tensor_parallel_size
-    price = options.price_per_hour
-    if price is None and device.price_per_hour is not None:
-        price = device.price_per_hour * num_ranks
-    each = device.memory_bytes if options.memory is None else options.memory
-    return Machine(
-        name=name,
-        limits=_published_limits(name, load, prepared),
-        memory_bytes=each * load.num_local_ranks,
-        price_per_hour=price,
-        is_published=True,
-    )
-
-
-def _published_limits(name: str, load: LoadConfig, prepared: Prepared) -> MachineLimits:
-    is_quantized = load.quantization is not None or prepared.weights.quantization is not None
-    _, device = find_device(name)
-    limits = device.limits(name, str(prepared.dtype).removeprefix("torch."), is_quantized=is_quantized)
-    num_ranks = load.tensor_parallel_size
-    return MachineLimits(limits.flops_per_s * num_ranks, limits.bytes_per_s * num_ranks)
 
 
 def _context(options: PlanOptions, memory: MemoryPlan) -> int:

@@ -9,7 +9,7 @@ from twostroke.cost.calibration import Choice
 from twostroke.planner.after_run import AfterRun
 from twostroke.planner.floors import FrontierPoint, TTFTPoint
 from twostroke.planner.memory import MemoryPlan
-from twostroke.planner.plan import Plan
+from twostroke.planner.plan import Asked, Plan
 from twostroke.planner.show_replay import errors
 from twostroke.planner.what_if import Change, TwoPools
 
@@ -21,10 +21,13 @@ _OF_MEMORY = (
     "quantization",
     "num_ranks",
     "memory_bytes",
+    "others_bytes",
+    "utilization",
     "weight_bytes",
     "draft_weight_bytes",
     "step_bytes",
     "context_bytes",
+    "reserve_bytes",
     "kv_bytes",
     "kv_bytes_per_token",
     "kv_bytes_per_block",
@@ -48,6 +51,8 @@ def as_json(plan: Plan, after: AfterRun | None = None) -> dict[str, Any]:
             "flops_per_s": plan.machine.limits.flops_per_s,
             "bytes_per_s": plan.machine.limits.bytes_per_s,
             "is_published": plan.machine.is_published,
+            "is_estimate": plan.machine.limits.is_estimate,
+            "raised": plan.raised or None,
             "price_per_hour": plan.machine.price_per_hour,
         },
         "is_predicted": plan.is_predicted,
@@ -58,9 +63,16 @@ def as_json(plan: Plan, after: AfterRun | None = None) -> dict[str, Any]:
         "ttft": [_of_ttft(point) for point in plan.ttft],
         "frontier": [_of_frontier(point) for point in plan.frontier],
         "what_if": [_of_change(change) for change in plan.changes],
+        "verification": {"batch": plan.verified_batch, "steps": [asdict(point) for point in plan.verification]},
+        "prompt": None if plan.prompt is None else {**asdict(plan.prompt), "basis": plan.prompt.basis},
+        "requests": None if plan.asked is None else _of_asked(plan.asked),
         "drafting": [_of_choice(choice) for choice in plan.drafting],
         "two_pools": None if plan.two_pools is None else _of_pools(plan.two_pools),
     }
+
+
+def _of_asked(asked: Asked) -> dict[str, Any]:
+    return {**asdict(asked), "fit": asked.num_requests <= asked.most}
 
 
 def _of_memory(memory: MemoryPlan) -> dict[str, Any]:
@@ -107,7 +119,8 @@ def _of_run(after: AfterRun) -> dict[str, Any]:
         name: {"planned": after.planned[name], "measured": after.measured[name], "error": error}
         for name, error in off.items()
     }
-    return {"sizes": sizes, "times": times, "are_floors": after.are_floors}
+    floors = [asdict(kind) for kind in after.beside_floors]
+    return {"sizes": sizes, "times": times, "beside_floors": floors, "why_not": after.why_not or None}
 
 
 def _of_pools(pools: TwoPools) -> dict[str, Any]:

@@ -6,8 +6,10 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.planner.memory import KVKind
-from twostroke.planner.plan import Plan
+from twostroke.planner.plan import Asked, Plan
+from twostroke.planner.prompt_cost import PromptCost
 from twostroke.planner.what_if import Change, Outcome
+from twostroke.planner.words import binary, milliseconds, significant
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
@@ -17,16 +19,23 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     ranks = "" if memory.num_ranks == 1 else f", {memory.num_ranks} ranks (memory is each rank's)"
     form = memory.dtype if memory.quantization is None else f"{memory.quantization}, {memory.dtype}"
     title = f"{memory.model} ({memory.architecture}, {memory.num_parameters / 1e6:,.1f} M parameters, {form})"
-    limits = f"{machine.limits.flops_per_s / 1e12:,.3g} TFLOP/s, {machine.limits.bytes_per_s / 1e9:,.4g} GB/s"
-    how = "published" if machine.is_published else "measured now"
-    _say(console, f"{title} on {machine.name}: {limits}, {how}{ranks}")
+    rates = significant(machine.limits.flops_per_s / 1e12), significant(machine.limits.bytes_per_s / 1e9)
+    limits = "{} TFLOP/s, {} GB/s".format(*rates)
+    _say(console, f"{title} on {machine.name}: {limits}, {_how(plan)}{ranks}")
+    if plan.prompt is not None:
+        _say(console, f"\n{_prompt(plan, plan.prompt)}\n")
     console.print(_memory(plan))
+    if plan.asked is not None:
+        _say(console, _users(plan, plan.asked))
     for remark in memory.remarks:
         _say(console, f"note: {remark}")
     _say(console, f"\nprompts, computed alone in steps of {memory.max_tokens_per_step} tokens")
     console.print(_prompts(plan))
     _say(console, f"\ndecoding, {plan.context} tokens of context each, up to {plan.most_requests} requests")
     console.print(_frontier(plan))
+    requests = "1 request" if plan.verified_batch == 1 else f"{plan.verified_batch} requests"
+    _say(console, f"\na decode step of {requests} that verifies drafts, {plan.context} tokens of context each")
+    console.print(_verification(plan))
     _say(console, "\nwhat a change would do (GB of weights, requests by their blocks, x: times what it is)")
     console.print(_changes(plan))
     for line in advice(plan):
@@ -41,46 +50,110 @@ def advice(plan: Plan) -> list[str]:
         rate = "predicted" if pools.is_predicted else "highest possible"
         line = (
             f"two pools: the KV of a prompt ({pools.kv_bytes_per_token:,} bytes a token) hides behind its prefill on a "
-            f"link of {pools.needed_bytes_per_s / 1e9:,.3g} GB/s or more (at the {rate} "
+            f"link of {significant(pools.needed_bytes_per_s / 1e9)} GB/s or more (at the {rate} "
             f"{pools.prefill_tokens_per_s:,.0f} prompt tokens/s)"
         )
         if pools.is_hidden is not None:
             line += f"; yours {'does' if pools.is_hidden else 'does not'}"
         lines.append(line)
     lines += [
-        f"speculation by {choice.drafter.words}, {choice.num_drafts} drafts: {choice.gain:.2f} times the tokens/s of "
-        f"one request, as calibrated ({choice.drafter.acceptance:.0%} of its drafts stood)"
+        f"speculation by {choice.drafter.words}, {choice.num_drafts} drafts: {significant(choice.gain)} times the "
+        f"tokens/s of one request, as calibrated ({choice.drafter.acceptance:.0%} of its drafts stood)"
         for choice in plan.drafting
     ]
     if plan.is_predicted:
-        lines.append(f"times are predicted by measured steps ({plan.predicted_by}), beside floors that nothing beats")
+        beside = f"{_floor(plan)}s from operations and bytes"
+        lines.append(f"times are predicted by measured steps ({plan.predicted_by}), beside {beside}")
     else:
         lines.append(f"no times are predicted: {plan.predicted_by}")
-        lines.append("times are floors of operations and bytes: nothing is faster, everything real is slower")
-    if plan.machine.is_published and plan.memory.quantization is not None:
+        if plan.machine.limits.is_estimate:
+            lines.append(
+                "others were at work while this machine was measured: floors are estimates, and may be too high"
+            )
+        else:
+            lines.append("times are floors of operations and bytes: nothing is faster, everything real is slower")
+    if plan.memory.utilization is not None:
         lines.append(
-            "weights are counted as the CPU's kernels pack them; on a GPU, Triton's keep the bits, torch's make floats"
+            "the largest step of a card is predicted here; the engine measures it at start, and what others hold "
+            "(CUDA's own context too) is taken off the KV cache"
         )
-    if not plan.machine.is_published:
-        lines.append("rates were measured just now: where others are at work on this machine, real floors are lower")
-    if not plan.machine.is_published and plan.memory.quantization is not None:
-        lines.append("the rate of arithmetic is that of floats: where compute binds, products of 8 bits may be faster")
     return lines
+
+
+def _how(plan: Plan) -> str:
+    """Where the limits come from."""
+    how = "published" if plan.machine.is_published else "measured now"
+    if plan.machine.limits.is_estimate:
+        how = "an estimate, measured while others were at work"
+    return f"{how}; {plan.raised}" if plan.raised else how
+
+
+def _floor(plan: Plan) -> str:
+    """What a time from the machine's rates is called: no floor where the rates may be too low."""
+    return "estimate" if plan.machine.limits.is_estimate else "floor"
+
+
+def _prompt(plan: Plan, prompt: PromptCost) -> str:
+    """The figures of one request, in lines."""
+    seconds = prompt.ttft_floor_s if prompt.ttft_predicted_s is None else prompt.ttft_predicted_s
+    form = "as one message by the chat template" if prompt.is_chat else "as a completion"
+    kv = f"{prompt.kv_bytes:,} bytes of KV ({binary(prompt.kv_bytes)})"
+    blocks = f"with {prompt.max_tokens:,} output tokens {prompt.kv_block_bytes:,} in whole blocks"
+    times = f"TTFT {milliseconds(seconds)}, all {prompt.max_tokens:,} tokens in {milliseconds(prompt.total_s)}"
+    lines = [
+        f"prompt {form}: {prompt.num_prompt_tokens:,} tokens, {kv}; {blocks}",
+        f"{times} ({prompt.basis}), alone on the machine",
+    ]
+    if prompt.price is None:
+        lines.append("price: give --price-per-hour")
+    else:
+        lines.append(f"price {significant(prompt.price)} at {plan.machine.price_per_hour:g} an hour ({prompt.basis})")
+    return "\n".join(lines)
+
+
+def _users(plan: Plan, asked: Asked) -> str:
+    """Whether so many users fit, with the limit."""
+    memory = plan.memory
+    fits = asked.num_requests <= asked.most
+    at = "" if memory.utilization is None else f" at {memory.utilization:.0%} of the card"
+    more = "" if asked.most_of_all is None else f", {asked.most_of_all:,} at 100%"
+    what = f"{asked.num_requests:,} requests of {memory.max_model_len:,} tokens"
+    line = f"{what} {'fit' if fits else 'do not fit'}: at most {asked.most:,} do{at}{more}"
+    if fits and asked.num_requests > memory.max_num_seqs:
+        line += f"; only {memory.max_num_seqs:,} run at once (--max-num-seqs)"
+    return line
+
+
+def _verification(plan: Plan) -> Table:
+    table = _table("drafts each", "operations/byte", f"step {_floor(plan)}", "per token, all accepted", "bound by")
+    for point in plan.verification:
+        times = milliseconds(point.floor_s), milliseconds(point.least_tpot_s)
+        table.add_row(str(point.num_drafts), significant(point.intensity), *times, point.bound)
+    return table
 
 
 def _memory(plan: Plan) -> Table:
     memory = plan.memory
     table = _table("memory", "bytes", "")
-    table.add_row("there is", f"{memory.memory_bytes:,}", "")
+    used = "" if memory.utilization is None else f"{memory.utilization:.0%} of them may be in use"
+    table.add_row("there is", f"{memory.memory_bytes:,}", used)
+    if memory.others_bytes:
+        table.add_row("others hold", f"{memory.others_bytes:,}", "")
     table.add_row("weights", f"{memory.weight_bytes:,}", _share(memory.weight_bytes, memory.memory_bytes))
     if memory.draft_weight_bytes:
         table.add_row("drafts", f"{memory.draft_weight_bytes:,}", "")
     table.add_row("largest step", f"{memory.step_bytes:,}", "")
     table.add_row("tables of the context", f"{memory.context_bytes:,}", "")
+    if memory.reserve_bytes:
+        table.add_row("reserve", f"{memory.reserve_bytes:,}", "with recorded passes")
     blocks = f"{memory.num_blocks:,} blocks of {memory.layout.block_size} tokens, {memory.layout.kv_format}"
     table.add_row("KV cache", f"{memory.kv_bytes:,}", blocks)
     kinds = ", ".join(_kind(kind) for kind in memory.kinds)
     table.add_row("KV per token", f"{memory.kv_bytes_per_token:,}", kinds)
+    for num_tokens in dict.fromkeys((plan.context, memory.max_model_len)):
+        num_bytes = num_tokens * memory.kv_bytes_per_token * memory.num_ranks
+        of_all = "" if memory.num_ranks == 1 else ", of all ranks"
+        table.add_row(f"KV of {num_tokens:,} tokens", f"{num_bytes:,}", f"{binary(num_bytes)}{of_all}")
     fit = f"of {memory.max_model_len:,} tokens fit at once ({memory.max_num_seqs} slots)"
     table.add_row("longest requests", f"{memory.max_concurrent_requests:,}", fit)
     return table
@@ -88,33 +161,33 @@ def _memory(plan: Plan) -> Table:
 
 def _kind(kind: KVKind) -> str:
     sees = "all" if kind.window is None else f"{kind.window:,} tokens"
-    return f"{kind.bytes_per_token:,} in {kind.num_layers} layers that see {sees}"
+    return f"{binary(kind.bytes_per_token)} in {kind.num_layers} layers that see {sees}"
 
 
 def _prompts(plan: Plan) -> Table:
-    table = _table("prompt tokens", "TTFT floor", *(("predicted",) if plan.is_predicted else ()), "bound by")
+    table = _table("prompt tokens", f"TTFT {_floor(plan)}", *(("predicted",) if plan.is_predicted else ()), "bound by")
     for point in plan.ttft:
-        predicted = () if point.predicted_s is None else (_ms(point.predicted_s),)
-        table.add_row(f"{point.num_prompt_tokens:,}", _ms(point.floor_s), *predicted, point.bound)
+        predicted = () if point.predicted_s is None else (milliseconds(point.predicted_s),)
+        table.add_row(f"{point.num_prompt_tokens:,}", milliseconds(point.floor_s), *predicted, point.bound)
     return table
 
 
 def _frontier(plan: Plan) -> Table:
     predicted = ("predicted", "tok/s") if plan.is_predicted else ()
     priced = ("per M tokens",) if plan.machine.price_per_hour is not None else ()
-    table = _table("batch", "TPOT floor", "tok/s at most", *predicted, *priced, "bound by")
+    table = _table("batch", f"TPOT {_floor(plan)}", "tok/s at most", *predicted, *priced, "bound by")
     for point in plan.frontier:
-        row = [str(point.batch), _ms(point.tpot_floor_s), f"{point.tokens_per_s_ceiling:,.0f}"]
+        row = [str(point.batch), milliseconds(point.tpot_floor_s), f"{point.tokens_per_s_ceiling:,.0f}"]
         if point.tpot_predicted_s is not None and point.tokens_per_s_predicted is not None:
-            row += [_ms(point.tpot_predicted_s), f"{point.tokens_per_s_predicted:,.0f}"]
+            row += [milliseconds(point.tpot_predicted_s), f"{point.tokens_per_s_predicted:,.0f}"]
         if point.cost_per_million_tokens is not None:
-            row.append(f"{point.cost_per_million_tokens:,.3g}")
+            row.append(significant(point.cost_per_million_tokens))
         table.add_row(*row, point.bound)
     return table
 
 
 def _changes(plan: Plan) -> Table:
-    table = _table("change", "GB", "blocks", "requests", "TPOT floor", "x", "tok/s", "x", gap=1)
+    table = _table("change", "GB", "blocks", "requests", f"TPOT {_floor(plan)}", "x", "tok/s", "x", gap=1)
     table.add_row("as it is", *_figures(plan.base, None, plan.base))
     for change in plan.changes:
         if change.outcome is not None:
@@ -123,13 +196,13 @@ def _changes(plan: Plan) -> Table:
 
 
 def _figures(outcome: Outcome, change: Change | None, base: Outcome) -> list[str]:
-    cells = [f"{outcome.weight_bytes / 1e9:,.3f}", f"{outcome.num_blocks:,}", f"{outcome.num_requests:,}"]
+    cells = [significant(outcome.weight_bytes / 1e9), f"{outcome.num_blocks:,}", f"{outcome.num_requests:,}"]
     for name, text in (
-        ("tpot_floor_s", _ms(outcome.tpot_floor_s)),
+        ("tpot_floor_s", milliseconds(outcome.tpot_floor_s)),
         ("most_tokens_per_s", f"{outcome.most_tokens_per_s:,.0f}"),
     ):
         factor = None if change is None else change.factor(base, name)
-        cells += [text, "" if factor is None else f"{factor:,.2f}"]
+        cells += [text, "" if factor is None else significant(factor)]
     return cells
 
 
@@ -145,8 +218,4 @@ def _say(console: Console, line: str) -> None:
 
 
 def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.{2 if seconds >= 1e-3 else 4}f} ms"
+    return f"{significant(100 * part / whole)}%"

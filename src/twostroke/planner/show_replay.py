@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.planner.replay import Predicted, Replayed, figures
+from twostroke.planner.words import significant
 
 _TIMES = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "itl_p50", "itl_p99", "itl_max")
 _RATES = ("output_tok_s", "requests_per_s", "duration_s")
@@ -42,9 +43,7 @@ def print_replayed(found: Replayed, console: Console | None = None) -> None:
 
 def say_speed_and_what_ifs(say: Callable[[str], None], predicted: Predicted, what_ifs: Sequence[Predicted]) -> None:
     """How fast simulated time went by, and what each column to come is."""
-    say(
-        f"simulated {predicted.run.duration_s:,.2f} s in {predicted.wall_s:.2f} s: {predicted.speed:,.0f} times as fast"
-    )
+    say(f"simulated {significant(predicted.run.duration_s)} s in {significant(predicted.wall_s)} s")
     for i, other in enumerate(what_ifs):
         say(f"what if {chr(ord('A') + i)}: {other.what_if.words}")
         if other.hand_overs is not None:
@@ -142,5 +141,5 @@ def _cell(name: str, value: float | None) -> str:
     if value is None:
         return "-"
     if name in _TIMES:
-        return f"{value * 1e3:,.2f}"
-    return f"{value:,.2f}" if name in _RATES else f"{value:,}"
+        return significant(value * 1e3)
+    return significant(value) if name in _RATES else f"{value:,}"

@@ -19,12 +19,12 @@ from twostroke.cost.roofline import roofline
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.engine.calibrated import find_calibration
 from twostroke.engine.journal import engine_started
-from twostroke.engine.preparation import Prepared, free_bytes_of, model_shape, prepare
+from twostroke.engine.preparation import Prepared, free_bytes_of, model_shape
 from twostroke.errors import InvalidParameter
 from twostroke.planner.devices import devices
+from twostroke.planner.machine import prepared_for, published_machine
 from twostroke.planner.memory import MemoryPlan, plan_memory
 from twostroke.planner.options import PlanOptions
-from twostroke.planner.plan import published_machine
 from twostroke.planner.replay import Predicted, predict
 from twostroke.planner.trace_options import TraceOptions
 from twostroke.simulation.requests import Recording
@@ -86,7 +86,7 @@ def replay_trace(
     entries = read_trace(path)
     block_size, divisor = config.cache.block_size, options.trace_divisor
     requests_of_trace((), block_size=block_size, divisor=divisor)  # whether sizes divide, before a model is looked at
-    prepared = prepare(config)
+    config, prepared = prepared_for(config, options.device_name)
     machine = _machine(config, prepared, options)
     memory = plan_memory(config, prepared, machine.memory_bytes)
     longest = memory.max_model_len

@@ -1,17 +1,22 @@
 """What this machine can do at best: matrix rate and memory bandwidth, measured in a fraction of a second.
 
-Every step record says whether compute or memory binds; that needs the machine's own limits, not a data sheet's.
+Every step record says whether compute or memory binds; that needs the machine's own limits, not a data sheet's. What is
+measured while others are at work is less than the machine can do. So the best of several series counts, other workers
+of ours do not measure at the same time, and where no series had the machine to itself the result is called an estimate.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 
 import torch
 
 from twostroke.cost.step_cost import MachineLimits
+from twostroke.kernels.dispatch import Operators
+from twostroke.kernels.quantized_weight import quantize_per_channel
+from twostroke.runner.contention import Contention, Meter, one_at_a_time
 
 _MATRIX_SIDE, _SMALL_SIDE = 1024, 256
 _LONG_S = 1.2
@@ -20,36 +25,77 @@ _STREAM_BYTES = 1 << 27  # well beyond any cache
 _SIDE_ON_CARD, _STREAM_BYTES_ON_CARD = 4096, 1 << 29
 """A GPU has done what keeps a processor busy before it is at its pace."""
 _REPEATS = 4
+_MOST_SERIES = 3
+"""While others are at work; they may pause."""
+_PATIENCE_S = 0.5
+"""An engine that starts waits no longer for others to pause."""
+
+_Key = tuple[torch.dtype, torch.device, int, str | None]
+_measured: dict[_Key, MachineLimits] = {}
 
 
-def measure_machine_limits(dtype: torch.dtype, device: torch.device, num_threads: int) -> MachineLimits:
-    """Measures torch's products and sums on the threads that the engine will use; best of a few runs, once per process.
+def measure_machine_limits(
+    dtype: torch.dtype, device: torch.device, num_threads: int, int8: Operators | None = None
+) -> MachineLimits:
+    """Measure products and reads on the threads that the engine will use; the best of a few runs, once per process.
 
     Args:
         dtype: type of the weights; the matrix rate depends on it.
         device: where the model runs.
         num_threads: the engine's; torch's own number may be lower beside native kernels, and is left as it was.
+        int8: operators whose products are of 8 bits, where the model's are; None: they are of floats.
 
     Returns:
         Operations per second of a square matrix product, bytes per second of reading memory. On a CPU the product is
         that of float32 where it is faster: without instructions for a narrow type torch takes a hundred times as long,
         and kernels that widen the weights do not.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        return _measure(dtype, device, num_threads)
-    finally:
-        torch.set_num_threads(before)
+    key = dtype, device, num_threads, None if int8 is None else int8.name
+    if key not in _measured:
+        before = torch.get_num_threads()
+        torch.set_num_threads(num_threads)
+        try:
+            with one_at_a_time():
+                _measured[key] = best_of_series(partial(_measure, dtype, device, int8), Meter(num_threads))
+        finally:
+            torch.set_num_threads(before)
+    return _measured[key]
 
 
-@cache
-def _measure(dtype: torch.dtype, device: torch.device, num_threads: int) -> MachineLimits:
-    del num_threads  # part of the key: torch uses as many as were set
+def best_of_series(
+    measure: Callable[[], MachineLimits], meter: Contention, clock: Callable[[], float] = time.perf_counter
+) -> MachineLimits:
+    """Return the best of as many series as it takes until one had the machine to itself.
+
+    Args:
+        measure: one series.
+        meter: says whether others were at work meanwhile.
+        clock: seconds; no series begins later than half a second after the first.
+
+    Returns:
+        The better rates of all series; an estimate where others were at work in each of them.
+    """
+    found: MachineLimits | None = None
+    begin_s = clock()
+    for _ in range(_MOST_SERIES):
+        meter.begin()
+        seen = measure()
+        seen = MachineLimits(seen.flops_per_s, seen.bytes_per_s, is_estimate=meter.is_contended())
+        found = seen if found is None else found.best_of(seen)
+        if not found.is_estimate or clock() - begin_s > _PATIENCE_S:
+            break
+    assert found is not None
+    return found
+
+
+def _measure(dtype: torch.dtype, device: torch.device, int8: Operators | None) -> MachineLimits:
     num_bytes = _STREAM_BYTES if device.type == "cpu" else _STREAM_BYTES_ON_CARD
     stream = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
     stream_s = _best_of(stream.sum, device)
-    return MachineLimits(flops_per_s=best_matrix_rate(dtype, device), bytes_per_s=num_bytes / stream_s)
+    flops_per_s = best_matrix_rate(dtype, device)
+    if int8 is not None:
+        flops_per_s = max(flops_per_s, int8_rate(int8, dtype, device))
+    return MachineLimits(flops_per_s=flops_per_s, bytes_per_s=num_bytes / stream_s)
 
 
 def best_matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
@@ -62,6 +108,20 @@ def best_matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
     if device.type == "cpu" and dtype != torch.float32:
         flops_per_s = max(flops_per_s, _matrix_rate(torch.float32, device, _MATRIX_SIDE))
     return flops_per_s
+
+
+def int8_rate(operators: Operators, dtype: torch.dtype, device: torch.device, side: int = _MATRIX_SIDE) -> float:
+    """Return operations per second of the backend's own products of 8-bit weights and activations.
+
+    Args:
+        operators: whose products of quantized weights are of 8 bits.
+        dtype: of activations, before they are quantized.
+        device: where they run.
+        side: of the square weight, and rows of activations.
+    """
+    square = torch.ones(side, side, dtype=dtype, device=device)
+    packed = operators.pack_linear(quantize_per_channel(square), None)
+    return 2 * side**3 / _best_of(lambda: packed(square), device)
 
 
 def _matrix_rate(dtype: torch.dtype, device: torch.device, side: int) -> float:

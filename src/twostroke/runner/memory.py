@@ -9,12 +9,15 @@ from twostroke.config.model import ModelConfig
 from twostroke.kernels.reference.attention_plan import MAX_GATHERED, MAX_SCORES, PARTITION
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.layers.rotary import Rotary
+from twostroke.runner.decode_graphs import PART_ROWS
 from twostroke.runner.request_table import RequestTable
 from twostroke.sampling.logprobs import num_slice_rows
 
 _CGROUP_V2 = Path("/sys/fs/cgroup")
 _CGROUP_V1 = Path("/sys/fs/cgroup/memory")
 _FLOAT32 = 4
+_RUNS_BYTES = 8 << 20
+"""Of products that do not fill a card: four runs of a tile of 64 x 64 for each of its 128 processors or so."""
 
 
 def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_per_element: int) -> int:
@@ -47,6 +50,37 @@ def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_
     results = MAX_SCORES * model.head_dim // PARTITION * _FLOAT32
     attention = gathered + MAX_SCORES * (bytes_per_element + 2 * _FLOAT32) + results
     return max_tokens * per_token + max(sampled, scored) * model.vocab_size * _FLOAT32 + attention
+
+
+def card_step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_per_element: int) -> int:
+    """Return the most memory that one step takes on a GPU beside weights and KV, by what Triton's kernels allocate.
+
+    ```
+    per token      3 hidden (residual, norm, output) + the larger of
+                     attention  qkv + q             a product is written once, heads are rotated in place
+                     MLP        3 intermediate      gate and up, and their product
+    per logits row 5 vocab in float32               logits, processed, probabilities, sorted, noise
+    per scored row 3 vocab in float32               logits, log-probabilities, sorted
+    attention      partial results of split contexts in float32
+    products       the runs of those that do not fill a card, in float32
+    ```
+
+    A prediction, for plans: an engine measures its card.
+
+    Args:
+        model: the shape.
+        max_tokens: of the largest step.
+        max_num_seqs: rows of logits that are sampled at once; prompt log-probabilities come in slices.
+        bytes_per_element: of weights and activations.
+    """
+    q = model.num_heads * model.head_dim
+    qkv = q + 2 * model.num_kv_heads * model.head_dim
+    elements = 3 * model.hidden_size + max(qkv + q, 3 * model.intermediate_size)
+    sampled = 5 * min(max_num_seqs, max_tokens)
+    scored = 3 * min(num_slice_rows(model.vocab_size), max_tokens)
+    attention = PART_ROWS * q * _FLOAT32
+    logits = max(sampled, scored) * model.vocab_size * _FLOAT32
+    return max_tokens * elements * bytes_per_element + logits + attention + _RUNS_BYTES
 
 
 def context_bytes(

@@ -16,8 +16,8 @@ from twostroke.bench.reproduce.claim import ReproduceOptions
 from twostroke.bench.reproduce.run import reproduce
 from twostroke.bench.sweep import run as sweep_run
 from twostroke.bench.sweep.fit import fit_quadratic
-from twostroke.bench.sweep.points import least_s
-from twostroke.bench.sweep.run import SweepOptions, run_sweep
+from twostroke.bench.sweep.points import DecodePoint, PrefillPoint
+from twostroke.bench.sweep.run import Sweep, SweepOptions, run_sweep
 from twostroke.bench.sweep.show import print_sweep
 from twostroke.config.load import LoadConfig
 from twostroke.cost.step_cost import MachineLimits, StepCost
@@ -60,8 +60,25 @@ def test_two_lengths_determine_no_curve() -> None:
 
 def test_the_floor_is_the_longer_of_arithmetic_and_memory() -> None:
     cost = StepCost(1000.0, 300.0, 150.0, 50.0, 2.0, "compute", 0.0)
-    assert least_s(cost, MachineLimits(100.0, 100.0)) == 10.0
-    assert least_s(cost, MachineLimits(1000.0, 100.0)) == 5.0
+    assert MachineLimits(100.0, 100.0).floor_s(cost) == 10.0
+    assert MachineLimits(1000.0, 100.0).floor_s(cost) == 5.0
+
+
+def test_limits_that_points_pass_are_raised_to_them() -> None:
+    cost = StepCost(1000.0, 300.0, 150.0, 50.0, 2.0, "compute", 10.0)
+    prompts = tuple(PrefillPoint(n, seconds, (cost, cost)) for n, seconds in ((1, 5.0), (2, 30.0), (3, 40.0)))
+    points = (DecodePoint(1, 8, 4.0, cost), DecodePoint(1, 16, 90.0, cost))
+    sweep = Sweep(prompts, fit_quadratic([1, 2, 3], [5.0, 30.0, 40.0]), points, points)
+    measured = MachineLimits(100.0, 100.0)
+    raised = sweep.raised(measured)
+    told = sweep.as_json(raised)
+    shares = [point["share_of_floor"] for name in ("ttft", "tpot_by_context", "by_batch") for point in told[name]]
+    assert max(shares) == pytest.approx(1.0)
+    assert max(share for share in shares) <= 1 + 1e-12
+    assert raised.flops_per_s > measured.flops_per_s
+    assert sweep.raised(raised) == raised, "once is enough"
+    fast_enough = MachineLimits(1e6, 1e6)
+    assert sweep.raised(fast_enough) is fast_enough
 
 
 def test_a_sweep_saves_every_point_beside_its_floor(
@@ -131,7 +148,7 @@ def test_r13_reports_a_small_model_and_claims_nothing(
 ) -> None:
     options = ReproduceOptions(model=str(random_models["llama"]), threads=1, results=tmp_path)
     (found,) = reproduce(["r13"], options, Console(quiet=True))
-    assert len(found.claims) == 6
+    assert len(found.claims) == 7
     assert all(claim.holds is None for claim in found.claims)
     assert found.remarks
 

@@ -75,3 +75,59 @@ def test_the_frontier_trades_time_for_rate(most: int, context: int, flops: float
     for before, after in pairwise(points):
         assert after.tpot_floor_s >= before.tpot_floor_s
         assert after.tokens_per_s_ceiling >= before.tokens_per_s_ceiling * (1 - 1e-9)
+
+
+@given(st.integers(1, 64), st.integers(1, 20_000))
+def test_intensity_rises_with_the_drafts_that_are_verified(batch: int, context: int) -> None:
+    """Against the sums by hand: weights are read once, K and V that are seen once a request, whatever k is."""
+    points = ON_H100.verification(batch, context, 8)
+    assert [point.num_drafts for point in points] == list(range(9))
+    layers = 32 * LLAMA_3_8B.num_layer_parameters
+    for k, point in enumerate(points):
+        rows = batch * (k + 1)
+        pairs = batch * sum(context + i for i in range(1, k + 2))
+        operations = 2 * (layers + LLAMA_3_8B.num_head_parameters) * rows + 4 * 32 * 128 * 32 * pairs
+        num_bytes = 2 * (layers + LLAMA_3_8B.num_head_parameters) + 131_072 * batch * (context + 2 * (k + 1))
+        assert point.intensity == pytest.approx(operations / num_bytes)
+        assert point.bound == ("compute" if operations / num_bytes >= H100.balance else "memory")
+        assert point.floor_s == pytest.approx(max(operations / H100.flops_per_s, num_bytes / H100.bytes_per_s))
+        assert point.least_tpot_s == pytest.approx(point.floor_s / (k + 1))
+    assert all(after.intensity > before.intensity for before, after in pairwise(points))
+
+
+def test_verification_goes_from_memory_to_compute() -> None:
+    """A batch of 64 waits for its weights without drafts, and for arithmetic with eight of each."""
+    bounds = [point.bound for point in ON_H100.verification(64, 1024, 8)]
+    assert bounds[0] == "memory"
+    assert bounds == sorted(bounds, reverse=True), "never back"
+    alone = [point.bound for point in ON_H100.verification(1, 1024, 8)]
+    assert set(alone) == {"memory"}
+    assert [point.bound for point in ON_H100.verification(256, 128, 8)][-1] == "compute"
+
+
+@pytest.mark.parametrize(("name", "tokens_per_s"), [("A100-80", 2039e9), ("H100-SXM", 3350e9), ("H200", 4800e9)])
+def test_a_larger_card_is_faster_for_one_stream_by_its_bandwidth_alone(name: str, tokens_per_s: float) -> None:
+    """Three times the arithmetic or twice the memory change nothing for one request."""
+    limits = find_device(name)[1].limits(name, "bfloat16")
+    point = Predictor(LLAMA_3_8B, limits).tpot(1, 1024)
+    base = ON_H100.tpot(1, 1024)
+    assert point.tpot_floor_s * tokens_per_s == pytest.approx(base.tpot_floor_s * 3350e9)
+    assert Predictor(LLAMA_3_8B, MachineLimits(10 * limits.flops_per_s, limits.bytes_per_s)).tpot(1, 1024) == point
+
+
+def test_the_floor_of_a_large_model_is_its_weights_over_the_bandwidth_of_all_ranks() -> None:
+    """Llama-3-70B in bfloat16: 139 GB of matrices, without the table of embeddings, of which a step reads a row."""
+    shape = ModelShape(
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_heads=64,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab_size=128256,
+        layer_windows=(None,) * 80,
+        bytes_per_weight=2,
+        bytes_per_kv_element=2,
+    )
+    for ranks in (1, 2, 4):
+        limits = MachineLimits(ranks * 989.4e12, ranks * 3.35e12)
+        assert Predictor(shape, limits).tpot(1, 1).tpot_floor_s == pytest.approx(139.0e9 / 3.35e12 / ranks, rel=2e-3)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,13 @@ from rich.console import Console
 
 from twostroke import LLM, SamplingParams
 from twostroke.config.engine import EngineConfig
+from twostroke.cost.step_cost import MachineLimits
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.engine.event_sinks import read_events
 from twostroke.errors import InvalidParameter, SetupError
-from twostroke.planner.after_run import compare
+from twostroke.events import EngineStarted, Event
+from twostroke.planner import machine
+from twostroke.planner.after_run import compare, run_seen, steps_seen
 from twostroke.planner.figure import draw_plan
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.plan import Plan, make_plan
@@ -153,17 +158,18 @@ def test_after_a_run_the_plan_is_held_against_it(random_models: dict[str, Path],
     events = list(read_events(run_of_llama))
     after = compare(plan_of(str(random_models["llama"]), num_kv_blocks=70, max_num_seqs=3), events)
     assert [one.error for one in after.sizes] == [0.0] * 4
-    assert after.are_floors
-    assert after.planned["ttft_p50"] < after.measured["ttft_p50"], "floors of a machine that reads and multiplies"
+    assert after.planned == {}, "nothing is calibrated"
+    assert [kind.kind for kind in after.beside_floors] == ["decode steps", "steps with prefill"]
 
     plan = plan_of(str(random_models["llama"]), num_kv_blocks=80, max_num_seqs=3)
     found = json.loads(json.dumps(as_json(plan, compare(plan, events))))["measured"]
     assert found["sizes"]["num_blocks"] == {"planned": 80, "measured": 70, "error": pytest.approx(1 / 7, abs=1e-5)}
-    assert found["times"]["output_tok_s"]["error"] > 0
+    assert found["times"] == {}
+    assert 0 < found["beside_floors"][0]["share"] <= found["beside_floors"][0]["nearest"] <= 1 + 1e-9
     console = Console(record=True, width=120, file=io.StringIO())
     print_after_run(compare(plan, events), console)
     text = console.export_text()
-    for words in ("+14.3%", "exact", "floors, which nothing beats", "TTFT p50 ms"):
+    for words in ("+14.3%", "exact", "no step is faster than its floor", "decode steps"):
         assert words in text
 
 
@@ -173,9 +179,71 @@ def test_predicted_times_of_a_run_are_those_of_the_step_times(
     steps = StepTimeModel(layers=Curve((1, 512), (0.25, 0.25)), head=Curve((1,), (0.0,)), pair_s=0.0, seen_s=0.0)
     config = EngineConfig.from_keywords(model=str(random_models["llama"]), threads=1)
     after = compare(make_plan(config, PlanOptions(memory=MEMORY), steps), list(read_events(run_of_llama)))
-    assert not after.are_floors
+    assert not after.beside_floors
     assert after.planned["itl_p50"] == pytest.approx(0.25)
     assert after.planned["duration_s"] == pytest.approx(0.25 * after.planned["num_steps"], rel=1e-3)
+
+
+SLOW = MachineLimits(flops_per_s=1e5, bytes_per_s=1e6)
+"""Of a machine that was measured while others were at work, much too low."""
+
+
+def slow_machine(monkeypatch: pytest.MonkeyPatch, limits: MachineLimits) -> None:
+    monkeypatch.setattr(machine, "measure_machine_limits", lambda *_: limits)
+
+
+def with_limits(events: list[Event], limits: MachineLimits | None) -> list[Event]:
+    """The log as if the machine had been measured so."""
+    return [replace(event, machine=limits) if isinstance(event, EngineStarted) else event for event in events]
+
+
+@pytest.mark.parametrize("is_estimate", [False, True])
+def test_no_printed_floor_is_above_a_step_of_the_run(
+    random_models: dict[str, Path], run_of_llama: Path, monkeypatch: pytest.MonkeyPatch, is_estimate: bool
+) -> None:
+    limits = replace(SLOW, is_estimate=is_estimate)
+    slow_machine(monkeypatch, limits)
+    events = with_limits(list(read_events(run_of_llama)), limits)
+    config = EngineConfig.from_keywords(model=str(random_models["llama"]), threads=1, num_kv_blocks=70)
+    plan = make_plan(config, PlanOptions(memory=MEMORY), run=run_seen(events))
+    seen = steps_seen(events)
+    assert seen
+    assert any(limits.floor_s(step.cost) > step.seconds for step in seen), "the measured limits were passed"
+    for step in seen:
+        assert plan.machine.limits.floor_s(step.cost) <= step.seconds * (1 + 1e-9)
+    after = compare(plan, events)
+    assert all(kind.share <= kind.nearest <= 1 + 1e-9 for kind in after.beside_floors)
+    assert "raised to what the run shows" in text_of(plan)
+    assert ("an estimate, measured while others were at work" in text_of(plan)) is is_estimate
+    assert ("TPOT estimate" in text_of(plan)) is is_estimate
+    assert json.loads(json.dumps(as_json(plan)))["machine"]["raised"] == plan.raised
+    untouched = make_plan(config, PlanOptions(memory=MEMORY))
+    assert untouched.raised == ""
+    assert untouched.machine.limits == limits
+
+
+def test_the_log_of_another_machine_raises_nothing_and_gives_no_ratio(
+    random_models: dict[str, Path], run_of_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_machine(monkeypatch, SLOW)
+    events = with_limits(list(read_events(run_of_llama)), MachineLimits(1e14, 3e12))
+    config = EngineConfig.from_keywords(model=str(random_models["llama"]), threads=1)
+    plan = make_plan(config, PlanOptions(memory=MEMORY), run=run_seen(events))
+    after = compare(plan, events)
+    assert plan.machine.limits == SLOW
+    assert not after.beside_floors
+    console = Console(record=True, width=120, file=io.StringIO())
+    print_after_run(after, console)
+    assert "times are not compared: the log is of another machine (3,000 GB/s there, 0.00100 planned)" in (
+        " ".join(console.export_text().split())
+    )
+
+
+def test_small_figures_are_not_rounded_to_nothing(random_models: dict[str, Path]) -> None:
+    """A tiny model on a large card: microseconds, and changes by a hundred times."""
+    plan = plan_of("embedded", {"device_name": "B200", "compare": "L4,T4", "memory": None})
+    text = text_of(plan)
+    assert re.search(r"(?<![\d.,])0\.0+(?![\d])", text) is None, text
 
 
 def test_the_log_of_another_model_is_refused(random_models: dict[str, Path], run_of_llama: Path) -> None:

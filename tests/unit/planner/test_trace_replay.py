@@ -59,7 +59,7 @@ def test_a_trace_is_replayed_whole_by_floors(trace: Path) -> None:
         "on L4: published figures, so steps take the least they can",
         "prefix cache: ",
         "what if A: request_rate_factor=1000 max_num_seqs=2",
-        "times as fast",
+        "simulated ",
         "by floors",
         "TTFT p99 ms",
         "preemptions",

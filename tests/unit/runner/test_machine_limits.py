@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from twostroke.config.engine import EngineConfig
+from twostroke.engine.preparation import int8_operators, prepare
+from twostroke.kernels import native, reference
+from twostroke.kernels.dispatch import operators_for
 from twostroke.runner import machine_limits
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -45,3 +49,38 @@ def test_it_is_measured_on_as_many_threads_as_are_said_and_leaves_their_number_a
     assert limits.flops_per_s > 0
     assert limits.bytes_per_s > 0
     assert torch.get_num_threads() == before
+
+
+def test_products_of_eight_bits_are_the_limit_of_quantized_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the kernels that multiply them; a faster product of floats counts for them, too."""
+    monkeypatch.setattr(machine_limits, "_measured", {})
+    monkeypatch.setattr(machine_limits, "_STREAM_BYTES", 1 << 20)
+    monkeypatch.setattr(machine_limits, "best_matrix_rate", lambda *_: 2e9)
+    for rate, best in ((5e9, 5e9), (1e9, 2e9)):
+        monkeypatch.setattr(machine_limits, "_measured", {})
+        monkeypatch.setattr(machine_limits, "int8_rate", lambda *_, rate=rate: rate)
+        operators = reference.operators()
+        assert machine_limits.measure_machine_limits(torch.bfloat16, CPU, 1, operators).flops_per_s == best
+        assert machine_limits.measure_machine_limits(torch.bfloat16, CPU, 1).flops_per_s == 2e9
+
+
+@pytest.mark.parametrize(
+    ("given", "is_int8"),
+    [
+        ({}, False),
+        ({"quantization": "int8"}, True),
+        ({"quantization": "int4"}, True),
+        ({"quantization": "int8", "activation_quantization": "none"}, False),
+        ({"quantization": "int8", "kernels": "reference"}, False),
+    ],
+    ids=str,
+)
+def test_who_multiplies_eight_bits(given: dict[str, str], is_int8: bool) -> None:
+    if not native.is_built():
+        pytest.skip("torch's operators multiply floats")
+    config = EngineConfig.from_keywords(model="embedded", threads=1, **given)
+    assert (int8_operators(config, prepare(config)) is not None) is is_int8
+
+
+def test_the_backends_own_product_is_timed() -> None:
+    assert machine_limits.int8_rate(operators_for(CPU, torch.bfloat16), torch.bfloat16, CPU, side=64) > 0

@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from twostroke.bench.command import command_line, model_name
-from twostroke.bench.limits import Limits, measure_limits
+from twostroke.bench.limits import Limits, measure_limits, words_of_limits
 from twostroke.bench.operators.attention import attention_subjects
 from twostroke.bench.operators.linear import linear_subjects
 from twostroke.bench.operators.rowwise import norm_subjects, rotate_subjects, sampling_subjects
@@ -219,5 +219,4 @@ def print_kernels(results: Mapping[str, Any], console: Console | None = None) ->
         else:
             rows.add_row(*head, "[bold red]WRONG[/]")
     console.print(rows)
-    limits: Mapping[str, float] = results["limits"]
-    console.print("limits of this machine: " + ", ".join(f"{name} {rate:,.1f}" for name, rate in limits.items()))
+    console.print(words_of_limits(results["limits"], ",.1f"))

@@ -25,7 +25,16 @@ class PrefillPoint:
 
     def floor_s(self, machine: MachineLimits) -> float:
         """The least that the machine's limits allow."""
-        return sum(least_s(cost, machine) for cost in self.cost)
+        return sum(machine.floor_s(cost) for cost in self.cost)
+
+    def raised(self, machine: MachineLimits) -> MachineLimits:
+        """Return limits at which the prompt is not faster than its floor."""
+        if self.floor_s(machine) <= self.ttft_s:
+            return machine
+        # what is known is the time of all steps, not of each: both rates are raised alike
+        factor = self.floor_s(machine) / self.ttft_s
+        rates = machine.flops_per_s * factor, machine.bytes_per_s * factor
+        return MachineLimits(*rates, machine.is_estimate)
 
     @property
     def tok_s(self) -> float:
@@ -47,17 +56,12 @@ class DecodePoint:
 
     def floor_s(self, machine: MachineLimits) -> float:
         """The least that the machine's limits allow."""
-        return least_s(self.cost, machine)
+        return machine.floor_s(self.cost)
 
     @property
     def tok_s(self) -> float:
         """Output tokens per second of all of them."""
         return self.num_requests / self.tpot_s
-
-
-def least_s(cost: StepCost, machine: MachineLimits) -> float:
-    """The longer of arithmetic and memory, on a machine of these limits."""
-    return max(cost.operations / machine.flops_per_s, cost.num_bytes / machine.bytes_per_s)
 
 
 def measure_prefill(engine: ModelEngine, prompt_length: int, repeats: int, progress: str | None) -> PrefillPoint:

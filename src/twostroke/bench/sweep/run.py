@@ -100,8 +100,16 @@ class Sweep:
     by_context: tuple[DecodePoint, ...]
     by_batch: tuple[DecodePoint, ...]
 
+    def raised(self, machine: MachineLimits) -> MachineLimits:
+        """Return limits at which no point is faster than its floor; the same where none is."""
+        for prompt in self.prefill:
+            machine = prompt.raised(machine)
+        for point in (*self.by_context, *self.by_batch):
+            machine = machine.raised_by(point.cost, point.tpot_s)
+        return machine
+
     def as_json(self, machine: MachineLimits, price_per_hour: float | None = None) -> dict[str, Any]:
-        """Times in seconds, rates in tokens per second, shares of the floor at most 1 where the limits are right.
+        """Times in seconds, rates in tokens per second, shares of the floor at most 1: see `raised`.
 
         Args:
             machine: its limits.
@@ -194,7 +202,8 @@ def run_sweep(
     after = measure_limits(operators, threads)
     limits = before.best_of(after)
     in_int8 = is_quantized and operators.keeps_quantized and load.activation_quantization != "none"
-    machine = limits.of("int8" if in_int8 else dtype)
+    measured = limits.of("int8" if in_int8 else dtype)
+    machine = sweep.raised(measured)
     suffix = f"-{load.quantization}" if load.quantization else ""
     suffix += "" if load.load_format == "auto" else f"-{load.load_format}"
     suffix += "" if load.batch_invariant else "-not-batch-invariant"
@@ -204,7 +213,11 @@ def run_sweep(
         command_line("twostroke bench sweep", options, load, cache),
         config={"load": settings(load), "cache": settings(cache), "threads": threads},
         workload={key: getattr(options, key) for key in ("prompt_lengths", "contexts", "batch_sizes", "batch_context")},
-        results={"limits": limits.as_json(), **sweep.as_json(machine, options.price_per_hour)},
+        results={
+            "limits": limits.as_json(),
+            "raised": None if machine == measured else asdict(machine),
+            **sweep.as_json(machine, options.price_per_hour),
+        },
         warmup=1,
         repeats=options.repeats,
     )

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.bench.figure import MEASURED, PREDICTED
+from twostroke.bench.limits import words_of_limits
 
 
 def print_sweep(results: Mapping[str, Any], console: Console | None = None) -> None:
@@ -37,12 +38,16 @@ def print_sweep(results: Mapping[str, Any], console: Console | None = None) -> N
         ("prefill / decode, tokens per second", "prefill_to_decode"),
         ("device-seconds per 1,000 tokens", "device_seconds_per_1k_tokens"),
         ("cost of a million tokens", "cost_per_million_tokens"),
-        ("limits of this machine", "limits"),
     ):
         if results[name] is None:
             continue
         parts = ", ".join(f"{key.replace('_', ' ')} {value:,.4g}" for key, value in results[name].items())
         console.print(f"{title}: {parts}", highlight=False)
+    console.print(words_of_limits(results["limits"]), highlight=False)
+    raised = results.get("raised")
+    if raised:
+        rates = f"{raised['flops_per_s'] / 1e9:,.4g} GFLOP/s, {raised['bytes_per_s'] / 1e9:,.4g} GB/s"
+        console.print(f"points were faster than these allow; floors are at what was seen: {rates}", highlight=False)
 
 
 def _table(title: str, columns: Mapping[str, str], points: Sequence[Mapping[str, float]]) -> Table:

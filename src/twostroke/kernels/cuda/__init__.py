@@ -50,7 +50,7 @@ def why_not(device: torch.device) -> str | None:
 
 def operators(*, batch_invariant: bool = True) -> Operators:
     """The backend, where `why_not` has nothing against it. Without `batch_invariant` dense products are cuBLAS's."""
-    from twostroke.kernels.cuda import attention, elementwise, linear, sampling
+    from twostroke.kernels.cuda import attention, elementwise, linear, sampling, sizes
     from twostroke.kernels.reference.split_linear import pack_gated, pack_linear
 
     pack_part = partial(linear.pack_linear, batch_invariant=batch_invariant)
@@ -61,7 +61,7 @@ def operators(*, batch_invariant: bool = True) -> Operators:
         set_num_threads=torch.set_num_threads,
         pack_linear=partial(pack_linear, pack_part),
         pack_gated=partial(pack_gated, pack_part, pack_whole),
-        packed_sizes=linear.Sizes(),
+        packed_sizes=sizes.Sizes(),
         keeps_quantized=True,
         quantize_per_channel=quantized_weight.quantize_per_channel,
         quantize_in_groups=quantized_weight.quantize_in_groups,

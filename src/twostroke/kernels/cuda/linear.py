@@ -9,14 +9,13 @@ from twostroke.kernels.cuda import linear_programs as programs
 from twostroke.kernels.cuda.elementwise import silu_and_mul
 from twostroke.kernels.cuda.float_linear import FloatLinear, add_runs
 from twostroke.kernels.cuda.jit import AS_WRITTEN
+from twostroke.kernels.cuda.sizes import SPAN, row_bytes
 from twostroke.kernels.dispatch import GatedLinear, Linear
-from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
-from twostroke.kernels.reference.linear import PlainLinear, PlainSizes
+from twostroke.kernels.quantized_weight import QuantizedWeight
+from twostroke.kernels.reference.linear import PlainLinear
 from twostroke.kernels.reference.row_tiles import remember
 from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
 
-_SPAN = 128
-"""Inputs that are read at once; of 4 bits the first half of them is low and the second high in 64 bytes."""
 _RUNS = 4
 """Sums that an output is cut into, whatever the batch."""
 _CHANNELS = 64
@@ -35,8 +34,8 @@ class QuantizedLinear:
         (self._num_channels, self._num_inputs), device = weight.shape, first.codes.device
         self._format, self._dtype, self._bias = first.format, first.dtype, bias
         num_groups = first.scales.shape[1]
-        row_bytes = _row_bytes(self._num_inputs, first.bits)
-        self.codes = torch.empty(self._num_channels, row_bytes, dtype=torch.uint8, device=device)
+        num_row_bytes = row_bytes(self._num_inputs, first.bits)
+        self.codes = torch.empty(self._num_channels, num_row_bytes, dtype=torch.uint8, device=device)
         self.scales = torch.empty(self._num_channels, num_groups, dtype=torch.float16, device=device)
         self.mins = None if first.mins is None else torch.empty_like(self.scales)
         self.order = None if first.order is None else first.order.to(torch.int32)
@@ -68,7 +67,7 @@ class QuantizedLinear:
         """W[ids]. [n, K]"""
         found, bits = self.codes[ids], self._format.bits
         if bits == 4:
-            spans = found.view(len(ids), -1, 1, _SPAN // 2)
+            spans = found.view(len(ids), -1, 1, SPAN // 2)
             found = torch.cat((spans & 15, spans >> 4), dim=2).view(len(ids), -1)[:, : self._num_inputs]
         return QuantizedWeight(
             found,
@@ -126,7 +125,7 @@ class QuantizedLinear:
             n,
             self._num_inputs,
             self.scales.shape[1],
-            -(-self._num_inputs // _SPAN),
+            -(-self._num_inputs // SPAN),
             self.codes.shape[1],
             x.stride(0),
             residual_stride,
@@ -165,33 +164,10 @@ def pack_gated(weight: Matrix, bias: Tensor | None, *, batch_invariant: bool = T
     return lambda x: silu_and_mul(both(x))
 
 
-class Sizes:
-    """Floats as torch keeps them; codes, scales, mins and orders as QuantizedLinear does."""
-
-    def weight(
-        self, shape: tuple[int, int], quantized: QuantizedFormat | None, dtype: torch.dtype, *, gated: bool
-    ) -> int:
-        """See PackedSizes."""
-        if quantized is None:
-            return PlainSizes().weight(shape, quantized, dtype, gated=gated)
-        num_rows, num_inputs = shape
-        num_groups = -(-num_inputs // quantized.group_size)
-        per_row = _row_bytes(num_inputs, quantized.bits) + 2 * num_groups * (2 if quantized.has_mins else 1)
-        return num_rows * per_row + (0 if quantized.order_digest is None else 4 * num_inputs)
-
-    def bias(self, num_rows: int, dtype: torch.dtype, *, gated: bool) -> int:
-        """See PackedSizes."""
-        return PlainSizes().bias(num_rows, dtype, gated=gated)
-
-
-def _row_bytes(num_inputs: int, bits: int) -> int:
-    return num_inputs if bits == 8 else -(-num_inputs // _SPAN) * _SPAN // 2
-
-
 def _packed(codes: Tensor, bits: int) -> Tensor:
     """Codes uint8 [N, K] as the kernel reads them; see linear_programs.multiply."""
     if bits == 8:
         return codes
-    missing = -codes.shape[1] % _SPAN
-    spans = torch.nn.functional.pad(codes, (0, missing)).view(len(codes), -1, 2, _SPAN // 2)
+    missing = -codes.shape[1] % SPAN
+    spans = torch.nn.functional.pad(codes, (0, missing)).view(len(codes), -1, 2, SPAN // 2)
     return (spans[:, :, 0] | spans[:, :, 1] << 4).flatten(1)

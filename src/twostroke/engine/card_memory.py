@@ -1,0 +1,139 @@
+"""The memory account of a card: one function for the engine, which measures its parts, and for plans, which predict
+them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from twostroke.config.engine import EngineConfig
+from twostroke.config.speculation import MAX_AUTO_DRAFTS, SpeculativeConfig
+from twostroke.engine.drafting import DrafterFacts
+from twostroke.engine.preparation import (
+    MemoryAccount,
+    Prepared,
+    loaded_weight_bytes,
+    longest_request,
+    size_for,
+    step_tokens,
+)
+from twostroke.kv_cache.device_memory import DeviceMemory, reserve_bytes
+from twostroke.layers.rotary import Rotary
+from twostroke.runner.decode_graphs import bucket_of
+from twostroke.runner.largest_steps import LargestStep
+from twostroke.runner.memory import card_step_bytes, step_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardUse:
+    """What a card has, and what is taken of it before there is a KV cache; in bytes, measured or predicted."""
+
+    total_bytes: int
+    others_bytes: int
+    """Of other processes, and of this one beside its tensors."""
+    held_bytes: int
+    """Of all tensors that stay: weights and tables."""
+    step_bytes: int
+    """Of the largest step, beyond them."""
+
+
+def card_memory(config: EngineConfig, prepared: Prepared, use: CardUse) -> DeviceMemory:
+    """Return the account that decides how many KV blocks a card holds.
+
+    Args:
+        config: everything a user may set.
+        prepared: the model.
+        use: measured by the engine, predicted by a plan.
+    """
+    return DeviceMemory(
+        total_bytes=use.total_bytes,
+        utilization=config.cache.utilization,
+        others_bytes=use.others_bytes,
+        weight_bytes=use.held_bytes,
+        draft_bytes=_draft_bytes(config, prepared),
+        step_bytes=use.step_bytes,
+        recorded_bytes=_recorded_bytes(config, largest_step(config, prepared), use.step_bytes),
+        reserve_bytes=reserve_bytes(use.step_bytes),
+    )
+
+
+def account_for_card(
+    config: EngineConfig, prepared: Prepared, *, total_bytes: int, others_bytes: int = 0
+) -> MemoryAccount:
+    """Return the account of a card on which nothing was loaded, with a predicted step.
+
+    Args:
+        config: everything a user may set.
+        prepared: the model, with the operators of a card.
+        total_bytes: of one card.
+        others_bytes: in use by others.
+
+    Raises:
+        DoesNotFit: no room for KV is left, or an explicit size is too large, with the arithmetic.
+    """
+    num_weight_bytes = loaded_weight_bytes(config, prepared, config.load.tensor_parallel_size)
+    tables = Rotary.bytes_for(prepared.config.head_dim, longest_request(config, prepared), prepared.dtype.itemsize)
+    predict = step_bytes if prepared.operators.name == "reference" else card_step_bytes
+    step = predict(
+        prepared.config,
+        max_tokens=step_tokens(config, prepared),
+        max_num_seqs=largest_step(config, prepared).max_rows,
+        bytes_per_element=prepared.dtype.itemsize,
+    )
+    use = CardUse(
+        total_bytes=total_bytes, others_bytes=others_bytes, held_bytes=num_weight_bytes + tables, step_bytes=step
+    )
+    memory, drafts = card_memory(config, prepared, use), prepared.drafter_facts
+    return MemoryAccount(
+        weight_bytes=num_weight_bytes,
+        draft_weight_bytes=drafts.num_weight_bytes,
+        step_bytes=step,
+        context_bytes=tables,
+        reserve_bytes=memory.reserve_bytes + memory.recorded_bytes,
+        memory=memory,
+        kv_bytes_per_token=prepared.layout.bytes_per_token,
+        kv_bytes_per_block=prepared.layout.bytes_per_block + drafts.kv_bytes_per_block,
+        sizing=size_for(config, prepared, memory),
+    )
+
+
+def largest_step(config: EngineConfig, prepared: Prepared) -> LargestStep:
+    """Return the size of the largest step that the settings allow."""
+    return LargestStep(
+        max_tokens=step_tokens(config, prepared),
+        max_rows=config.scheduler.max_num_seqs * (1 + most_drafts(config.speculative_config, prepared.drafter_facts)),
+        longest=longest_request(config, prepared),
+        max_logprobs=config.load.max_logprobs,
+    )
+
+
+def most_drafts(config: SpeculativeConfig | None, facts: DrafterFacts) -> int:
+    """Return the most tokens that are drafted for one request in a step; each of them is sampled for.
+
+    >>> most_drafts(None, DrafterFacts()), most_drafts(SpeculativeConfig(method="ngram"), DrafterFacts())
+    (0, 8)
+    """
+    if config is None:
+        return 0
+    most = MAX_AUTO_DRAFTS if config.num_speculative_tokens == "auto" else config.num_speculative_tokens
+    if facts.max_drafts is None or facts.num_branch_blocks:  # with branches, more than there are in a row
+        return most
+    return min(most, facts.max_drafts)
+
+
+def _draft_bytes(config: EngineConfig, prepared: Prepared) -> int:
+    """Of drafters, which are built after the KV cache."""
+    drafts = prepared.drafter_facts
+    kept = drafts.bytes_per_token * step_tokens(config, prepared)
+    kept += drafts.bytes_per_request * config.scheduler.max_num_seqs
+    return drafts.num_weight_bytes + kept + drafts.num_branch_blocks * prepared.layout.bytes_per_block
+
+
+def _recorded_bytes(config: EngineConfig, size: LargestStep, step_bytes: int) -> int:
+    """Recorded passes share one pool, which is as large as the largest of them needs: no more than its share of the
+    largest step, which has logits and draws beside the pass. Each keeps its result and its plan: less than the same
+    again, since buckets are many and small."""
+    if config.load.device != "cuda" or config.load.enforce_eager:
+        return 0
+    share = min(1.0, bucket_of(config.scheduler.max_num_seqs) / size.max_tokens)
+    return 2 * math.ceil(share * step_bytes)

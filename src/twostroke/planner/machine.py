@@ -1,0 +1,167 @@
+"""The machine that a plan is for: this one, measured, or a GPU whose figures are published."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from twostroke.config.engine import EngineConfig
+from twostroke.config.load import LoadConfig
+from twostroke.cost.step_cost import MachineLimits, StepCost, raised_by_steps
+from twostroke.engine.preparation import Prepared, free_bytes_of, int8_operators, moved_to, prepare
+from twostroke.kernels.cuda import LOWEST_CAPABILITY
+from twostroke.kernels.dispatch import Operators, operators_to_plan
+from twostroke.planner.devices import Device, find_device
+from twostroke.planner.options import PlanOptions
+from twostroke.planner.words import significant
+from twostroke.runner.machine_limits import measure_machine_limits
+
+MOST_APART, MOST_APART_BUSY = 3.0, 20.0
+"""Times, between two measurements of one machine: of an idle one, and where others were at work in either."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Where the model is to run: all ranks' devices together."""
+
+    name: str
+    limits: MachineLimits
+    memory_bytes: int
+    """Free bytes of this machine, or all bytes of all ranks' cards."""
+    others_bytes: int = 0
+    """Of each card, in use by others."""
+    price_per_hour: float | None
+    is_published: bool
+    """Whether its figures are a data sheet's, not measured here."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRun:
+    """What a run shows of its machine."""
+
+    limits: MachineLimits | None
+    """As measured when it began; None: the log does not say."""
+    steps: tuple[tuple[StepCost, float], ...]
+    """What each step asked for, and the seconds that it took."""
+
+
+def raised(machine: Machine, run: SeenRun) -> tuple[Machine, str]:
+    """Return the machine at rates which allow every step of a run on it, and in words what was raised, if anything."""
+    before = machine.limits
+    after = before if other_machine(before, run.limits) else raised_by_steps(before, run.steps)
+    if after == before:
+        return machine, ""
+    num_faster = sum(before.floor_s(cost) > seconds for cost, seconds in run.steps)
+    words = (
+        f"raised to what the run shows, where {num_faster:,} of {len(run.steps):,} steps were faster than "
+        f"{significant(before.flops_per_s / 1e12)} TFLOP/s and {significant(before.bytes_per_s / 1e9)} GB/s allow"
+    )
+    return replace(machine, limits=after), words
+
+
+def other_machine(planned: MachineLimits, of_log: MachineLimits | None) -> str:
+    """Return in words that a log is of another machine; nothing where it may be of the same.
+
+    The rate of memory tells: that of arithmetic depends on the type of the factors.
+    """
+    if of_log is None:
+        return ""
+    apart = planned.bytes_per_s / of_log.bytes_per_s
+    most = MOST_APART_BUSY if planned.is_estimate or of_log.is_estimate else MOST_APART
+    if 1 / most <= apart <= most:
+        return ""
+    rates = f"{significant(of_log.bytes_per_s / 1e9)} GB/s there, {significant(planned.bytes_per_s / 1e9)} planned"
+    return f"the log is of another machine ({rates})"
+
+
+def prepared_for(config: EngineConfig, device_name: str | None) -> tuple[EngineConfig, Prepared]:
+    """Return the settings and the model as they are on a device.
+
+    Args:
+        config: what would be given to the engine.
+        device_name: a GPU whose figures are published, which need not be there; None: the device of `config`.
+
+    Raises:
+        SetupError: no such model, or settings that do not go with the device.
+    """
+    if device_name is None:
+        return config, prepare(config)
+    _, device = find_device(device_name)
+    config = replace(config, load=replace(config.load, device="cuda"))
+    return config, prepare(config, planned=_operators(device, config.load))
+
+
+def moved_to_device(config: EngineConfig, prepared: Prepared, device_name: str) -> tuple[EngineConfig, Prepared]:
+    """Return a prepared model as it would be on a published GPU, by the kernels that serve there."""
+    _, device = find_device(device_name)
+    load = replace(config.load, device="cuda", kernels="auto", activation_quantization=None)
+    config = replace(config, load=load)
+    return config, moved_to(config, prepared, _operators(device, load))
+
+
+def machine_for(config: EngineConfig, options: PlanOptions, prepared: Prepared) -> Machine:
+    """Return the machine that is asked for; this one is measured."""
+    if options.device_name is not None:
+        return published_machine(options.device_name, config.load, prepared, options)
+    memory, others = _memory_here(prepared)
+    return Machine(
+        name="this machine",
+        limits=_measured(config, prepared),
+        memory_bytes=memory if options.memory is None else options.memory,
+        others_bytes=others if options.memory is None else 0,
+        price_per_hour=options.price_per_hour,
+        is_published=False,
+    )
+
+
+def published_machine(name: str, load: LoadConfig, prepared: Prepared, options: PlanOptions) -> Machine:
+    """Return one device for each rank; their rates add up, what ranks send each other left out."""
+    name, device = find_device(name)
+    num_ranks = load.tensor_parallel_size
+    price = options.price_per_hour
+    if price is None and device.price_per_hour is not None:
+        price = device.price_per_hour * num_ranks
+    each = device.memory_bytes if options.memory is None else options.memory
+    return Machine(
+        name=name,
+        limits=published_limits(name, load, prepared),
+        memory_bytes=each * load.num_local_ranks,
+        price_per_hour=price,
+        is_published=True,
+    )
+
+
+def published_limits(name: str, load: LoadConfig, prepared: Prepared) -> MachineLimits:
+    """Return the rates of all ranks' devices for the model's type."""
+    is_quantized = load.quantization is not None or prepared.weights.quantization is not None
+    _, device = find_device(name)
+    limits = device.limits(name, str(prepared.dtype).removeprefix("torch."), is_quantized=is_quantized)
+    num_ranks = load.tensor_parallel_size
+    return MachineLimits(limits.flops_per_s * num_ranks, limits.bytes_per_s * num_ranks)
+
+
+def _operators(device: Device, load: LoadConfig) -> Operators:
+    has_triton = device.compute_capability >= LOWEST_CAPABILITY
+    return operators_to_plan(load.kernels, load.activation_quantization, has_triton=has_triton)
+
+
+def _memory_here(prepared: Prepared) -> tuple[int, int]:
+    """What there is for the model here, and what of it others have: of a card all that it has, of the host what is
+    free."""
+    free = free_bytes_of(prepared.device)
+    if prepared.device.type != "cuda":
+        return free, 0
+    total = torch.cuda.mem_get_info(prepared.device)[1]
+    return total * prepared.num_ranks, total - free
+
+
+def _measured(config: EngineConfig, prepared: Prepared) -> MachineLimits:
+    """A floor takes the better rate: where a processor has nothing for bfloat16, torch is slow in it, and our kernels
+    compute in float32."""
+    num_threads = prepared.num_threads * config.load.num_local_ranks
+    int8 = int8_operators(config, prepared)
+    found = measure_machine_limits(prepared.dtype, prepared.device, num_threads, int8)
+    if prepared.dtype != torch.float32:
+        found = found.best_of(measure_machine_limits(torch.float32, prepared.device, num_threads))
+    return found

@@ -1,0 +1,114 @@
+"""What one request takes: its prompt's tokens, counted as the server counts them, KV bytes, times and price."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from twostroke.engine.input_processor import InputProcessor
+from twostroke.engine.preparation import Prepared
+from twostroke.errors import InvalidParameter
+from twostroke.planner.floors import Predictor
+from twostroke.planner.memory import MemoryPlan
+from twostroke.planner.options import PlanOptions
+from twostroke.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptCost:
+    """One request that has the machine to itself."""
+
+    num_prompt_tokens: int
+    """As `usage.prompt_tokens` of the same request says."""
+    is_chat: bool
+    """Whether the prompt was rendered by the chat template."""
+    max_tokens: int
+    kv_bytes: int
+    """K and V of the prompt, in all layers and of all ranks."""
+    kv_block_bytes: int
+    """Of the blocks that the prompt and its output take, of all ranks."""
+    ttft_floor_s: float
+    ttft_predicted_s: float | None
+    total_s: float
+    """Until the last token: predicted, or a floor."""
+    is_predicted: bool
+    """Whether calibrated steps say so; else times and price are floors: estimates, below what is real."""
+    price: float | None
+    """Of the machine for that time, in the money of the price; None: no price is known."""
+
+    @property
+    def basis(self) -> str:
+        """How far times and price can be trusted."""
+        return "calibrated" if self.is_predicted else "floor, an estimate"
+
+
+def cost_of_prompt(
+    options: PlanOptions, prepared: Prepared, memory: MemoryPlan, predictor: Predictor, price_per_hour: float | None
+) -> PromptCost:
+    """Count a prompt as the engine would, and say what it takes.
+
+    Args:
+        options: the prompt, whether it is a chat message, and the most output tokens.
+        prepared: the model, with its tokenizer.
+        memory: as planned.
+        predictor: of times.
+        price_per_hour: of the machine.
+
+    Raises:
+        InvalidPrompt: empty, too long for the plan, or a chat without a chat template.
+        InvalidParameter: a file that cannot be read.
+    """
+    assert options.prompt is not None
+    text, params = read_prompt(options.prompt), SamplingParams(max_tokens=options.max_tokens)
+    inputs = InputProcessor(
+        prepared.tokenizer,
+        max_model_len=memory.max_model_len,
+        vocab_size=prepared.config.vocab_size,
+        eos_token_ids=prepared.eos_token_ids,
+        grammars=prepared.grammars,
+    )
+    if options.chat:
+        found = inputs.process_chat([{"role": "user", "content": text}], params)
+    else:
+        found = inputs.process(text, params)
+    num_tokens, max_tokens = len(found.prompt_token_ids), found.max_tokens
+    ttft = predictor.ttft(num_tokens, memory.max_tokens_per_step)
+    # a step takes longer with its context, evenly: the one in the middle stands for all of them
+    middle = predictor.tpot(1, num_tokens + max_tokens // 2)
+    first_s = ttft.floor_s if ttft.predicted_s is None else ttft.predicted_s
+    step_s = middle.tpot_floor_s if middle.tpot_predicted_s is None else middle.tpot_predicted_s
+    total_s = first_s + (max_tokens - 1) * step_s
+    return PromptCost(
+        num_prompt_tokens=num_tokens,
+        is_chat=options.chat,
+        max_tokens=max_tokens,
+        kv_bytes=num_tokens * memory.kv_bytes_per_token * memory.num_ranks,
+        kv_block_bytes=memory.blocks_for(num_tokens + max_tokens) * memory.kv_bytes_per_block * memory.num_ranks,
+        ttft_floor_s=ttft.floor_s,
+        ttft_predicted_s=ttft.predicted_s,
+        total_s=total_s,
+        is_predicted=ttft.predicted_s is not None,
+        price=None if price_per_hour is None else price_per_hour * total_s / 3600,
+    )
+
+
+def read_prompt(given: str) -> str:
+    """Return a prompt as it was given, or the text of the file that @ names; @@ stands for one @.
+
+    Raises:
+        InvalidParameter: no such file, or no text in it.
+
+    >>> read_prompt("What is 2 + 2?"), read_prompt("@@home")
+    ('What is 2 + 2?', '@home')
+    """
+    if not given.startswith("@"):
+        return given
+    if given.startswith("@@"):
+        return given[1:]
+    remedy = "Give the path of a text file, or @@ for a prompt that begins with @."
+    try:
+        return Path(given[1:]).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidParameter("prompt", given, f"cannot be read ({error.strerror})", remedy) from error
+    except UnicodeDecodeError as error:
+        raise InvalidParameter("prompt", given, f"is no text in UTF-8 (byte {error.start})", remedy) from error

@@ -1,0 +1,128 @@
+"""Whether others were at work on the processors while something was measured, and a lock so that ours are not."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+LEAST_OWN_SHARE = 0.85
+"""Of the processor time of its threads, that a measurement got which had the machine to itself."""
+MOST_OTHERS = 0.1
+"""Processors that others may keep busy, as a share of all: below, it is what an idle machine does."""
+_TICKS_OF_CPU = slice(1, 9)
+"""user, nice, system, idle, iowait, irq, softirq, steal"""
+_IDLE = (3, 4)
+
+
+class Reading(NamedTuple):
+    """Clocks at one moment, in seconds."""
+
+    wall_s: float
+    own_s: float
+    """Processor time of this process."""
+    busy_s: float | None
+    """Processor time of everybody, stolen time included; None where the system does not say."""
+
+
+class Contention(Protocol):
+    """Watches a stretch of time."""
+
+    def begin(self) -> None:
+        """Start to watch."""
+        ...
+
+    def is_contended(self) -> bool:
+        """Return whether others were at work since then."""
+        ...
+
+
+class Meter:
+    """Compares this process's processor time with the clock and with everybody's.
+
+    Args:
+        num_threads: that the measured work keeps busy.
+        read: the clocks.
+        num_processors: of the machine.
+        num_usable: of them, that this process may run on.
+    """
+
+    def __init__(
+        self,
+        num_threads: int,
+        read: Callable[[], Reading] | None = None,
+        num_processors: int | None = None,
+        num_usable: int | None = None,
+    ) -> None:
+        self._read = read or _read
+        self._num_processors = num_processors or os.cpu_count() or 1
+        self._num_threads = min(num_threads, num_usable or _num_usable())
+        self._before = Reading(0.0, 0.0, None)
+
+    def begin(self) -> None:
+        """See Contention."""
+        self._before = self._read()
+
+    def is_contended(self) -> bool:
+        """See Contention.
+
+        Either this process did not get its processors, or others kept more than a tenth of all processors busy: they
+        share memory bandwidth and clock rate with it even where it got its own.
+        """
+        before, after = self._before, self._read()
+        wall_s, own_s = after.wall_s - before.wall_s, after.own_s - before.own_s
+        if wall_s <= 0.0:
+            return False
+        if own_s < LEAST_OWN_SHARE * wall_s * self._num_threads:
+            return True
+        if before.busy_s is None or after.busy_s is None:
+            return False
+        return after.busy_s - before.busy_s - own_s > MOST_OTHERS * wall_s * self._num_processors
+
+
+@contextlib.contextmanager
+def one_at_a_time(folder: Path | None = None) -> Generator[None]:
+    """Wait until no other process of this user measures, and keep others waiting meanwhile.
+
+    Without file locks (Windows), or where no file can be written, nobody waits.
+    """
+    path = (folder or Path(tempfile.gettempdir())) / f"twostroke-measuring-{_user()}.lock"
+    try:
+        fcntl: Any = importlib.import_module("fcntl")
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    except (ImportError, OSError):
+        yield
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)  # gives the lock back
+
+
+def _read() -> Reading:
+    return Reading(time.perf_counter(), time.process_time(), _busy_s())
+
+
+def _busy_s(stat: Path = Path("/proc/stat")) -> float | None:
+    try:
+        ticks = [int(word) for word in stat.read_text().split("\n", 1)[0].split()[_TICKS_OF_CPU]]
+    except (OSError, ValueError):
+        return None
+    busy = sum(count for i, count in enumerate(ticks) if i not in _IDLE)
+    return busy / os.sysconf("SC_CLK_TCK")
+
+
+def _num_usable() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _user() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0
