@@ -137,7 +137,10 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(400, f"the request has contradicting headers ({told}).")
         self._has_request = self._reads_body = True
         super().on_headers_complete()
-        ways = {"call": partial(self._write_now, self.cycle), "may_begin": partial(self._may_begin, self.cycle)}
+        ways: dict[object, object] = {
+            "call": partial(self._write_now, self.cycle),
+            "may_begin": partial(self._may_begin, self.cycle),
+        }
         self.scope["extensions"] = {WRITE_NOW: ways}
         if not self.pipeline:
             self._answering = self.cycle

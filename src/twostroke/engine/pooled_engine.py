@@ -13,6 +13,7 @@ from twostroke.config.pools import MAX_WORKERS, PoolConfig
 from twostroke.config.routing import RoutingConfig
 from twostroke.engine.client import EngineHealth, EngineState, OutputStream, PoolMember
 from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.delivery import delivery_of
 from twostroke.engine.dispatcher import Dispatcher, Outcome, Placer
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.gateway_log import GatewayLog
@@ -325,7 +326,7 @@ class PooledEngine:
         """See Pool."""
         match report:
             case Progress(updates, packed):
-                self._progress_s = self.now_s()
+                received_s = self._progress_s = self.now_s()
                 events = [unpack(event) for event in packed]
                 for event in events:
                     worker.meter.append(event)
@@ -336,6 +337,9 @@ class PooledEngine:
                     self._observed.saw(self.now_s(), num_output_tokens=num_tokens)
                 outcome = self._dispatcher.take_in(worker.worker_id, updates)
                 self._carry_out(outcome)
+                if outcome.updates:
+                    delivered = delivery_of(report, worker.worker_id, received_s, self.now_s())
+                    events, packed = [*events, delivered], [*packed, pack(delivered)]
                 if events:
                     asyncio.get_running_loop().call_soon(self._tell_listeners, events, packed)
                 if worker.role is Role.PREFILL:
