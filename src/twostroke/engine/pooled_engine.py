@@ -23,6 +23,7 @@ from twostroke.engine.launcher import Launcher, launcher_for
 from twostroke.engine.load import Load, combined
 from twostroke.engine.messages import Add, CacheWasReset, Finish, Progress, Report, ResetPrefixCache
 from twostroke.engine.output_processor import OutputKind
+from twostroke.engine.pool_checks import check_can_hand_over
 from twostroke.engine.pool_scaling import ObservedLoad, PoolScaling, WorkerFigures, limits_of
 from twostroke.engine.pool_worker import PoolWorker
 from twostroke.engine.reception import Reception
@@ -84,7 +85,7 @@ class PooledEngine:
             limit = "the engines of a pool cannot all meet their ranks there"
             raise InvalidParameter("tensor_parallel_address", address, limit, "Leave it out: each starts its own.")
         if pools.prefill:
-            _check(config)
+            check_can_hand_over(config)
         if pools.transport == "nixl":
             check_nixl()
         self._config = config
@@ -135,7 +136,7 @@ class PooledEngine:
         return monotonic_clock()
 
     def health(self) -> EngineHealth:
-        """See EngineClient: it runs while somebody decodes."""
+        """See EngineClient: it runs while somebody decodes, be it a prefill worker while no decode worker does."""
         num_requests = self._reception.num_streams
         num_restarts = sum(worker.num_restarts for worker in self._pool.workers)
         decoders = self._pool.of(Role.DECODE)
@@ -144,7 +145,7 @@ class PooledEngine:
         waited_s = self.now_s() - self._progress_s
         if self._is_closed:
             state, cause = EngineState.CLOSED, "it was closed"
-        elif not any(worker.is_ready for worker in decoders):
+        elif not any(worker.is_ready for worker in decoders) and not self._has_stand_in:
             has_failed = all(worker.state is EngineState.FAILED for worker in decoders)
             state = EngineState.FAILED if has_failed else EngineState.STARTING
             cause = "; ".join(worker.cause for worker in decoders)
@@ -154,6 +155,11 @@ class PooledEngine:
         elif self._is_draining:
             state, cause = EngineState.DRAINING, SHUTTING_DOWN
         return EngineHealth(state, cause or "all workers run", num_requests, num_restarts)
+
+    @property
+    def _has_stand_in(self) -> bool:
+        """Whether some prefill worker can decode meanwhile."""
+        return self._has_met and any(worker.is_ready for worker in self._pool.of(Role.PREFILL))
 
     def generate(  # noqa: PLR0913 (what there is to know of a request, by its names)
         self,
@@ -193,7 +199,8 @@ class PooledEngine:
         ready = [worker for worker in self._pool.workers if worker.is_ready]
         loads = [(worker.role, worker.meter.load(tenant, background=background)) for worker in ready]
         prefills = [load for role, load in loads if role is Role.PREFILL]
-        return combined(prefills, [load for role, load in loads if role is Role.DECODE])
+        decodes = [load for role, load in loads if role is Role.DECODE]
+        return combined(prefills, decodes) if decodes else combined([], prefills)
 
     def abort(self, request_id: str, tenant: str = "") -> bool:
         """See EngineClient."""
@@ -258,7 +265,7 @@ class PooledEngine:
         if self._is_draining or self._is_closed:
             raise EngineUnavailable(f"the pools have no other sizes now: {self.health().cause}.")
         if sizes.get(Role.PREFILL):
-            _check(self._config)
+            check_can_hand_over(self._config)
         for role, number in sizes.items():
             self._pool.check_size(role, number)
         for role, number in sizes.items():
@@ -485,6 +492,7 @@ class PooledEngine:
                 self._pool.end_silent(self._pools.heartbeat_timeout_s)
             else:  # it is we who have slept
                 self._pool.heard()
+            self._look_for_late_workers()
             health = self.health()
             is_stalled = health.state is EngineState.STALLED
             if is_stalled and not was_stalled:
@@ -492,22 +500,10 @@ class PooledEngine:
                     await asyncio.to_thread(self._on_trouble, f"the engine stalls: {health.cause}")
             was_stalled = is_stalled
 
-
-def _check(config: EngineConfig) -> None:
-    """What a hand-over needs of each engine."""
-    if not config.cache.enable_prefix_caching:
-        remedy = "Leave the prefix cache on, or leave --prefill out."
-        raise InvalidParameter("enable_prefix_caching", False, "KV is handed over through the prefix cache", remedy)
-    if config.cache.kv_offloading_size is not None:
-        remedy = "Leave it out, or serve with one process."
-        raise InvalidParameter(
-            "kv_offloading_size", config.cache.kv_offloading_size, "does not go with prefill processes", remedy
-        )
-    if config.cache.kv_check_rate:
-        remedy = "Leave --kv-check-rate or --prefill out."
-        raise InvalidParameter(
-            "kv_check_rate", config.cache.kv_check_rate, "does not go with prefill processes", remedy
-        )
-    if config.load.device != "cpu":
-        remedy = "Use --device cpu, or leave --prefill out."
-        raise InvalidParameter("device", config.load.device, "KV is handed over between processes on CPUs", remedy)
+    def _look_for_late_workers(self) -> None:
+        """Tell the router which workers have finished no step for long: new requests had better go elsewhere."""
+        now_s = self.now_s()
+        for worker in self._pool.workers:
+            silent_s = worker.silent_s(now_s) if worker.is_ready else 0.0
+            if silent_s:
+                self._router.silent(worker.worker_id, worker.meter.load(""), silent_s)
