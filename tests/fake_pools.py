@@ -317,6 +317,8 @@ class FakePools:
         self.now_s = 0.0
         self.dispatcher = Dispatcher(placer)
         self.workers: list[FakeWorker] = []
+        self.missing: list[Role] = []
+        """Of workers that have died and are not started again yet."""
         self.zombies: list[FakeWorker] = []
         """Taken for dead; they still talk."""
         self.leaving: list[FakeWorker] = []
@@ -344,8 +346,14 @@ class FakePools:
         self.workers.append(FakeWorker(self, member, epoch))
         self.carry_out(self.dispatcher.worker_ready(member))
 
-    def kill(self, worker: FakeWorker, *, really: bool) -> None:
-        """It dies, or is only taken for dead; another takes its place."""
+    def come_back(self) -> None:
+        """Start whoever is missing."""
+        missing, self.missing = self.missing, []
+        for role in missing:
+            self.start(role)
+
+    def kill(self, worker: FakeWorker, *, really: bool, soon: bool = True) -> None:
+        """It dies, or is only taken for dead; another takes its place, soon or when it comes back."""
         self.workers.remove(worker)
         if really:
             self._die(worker)
@@ -355,8 +363,10 @@ class FakePools:
         self.carry_out(self.dispatcher.worker_gone(worker.member.worker_id, "it died"))
         if worker in self.leaving:
             self.leaving.remove(worker)
-        else:
+        elif soon:
             self.start(worker.member.role)
+        else:
+            self.missing.append(worker.member.role)
 
     def _die(self, worker: FakeWorker) -> None:
         worker.is_dead = True

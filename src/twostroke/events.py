@@ -255,6 +255,25 @@ class MemorySampled:
 
 
 @dataclass(frozen=True, slots=True)
+class TokensDelivered:
+    """The tokens of one report of an engine are on their way to their clients. The process that speaks HTTP says so; no
+    engine does.
+
+    The order is sampled_s <= sent_s <= received_s <= time_s.
+    """
+
+    time_s: float
+    """When the last of them was written to its connection."""
+    process: str
+    sampled_s: float
+    """When the step's result was there: `time_s` of its StepCommitted."""
+    sent_s: float
+    """When the engine queued the report."""
+    received_s: float
+    """When the HTTP process had read it."""
+
+
+@dataclass(frozen=True, slots=True)
 class EventsDropped:
     """Here a history has a gap: whoever kept it had room for what follows only. No engine writes this."""
 
@@ -280,6 +299,7 @@ Event = (
     | KVHoldEnded
     | EngineLost
     | MemorySampled
+    | TokensDelivered
     | EventsDropped
 )
 _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}

@@ -8,14 +8,14 @@ _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
-def resident_bytes() -> int:
-    """Resident now."""
-    return _status_bytes("VmRSS")
+def resident_bytes(pid: int | None = None) -> int:
+    """Return what is resident now, of a process; default: this one."""
+    return _status_bytes("VmRSS", _STATUS if pid is None else Path(f"/proc/{pid}/status"))
 
 
-def peak_resident_bytes() -> int:
-    """Most that was ever resident, or since `reset_peak`."""
-    return _status_bytes("VmHWM")
+def peak_resident_bytes(pid: int | None = None) -> int:
+    """Return the most that was ever resident of a process, or since `reset_peak`; default: this one."""
+    return _status_bytes("VmHWM", _STATUS if pid is None else Path(f"/proc/{pid}/status"))
 
 
 def reset_peak() -> bool:

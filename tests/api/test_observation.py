@@ -19,6 +19,7 @@ from server_process import ServerProcess
 from twostroke.cli.explain import explain
 from twostroke.engine.event_sinks import read_events
 from twostroke.errors import InvalidParameter
+from twostroke.events import StepCommitted, TokensDelivered
 from twostroke.kv_check import Verdict
 from twostroke.scheduler.replay import replay
 
@@ -153,6 +154,19 @@ def test_the_flight_recorder_replays(server: ServerProcess, tmp_path: Path) -> N
     path.write_bytes(server.http.get("/flight_recorder").content)
     assert "def f" not in path.read_text()
     assert replay(read_events(path)) is None
+
+
+def test_every_hop_of_a_token_is_recorded(server: ServerProcess, tmp_path: Path) -> None:
+    server.post("/v1/completions", BODY)
+    path = tmp_path / "dump.jsonl"
+    path.write_bytes(server.http.get("/flight_recorder").content)
+    events = list(read_events(path))
+    sampled = {event.time_s for event in events if isinstance(event, StepCommitted) and event.commits}
+    delivered = [event for event in events if isinstance(event, TokensDelivered)]
+    assert delivered
+    for event in delivered:
+        assert event.sampled_s in sampled
+        assert event.sampled_s <= event.sent_s <= event.received_s <= event.time_s
 
 
 def test_a_crash_leaves_a_dump_and_health_says_why(server: ServerProcess, dumps: Path) -> None:

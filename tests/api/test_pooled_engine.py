@@ -21,7 +21,9 @@ from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.launcher import LocalLauncher
 from twostroke.engine.pooled_engine import PooledEngine
 from twostroke.errors import InvalidParameter, SetupError, UnknownParameter
+from twostroke.events import Event, RequestRouted
 from twostroke.outputs import NumericDrift
+from twostroke.packed_events import PackedEvent
 from twostroke.pools.member import Role
 from twostroke.sampling_params import SamplingParams
 
@@ -156,6 +158,53 @@ def test_a_worker_that_was_added_takes_over_when_nobody_else_is_left(undisturbed
             engine.scale({Role.DECODE: 2})
             os.kill(engine.pids["decode-0.1"], signal.SIGKILL)
             return {str(i): token_ids for i, (token_ids, _, _) in enumerate(await asyncio.gather(*asked))}
+        finally:
+            await engine.close()
+
+    assert asyncio.run(scenario()) == undisturbed.token_ids
+
+
+class Routes:
+    """Notes who was to decode what."""
+
+    def __init__(self) -> None:
+        self.decoders: list[str] = []
+
+    def append(self, event: Event, packed: PackedEvent) -> None:
+        """One event, in order."""
+        if isinstance(event, RequestRouted):
+            self.decoders.append(event.decode)
+
+
+def test_a_prefill_worker_takes_the_streams_of_the_last_decode_worker(undisturbed: Drill) -> None:
+    """It does so before another decode worker has started, and takes new requests."""
+
+    async def scenario() -> dict[str, list[int]]:
+        routes = Routes()
+        engine = PooledEngine(CONFIG, PoolConfig(prefill=1, decode=1), listeners=(routes,))
+        await engine.start()
+        try:
+            begun = asyncio.Event()
+
+            def asked(first: int, end: int) -> list[asyncio.Task[Any]]:
+                named = list(enumerate(REQUESTS))[first:end]
+                return [
+                    asyncio.create_task(ask(engine, str(i), *request, delivered=lambda *_: begun.set()))
+                    for i, request in named
+                ]
+
+            before = asked(0, 6)
+            await begun.wait()
+            os.kill(engine.pids["decode-0.1"], signal.SIGKILL)
+            while "prefill-0.1" not in routes.decoders:
+                await asyncio.sleep(0.01)
+            assert "decode-0.2" not in routes.decoders
+            health = engine.health()
+            assert health.is_ready
+            assert "is starting" in health.cause
+            after = asked(6, 12)
+            answers = await asyncio.gather(*before, *after)
+            return {str(i): token_ids for i, (token_ids, _, _) in enumerate(answers)}
         finally:
             await engine.close()
 

@@ -71,6 +71,9 @@ class HandoverMachine(RuleBasedStateMachine):
 
     def _worker(self, seed: int) -> FakeWorker:
         everybody = [*self.pools.workers, *self.pools.zombies]
+        if not everybody:
+            self.pools.come_back()
+            everybody = self.pools.workers
         return everybody[seed % len(everybody)]
 
     @rule(seed=SEEDS)
@@ -109,8 +112,14 @@ class HandoverMachine(RuleBasedStateMachine):
 
     @rule(seed=SEEDS)
     def die(self, seed: int) -> None:
-        worker = self.pools.workers[seed % len(self.pools.workers)]
-        self.pools.kill(worker, really=seed % 3 > 0)
+        """Its place is filled again at once, or for a while nobody of its pool may be left, or nobody at all."""
+        if self.pools.workers:
+            worker = self.pools.workers[seed % len(self.pools.workers)]
+            self.pools.kill(worker, really=seed % 3 > 0, soon=seed % 2 > 0)
+
+    @rule()
+    def come_back(self) -> None:
+        self.pools.come_back()
 
     @rule(role=st.sampled_from(Role))
     def one_more(self, role: Role) -> None:
@@ -120,6 +129,8 @@ class HandoverMachine(RuleBasedStateMachine):
     @rule(seed=SEEDS)
     def one_less(self, seed: int) -> None:
         staying = [worker for worker in self.pools.workers if worker not in self.pools.leaving]
+        if not staying:
+            return
         worker = staying[seed % len(staying)]
         if sum(other.member.role is Role.DECODE for other in staying) > (worker.member.role is Role.DECODE):
             self.pools.retire(worker)
@@ -159,6 +170,7 @@ class HandoverMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "pools"):
             return
+        self.pools.come_back()
         for _ in range(3000):
             self.everything()
             for worker in [*self.pools.workers, *self.pools.zombies]:

@@ -22,6 +22,7 @@ from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped
 from twostroke.api.keys import Keys
 from twostroke.api.observation import AnswerCounts
 from twostroke.api.sse import SERVER_SEND, WRITE_NOW, Message, Receive, Send
+from twostroke.api.turns import Turns
 from twostroke.config.server import ServerConfig
 from twostroke.errors import InvalidParameter, TwostrokeError
 
@@ -75,6 +76,7 @@ class Gate:
         self._max_body_bytes = config.max_body_bytes
         self._body_timeout_s = config.body_timeout_s
         self._now_s = now_s
+        self._turns = Turns()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Lets a request through, or answers it."""
@@ -112,6 +114,8 @@ class Gate:
             await answer_error(shaped_for(scope["path"], error_body(error)), send)
             return
         state["arrival_time_s"] = self._now_s()
+        if scope["path"] in GENERATING_PATHS:
+            await self._turns.wait()
         await self._app(scope, _replay(body, receive), send)
 
     def _check_key(self, scope: Message, headers: Headers) -> str:

@@ -169,20 +169,24 @@ class Generation:
         for index in ready:
             for output in self._streams[index].take():
                 if output.finished:
-                    self._num_unread -= 1
-                    self.is_over = not self._num_unread
-                    _check(output)
+                    self.has_ended(output)
                 found.append((index, output))
         return found
 
     def listen(self, wake: Callable[[], object], taker: NumberedTaker | None = None) -> None:
         """From now on `wake`, and no other, is called whenever there is something to take; it raises nothing.
 
-        With a `taker`, each output but the last of its prompt is offered to it first.
+        With a `taker`, each output is offered to it first; it calls `has_ended` for the last one of a prompt.
         """
         self._wake = wake
         for index, stream in enumerate(self._streams):
             stream.listen(partial(self._hear, index), None if taker is None else partial(taker, index))
+
+    def has_ended(self, output: RequestOutput) -> None:
+        """Count the last output of a prompt, which was taken; raises what `whole` raises."""
+        self._num_unread -= 1
+        self.is_over = not self._num_unread
+        _check(output)
 
     def close(self) -> None:
         """Nobody reads on; what still runs is aborted."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -30,7 +30,8 @@ SERVER_SEND = "server_send"
 WriteNow = Callable[[bytes], bool]
 """Writes a part of an answer that has begun, or says that the connection takes nothing just now."""
 WRITE_NOW = "twostroke.write_now"
-"""The ASGI extension in which a server that can do so leaves it, as `call`."""
+"""The ASGI extension in which a server that can do so leaves it, as `call`. `may_begin` says whether the head of the
+answer could be sent now without waiting."""
 
 
 _MARK = f"\ue000 {secrets.token_hex(8)}"
@@ -132,9 +133,14 @@ class EventStream(Response):
         self._call = call
         self._generation = call.generation
         self._on_error = on_error
+        self._has_begun = False
+        """Whether the head is written."""
         self._has_all = False
         """Whether the last event was made."""
+        self._send: Send = _nowhere
+        """Passes the middlewares, which want to see the head."""
         self._write_now: WriteNow = _cannot_write
+        self._may_begin: Callable[[], bool] = _never
         self._awake: asyncio.Future[bytes] | None = None
         """Ends the sleep of the task that writes; None while it is awake."""
         self.background = None
@@ -142,32 +148,36 @@ class EventStream(Response):
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Sends the stream.
+        """Send the stream.
 
         The head waits for the first event: a request that fails before is answered with a status of its own.
         """
         # events pass no middleware: they have had the start of the response, and there are many events
         write: Send = scope["state"].get(SERVER_SEND, send)
-        self._write_now = scope.get("extensions", {}).get(WRITE_NOW, {}).get("call", _cannot_write)
+        extension = scope.get("extensions", {}).get(WRITE_NOW, {})
+        self._send = send
+        self._write_now = extension.get("call", _cannot_write)
+        self._may_begin = extension.get("may_begin", _never)
         watch = asyncio.ensure_future(close_on_disconnect(receive, self._call))
         try:
-            while not (first := self._events_of(await self._generation.next())):
-                pass
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             # Whatever wakes a task wakes every coroutine on its stack in turn: of the twenty between the server and
             # this one none is needed for an event, so a short stack of its own takes over.
-            await asyncio.create_task(self._write_on(first, write))
+            await asyncio.create_task(self._write_on(write))
         except Abandoned:
             return
         finally:
             watch.cancel()
             self._call.close()
+            self._send = _nowhere  # it holds this scope
 
-    async def _write_on(self, events: bytes, write: Send) -> None:
+    async def _write_on(self, write: Send) -> None:
         """Writes to the end; sleeps as long as what comes can be written at once, which `_pass_on` does."""
         self._generation.listen(self._wake, self._pass_on)
+        events = b""
         try:
             while True:
+                if not self._has_begun and (events or self._has_all):
+                    await self._begin()
                 if events:
                     await write({"type": "http.response.body", "body": events, "more_body": True})
                 if self._has_all:
@@ -180,24 +190,40 @@ class EventStream(Response):
         except Abandoned:
             return
         except Exception as error:
+            if not self._has_begun:
+                raise
             if error_body(error).status >= 500:
                 log.warning("a stream ended with %s: %s", type(error).__name__, error)
             await write({"type": "http.response.body", "body": self._on_error(error), "more_body": True})
         await write({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def _begin(self) -> None:
+        """Write the head."""
+        self._has_begun = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+
     def _pass_on(self, number: int, output: RequestOutput) -> bool:
-        """Writes an output that has come, without waking anybody, if the connection takes it; else it has to wait."""
+        """Writes an output that has come, without waking anybody, if the connection takes it; else it has to wait.
+
+        The first one brings the head with it. The last one is written before the task is woken to end the answer.
+        """
         awake = self._awake
         if awake is None or awake.done():
             return False
         try:
-            events = self._call.events(number, output)
-            is_written = not events or self._write_now(events)
+            if output.finished:
+                self._generation.has_ended(output)
+            events = self._events_of(((number, output),))
+            if events and not self._has_begun and self._may_begin():
+                _run_at_once(self._begin())
+            is_written = not events or (self._has_begun and self._write_now(events))
         except Exception as error:  # it is this stream's alone, and whoever brings outputs has others to bring
             awake.set_exception(error)
             return True
         if not is_written:
             awake.set_result(events)
+        elif self._has_all:
+            awake.set_result(b"")
         return True
 
     def _wake(self) -> None:
@@ -205,11 +231,34 @@ class EventStream(Response):
             self._awake.set_result(b"")
 
     def _events_of(self, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes:
-        events = b"".join(self._call.events(number, output) for number, output in outputs)
+        events = b"".join([self._call.events(number, output) for number, output in outputs])
         if self._generation.is_over:
             self._has_all = True
             events += self._call.last_events()
         return events
+
+
+def _run_at_once(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that has nothing to wait for, here and now: waking a task for it would take a turn of the loop.
+
+    Raises:
+        AssertionError: it waits.
+    """
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return
+    coroutine.close()
+    raise AssertionError("a middleware waits before it sends the head of a stream")
+
+
+async def _nowhere(_: Message) -> None:
+    """Stands in where nobody is answered."""
+
+
+def _never() -> bool:
+    """Stands in where the server has no such extension."""
+    return False
 
 
 def _cannot_write(_: bytes) -> bool:

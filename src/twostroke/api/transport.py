@@ -137,7 +137,11 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(400, f"the request has contradicting headers ({told}).")
         self._has_request = self._reads_body = True
         super().on_headers_complete()
-        self.scope["extensions"] = {WRITE_NOW: {"call": partial(self._write_now, self.cycle)}}
+        ways: dict[object, object] = {
+            "call": partial(self._write_now, self.cycle),
+            "may_begin": partial(self._may_begin, self.cycle),
+        }
+        self.scope["extensions"] = {WRITE_NOW: ways}
         if not self.pipeline:
             self._answering = self.cycle
             return
@@ -176,6 +180,10 @@ class GuardedProtocol(HttpToolsProtocol):
         if not cycle.disconnected and not self.transport.is_closing():  # what nobody hears is no error
             self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
         return True
+
+    def _may_begin(self, cycle: RequestResponseCycle) -> bool:
+        """Return whether `cycle.send` would write the head of an answer without waiting."""
+        return not self.flow.write_paused and not cycle.disconnected and not cycle.response_started
 
     def _refuse(self, status: int, message: str) -> NoReturn:
         self._refusal = HTTPError(status, message)

@@ -24,6 +24,7 @@ from twostroke.events import (
     RequestRouted,
     StepCommitted,
     StepScheduled,
+    TokensDelivered,
     event_log_with_a_gap,
 )
 from twostroke.request_times import RequestTimes
@@ -72,6 +73,7 @@ class _Reader:
                 PrefixCacheReset()
                 | EngineLost()
                 | MemorySampled()
+                | TokensDelivered()
                 | RequestRouted()
                 | PoolScaled()
                 | KVImportBegan()

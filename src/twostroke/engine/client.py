@@ -87,7 +87,7 @@ class OutputStream(Protocol):
     def listen(self, wake: Callable[[], object], taker: Taker | None = None) -> None:
         """From now on `wake` is called whenever there is something to take, in the loop; it raises nothing.
 
-        With a `taker`, each output but the last is offered to it first: what it takes never lies here to be taken.
+        With a `taker`, each output is offered to it first: what it takes never lies here to be taken.
         """
         ...
 

@@ -7,6 +7,8 @@ request ──► prefill worker ──first token──► decode worker ──
                             ▼                                ▼
                another attempt, from what was delivered: prompt + tokens are its prompt, and the next token is drawn
                with the noise of its own position, so that nobody can tell
+
+no decode worker left ──► a prefill worker computes and decodes, until a decode worker is back
 ```
 
 What was delivered is the only truth. A worker names the attempt and the place of every token that it sends
@@ -58,7 +60,7 @@ class Place:
 
     decode: str
     prefill: str | None = None
-    """None: the decode worker computes the prompt itself."""
+    """None: the worker that decodes computes the prompt itself. It may be a prefill worker while no other is ready."""
     reason: str = ""
     """In words."""
 
@@ -208,11 +210,19 @@ class Dispatcher:
         return outcome
 
     def worker_ready(self, member: Member) -> Outcome:
-        """A worker takes requests: those that wait for one go on."""
+        """A worker takes requests: sequences that wait for one go on.
+
+        A decode worker also takes over what prefill workers decode because there was none: their KV is lent as always.
+        """
         self._members[member.worker_id] = member
         outcome = Outcome()
         for sequence in [s for s in self._sequences.values() if s.place is None]:
             self._begin(sequence, outcome)
+        if member.role is Role.DECODE:
+            for sequence in [s for s in self._sequences.values() if self._is_on_a_stand_in(s)]:
+                self._withdraw(sequence, outcome, FinishReason.ABORT, None)
+                self.num_resumed += 1
+                self._begin(sequence, outcome)
         return outcome
 
     def worker_gone(self, worker_id: str, cause: str) -> Outcome:
@@ -262,6 +272,11 @@ class Dispatcher:
                 continue
             self._deliver(sequence, update, outcome)
         return outcome
+
+    def _is_on_a_stand_in(self, sequence: _Sequence) -> bool:
+        """Return whether a prefill worker decodes it."""
+        worker = None if sequence.place is None else self._members.get(sequence.place.decode)
+        return worker is not None and worker.role is Role.PREFILL
 
     def _held_up_without(self, worker_id: str) -> list[_Sequence]:
         """Those that decode elsewhere are not: KV that does not come is computed there."""
@@ -427,9 +442,9 @@ class LeastBusy:
         """See Placer."""
         order = sorted(members, key=lambda member: (num_live[member.worker_id], member.worker_id))
         decode = next((member for member in order if member.role is Role.DECODE), None)
-        if decode is None:
-            return None
         prefill = next((member for member in order if member.role is Role.PREFILL), None)
+        if decode is None:
+            return None if prefill is None else Place(prefill.worker_id, reason="no decode worker is ready")
         new = request.new_request
         if prefill is None:
             return Place(decode.worker_id, reason="no prefill worker is ready")

@@ -177,6 +177,11 @@ class LoadMeter:
             sequence.tier.num_running_tokens -= sequence.num_tokens_left
         self._idle = self._idle or not self._num_running
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that were sent and have not ended, of both tiers."""
+        return len(self._sequences)
+
     def knows(self, sequence_id: str) -> bool:
         """Whether it was sent and has not ended."""
         return sequence_id in self._sequences

@@ -16,7 +16,7 @@ from twostroke.engine.facts import EngineFacts
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.launcher import Launcher
 from twostroke.engine.load import LoadMeter
-from twostroke.engine.messages import Alive, Command, Failed, Progress, Ready, Refused, Report, Stop
+from twostroke.engine.messages import Add, Alive, Command, Failed, Progress, Ready, Refused, Report, Stop
 from twostroke.errors import SetupError
 from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.log import get_logger
@@ -28,6 +28,8 @@ MAX_FAST_DEATHS = 3
 """Deaths in a row that come soon: then it is no accident, and nobody counts on it until it is back."""
 SOON_S = 5.0
 """A process that is dead so short a time after it was ready, and has made no token, died soon."""
+LATE_AFTER_S = 1.0
+"""Beyond so much silence in the middle of work a worker may hang, and others are preferred. Longer than most steps."""
 LOADING_SILENCE_S = 60.0
 """From its start on a process loads its model; one that was stopped meanwhile, or hangs before it begins, is ended."""
 RESTART_DELAYS_S = (0.0, 0.5, 2.0, 5.0, 10.0)
@@ -99,6 +101,8 @@ class PoolWorker:
         self._is_closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._heard_s = 0.0
+        self._progress_s = 0.0
+        """When it last reported a step, or was given work while it had none."""
         self._ready_s = float("inf")
         """When the model of the last process was loaded."""
         self.state = EngineState.STARTING
@@ -154,8 +158,15 @@ class PoolWorker:
 
     def send(self, command: Command) -> None:
         """Queues a command; one for a process that is gone is lost, as what it was about is done elsewhere."""
+        if isinstance(command, Add) and self.meter.num_sequences <= 1:  # the meter has counted this one
+            self._progress_s = monotonic_clock()
         if self._process is not None:
             self._process.send(command)
+
+    def silent_s(self, now_s: float) -> float:
+        """Return for how long it has had work and reported no step; 0 while that is no longer than a step may take."""
+        silent_s = now_s - self._progress_s if self.meter.num_sequences else 0.0
+        return silent_s if silent_s > LATE_AFTER_S else 0.0
 
     def heard(self) -> None:
         """Nobody could have listened meanwhile: silence begins to count now."""
@@ -312,8 +323,10 @@ class PoolWorker:
             if isinstance(report, Failed):
                 reason = f" ({report.reason})"
             elif not isinstance(report, Alive):
-                if isinstance(report, Progress) and report.updates:
-                    self._num_fast_deaths = 0
+                if isinstance(report, Progress):
+                    self._progress_s = self._heard_s
+                    if report.updates:
+                        self._num_fast_deaths = 0
                 self._pool.worker_reports(self, report)
                 await asyncio.sleep(0)  # where reports come faster than they are taken in, the others run all the same
         if self.is_ready:

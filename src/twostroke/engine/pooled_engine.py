@@ -13,6 +13,7 @@ from twostroke.config.pools import MAX_WORKERS, PoolConfig
 from twostroke.config.routing import RoutingConfig
 from twostroke.engine.client import EngineHealth, EngineState, OutputStream, PoolMember
 from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.delivery import delivery_of
 from twostroke.engine.dispatcher import Dispatcher, Outcome, Placer
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.gateway_log import GatewayLog
@@ -134,7 +135,7 @@ class PooledEngine:
         return monotonic_clock()
 
     def health(self) -> EngineHealth:
-        """See EngineClient: it runs while somebody decodes."""
+        """See EngineClient: it runs while somebody decodes, be it a prefill worker while no decode worker does."""
         num_requests = self._reception.num_streams
         num_restarts = sum(worker.num_restarts for worker in self._pool.workers)
         decoders = self._pool.of(Role.DECODE)
@@ -143,7 +144,7 @@ class PooledEngine:
         waited_s = self.now_s() - self._progress_s
         if self._is_closed:
             state, cause = EngineState.CLOSED, "it was closed"
-        elif not any(worker.is_ready for worker in decoders):
+        elif not any(worker.is_ready for worker in decoders) and not self._has_stand_in:
             has_failed = all(worker.state is EngineState.FAILED for worker in decoders)
             state = EngineState.FAILED if has_failed else EngineState.STARTING
             cause = "; ".join(worker.cause for worker in decoders)
@@ -153,6 +154,11 @@ class PooledEngine:
         elif self._is_draining:
             state, cause = EngineState.DRAINING, SHUTTING_DOWN
         return EngineHealth(state, cause or "all workers run", num_requests, num_restarts)
+
+    @property
+    def _has_stand_in(self) -> bool:
+        """Whether some prefill worker can decode meanwhile."""
+        return self._has_met and any(worker.is_ready for worker in self._pool.of(Role.PREFILL))
 
     def generate(  # noqa: PLR0913 (what there is to know of a request, by its names)
         self,
@@ -192,7 +198,8 @@ class PooledEngine:
         ready = [worker for worker in self._pool.workers if worker.is_ready]
         loads = [(worker.role, worker.meter.load(tenant, background=background)) for worker in ready]
         prefills = [load for role, load in loads if role is Role.PREFILL]
-        return combined(prefills, [load for role, load in loads if role is Role.DECODE])
+        decodes = [load for role, load in loads if role is Role.DECODE]
+        return combined(prefills, decodes) if decodes else combined([], prefills)
 
     def abort(self, request_id: str, tenant: str = "") -> bool:
         """See EngineClient."""
@@ -331,7 +338,7 @@ class PooledEngine:
         """See Pool."""
         match report:
             case Progress(updates, packed):
-                self._progress_s = self.now_s()
+                received_s = self._progress_s = self.now_s()
                 events = [unpack(event) for event in packed]
                 for event in events:
                     worker.meter.append(event)
@@ -342,6 +349,9 @@ class PooledEngine:
                     self._observed.saw(self.now_s(), num_output_tokens=num_tokens)
                 outcome = self._dispatcher.take_in(worker.worker_id, updates)
                 self._carry_out(outcome)
+                if outcome.updates:
+                    delivered = delivery_of(report, worker.worker_id, received_s, self.now_s())
+                    events, packed = [*events, delivered], [*packed, pack(delivered)]
                 if events:
                     asyncio.get_running_loop().call_soon(self._tell_listeners, events, packed)
                 if worker.role is Role.PREFILL:
@@ -487,9 +497,18 @@ class PooledEngine:
                 self._pool.end_silent(self._pools.heartbeat_timeout_s)
             else:  # it is we who have slept
                 self._pool.heard()
+            self._look_for_late_workers()
             health = self.health()
             is_stalled = health.state is EngineState.STALLED
             if is_stalled and not was_stalled:
                 with contextlib.suppress(Exception):
                     await asyncio.to_thread(self._on_trouble, f"the engine stalls: {health.cause}")
             was_stalled = is_stalled
+
+    def _look_for_late_workers(self) -> None:
+        """Tell the router which workers have finished no step for long: new requests had better go elsewhere."""
+        now_s = self.now_s()
+        for worker in self._pool.workers:
+            silent_s = worker.silent_s(now_s) if worker.is_ready else 0.0
+            if silent_s:
+                self._router.silent(worker.worker_id, worker.meter.load(""), silent_s)

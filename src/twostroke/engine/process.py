@@ -293,7 +293,7 @@ def _loop(channel: Channel, engine: Engine, outbox: _Outbox) -> None:
         updates = engine.step() if engine.has_work else ()
         events = outbox.take()
         if updates or events:
-            channel.send(Progress(updates, events))
+            channel.send(Progress(updates, events, monotonic_clock()))
 
 
 def _obey(command: Command, channel: Channel, engine: Engine) -> bool:

@@ -32,7 +32,7 @@ class QueuedStream:
             self._stop_waiting()
         if output.finished:
             self._is_ended = True
-        elif self._taker is not None and self._taker(output):
+        if self._taker is not None and self._taker(output):
             return
         self._outputs.append(output)
         self._wake()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.client import EngineHealth, EngineState, OutputStream
 from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.delivery import delivery_of
 from twostroke.engine.engine_process import COMMAND, EngineProcess
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
@@ -316,13 +317,16 @@ class RemoteEngine:
     def _take_in(self, report: Report) -> None:
         match report:
             case Progress(updates, packed):
-                self._progress_s = self.now_s()
+                received_s = self._progress_s = self.now_s()
                 events = [unpack(event) for event in packed]
                 for event in events:  # before the outputs: delivering the last one makes its request unknown
                     self._wire.meter.append(event)
                 if updates:
                     self._num_fast_deaths = 0
                     self._reception.deliver(updates)
+                    process = f"engine-{self.pid}"
+                    delivered = delivery_of(report, process, received_s, self.now_s())
+                    events, packed = [*events, delivered], [*packed, pack(delivered)]
                 if events:  # behind the streams that were just woken: who waits for a token goes before who takes notes
                     asyncio.get_running_loop().call_soon(self._tell_listeners, events, packed)
             case CacheWasReset(had_blocks):

@@ -83,6 +83,11 @@ class RoutedPlacer:
             worker.reported_s = now_s
             self._put(worker_id, load)
 
+    def silent(self, worker_id: str, load: Load, silent_s: float) -> None:
+        """It has work and has reported no step for so many seconds: it may hang."""
+        if worker_id in self._workers:
+            self._put(worker_id, load, silent_s)
+
     def place(
         self, request: GenerationRequest, token_ids: Sequence[int], members: Sequence[Member], num_live: dict[str, int]
     ) -> Place | None:
@@ -108,7 +113,7 @@ class RoutedPlacer:
         self._router.placed(asked, route)
         return Place(route.decode_id, route.prefill_id, route.words)
 
-    def _put(self, worker_id: str, load: Load) -> None:
+    def _put(self, worker_id: str, load: Load, silent_s: float = 0.0) -> None:
         worker = self._workers[worker_id]
         facts = worker.facts
         rate = 1 / load.prefill_s_per_token if load.prefill_s_per_token > 0 else None
@@ -117,6 +122,7 @@ class RoutedPlacer:
                 member_id=worker_id,
                 role=worker.role,
                 num_queued_prompt_tokens=load.num_waiting_tokens + load.num_running_tokens,
+                silent_s=silent_s,
                 num_running=load.num_running,
                 num_waiting=load.num_waiting,
                 max_num_seqs=facts.max_num_seqs,

@@ -73,6 +73,8 @@ class Member:
     """It ends what it has and takes nothing new."""
     num_queued_prompt_tokens: int = 0
     """Not computed yet, of requests that it has taken."""
+    silent_s: float = 0.0
+    """It has work and has finished no step for so long. It may hang: its queue counts as that much longer."""
     num_running: int = 0
     """Streams that decode."""
     num_waiting: int = 0
@@ -108,7 +110,8 @@ class Member:
         if self.prefill_tokens_per_s is not None:
             limit = "more than 0 tokens a second; None while it is not measured"
             number("prefill_tokens_per_s", self.prefill_tokens_per_s, 0, _MOST, limit, low_open=True)
-        number("step_s", self.step_s, 0, _MOST, "0 or more seconds")
+        for name in ("step_s", "silent_s"):
+            number(name, getattr(self, name), 0, _MOST, "0 or more seconds")
         if self.step_s_per_sequence is not None:
             number("step_s_per_sequence", self.step_s_per_sequence, 0, _MOST, "0 or more seconds")
 

@@ -5,7 +5,7 @@
 
 Where the prompt is computed (p, or d itself):
 
-    queue   = queued prompt tokens / r                    prefill = (N - c) / r
+    queue   = queued prompt tokens / r + silence          prefill = (N - c) / r
     late    = prefill x streams that decode there / TPOT target
               tokens of others that a prefill beside them delays, each by one target
 
@@ -78,7 +78,7 @@ class Standing:
         num_delayed = min(most, num_streams) if member.role.decodes else 0
         return cls(
             member=member,
-            queue_s=(member.num_queued_prompt_tokens + placed.num_prompt_tokens) / rate,
+            queue_s=(member.num_queued_prompt_tokens + placed.num_prompt_tokens) / rate + member.silent_s,
             prefill_s_per_token=1 / rate,
             num_streams=num_streams,
             step_s=step_s + added_s * (placed.num_sequences + 1),

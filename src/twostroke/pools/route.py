@@ -53,8 +53,10 @@ class RouteReason(enum.StrEnum):
     """It would pay if KV travelled in no time."""
     LOCAL_IS_CHEAPER = "local_is_cheaper"
     """The decode member has time: few streams wait for its prefill."""
+    NO_DECODE_LEFT = "no_decode_left"
+    """No decode member takes requests: a prefill member computes the prompt and decodes."""
     NO_DECODE_MEMBER = "no_decode_member"
-    """Nobody who decodes is ready: the request goes nowhere."""
+    """No member at all is ready: the request goes nowhere."""
     TOO_LARGE = "too_large"
     """No member that decodes has so many KV blocks: the request goes nowhere."""
 
@@ -66,6 +68,7 @@ _WORDS = {
     RouteReason.SHORT_REMAINDER: "what is not cached is computed sooner than a hand-over is arranged",
     RouteReason.PREFILL_BUSY: "the prefill pool's queue is too long",
     RouteReason.SLOW_LINK: "the link is too slow for so much KV",
+    RouteReason.NO_DECODE_LEFT: "no decode member takes requests, and it decodes until one does",
     RouteReason.LOCAL_IS_CHEAPER: "the decode member has time for the prompt",
 }
 

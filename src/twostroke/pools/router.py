@@ -13,7 +13,8 @@ The rules:
     and hand_over_s, the second the tokens that the decode member's streams would have late. So a short remainder, a
     slow link, a busy prefill pool and an idle decode member all speak for computing the prompt where it decodes.
 3.  What was sent counts from when it was sent (`placed`), not from the member's next report: a burst spreads.
-4.  Equal costs: the id that sorts first. The same history gives the same routes.
+4.  No decode member takes requests: the prefill member that is cheapest for both strokes takes the request.
+5.  Equal costs: the id that sorts first. The same history gives the same routes.
 
 Work of a decision: num_candidates least loaded and as many holders of the prefix for each stroke, of which the
 num_candidates cheapest make pairs. It does not grow with the number of members; their orders cost a report a binary
@@ -138,7 +139,7 @@ class Router:
         keys = self._strided(request.block_hashes)
         decodes = self._decode_sides(request, keys)
         if not decodes:
-            return self._nowhere(request)
+            return self._stand_in(request, keys) or self._nowhere(request)
         alone = [(PrefillSide.of(side.standing, request, side.num_cached_tokens), side) for side in decodes]
         local = predicted_local(*min(alone, key=self._local_key), self._config)
         if not request.may_be_handed_over:
@@ -153,6 +154,23 @@ class Router:
                 prefill_id=handed.prefill_id, decode_id=handed.decode_id, reason=reason, hand_over=handed, local=local
             )
         return self._local_route(local, handed, self._why_alone(pair, handed, local))
+
+    def _stand_in(self, request: RouteRequest, keys: Sequence[bytes]) -> Route | None:
+        """Return a route to a prefill member that decodes, too; None where some decode member takes requests, or no
+        prefill member has room."""
+        order = self._roster.for_prefill
+        if len(self._roster.for_decode) or not len(order):
+            return None
+        ids = dict.fromkeys([*order.first(self._config.num_candidates), *self._holders(keys, order)])
+        ways = [
+            (self._prefill_side(i, request, keys), self._decode_side(i, request, keys))
+            for i in (ids if any(self._fits(i, request) for i in ids) else order)
+            if self._fits(i, request)
+        ]
+        if not ways:
+            return None
+        local = predicted_local(*min(ways, key=self._local_key), self._config)
+        return self._local_route(local, None, RouteReason.NO_DECODE_LEFT)
 
     def _decode_sides(self, request: RouteRequest, keys: Sequence[bytes]) -> list[DecodeSide]:
         """Candidates that the request fits into; if none of the candidates, then all that it fits into."""
@@ -217,8 +235,8 @@ class Router:
             num_draining = sum(member.is_draining for member in decoding)
             detail = (
                 f"none of {len(decoding)} members that decode takes requests ({num_draining} drain, "
-                f"{len(decoding) - num_draining} are not ready). Ask again when one is ready, or add one to the "
-                "decode pool."
+                f"{len(decoding) - num_draining} are not ready), and no prefill member has room for it. Ask again when "
+                "one is ready, or add one to the decode pool."
             )
         return Route(prefill_id=None, decode_id=None, reason=reason, hand_over=None, local=None, detail=detail)
 

@@ -29,6 +29,7 @@ from twostroke.events import (
     RequestRouted,
     StepCommitted,
     StepScheduled,
+    TokensDelivered,
     event_log_with_a_gap,
 )
 from twostroke.kv_cache.layout import KVGroup, KVLayout
@@ -137,7 +138,7 @@ def _feed(
             return _decide(scheduler, event)
         case PrefixCacheReset() | KVBlockChecked() | KVImportBegan() | KVImportEnded() | KVHoldEnded():
             _change_cache(scheduler, event, hashes)
-        case MeasurementBegan() | EngineLost() | RequestRouted() | PoolScaled() | MemorySampled():
+        case MeasurementBegan() | EngineLost() | RequestRouted() | PoolScaled() | MemorySampled() | TokensDelivered():
             pass
         case EventsDropped():
             raise event_log_with_a_gap(event)

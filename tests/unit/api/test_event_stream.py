@@ -77,6 +77,7 @@ class Connection:
         self.has_left = asyncio.Event()
         self.written: list[bytes] = []
         self.num_at_once = 0
+        self.has_begun = False
         self.is_complete = False
         self.is_broken = False
 
@@ -85,13 +86,19 @@ class Connection:
         return {"type": "http.disconnect"}
 
     async def send(self, message: dict[str, Any]) -> None:
-        await self.reads.wait()
-        if message["type"] == "http.response.body":
+        if not self.reads.is_set():
+            await self.reads.wait()
+        if message["type"] == "http.response.start":
+            assert not self.has_begun
+            self.has_begun = True
+        else:
+            assert self.has_begun
             assert not self.is_complete
             self.written.append(message["body"])
             self.is_complete = not message["more_body"]
 
     def write_now(self, part: bytes) -> bool:
+        assert self.has_begun
         assert not self.is_complete
         assert part
         if self.is_broken:
@@ -114,7 +121,8 @@ class Scene:
     def __init__(self, num_prompts: int, *, writes_at_once: bool) -> None:
         self.engine, self.connection = Engine(), Connection()
         self.call = Call(self.engine, num_prompts)
-        extensions = {WRITE_NOW: {"call": self.connection.write_now}} if writes_at_once else {}
+        ways = {"call": self.connection.write_now, "may_begin": self.connection.reads.is_set}
+        extensions = {WRITE_NOW: ways} if writes_at_once else {}
         scope = {"type": "http", "state": {}, "extensions": extensions}
         response = EventStream(self.call, on_error=lambda error: f"failed: {error}".encode())
         self.task = asyncio.ensure_future(response(scope, self.connection.receive, self.connection.send))
@@ -171,15 +179,37 @@ def test_what_can_be_written_at_once_wakes_nobody() -> None:
     async def scene() -> None:
         stage = Scene(1, writes_at_once=True)
         (stream,) = stage.engine.streams
-        stream.put(output("first"))
         await rest()
         for number in range(5):
-            stream.put(output(str(number)))  # without a turn of the loop between them
-        assert stage.text == "0first 00 01 02 03 04 "
-        assert stage.connection.num_at_once == 5
-        stream.put(output("", FinishReason.STOP))
+            stream.put(output(str(number)))  # without a turn of the loop between them; the first brings the head
+        assert stage.text == "00 01 02 03 04 "
+        stream.put(output("last", FinishReason.STOP))
+        assert stage.text == "00 01 02 03 04 0last end"
+        assert stage.connection.num_at_once == 6
         await stage.task
-        assert stage.text.endswith("04 end")
+        assert stage.connection.is_complete
+
+    played(scene)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_request_that_fails_ends_as_what_was_sent_allows(is_first: bool) -> None:
+    async def scene() -> None:
+        stage = Scene(1, writes_at_once=True)
+        (stream,) = stage.engine.streams
+        await rest()
+        if not is_first:
+            stream.put(output("a"))
+        failed = output("", FinishReason.ERROR)
+        failed.error = "it went wrong."
+        stream.put(failed)
+        if is_first:  # nothing was sent: the framework answers with a status
+            with pytest.raises(EngineError, match="it went wrong"):
+                await stage.task
+            assert not stage.connection.has_begun
+        else:
+            await stage.task
+            assert stage.text == "0a failed: it went wrong."
 
     played(scene)
 

@@ -243,6 +243,9 @@ def test_long_prompt_watches_memory(model: str, tmp_path: Path, monkeypatch: pyt
     # the kernel counts resident pages in batches, so the two may disagree by some
     assert found.details["peak_bytes"] > found.details["resident_before_bytes"] - (8 << 20) > 0
     assert found.details["kv_bytes"] > 0
+    served = found.details["served"]
+    assert served["engine_growth_bytes"] > 0
+    assert served["ttft_long_s"] > 0
 
 
 def test_transformers_runs_beside(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

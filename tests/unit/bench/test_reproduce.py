@@ -19,7 +19,7 @@ from twostroke.bench.reproduce import pinned_prefixes, r1_batching, r2_hostage, 
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.bench.reproduce.run import RESULTS, reproduce
 from twostroke.bench.slots import SlotCount, static_schedule
-from twostroke.bench.workload import TraceEntry, of_trace
+from twostroke.bench.workload import TraceEntry, of_lengths, of_trace
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter, SetupError
@@ -89,7 +89,24 @@ def test_r14_counts_171_5_times_fewer_passes(tmp_path: Path) -> None:
 
 def test_long_prompt_leaves_everybody_a_token_a_step(tmp_path: Path) -> None:
     found = _reproduce("long-prompt", _options(tmp_path, full=True))
-    assert found.claims[0].predicted == 66
+    assert found.claims[0].predicted == 261  # 131,072 tokens, 504 a step
+
+
+def test_what_is_recorded_of_a_step_does_not_grow_with_the_prompt(tmp_path: Path) -> None:
+    """A step names the blocks that it adds, not those that the request has."""
+    length = 131_072
+    workload = of_lengths([(length, 4)], vocab_size=4096)
+    log = tmp_path / "events.jsonl"
+    cache = CacheConfig(enable_prefix_caching=True)
+    scheduler = SchedulerConfig(max_num_batched_tokens=512, max_num_seqs=1)
+    engine = counting_engine(scheduler, cache, max_model_len=workload.max_request_tokens, event_log=log)
+    engine.run(workload)
+    engine.engine.close()
+    with log.open() as lines:
+        sizes = [len(line) for line in lines if "StepScheduled" in line or "StepCommitted" in line]
+    assert len(sizes) == 2 * (length // 512 + 3)
+    early, late = sizes[4:100], sizes[-106:-10]
+    assert max(late) <= 1.1 * max(early)
 
 
 def _conversations(num_requests: int, seed: int) -> list[TraceEntry]:

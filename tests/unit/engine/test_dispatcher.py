@@ -94,6 +94,39 @@ def test_a_stale_frame_is_dropped_at_the_fence() -> None:
     assert [(update.request_id, update.token_ids) for update in outcome.updates] == [("r", (7,))]
 
 
+def test_a_prefill_worker_decodes_until_a_decode_worker_is_back() -> None:
+    dispatcher = Dispatcher(LeastBusy())
+    dispatcher.worker_ready(member("p", Role.PREFILL))
+    dispatcher.worker_ready(member("d0", Role.DECODE))
+    dispatcher.add(request(max_tokens=20))
+    dispatcher.take_in("p", [made("r", 0, 5, reason=FinishReason.LENGTH)])
+    dispatcher.take_in("d0", [made("r", 1, 6)])
+    outcome = dispatcher.worker_gone("d0", "it died")
+    assert commands(outcome) == [("p", Add)], "at once"
+    (order,) = outcome.orders
+    assert isinstance(order.command, Add)
+    moved = order.command.request
+    assert (moved.new_request.output_token_ids, moved.max_tokens, moved.lend_as) == ((5, 6), 20, None)
+    assert [update.token_ids for update in dispatcher.take_in("p", [made("r@1", 2, 7)]).updates] == [(7,)]
+    assert commands(dispatcher.add(request("new"))) == [("p", Add)]
+    outcome = dispatcher.worker_ready(member("d1", Role.DECODE))
+    once = [("p", Finish), ("p", Add), ("d1", FetchKV)]
+    assert commands(outcome) == [*once, *once], "both go on there, with the KV that the prefill worker has"
+    assert not commands(dispatcher.worker_ready(member("d2", Role.DECODE))), "nobody is moved twice"
+    dispatcher.take_in("p", [made("r@2", 3, 8, reason=FinishReason.LENGTH)])
+    outcome = dispatcher.take_in("d1", [made("r@2", 4, 9, reason=FinishReason.STOP)])
+    assert [update.token_ids for update in outcome.updates] == [(9,)]
+
+
+def test_who_waits_for_any_worker_takes_the_first_that_comes() -> None:
+    dispatcher = two_pools()
+    dispatcher.add(request())
+    for name in ("d1", "d2"):
+        dispatcher.worker_gone(name, "it died")
+    assert not dispatcher.worker_gone("p", "it died").orders
+    assert commands(dispatcher.worker_ready(member("p2", Role.PREFILL))) == [("p2", Add)]
+
+
 def test_a_sequence_that_ends_every_worker_is_given_up() -> None:
     dispatcher = Dispatcher(LeastBusy())
     dispatcher.worker_ready(member("d0", Role.DECODE))
@@ -137,7 +170,7 @@ def test_scores_of_a_prompt_are_told_once_whoever_computes_it() -> None:
     first = dispatcher.take_in("d0", [made("r", 0, prompt_logprobs=scores[:4])])
     dispatcher.worker_gone("d0", "it died")
     dispatcher.worker_ready(member("d1", Role.DECODE))
-    second = dispatcher.take_in("d1", [made("r@1", 0, 5, prompt_logprobs=scores)])
+    second = dispatcher.take_in("d1", [made("r@2", 0, 5, prompt_logprobs=scores)])  # p had it meanwhile
     told = [update.news for outcome in (first, second) for update in outcome.updates]
     assert [(news.prompt_logprobs_start, len(news.prompt_logprobs)) for news in told if news] == [(1, 4), (5, 5)]
 

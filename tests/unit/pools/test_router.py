@@ -149,14 +149,43 @@ def test_a_request_that_fits_only_into_the_least_attractive_finds_it() -> None:
 
 
 def test_nobody_to_decode() -> None:
-    router = router_of(prefill_member(0), decode_member(0, is_ready=False), decode_member(1, is_draining=True))
+    router = router_of(decode_member(0, is_ready=False), decode_member(1, is_draining=True))
     route = router.route(request())
     assert (route.decode_id, route.reason, route.chosen) == (None, RouteReason.NO_DECODE_MEMBER, None)
     assert route.words == (
-        "none of 2 members that decode takes requests (1 drain, 1 are not ready). Ask again when one is ready, or add "
-        "one to the decode pool."
+        "none of 2 members that decode takes requests (1 drain, 1 are not ready), and no prefill member has room for "
+        "it. Ask again when one is ready, or add one to the decode pool."
     )
     router.placed(request(), route)  # nothing was sent
+
+
+def test_a_prefill_member_decodes_while_no_decode_member_takes_requests() -> None:
+    busy, idle = prefill_member(0, num_queued_prompt_tokens=5000), prefill_member(1)
+    gone = decode_member(0, is_ready=False)
+    router = router_of(busy, idle, gone)
+    route = router.route(request())
+    assert (route.prefill_id, route.decode_id, route.reason) == (None, "p1", RouteReason.NO_DECODE_LEFT)
+    assert route.chosen is route.local
+    assert "p1 computes the prompt itself: no decode member takes requests" in route.words
+    router.placed(request(), route)
+    router.put(decode_member(0))
+    assert router.route(request()).decode_id == "d0", "as soon as it is back"
+
+
+def test_nobody_stands_in_who_has_no_room() -> None:
+    small = prefill_member(0, num_blocks=10, num_free_blocks=10)
+    gone = decode_member(0, is_ready=False)
+    assert router_of(small, gone).route(request(800)).reason is RouteReason.NO_DECODE_MEMBER
+    assert router_of(small, prefill_member(9), gone).route(request(800)).decode_id == "p9"
+
+
+@pytest.mark.parametrize("silent_s", [2.0, 14.0])
+def test_a_member_that_reports_nothing_any_more_is_passed_over(silent_s: float) -> None:
+    """It looks idle: its last report was that of an idle member."""
+    busy = decode_member(1, num_running=6, num_queued_prompt_tokens=500)
+    assert router_of(decode_member(0), busy).route(request()).decode_id == "d0"
+    assert router_of(decode_member(0, silent_s=silent_s), busy).route(request()).decode_id == "d1"
+    assert router_of(decode_member(0, silent_s=silent_s)).route(request()).decode_id == "d0", "there is nobody else"
 
 
 def test_a_request_too_large_for_everybody() -> None:

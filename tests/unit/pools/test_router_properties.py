@@ -39,7 +39,9 @@ def test_routing_is_total_and_repeats_itself_and_goes_to_those_who_take_it(
         if route.decode_id is not None:
             decode = by_id[route.decode_id]
             assert decode.takes_requests
-            assert decode.role.decodes
+            assert decode.role.decodes or route.reason is RouteReason.NO_DECODE_LEFT
+            if route.reason is RouteReason.NO_DECODE_LEFT:
+                assert not any(member.takes_requests and member.role.decodes for member in pool)
         if route.prefill_id is not None:
             prefill = by_id[route.prefill_id]
             assert prefill.takes_requests

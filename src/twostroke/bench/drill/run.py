@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, pe
 from twostroke.config.checks import whole_number
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
+from twostroke.pools.member import Role
+from twostroke.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +33,9 @@ class DrillOptions:
     prefill: int = 1
     """Prefill processes."""
     decode: int = 2
-    """Decode processes; the last that lives is left alone."""
+    """Decode processes; the last that lives is left alone, but for last_decode."""
+    last_decode: int = 6
+    """Afterwards: how often the only decode process of a smaller pair of pools is killed. A prefill process goes on."""
     every_s: float = 1.0
     """Between two faults, on average; a process needs some seconds to come back."""
     heartbeat_timeout_s: float = 1.0
@@ -45,6 +50,7 @@ class DrillOptions:
         whole_number("num_streams", self.num_streams, 1, 1000)
         whole_number("num_faults", self.num_faults, 1, 100_000)
         whole_number("decode", self.decode, 2, 64)
+        whole_number("last_decode", self.last_decode, 0, 1000)
 
 
 def run_drill(options: DrillOptions) -> dict[str, Any]:
@@ -64,6 +70,7 @@ def run_drill(options: DrillOptions) -> dict[str, Any]:
         found = asyncio.run(run(logged, pools, requests, faults=faults, progress=_progress))
     assert found.token_ids == quiet.token_ids, "tokens differ from those of one process"
     assert found.logprobs == quiet.logprobs, "log-probabilities differ from those of one process"
+    last = _last_decode(config, requests, quiet, options)
     assert not any(found.num_blocks_left.values()), f"blocks are still held: {found.num_blocks_left}"
     results = {
         "streams": options.num_streams * found.num_rounds,
@@ -76,6 +83,7 @@ def run_drill(options: DrillOptions) -> dict[str, Any]:
         "different_streams": 0,
         "blocks_left": found.num_blocks_left,
         "gap_ms": percentiles([1000 * gap_s for gap_s in found.gaps_s]),
+        **last,
     }
     command = command_line("twostroke bench drill", options)
     save(
@@ -85,6 +93,26 @@ def run_drill(options: DrillOptions) -> dict[str, Any]:
         options.results,
     )
     return results
+
+
+def _last_decode(
+    config: EngineConfig, requests: Sequence[tuple[str, SamplingParams]], quiet: Drill, options: DrillOptions
+) -> dict[str, Any]:
+    """Kill the only decode process again and again, then the only prefill process; return what the streams noticed.
+
+    Raises:
+        AssertionError: a stream is not the undisturbed one.
+    """
+    told: dict[str, Any] = {}
+    for role in (Role.DECODE, Role.PREFILL) if options.last_decode else ():
+        faults = Faults(options.last_decode, options.every_s, options.seed, only=role)
+        pools = PoolConfig(prefill=1, decode=1, heartbeat_timeout_s=options.heartbeat_timeout_s)
+        found = asyncio.run(run(config, pools, requests, faults=faults, progress=_progress))
+        assert found.token_ids == quiet.token_ids, f"tokens differ after the last {role} process was killed"
+        assert found.logprobs == quiet.logprobs, f"log-probabilities differ after the last {role} process was killed"
+        told[f"last_{role}_killed"] = found.num_killed
+        told[f"last_{role}_pause_ms"] = percentiles([1000 * pause_s for pause_s in found.pauses_s])
+    return told
 
 
 def _progress(drill: Drill) -> None:

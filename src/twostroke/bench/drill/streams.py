@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from twostroke.config.engine import EngineConfig
@@ -27,6 +28,9 @@ from twostroke.pools.member import Role
 from twostroke.sampling_params import SamplingParams
 from twostroke.scheduler.replay import scheduler_at_end
 
+STILL_ARRIVES_S = 0.5
+"""Tokens of a worker that was killed so long ago may still arrive."""
+
 
 @dataclass(frozen=True, slots=True)
 class Faults:
@@ -38,6 +42,9 @@ class Faults:
     """Between two of them, on average."""
     seed: int = 0
     """Of who it is."""
+    only: Role | None = None
+    """Workers of this pool alone, by SIGKILL, the last that lives included; None: of both, and the last one that
+    decodes is left alone."""
     resizes: bool = False
     """Every now and then a pool gets one worker more, and one less again."""
 
@@ -61,6 +68,8 @@ class Drill:
     """How often all requests ran."""
     num_blocks_left: dict[str, int] = field(default_factory=dict[str, int])
     """KV blocks that were still held at the end, on loan or otherwise, by each worker that lived; with an event log."""
+    pauses_s: list[float] = field(default_factory=list[float])
+    """Longest time between two tokens of each stream around the death of a whole pool (`Faults.only`)."""
     gaps_s: list[float] = field(default_factory=list[float])
     """Of each stream that was resumed: from when its worker was found dead to its next token."""
 
@@ -117,7 +126,7 @@ async def run(
     engine = PooledEngine(config, pools, on_trouble=lambda cause: None, listeners=(seen,), placer=placer)
     await engine.start()
     faults = faults or Faults(0)
-    disturbing = asyncio.create_task(_disturb(engine, drill, faults))
+    disturbing = asyncio.create_task(_disturb(engine, drill, faults, seen))
     resizing = asyncio.create_task(_resize(engine, pools, drill, faults))
     try:
         rounds = 0
@@ -149,7 +158,7 @@ async def run(
         await engine.close()
     if config.load.event_log is not None:
         drill.num_blocks_left = {worker_id: _blocks_left(config.load.event_log, worker_id) for worker_id in survivors}
-    drill.num_handed_over, drill.gaps_s = seen.num_handed_over, seen.gaps_s
+    drill.num_handed_over, drill.gaps_s, drill.pauses_s = seen.num_handed_over, seen.gaps_s, seen.pauses_s()
     drill.num_resumed, drill.num_fenced = engine.dispatcher.num_resumed, engine.dispatcher.num_fenced
     return drill
 
@@ -161,6 +170,9 @@ class _Seen:
         self.num_handed_over = 0
         self.gaps_s: list[float] = []
         self._resumed_s: dict[str, float] = {}
+        self._delivered_s: dict[str, list[float]] = {}
+        self.killed_s: list[float] = []
+        """When all workers of a pool were killed at once."""
 
     def append(self, event: Event, packed: PackedEvent) -> None:
         """One event, in order."""
@@ -172,9 +184,29 @@ class _Seen:
 
     def delivered(self, name: str, now_s: float) -> None:
         """Tokens of a request have come."""
+        self._delivered_s.setdefault(name, []).append(now_s)
         resumed_s = self._resumed_s.pop(name, None)
         if resumed_s is not None:
             self.gaps_s.append(now_s - resumed_s)
+
+    @property
+    def num_begun(self) -> int:
+        """Requests of which tokens have come."""
+        return len(self._delivered_s)
+
+    def pauses_s(self) -> list[float]:
+        """Return the longest time between two tokens around each kill, of requests that had some before and after.
+
+        What the dead worker had sent may still arrive for a moment.
+        """
+        pauses: list[float] = []
+        for times_s in self._delivered_s.values():
+            for killed_s in self.killed_s:
+                if not times_s[0] < killed_s < times_s[-1]:
+                    continue
+                around = [(a, b) for a, b in pairwise(times_s) if b > killed_s and a < killed_s + STILL_ARRIVES_S]
+                pauses.append(max(b - a for a, b in around))
+        return pauses
 
 
 async def ask(
@@ -224,8 +256,29 @@ async def ask(
             await wake.wait()
 
 
-async def _disturb(engine: PooledEngine, drill: Drill, faults: Faults) -> None:
-    """Kills and freezes, one after the other; never the last that decodes, so that there is somebody to go on."""
+async def _kill_all_of(role: Role, engine: PooledEngine, drill: Drill, faults: Faults, seen: _Seen) -> None:
+    """Kill every worker of a pool at once, whenever all of them run and streams have begun."""
+    for _ in range(faults.number):
+        await asyncio.sleep(faults.every_s)
+        num_begun = seen.num_begun
+        while not (
+            engine.dispatcher.num_live
+            and seen.num_begun > num_begun
+            and all(member.state is EngineState.RUNNING for member in engine.members())
+        ):
+            await asyncio.sleep(0.01)
+        seen.killed_s.append(engine.now_s())
+        for worker_id, pid in engine.pids.items():
+            if worker_id.startswith(role):
+                os.kill(pid, signal.SIGKILL)
+                drill.num_killed += 1
+
+
+async def _disturb(engine: PooledEngine, drill: Drill, faults: Faults, seen: _Seen) -> None:
+    """Kills and freezes, one after the other; never the last that decodes, unless that is what is asked for."""
+    if faults.only is not None:
+        await _kill_all_of(faults.only, engine, drill, faults, seen)
+        return
     dice = random.Random(faults.seed)
     done = 0
     while done < faults.number:

@@ -1,8 +1,10 @@
-"""A prompt of 32k tokens, computed in chunks beside short requests, which get a token in every step.
+"""A prompt of 131,072 tokens, computed in chunks beside short requests, which get a token in every step.
 
-The budget of a step is shared: eight decodes leave 504 of 512 tokens for the prompt, so it takes 66 steps, and nobody
+The budget of a step is shared: eight decodes leave 504 of 512 tokens for the prompt, so it takes 261 steps, and nobody
 waits longer than one of them. Memory is bounded by the chunk: beyond the KV itself it must not grow with the prompt.
-(Attention over the whole prompt at once would hold 32k x 32k scores per head: 4 GiB each.)
+(Attention over the whole prompt at once would hold 131k x 131k scores per head: 64 GiB each.)
+
+Twice: by the engine alone with the model, and by a server with one layer of it (long_prompt_served.py).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from twostroke.bench.figure import MEASURED, PREDICTED
 from twostroke.bench.model_engine import model_engine
 from twostroke.bench.report import percentiles
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from twostroke.bench.reproduce.long_prompt_served import Served, serve_long_prompt
 from twostroke.bench.workload import Workload, of_lengths
 from twostroke.config.cache import CacheConfig
 from twostroke.config.kv_format import resolve_kv_format
@@ -34,11 +37,13 @@ NUM_SHORT = 8
 SHORT_PROMPT = 16
 WORKING_BYTES = 256 << 20
 """What a step may take beside weights and KV."""
+HTTP_BYTES = 64 << 20
+"""What the HTTP process may take for the prompt: its body, its token ids, and copies of these."""
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Counts steps, then runs a model and watches its memory."""
-    long_prompt = 32_768 if options.full else 2048
+    long_prompt = 131_072 if options.full else 2048
     num_steps = -(-long_prompt // (BUDGET - NUM_SHORT))
     # the short ones are there before the long one begins, and still there when it has ended
     lengths = [(SHORT_PROMPT, num_steps + 8)] * NUM_SHORT + [(long_prompt, 4)]
@@ -57,8 +62,12 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
                 "peak memory beyond KV and what a single chunk took, MiB", WORKING_BYTES >> 20, details["working_mib"]
             )
         )
+        claims.append(Claim.reported("TTFT of the long prompt, s", details["ttft_long_s"]))
         stall = details["itl_s"]["max"] / details["chunk_step_s"]["p50"]
         claims.append(Claim.reported("longest gap between tokens of a short request, in median chunk steps", stall))
+        served = serve_long_prompt(long_prompt, NUM_SHORT, BUDGET, threads=options.threads, seed=options.seed)
+        claims += _served_claims(served)
+        details["served"] = served.as_json()
     return Reproduction(
         name="long-prompt",
         title=f"A prompt of {long_prompt:,} tokens beside {NUM_SHORT} short requests",
@@ -80,6 +89,17 @@ def _step_claims(where: str, run: Run, num_steps: int) -> list[Claim]:
         Claim.within(f"steps that computed the long prompt, {where}", num_steps, chunks, 1 / num_steps),
         Claim.equal(f"of these, steps in which a short request got no token, {where}", 0, starved),
         Claim.at_most(f"most tokens in a step, {where}", BUDGET, max(s.num_tokens for s in run.steps)),
+    ]
+
+
+def _served_claims(served: Served) -> list[Claim]:
+    working = max(0, served.engine_growth_bytes - served.kv_bytes)
+    return [
+        Claim.equal("steps in which a request that had begun got no token, served", 0, served.num_starved),
+        Claim.at_most("engine process beyond KV, served, MiB", WORKING_BYTES >> 20, working >> 20),
+        Claim.at_most("HTTP process, growth, served, MiB", HTTP_BYTES >> 20, served.http_growth_bytes >> 20),
+        Claim.reported("TTFT of the long prompt, served, one layer, s", served.ttft_s),
+        Claim.reported("ITL of the short requests, served, one layer, p99 s", served.itl_s["p99"]),
     ]
 
 

@@ -47,7 +47,7 @@ RESULTS = {
     "viewers": ("twostroke.bench.reproduce.viewers", "what the live view costs"),
     "live-page": ("twostroke.bench.reproduce.live_page", "the live view in a browser: pictures a second, memory"),
     "stories": ("twostroke.bench.reproduce.stories", "the switchboard's six stories, told by their buttons"),
-    "long-prompt": ("twostroke.bench.reproduce.long_prompt", "a 32k prompt in chunks beside short requests"),
+    "long-prompt": ("twostroke.bench.reproduce.long_prompt", "a 131k prompt in chunks beside short requests"),
 }
 """Name to the module that reproduces it, and what it is about."""
 

@@ -28,7 +28,7 @@ from twostroke.bench.workload import SyntheticSpec, Workload, synthetic
 from twostroke.engine.event_sinks import read_events
 from twostroke.engine.input_processor import Prompt
 from twostroke.errors import SetupError
-from twostroke.events import StepCommitted
+from twostroke.events import StepCommitted, TokensDelivered
 from twostroke.llm import LLM
 from twostroke.sampling_params import SamplingParams
 
@@ -82,8 +82,8 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     workload = synthetic(spec)
     threads = sorted({1, options.threads or 2})
     sides = {n: _side_by_side(options, workload, n, rounds) for n in threads}
-    delays_s, step_s, latency = _delays(options, workload)
-    one, delay_ms = sides[1], 1000 * percentiles(delays_s)["p99"]
+    delays, step_s, latency = _delays(options, workload)
+    one, delay_ms = sides[1], 1000 * delays.percentiles()["sampled_to_read"]["p99"]
     claims = [
         Claim.at_least("throughput, one model thread: server / offline", GOAL_RATIO, one.ratio).judged(options.full),
         Claim.at_most("HTTP process, us of processor a token", GOAL_US_PER_TOKEN, median(one.us_per_token)).judged(
@@ -91,6 +91,11 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         ),
         Claim.at_most("event at the client after its sample, p99 ms", GOAL_DELAY_MS, delay_ms).judged(
             options.full and step_s >= LONG_STEP_S
+        ),
+        *(
+            Claim.reported(f"of this, {name.replace('_', ' ')}, p99 ms", 1000 * of["p99"])
+            for name, of in delays.percentiles().items()
+            if name != "sampled_to_read"
         ),
         Claim.reported("a step, median ms", 1000 * step_s),
         *(
@@ -107,7 +112,8 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         workload={**workload.description, "prompt_tokens": workload.num_prompt_tokens},
         details={
             "sides": {str(n): of.as_json() for n, of in sides.items()},
-            "delay_s": percentiles(delays_s),
+            "delay_s": delays.percentiles(),
+            "delay_by_token_s": delays.by_place(),
             "step_s": step_s,
             "latency": latency,
         },
@@ -187,8 +193,37 @@ def _ask(server: LocalServer, model: str, workload: Workload, request_ids: Seque
     return found
 
 
-def _delays(options: ReproduceOptions, workload: Workload) -> tuple[list[float], float, dict[str, Any]]:
-    """Seconds from sample to client of every token, the median step, and latencies as the client saw them."""
+@dataclass(frozen=True, slots=True)
+class _Delays:
+    """Seconds from one hop to the next, of every token; a list for each stream, in the order of its tokens."""
+
+    sampled_to_sent: list[list[float]]
+    """The engine accounts for the step and encodes its report."""
+    sent_to_received: list[list[float]]
+    """Between the processes, until the event loop has read it."""
+    received_to_written: list[list[float]]
+    """The HTTP process makes the step's events and writes them; until the last of them is written."""
+    received_to_read: list[list[float]]
+    """From the report in the HTTP process to this token's event at the client."""
+    sampled_to_read: list[list[float]]
+    """All of it."""
+
+    def percentiles(self) -> dict[str, dict[str, float]]:
+        """Return those of each segment over all tokens."""
+        return {name: percentiles([s for stream in getattr(self, name) for s in stream]) for name in self.__slots__}
+
+    def by_place(self) -> dict[str, dict[str, float]]:
+        """Return those of the whole delay by the token's place in its stream."""
+        streams = self.sampled_to_read
+        return {
+            "first": percentiles([stream[0] for stream in streams]),
+            "between": percentiles([s for stream in streams for s in stream[1:-1]]),
+            "last": percentiles([stream[-1] for stream in streams]),
+        }
+
+
+def _delays(options: ReproduceOptions, workload: Workload) -> tuple[_Delays, float, dict[str, Any]]:
+    """Return the delay of every token in its segments, the median step, and latencies as the client saw them."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "events"
         names = [f"r{i}" for i in range(len(workload))]
@@ -196,19 +231,41 @@ def _delays(options: ReproduceOptions, workload: Workload) -> tuple[list[float],
             _ask(server, options.model, workload.cut_outputs(8), [f"warm-up-{name}" for name in names])
             run = _ask(server, options.model, workload, names)
             urllib.request.urlretrieve(f"{server.url}/flight_recorder", log)  # which costs the engine nothing
-        events = [event for event in read_events(log) if isinstance(event, StepCommitted)]
-    sampled: dict[str, list[float]] = {}
-    for event in events:
-        for commit in event.commits:
-            caller, _, _ = commit.request_id.rpartition("#")  # the engine's own number of it comes last
-            sampled.setdefault(caller, []).extend([event.time_s] * commit.num_tokens)
-    delays: list[float] = []
+        events = list(read_events(log))
+    steps = [event for event in events if isinstance(event, StepCommitted)]
+    delivered = {event.sampled_s: event for event in events if isinstance(event, TokensDelivered)}
+    read_s: dict[str, list[float]] = {}
     for name, exchange in zip(names, run.exchanges, strict=True):
         pairs = zip(exchange.chunk_times_s, exchange.chunk_tokens, strict=True)
-        came = [run.start_s + time_s for time_s, count in pairs for _ in range(count)]
-        delays += [a - b for a, b in zip(came, sampled[f"cmpl-{name}"], strict=True)]
-    steps = [event.operator_time_s for event in events if len(event.commits) == STREAMS]
-    return delays, median(steps), latencies(run.exchanges)
+        read_s[f"cmpl-{name}"] = [run.start_s + time_s for time_s, count in pairs for _ in range(count)]
+    times_s = [event.operator_time_s for event in steps if len(event.commits) == STREAMS]
+    return _segments(steps, delivered, read_s), median(times_s), latencies(run.exchanges)
+
+
+def _segments(
+    steps: Sequence[StepCommitted], delivered: Mapping[float, TokensDelivered], read_s: Mapping[str, Sequence[float]]
+) -> _Delays:
+    """Put together when each token was sampled, sent, received, written and read.
+
+    Args:
+        steps: in order, with the tokens that each made of whom.
+        delivered: by the time of their step's result.
+        read_s: when the client had read each token, by request.
+    """
+    sampled: dict[str, list[float]] = {}
+    for step in steps:
+        for commit in step.commits:
+            caller, _, _ = commit.request_id.rpartition("#")  # the engine's own number of it comes last
+            sampled.setdefault(caller, []).extend([step.time_s] * commit.num_tokens)
+    delays = _Delays([], [], [], [], [])
+    for caller, reads in read_s.items():
+        hops = [(delivered[at_s], read) for at_s, read in zip(sampled[caller], reads, strict=True)]
+        delays.sampled_to_sent.append([hop.sent_s - hop.sampled_s for hop, _ in hops])
+        delays.sent_to_received.append([hop.received_s - hop.sent_s for hop, _ in hops])
+        delays.received_to_written.append([hop.time_s - hop.received_s for hop, _ in hops])
+        delays.received_to_read.append([read - hop.received_s for hop, read in hops])
+        delays.sampled_to_read.append([read - hop.sampled_s for hop, read in hops])
+    return delays
 
 
 def _draw(figure: Any, sides: Mapping[int, _Sides]) -> None:

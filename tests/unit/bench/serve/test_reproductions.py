@@ -90,7 +90,15 @@ def test_server_throughput_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(server_throughput, "_size", lambda _: (1, 5))
     options = ReproduceOptions(results=tmp_path, threads=1)
     (found,) = reproduce(["server-throughput"], options, Console(quiet=True))
-    assert found.details["delay_s"]["count"] == 3 * 5  # every token's event was found beside its sample
-    assert found.details["delay_s"]["p50"] > 0
+    delays = found.details["delay_s"]
+    assert all(of["count"] == 3 * 5 for of in delays.values()), "every token's event was found beside its sample"
+    assert all(of["p50"] >= 0 for of in delays.values())
+    segments = [delays[name]["mean"] for name in ("sampled_to_sent", "sent_to_received", "received_to_read")]
+    assert sum(segments) == pytest.approx(delays["sampled_to_read"]["mean"])
+    assert {place: of["count"] for place, of in found.details["delay_by_token_s"].items()} == {
+        "first": 3,
+        "between": 9,
+        "last": 3,
+    }
     assert found.details["sides"].keys() == {"1"}
     assert (tmp_path / "server-throughput-small.png").is_file()
