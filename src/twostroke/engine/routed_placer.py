@@ -95,9 +95,7 @@ class RoutedPlacer:
             num_output_tokens=request.max_tokens - (len(token_ids) - len(new.prompt_token_ids)),
             block_hashes=hash_blocks(token_ids, block_size, request.cache_salt),
             block_size=block_size,
-            may_be_handed_over=new.params.prompt_logprobs is None
-            and not new.wants_hidden_state
-            and len(token_ids) >= block_size,
+            may_be_handed_over=new.params.prompt_logprobs is None and not new.wants_hidden_state,
         )
         route = self._router.route(asked)
         if route.decode_id is None:

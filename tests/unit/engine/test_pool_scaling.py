@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from factories import make_facts
 from twostroke.config.pools import PoolConfig
-from twostroke.engine.facts import EngineFacts
 from twostroke.engine.load import Load
 from twostroke.engine.pool_scaling import PoolScaling, WorkerFigures, limits_of
 from twostroke.errors import InvalidParameter
@@ -16,13 +16,8 @@ from twostroke.pools.member import Role
 LIMITS = limits_of(PoolConfig(prefill=1, decode=1, max_prefill=8, max_decode=8, tpot_target_s=0.05, ttft_target_s=1.0))
 
 
-def facts(num_blocks: int = 100) -> EngineFacts:
-    given = {name: field.default for name, field in EngineFacts.__dataclass_fields__.items()}
-    return EngineFacts(**{**given, "num_blocks": num_blocks, "max_num_seqs": 64})
-
-
-PREFILL = WorkerFigures("p0", Role.PREFILL, 0, Load(8, prefill_s_per_token=0.001), facts())
-DECODE = WorkerFigures("d0", Role.DECODE, 0, Load(8, decode_step_s=0.03, step_s_per_sequence=0.001), facts(), 100)
+PREFILL = WorkerFigures("p0", Role.PREFILL, 0, Load(8, prefill_s_per_token=0.001), make_facts())
+DECODE = WorkerFigures("d0", Role.DECODE, 0, Load(8, decode_step_s=0.03, step_s_per_sequence=0.001), make_facts(), 100)
 
 
 def test_a_pool_that_has_no_most_keeps_its_size() -> None:
