@@ -27,7 +27,7 @@ class Label(StrEnum):
     STALLED = "stalled"  # such steps, or steps it sat out, made long by the prefill of others
     KV_CHECK = "kv check"  # a cached block was computed again, before the step that would read it
     PREEMPTED = "preempted"  # its blocks were given to somebody more urgent
-    TRANSFER = "transfer"  # from the end of its prefill in one process until another has taken it in
+    TRANSFER = "transfer"  # its KV and the word of it travel from one process to another; a receiver's step is a wait
     RESUME = "resumed elsewhere"  # from the loss of the process that ran it until another has taken it in
     END = "end"  # between its last step and its end
 
