@@ -107,6 +107,12 @@ def test_workers_come_and_leave_while_streams_run(undisturbed: Drill) -> None:
             with pytest.raises(InvalidParameter, match="decode=0: must be a whole number, 1 to 64"):
                 engine.scale({Role.PREFILL: 3, Role.DECODE: 0})
             assert not running(engine, Role.PREFILL), "nothing is changed where a part of it cannot be"
+            for number in (3, 1):
+                engine.scale({Role.DECODE: number})
+                while len(running(engine, Role.DECODE)) != number:
+                    await asyncio.sleep(0.05)
+            assert running(engine, Role.DECODE) == ["decode-2.1"], "which has run nothing"
+            assert engine.suggested_ratio() is not None, "the load of the last minute is known all the same"
             return seen
         finally:
             await engine.close()

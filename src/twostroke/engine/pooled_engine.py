@@ -318,6 +318,7 @@ class PooledEngine:
                 await self._reception.meet(facts, self)
                 self._has_met = True
         self._by_id[worker.worker_id] = worker
+        self._observed.joined(worker.role, facts.max_num_seqs)
         self._router.joined(worker.worker_id, worker.role, facts, self._pools.transport)
         self._carry_out(self._dispatcher.worker_ready(worker.member))
 
@@ -347,12 +348,14 @@ class PooledEngine:
 
     def worker_retired(self, worker: PoolWorker) -> None:
         """See Pool."""
+        self._observed.left(worker.role, worker.meter.load(""))
         self._router.left(worker.worker_id)
         self._dispatcher.retire(worker.worker_id)
 
     def worker_gone(self, worker: PoolWorker, cause: str) -> None:
         """See Pool."""
         was_there = self._by_id.pop(worker.worker_id, None) is not None
+        self._observed.left(worker.role, worker.meter.load(""))
         if was_there or not worker.is_retired:
             self._router.left(worker.worker_id)
             self._log.lost(worker.worker_id, cause)
