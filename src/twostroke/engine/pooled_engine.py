@@ -110,6 +110,7 @@ class PooledEngine:
         self._tasks: list[asyncio.Task[None]] = []
         self._progress_s = monotonic_clock()
         self._log = GatewayLog(self._tell_soon)
+        self._no_room = ""
         self._is_draining = self._is_closed = False
 
     # ------------------------------------------------------------------ what EngineClient promises
@@ -251,6 +252,27 @@ class PooledEngine:
         self._tasks.append(asyncio.create_task(self._look_after(), name="twostroke-watch"))
         if self._scaling.is_wanted:
             self._tasks.append(asyncio.create_task(self._scale_with_load(), name="twostroke-scaling"))
+
+    @property
+    def no_room(self) -> str:
+        """See ScalablePools."""
+        return self._no_room
+
+    async def check_room(self, sizes: Mapping[Role, int]) -> None:
+        """See ScalablePools."""
+        for role, number in sizes.items():
+            self._pool.check_size(role, number)
+        now = {role: len(self._pool.of(role)) for role in Role if role is not Role.BOTH}
+        if not any(number > now[role] for role, number in sizes.items()):
+            return
+        try:
+            await self._launcher.check_room({**now, **sizes})
+        except InvalidParameter as error:
+            if str(error) != self._no_room:
+                self._no_room = str(error)
+                log.warning("the pools stay as they are; %s", error)
+            raise
+        self._no_room = ""
 
     def scale(self, sizes: Mapping[Role, int]) -> None:
         """See ScalablePools."""
@@ -455,7 +477,9 @@ class PooledEngine:
             for role, wanted in self._scaling.decide(self._figures(), self._pools.scaling_interval_s).items():
                 num_failed = sum(worker.state is EngineState.FAILED for worker in self._pool.of(role))
                 number = min(wanted.num_wanted + num_failed, MAX_WORKERS)  # who cannot be started carries no load
-                self._resize(role, number, wanted.words, wanted.drain)
+                with contextlib.suppress(InvalidParameter):  # no_room says why it stays as it is
+                    await self.check_room({role: number})
+                    self._resize(role, number, wanted.words, wanted.drain)
 
     def _figures(self) -> list[WorkerFigures]:
         """Of the workers that stay, as they are now."""

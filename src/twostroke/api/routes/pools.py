@@ -32,12 +32,14 @@ def pools_router(context: ServerContext) -> APIRouter:
 
     @router.get("/pools", responses=_NO_POOLS)
     async def show() -> Response:
-        """Every worker: its pool, its state and how many sequences need it; and the ratio that the load speaks for."""
+        """Every worker: its pool, its state and how many sequences need it; the ratio that the load speaks for; and why
+        the last larger size cannot be had (`no_room`), or null."""
         return _shown(_pools(context))
 
     @router.post("/pools", responses=_NO_POOLS)
     async def resize(body: PoolSizes) -> Response:
-        """Change the sizes of the pools while they serve. Workers that leave end what they have first.
+        """Change the sizes of the pools while they serve. Workers that leave end what they have first. More than the
+        nodes of a cluster could hold are refused, and nothing is changed.
 
         Where the load decides (--max-prefill, --max-decode), it may decide otherwise later.
         """
@@ -45,7 +47,9 @@ def pools_router(context: ServerContext) -> APIRouter:
         if body.unknown_fields:
             raise HTTPError(400, f"there is no pool {body.unknown_fields[0]!r}; there are prefill and decode.")
         wanted = {Role.PREFILL: body.prefill, Role.DECODE: body.decode}
-        pools.scale({role: number for role, number in wanted.items() if number is not None})
+        sizes = {role: number for role, number in wanted.items() if number is not None}
+        await pools.check_room(sizes)
+        pools.scale(sizes)
         return _shown(pools)
 
     return router
@@ -61,4 +65,4 @@ def _shown(pools: ScalablePools) -> Response:
     ratio = pools.suggested_ratio()
     suggested = None if ratio is None else {**dataclasses.asdict(ratio), "prefill_per_decode": ratio.prefill_per_decode}
     workers = [dataclasses.asdict(member) for member in pools.members()]
-    return json_response({"workers": workers, "suggested_ratio": suggested})
+    return json_response({"workers": workers, "suggested_ratio": suggested, "no_room": pools.no_room or None})
