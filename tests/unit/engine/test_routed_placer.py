@@ -13,6 +13,8 @@ from twostroke.engine.dispatcher import Place
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.load import Load
 from twostroke.engine.routed_placer import RoutedPlacer
+from twostroke.events import RequestRouted
+from twostroke.explain.names import GATEWAY
 from twostroke.pools.member import Role
 from twostroke.sampling_params import SamplingParams
 
@@ -52,3 +54,16 @@ def test_a_prompt_that_cannot_be_handed_over_says_why(num_tokens: int, params: d
 def test_an_idle_decode_worker_has_time() -> None:
     reason = place(512, Load(64, step_s=0.02)).reason
     assert reason.startswith("d0 computes the prompt itself: the decode member has time for the prompt (predicted cost")
+
+
+def test_the_speed_of_a_hand_over_is_not_awaited_for_ever() -> None:
+    """Of workers that left nothing will come; what is remembered of them would grow with every death."""
+    placer = RoutedPlacer(RoutingConfig())
+    for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE)):
+        placer.joined(name, role, make_facts(), "shm")
+    for number, decode in enumerate(("d0", "d1", "d1")):
+        placer.routed(RequestRouted(0.0, GATEWAY, f"r{number}", decode, "p0", ""))
+    placer.left("d1")
+    assert placer.num_on_the_way == 1
+    placer.left("p0")
+    assert placer.num_on_the_way == 0
