@@ -8,6 +8,7 @@ from twostroke.batch import Commit, ScheduledBatch
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
+from twostroke.engine.facts import EngineFacts
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.request import Arrival, FinishReason
@@ -67,3 +68,29 @@ def one_token_each(batch: ScheduledBatch, *, finish: Sequence[str] = ()) -> list
 def scheduled_tokens(batch: ScheduledBatch) -> dict[str, int]:
     """Request id to its number of query tokens."""
     return {r.request_id: r.num_scheduled_tokens for r in batch.requests}
+
+
+def make_facts(num_blocks: int = 100) -> EngineFacts:
+    """An engine of a pool, small in everything."""
+    return EngineFacts(
+        model="m",
+        tokenizer_path="",
+        max_model_len=4096,
+        max_logprobs=20,
+        vocab_size=100,
+        hidden_size=8,
+        eos_token_ids=(),
+        max_num_seqs=64,
+        num_blocks=num_blocks,
+        block_size=16,
+        uses_priority=False,
+        serves_background=True,
+        is_fair=False,
+        dtype="float32",
+        kv_cache_dtype="f32",
+        kernels="reference",
+        num_threads=1,
+        kv_bytes_per_token=1000,
+        num_layers=4,
+        startup_lines=(),
+    )

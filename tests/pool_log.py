@@ -86,11 +86,21 @@ class PoolLog:
         share = ScheduledRequest(name, Stroke.DECODE, PROMPT + 1, 1, 0, True, ())
         self._step(process, begin_s, end_s, share, (), reason)
 
-    def fetch(self, name: str, import_id: int, begin_s: float, first_s: float, end_s: float, problem: str = "") -> None:
-        """Four million bytes, asked for and come."""
+    def fetch(
+        self,
+        name: str,
+        import_id: int,
+        begin_s: float,
+        first_s: float,
+        end_s: float,
+        problem: str = "",
+        *,
+        last_s: float = 0.0,
+    ) -> None:
+        """Four million bytes, asked for and come, the last at `last_s`; the receiver hears of it at `end_s`."""
         self.events.append(KVImportBegan(begin_s, D, import_id, name, (b"1", b"2"), 8, ((1, 2),)))
-        num_bytes = 0 if problem else 4_000_000
-        self.events.append(KVImportEnded(end_s, D, import_id, name, problem, num_bytes, begin_s, first_s))
+        traffic = 0 if problem else 4_000_000, begin_s, first_s
+        self.events.append(KVImportEnded(end_s, D, import_id, name, problem, *traffic, last_byte_s=last_s))
 
     def end(self, process: str, name: str, at_s: float, reason: FinishReason, num_tokens: int | None = None) -> None:
         """From outside."""

@@ -224,6 +224,14 @@ class KVImportEnded:
     """While bytes came: without the time in which they were still to be computed."""
     drift: str = ""
     """How the numerics of who computed it differ, where that was allowed."""
+    last_byte_s: float = 0.0
+    """When all of it was there and the lender had confirmed it, or the fetching had failed; 0: not known. The engine
+    takes note of it between two steps, at `time_s`."""
+
+    @property
+    def done_s(self) -> float:
+        """When it was over, whether or not the engine had taken note of it."""
+        return self.last_byte_s or self.time_s
 
 
 @dataclass(frozen=True, slots=True)

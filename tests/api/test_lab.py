@@ -15,6 +15,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from browsing import chromium, opened, take_picture
+from metrics_page import check_documented
 from server_process import ServerProcess
 
 SMALL: dict[str, Any] = {
@@ -30,6 +31,10 @@ def lab() -> Iterator[ServerProcess]:
     server = ServerProcess("--lab")
     yield server
     server.stop()
+
+
+def test_its_metrics_are_on_the_page(lab: ServerProcess) -> None:
+    check_documented(lab.http.get("/metrics").text)
 
 
 def ended(server: ServerProcess) -> dict[str, Any]:

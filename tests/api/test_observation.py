@@ -15,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from faulty_engine import ROT
+from metrics_page import check_documented
 from server_process import ServerProcess
 from twostroke.cli.explain import explain
 from twostroke.engine.event_sinks import read_events
@@ -44,7 +45,9 @@ def server(dumps: Path) -> Iterator[ServerProcess]:
 def samples(server: ServerProcess) -> dict[str, float]:
     """Every sample of /metrics, by its name and its labels but the model's and the engine's."""
     found: dict[str, float] = {}
-    for family in text_string_to_metric_families(server.http.get("/metrics").text):
+    text = server.http.get("/metrics").text
+    check_documented(text)
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = {k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")}
             found[sample.name + (json.dumps(labels, sort_keys=True) if labels else "")] = sample.value
@@ -167,6 +170,22 @@ def test_every_hop_of_a_token_is_recorded(server: ServerProcess, tmp_path: Path)
     for event in delivered:
         assert event.sampled_s in sampled
         assert event.sampled_s <= event.sent_s <= event.received_s <= event.time_s
+
+
+def test_what_was_left_to_the_engine_is_told_as_it_was_chosen(server: ServerProcess) -> None:
+    """The server was started with "auto" for the types and the kernels."""
+    engine = server.http.get("/server_info").json()["engine"]
+    assert (engine["dtype"], engine["kv_cache_dtype"], engine["block_size"]) == ("bfloat16", "bf16", 16)
+    assert engine["num_threads"] >= 1
+    assert engine["kernels"].startswith(("native", "reference"))
+    told = [
+        json.dumps(engine),
+        json.dumps(server.http.get("/live/state").json()["engines"]),
+        server.http.get("/v1/models").text,
+        server.http.get("/metrics").text,
+    ]
+    assert not [text for text in told if '"auto"' in text]
+    assert 'cache_dtype="bf16"' in told[-1]
 
 
 def test_a_crash_leaves_a_dump_and_health_says_why(server: ServerProcess, dumps: Path) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
 
+from twostroke.api.routes.pools import pools_router
 from twostroke.bench.drill.streams import Drill, Faults, ask, prompts, run
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
@@ -20,6 +25,7 @@ from twostroke.engine.engine_process import EngineProcess
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.launcher import LocalLauncher
 from twostroke.engine.pooled_engine import PooledEngine
+from twostroke.engine.ray_room import Wish, shortage
 from twostroke.errors import InvalidParameter, SetupError, UnknownParameter
 from twostroke.events import Event, RequestRouted
 from twostroke.outputs import NumericDrift
@@ -110,6 +116,12 @@ def test_workers_come_and_leave_while_streams_run(undisturbed: Drill) -> None:
             with pytest.raises(InvalidParameter, match="decode=0: must be a whole number, 1 to 64"):
                 engine.scale({Role.PREFILL: 3, Role.DECODE: 0})
             assert not running(engine, Role.PREFILL), "nothing is changed where a part of it cannot be"
+            for number in (3, 1):
+                engine.scale({Role.DECODE: number})
+                while len(running(engine, Role.DECODE)) != number:
+                    await asyncio.sleep(0.05)
+            assert running(engine, Role.DECODE) == ["decode-2.1"], "which has run nothing"
+            assert engine.suggested_ratio() is not None, "the load of the last minute is known all the same"
             return seen
         finally:
             await engine.close()
@@ -318,3 +330,48 @@ def test_pools_that_cannot_be_are_refused(given: dict[str, Any], what: str) -> N
 def test_what_both_pools_share_is_no_setting_of_one(name: str) -> None:
     with pytest.raises(UnknownParameter, match=f"decode_config has no parameter '{name}'"):
         PoolConfig(prefill=1, decode=1, decode_config={name: 1})
+
+
+class OneProcessor(LocalLauncher):
+    """A cluster of one node with one processor, which a decode process takes."""
+
+    async def check_room(self, sizes: Mapping[Role, int]) -> None:
+        """See Launcher."""
+        lack = shortage([{"CPU": 1.0}], sizes, dict.fromkeys(sizes, Wish(1, 1, None, False)), may_share=True)
+        if lack is not None:
+            limit = f"asks for {lack.num_wanted} x {lack.wish}; there is room for {lack.num_places}"
+            raise InvalidParameter(" and ".join(lack.wanted), lack.num_wanted, limit, "Add a node.")
+
+
+def test_a_size_that_no_node_holds_is_told_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Asked for by an administrator, and by the load."""
+    few_blocks = EngineConfig.from_keywords(model="embedded", threads=1, num_kv_blocks=80)
+    pools = PoolConfig(decode=1, max_decode=2, scaling_interval_s=0.05)
+
+    async def scenario() -> tuple[Any, Any]:
+        engine = PooledEngine(few_blocks, pools, launcher=OneProcessor())
+        app, context = FastAPI(), SimpleNamespace(pools=engine)
+        app.include_router(pools_router(context))  # type: ignore[arg-type]
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://server")
+        await engine.start()
+        try:
+            with pytest.raises(InvalidParameter, match="decode=3: asks for 3 x 1 CPU; there is room for 1"):
+                await client.post("/pools", json={"decode": 3})
+            asked_for = (await client.get("/pools")).json()
+            assert (await client.post("/pools", json={"decode": 1})).json()["no_room"] == asked_for["no_room"]
+            asked = [asyncio.create_task(ask(engine, str(i), *request)) for i, request in enumerate(REQUESTS)]
+            while "decode=2" not in engine.no_room:
+                assert not all(task.done() for task in asked), "the load does not speak for a second worker"
+                await asyncio.sleep(0.01)
+            await asyncio.gather(*asked)
+            return asked_for, (await client.get("/pools")).json()
+        finally:
+            await engine.close()
+            await client.aclose()
+
+    with caplog.at_level("WARNING", logger="twostroke"):
+        for found, number in zip(asyncio.run(scenario()), (3, 2), strict=True):
+            assert f"decode={number}: asks for {number} x 1 CPU; there is room for 1" in found["no_room"]
+            assert [worker["worker_id"] for worker in found["workers"]] == ["decode-0.1"]
+    told = [record.getMessage() for record in caplog.records if "stay as they are" in record.getMessage()]
+    assert len(told) == 2, "once for each, however often the load is looked at"

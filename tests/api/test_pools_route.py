@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from metrics_page import check_documented
 from server_process import PATIENCE_S, ServerProcess
 
 
@@ -55,6 +56,11 @@ def test_a_pool_grows_under_load_and_shrinks_behind_it(pooled: ServerProcess) ->
             client.join()
     wait_for(pooled, lambda found: len(found) == 1)
     assert failures == []
+
+
+def test_its_metrics_are_on_the_page(pooled: ServerProcess) -> None:
+    exposed = check_documented(pooled.http.get("/metrics").text)
+    assert "twostroke:sequences_resumed_total" in exposed
 
 
 def test_an_administrator_gives_a_pool_another_size(pooled: ServerProcess) -> None:

@@ -142,6 +142,8 @@ def adds_up(lane: Object) -> None:
         assert segment["reason"], lane
         end_ms += segment["duration_ms"]
     assert end_ms == lane["e2e_ms"], lane
+    if lane["ttft_ms"] is not None:
+        assert sum(lane["ttft_parts_ms"].values()) == lane["ttft_ms"], lane
 
 
 def e2e_ms(events: Sequence[Event]) -> Mapping[str, Decimal]:

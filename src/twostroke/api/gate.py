@@ -28,8 +28,8 @@ from twostroke.errors import InvalidParameter, TwostrokeError
 
 App = Callable[[Message, Receive, Send], Any]
 
-OPEN_PATHS = frozenset({"/health", "/ping"})
-"""Liveness; all others need a key where keys are set."""
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
+"""Liveness and readiness, for probes that hold no key; all others need one where keys are set."""
 PAGE_PATH = "/"
 """Opened in a browser, which asks its user for the key if it is challenged for a password, and sends it ever after."""
 ADMIN_PATHS = frozenset(
@@ -41,8 +41,8 @@ ADMIN_PATHS = frozenset(
 """What touches everybody, shows everybody's requests, or takes the machine's time."""
 SHARED_PREFIXES = ("/v1/requests/", "/live/", "/page/")
 """A tenant sees its own here; the admin key sees everybody's."""
-SHARED_PATHS = frozenset({PAGE_PATH, "/v1/models"})
-"""What else the page needs, whoever opens it."""
+SHARED_PATHS = frozenset({PAGE_PATH, "/v1/models", "/metrics"})
+"""What else the page and an administrator's scraper need."""
 ABORT_SUFFIX = "/abort"
 """Of `/v1/requests/{id}/abort`."""
 GENERATING_PATHS = frozenset(

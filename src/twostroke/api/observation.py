@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from twostroke.api.live_feed import LiveFeed
@@ -22,13 +21,19 @@ from twostroke.explain.names import ENGINE
 from twostroke.explain.recorder import FlightRecorder
 from twostroke.live.state import LiveState
 from twostroke.log import get_logger
+from twostroke.metrics import families
 from twostroke.metrics.exposition import PREFIX, Compat, EngineCollector, exposition
 from twostroke.metrics.fleet import FleetMetrics
 from twostroke.metrics.gateway import GatewayMetrics
+from twostroke.metrics.instruments import Number, exposed
 from twostroke.metrics.otlp import request_tracer
+from twostroke.metrics.tenants import TenantKV
 from twostroke.packed_events import PackedEvent
 
 log = get_logger(__name__)
+
+MAX_FIELD_NAMES = 100
+"""Unknown fields that are counted apart."""
 
 
 class Observation:
@@ -59,6 +64,7 @@ class Observation:
         self.texts = PromptTexts(config.flight_recorder_minutes, monotonic_clock) if config.live_text else None
         self.gateway = GatewayMetrics(model_name)
         self._collectors = engines, self.gateway, self.answers
+        self._tenants = TenantKV(self.live)
         self.tracer = None
         if config.otlp_traces_endpoint is not None:
             offset_ns = time.time_ns() - round(now_s * 1e9)
@@ -74,9 +80,13 @@ class Observation:
         if self.tracer is not None:
             self.tracer.append(event)
 
-    def exposition(self) -> bytes:
-        """What Prometheus reads."""
-        return exposition(*self._collectors)
+    def exposition(self, viewer: str = "") -> bytes:
+        """Return the text that Prometheus reads.
+
+        Args:
+            viewer: the tenant that asks, which sees no other tenant's name; "" sees all.
+        """
+        return exposition(*self._collectors, self._tenants.seen_by(viewer))
 
     def dump(self, why: str) -> None:
         """Writes the last minutes to a file and says where; whoever calls it has trouble enough, so it never raises."""
@@ -101,32 +111,24 @@ class AnswerCounts(Collector):
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
-        self._answers: Counter[tuple[str, str]] = Counter()
-        self._ignored: Counter[str] = Counter()
+        self._answers = Number(families.HTTP_RESPONSES)
+        self._ignored = Number(families.IGNORED_PARAMS)
+        self._ignored_names: set[str] = set()
 
     def answered(self, route: str, status: int) -> None:
         """An answer has begun."""
-        self._answers[route, str(status)] += 1
+        self._answers.add(1, route, str(status))
 
     def ignored(self, field: str) -> None:
         """A field was not known; the first hundred names are told apart."""
-        self._ignored[field if field in self._ignored or len(self._ignored) < 100 else "others"] += 1
+        if len(self._ignored_names) < MAX_FIELD_NAMES:
+            self._ignored_names.add(field)
+        self._ignored.add(1, field if field in self._ignored_names else "others")
 
     def collect(self) -> Iterator[Metric]:
         """For Prometheus."""
-        labels: Mapping[str, str] = {"model_name": self._model_name}
-        answers = CounterMetricFamily(
-            f"{PREFIX}:http_responses", "Answers begun, by route and status.", labels=[*labels, "route", "status"]
-        )
-        for (route, status), count in self._answers.items():
-            answers.add_metric([*labels.values(), route, status], count)
-        yield answers
-        ignored = CounterMetricFamily(
-            f"{PREFIX}:ignored_params", "Request fields that nobody here knows.", labels=[*labels, "field"]
-        )
-        for field, count in self._ignored.items():
-            ignored.add_metric([*labels.values(), field], count)
-        yield ignored
+        for number in (self._answers, self._ignored):
+            yield exposed(number, f"{PREFIX}:{number.family.name}", {"model_name": self._model_name})
 
 
 def _check_folder(folder: Path) -> None:

@@ -173,6 +173,19 @@ class ScalablePools(Protocol):
         """How many members of each pool the load of the last minute speaks for; None while too little is known."""
         ...
 
+    @property
+    def no_room(self) -> str:
+        """Why the last larger size that was asked for, or that the load spoke for, cannot be had; empty: it can."""
+        ...
+
+    async def check_room(self, sizes: Mapping[Role, int]) -> None:
+        """Check that pools may have so many members, and, if one is to grow, that the machines could hold them.
+
+        Raises:
+            InvalidParameter: they may not, or could not even if nothing else ran there.
+        """
+        ...
+
     def scale(self, sizes: Mapping[Role, int]) -> None:
         """Gives each named pool so many members that stay. Nothing that runs is lost: who leaves takes no more
         requests, ends those it has, and what it has not ended in time goes on elsewhere.

@@ -295,6 +295,8 @@ class Dispatcher:
         place = self._placer.place(sequence.request, token_ids, list(self._members.values()), num_live)
         if place is None:
             return
+        if place.prefill is not None and sequence.request.max_tokens - len(sequence.token_ids) == 1:
+            place = Place(place.prefill, reason=f"{place.prefill} computes the prompt, and its first token is its last")
         sequence.place = place
         drift = self._compare_numerics(sequence)
         if drift:
@@ -308,9 +310,6 @@ class Dispatcher:
         request = self._request_of(sequence)
         if place.prefill is None:
             outcome.orders.append(Order(place.decode, Add(request)))
-            return
-        if sequence.request.max_tokens - len(sequence.token_ids) == 1:  # its first token is its last
-            outcome.orders.append(Order(place.prefill, Add(request)))
             return
         giver, taker = self._members[place.prefill], self._members[place.decode]
         lender = giver.lender

@@ -30,6 +30,14 @@ class EngineFacts:
     """Whether it can put work beside other work, a little at a time."""
     is_fair: bool
     """Whether the scheduler tells tenants apart."""
+    dtype: str
+    """Element type of weights and activations, resolved: "bfloat16", never "auto"."""
+    kv_cache_dtype: str
+    """Format of the KV cache, resolved: "bf16", never "auto"."""
+    kernels: str
+    """Name of the operators that compute, with the level of instructions."""
+    num_threads: int
+    """Of each rank, on a CPU."""
     kv_bytes_per_token: int
     """Of all ranks."""
     num_layers: int

@@ -160,7 +160,7 @@ class Journal:
         self, now_s: float, import_id: int, request_id: str, problem: str, fetched: Fetched, begin_s: float
     ) -> None:
         """It has come, or will not."""
-        traffic = fetched.num_bytes, begin_s, fetched.first_byte_s, fetched.busy_s, fetched.drift
+        traffic = fetched.num_bytes, begin_s, fetched.first_byte_s, fetched.busy_s, fetched.drift, fetched.last_byte_s
         self._emit(KVImportEnded(now_s, self._process, import_id, request_id, problem, *traffic))
 
     def hold_ended(self, hold_id: int, now_s: float) -> None:

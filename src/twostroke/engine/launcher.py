@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from twostroke.config.engine import EngineConfig
@@ -23,6 +23,17 @@ class Launcher(Protocol):
 
         Raises:
             SetupError: there is no place for them.
+        """
+        ...
+
+    async def check_room(self, sizes: Mapping[Role, int]) -> None:
+        """Check that there could be so many processes, were nothing else there.
+
+        Args:
+            sizes: processes of each pool.
+
+        Raises:
+            InvalidParameter: there could not.
         """
         ...
 
@@ -63,6 +74,9 @@ class LocalLauncher:
 
     async def open(self) -> None:
         """See Launcher."""
+
+    async def check_room(self, sizes: Mapping[Role, int]) -> None:
+        """See Launcher: this machine takes as many as it is told to."""
 
     async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
         """See Launcher."""

@@ -40,13 +40,23 @@ class Load:
     prefill_s_per_token: float = 0.0
     """What a step takes longer for each token that it prefills."""
     decode_step_s: float = 0.0
-    """Where the line through steps without prefills begins: one of no sequences; 0 while nothing was measured."""
+    """Where the line through steps without prefills begins: one of no sequences. See has_decoded."""
     step_s_per_sequence: float = 0.0
     """Its slope; 0 where all had as many sequences."""
     num_output_tokens: float = 0.0
     """What a request generates, on average."""
     num_own_generated: int = 0
     """Output tokens that the tenant has got since the engine was started."""
+
+    @property
+    def has_prefilled(self) -> bool:
+        """Whether the time of a prompt token was measured."""
+        return self.prefill_s_per_token > 0
+
+    @property
+    def has_decoded(self) -> bool:
+        """Whether a step without prefills was measured; where the line through them begins may be 0."""
+        return self.decode_step_s > 0 or self.step_s_per_sequence > 0
 
 
 class StepTimes:
@@ -77,11 +87,23 @@ class StepTimes:
 
     @property
     def s_per_unit(self) -> float:
-        """The same; the whole time where all steps had as many, 0 without steps."""
+        """The same; the whole time where all steps had as many, or those with more took no longer. 0 without steps."""
         slope_s = self.slope_s
-        if slope_s is not None:
+        if slope_s:
             return slope_s
         return self._xy / self._xx if self._xx else 0.0
+
+    @property
+    def line(self) -> tuple[float, float]:
+        """Seconds of a step without work and seconds a unit, neither below 0: together 0 only without steps.
+
+        Where steps take longer and longer with each unit, the free line would begin below 0; this one begins at 0.
+        """
+        slope_s = self.slope_s or 0.0
+        base_s = self.base_s(slope_s)
+        if base_s > 0 or not self._xx:
+            return base_s, slope_s
+        return 0.0, self._xy / self._xx
 
     def base_s(self, s_per_unit: float) -> float:
         """Of a step without work, with a slope from above."""
@@ -212,7 +234,7 @@ class LoadMeter:
         """The facts as they are now, of the foreground, or of the background alone."""
         owner, tenant = tenant, tenant if self._is_fair else ""
         tier = self._background if background else self._foreground
-        prefill_s, decode_s = self._times.s_per_unit, self._decode_times.slope_s or 0.0
+        prefill_s, (decode_step_s, decode_s) = self._times.s_per_unit, self._decode_times.line
         return Load(
             num_slots=self._num_slots,
             num_running=tier.num_running,
@@ -224,7 +246,7 @@ class LoadMeter:
             num_tenants=len(tier.num_waiting) + (tenant not in tier.num_waiting),
             step_s=self._times.base_s(prefill_s),
             prefill_s_per_token=prefill_s,
-            decode_step_s=self._decode_times.base_s(decode_s),
+            decode_step_s=decode_step_s,
             step_s_per_sequence=decode_s,
             num_output_tokens=self._mean_output_tokens(),
             num_own_generated=self._num_generated[owner],
@@ -309,7 +331,7 @@ def combined(prefills: Sequence[Load], decodes: Sequence[Load]) -> Load:
     loads = [*prefills, *decodes]
     readers = prefills or decodes
     steps = [load.step_s for load in decodes if load.step_s] or [0.0]
-    lines = [load for load in decodes if load.decode_step_s] or [Load(0)]
+    lines = [load for load in decodes if load.has_decoded] or [Load(0)]
     rates = [1 / load.prefill_s_per_token for load in readers if load.prefill_s_per_token]
     outputs = [load.num_output_tokens for load in decodes if load.num_output_tokens] or [0.0]
     return Load(

@@ -42,12 +42,34 @@ WINDOW_S = 60.0
 
 
 class ObservedLoad:
-    """What arrived and what was made, over the last minute; and the ratio of the pools that it speaks for."""
+    """What arrived and what was made, over the last minute; and the ratio of the pools that it speaks for.
+
+    The speeds that the ratio needs are measured by workers, which come and go: those of the last one that left stand in
+    until one that is there has measured its own.
+    """
 
     def __init__(self, tpot_target_s: float) -> None:
         self._tpot_target_s = tpot_target_s
         self._seen: deque[tuple[float, int, int]] = deque()
         """When, prompt tokens, output tokens."""
+        self._max_num_seqs: int | None = None
+        """Of a worker that decodes."""
+        self._prefilled: dict[Role, Load] = {}
+        """Of each pool, the last worker that left after it had computed prompts."""
+        self._decoded: dict[Role, Load] = {}
+        """The same, after it had decoded."""
+
+    def joined(self, role: Role, max_num_seqs: int) -> None:
+        """Take note of the slots of a worker that is ready."""
+        if role is not Role.PREFILL:
+            self._max_num_seqs = max_num_seqs
+
+    def left(self, role: Role, load: Load) -> None:
+        """Keep what a worker had measured that retires or has died."""
+        if load.has_prefilled:
+            self._prefilled[role] = load
+        if load.has_decoded:
+            self._decoded[role] = load
 
     def saw(self, now_s: float, *, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
         """Prompt tokens were sent somewhere to be computed, or output tokens came."""
@@ -62,12 +84,12 @@ class ObservedLoad:
             now_s: the clock.
         """
         self._forget(now_s)
-        loads = [worker.load for worker in workers if worker.load is not None]
-        rates = [1 / load.prefill_s_per_token for load in loads if load.prefill_s_per_token > 0]
-        decoding = [load for load in loads if load.decode_step_s > 0]
-        facts = [worker.facts for worker in workers if worker.facts is not None and worker.role is not Role.PREFILL]
-        if not (self._seen and rates and decoding and facts):
+        loads = [(worker.role, worker.load) for worker in workers if worker.load is not None]
+        prefilling = _measured([each for each in loads if each[1].has_prefilled], self._prefilled, Role.PREFILL)
+        decoding = _measured([each for each in loads if each[1].has_decoded], self._decoded, Role.DECODE)
+        if not (self._seen and prefilling and decoding and self._max_num_seqs):
             return None
+        rates = [1 / load.prefill_s_per_token for load in prefilling]
         seconds = max(1.0, now_s - self._seen[0][0])
         return suggested_ratio(
             prompt_tokens_per_s=sum(prompt for _, prompt, _ in self._seen) / seconds,
@@ -76,12 +98,20 @@ class ObservedLoad:
             step_s=sum(load.decode_step_s for load in decoding) / len(decoding),
             step_s_per_sequence=sum(load.step_s_per_sequence for load in decoding) / len(decoding),
             tpot_target_s=self._tpot_target_s,
-            max_num_seqs=min(each.max_num_seqs for each in facts),
+            max_num_seqs=self._max_num_seqs,
         )
 
     def _forget(self, now_s: float) -> None:
         while self._seen and self._seen[0][0] < now_s - WINDOW_S:
             self._seen.popleft()
+
+
+def _measured(loads: Sequence[tuple[Role, Load]], left: Mapping[Role, Load], role: Role) -> list[Load]:
+    """Return the loads of the workers of one pool, or the last that left it; without any, those of all workers."""
+    of_role = [load for its_role, load in loads if its_role is role]
+    if of_role:
+        return of_role
+    return [left[role]] if role in left else [load for _, load in loads] or list(left.values())
 
 
 def limits_of(pools: PoolConfig) -> dict[Role, ScalingConfig]:
@@ -137,7 +167,7 @@ class PoolScaling:
 
     def _prefill(self, workers: Sequence[WorkerFigures], interval_s: float) -> PrefillLoad:
         loads = [worker.load for worker in workers if worker.load is not None]
-        rates = [1 / load.prefill_s_per_token for load in loads if load.prefill_s_per_token > 0]
+        rates = [1 / load.prefill_s_per_token for load in loads if load.has_prefilled]
         return PrefillLoad(
             replicas=_replicas(workers),
             num_queued_prompt_tokens=sum(load.num_waiting_tokens for load in loads),
@@ -149,7 +179,7 @@ class PoolScaling:
 def _decode(workers: Sequence[WorkerFigures]) -> DecodeLoad:
     known = [(worker.load, worker.facts, worker) for worker in workers]
     ready = [(load, facts, worker) for load, facts, worker in known if load is not None and facts is not None]
-    measured = [load for load, _, _ in ready if load.decode_step_s > 0]
+    measured = [load for load, _, _ in ready if load.has_decoded]
     return DecodeLoad(
         replicas=_replicas(workers),
         num_sequences=sum(worker.num_live for worker in workers),

@@ -106,7 +106,7 @@ class PoolWorker:
         self._ready_s = float("inf")
         """When the model of the last process was loaded."""
         self.state = EngineState.STARTING
-        self.cause = "the model is being loaded"
+        self.cause = "a place for it is looked for"
         self.meter = LoadMeter(1, is_fair=False)
         self.facts: EngineFacts | None = None
         """Of the process that runs now; None while none does."""
@@ -242,6 +242,8 @@ class PoolWorker:
             return self._has_no_start(str(error))
         if process is None:
             return "was not needed any more"
+        if self.state is EngineState.STARTING and not self._was_ready:
+            self.cause = "the model is being loaded"
         try:
             report = await self._first_report(process)
             if not isinstance(report, Ready):

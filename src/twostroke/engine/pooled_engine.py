@@ -111,6 +111,7 @@ class PooledEngine:
         self._tasks: list[asyncio.Task[None]] = []
         self._progress_s = monotonic_clock()
         self._log = GatewayLog(self._tell_soon)
+        self._no_room = ""
         self._is_draining = self._is_closed = False
 
     # ------------------------------------------------------------------ what EngineClient promises
@@ -259,6 +260,27 @@ class PooledEngine:
         if self._scaling.is_wanted:
             self._tasks.append(asyncio.create_task(self._scale_with_load(), name="twostroke-scaling"))
 
+    @property
+    def no_room(self) -> str:
+        """See ScalablePools."""
+        return self._no_room
+
+    async def check_room(self, sizes: Mapping[Role, int]) -> None:
+        """See ScalablePools."""
+        for role, number in sizes.items():
+            self._pool.check_size(role, number)
+        now = {role: len(self._pool.of(role)) for role in Role if role is not Role.BOTH}
+        if not any(number > now[role] for role, number in sizes.items()):
+            return
+        try:
+            await self._launcher.check_room({**now, **sizes})
+        except InvalidParameter as error:
+            if str(error) != self._no_room:
+                self._no_room = str(error)
+                log.warning("the pools stay as they are; %s", error)
+            raise
+        self._no_room = ""
+
     def scale(self, sizes: Mapping[Role, int]) -> None:
         """See ScalablePools."""
         if self._is_draining or self._is_closed:
@@ -331,6 +353,7 @@ class PooledEngine:
                 await self._reception.meet(facts, self)
                 self._has_met = True
         self._by_id[worker.worker_id] = worker
+        self._observed.joined(worker.role, facts.max_num_seqs)
         self._router.joined(worker.member, facts, self._pools.transport)
         self._carry_out(self._dispatcher.worker_ready(worker.member))
 
@@ -363,12 +386,14 @@ class PooledEngine:
 
     def worker_retired(self, worker: PoolWorker) -> None:
         """See Pool."""
+        self._observed.left(worker.role, worker.meter.load(""))
         self._router.left(worker.worker_id)
         self._dispatcher.retire(worker.worker_id)
 
     def worker_gone(self, worker: PoolWorker, cause: str) -> None:
         """See Pool."""
         was_there = self._by_id.pop(worker.worker_id, None) is not None
+        self._observed.left(worker.role, worker.meter.load(""))
         if was_there or not worker.is_retired:
             self._router.left(worker.worker_id)
             self._log.lost(worker.worker_id, cause)
@@ -468,7 +493,9 @@ class PooledEngine:
             for role, wanted in self._scaling.decide(self._figures(), self._pools.scaling_interval_s).items():
                 num_failed = sum(worker.state is EngineState.FAILED for worker in self._pool.of(role))
                 number = min(wanted.num_wanted + num_failed, MAX_WORKERS)  # who cannot be started carries no load
-                self._resize(role, number, wanted.words, wanted.drain)
+                with contextlib.suppress(InvalidParameter):  # no_room says why it stays as it is
+                    await self.check_room({role: number})
+                    self._resize(role, number, wanted.words, wanted.drain)
 
     def _figures(self) -> list[WorkerFigures]:
         """Of the workers that stay, as they are now."""

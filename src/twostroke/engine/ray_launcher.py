@@ -42,8 +42,9 @@ from twostroke.engine.child import LocalChild, ending_words
 from twostroke.engine.engine_process import COMMAND, EngineProcess
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.messages import Ready, Start
+from twostroke.engine.ray_room import Shortage, Wish, figures, shortage
 from twostroke.engine.wires import NetworkEnd, NetworkWires
-from twostroke.errors import SetupError
+from twostroke.errors import InvalidParameter, SetupError
 from twostroke.log import get_logger
 from twostroke.pools.member import Role
 from twostroke.version import __version__
@@ -52,6 +53,7 @@ log = get_logger(__name__)
 
 RAY_VERSIONS = ((2, 50), (3, 0))
 """From the first on, before the second."""
+_REMEDY = "Ask for fewer, lower --threads, or add a node."
 REMEDY = "Run: pip install 'twostroke[ray]'"
 REACH_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 45.0
@@ -74,42 +76,6 @@ class _Seated:
     engine_key: bytes
     free_port: int
     """Of this node; somebody else may take it, then the process does not start and is asked for again."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Wish:
-    """What a process asks of the nodes."""
-
-    num_ranks: int
-    cpus_each: int
-    role: str | None
-    """The custom resource of which each rank asks for one."""
-    is_spread: bool
-    """No node has processors for all ranks: each gets one of its own."""
-
-    @property
-    def resources(self) -> list[dict[str, float]]:
-        """Of each actor."""
-        num_actors = self.num_ranks if self.is_spread else 1
-        of_role = {} if self.role is None else {self.role: 1.0}
-        return [{"CPU": float(self.cpus_each * self.num_ranks // num_actors), **of_role}] * num_actors
-
-    def __str__(self) -> str:
-        cpus = int(self.resources[0]["CPU"])
-        words = f"{cpus} CPU" + ("s" if cpus > 1 else "")
-        words += "" if self.role is None else f" and one {self.role!r}"
-        return f"{words} on each of {self.num_ranks} nodes" if self.is_spread else words
-
-    def num_places(self, nodes: Sequence[Mapping[str, float]]) -> int:
-        """How many such processes the nodes hold, were they empty."""
-        (wanted, *others) = self.resources
-        fits = [int(min(node.get(name, 0) // number for name, number in wanted.items())) for node in nodes]
-        if not others:
-            return sum(fits)
-        number = 0  # each node has one rank of a process at most
-        while sum(min(number + 1, of_node) for of_node in fits) >= (number + 1) * self.num_ranks:
-            number += 1
-        return number
 
 
 class _Seat:
@@ -168,12 +134,19 @@ class RayLauncher:
     Args:
         config: of each engine.
         pools: how many there are at first, and which cluster.
+        nodes: tells the resources of each node that lives; tests give their own.
 
     Raises:
         SetupError: Ray is not installed, or another version.
     """
 
-    def __init__(self, config: EngineConfig, pools: PoolConfig) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        pools: PoolConfig,
+        nodes: Callable[[], Sequence[Mapping[str, float]]] | None = None,
+    ) -> None:
+        self._nodes = nodes or _nodes
         assert pools.cluster is not None, "no cluster"
         check_version(_installed())
         self._address: str = pools.cluster
@@ -194,15 +167,25 @@ class RayLauncher:
             await asyncio.to_thread(_reach, self._address)
         await _in_time(lambda: _connect(self._address), CONNECT_TIMEOUT_S, f"--cluster {self._address}")
         try:
-            nodes = await asyncio.to_thread(_nodes)
+            nodes = await asyncio.to_thread(self._nodes)
             self._most_cpus = max((node.get("CPU", 0.0) for node in nodes), default=0.0)
-            self._check_room(nodes)
+            self._check_start(nodes)
         except BaseException:
             await self.close()
             raise
 
+    async def check_room(self, sizes: Mapping[Role, int]) -> None:
+        """See Launcher: by the nodes that are there now, as if nothing else ran on them."""
+        nodes = await asyncio.to_thread(self._nodes)
+        self._most_cpus = max((node.get("CPU", 0.0) for node in nodes), default=0.0)
+        lack = self._shortage(nodes, sizes)
+        if lack is not None:
+            limit = f"asks for {lack.num_wanted} x {lack.wish}; {self._has(lack, nodes)}"
+            raise InvalidParameter(" and ".join(lack.wanted), lack.num_wanted, limit, _REMEDY)
+
     async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
         """See Launcher."""
+        await self._check_that_a_node_holds(name, role)
         public_key, secret_key = zmq.curve_keypair()
         wish = self._wish(role)
         seats = await asyncio.to_thread(_Seats.asked_for, name, wish)
@@ -242,39 +225,50 @@ class RayLauncher:
 
         await asyncio.to_thread(ray.shutdown)
 
-    def _wish(self, role: Role) -> _Wish:
+    async def _check_that_a_node_holds(self, name: str, role: Role) -> None:
+        """Refuse at once what would wait for a place for nothing.
+
+        Raises:
+            SetupError: no node that is there could hold the process, were it empty.
+        """
+        nodes = await asyncio.to_thread(self._nodes)
+        lack = self._shortage(nodes, {role: 1})
+        if lack is not None:
+            raise SetupError(f"{name} asks for {lack.wish}, and no node holds it: {self._has(lack, nodes)}. {_REMEDY}")
+
+    def _wish(self, role: Role) -> Wish:
         """What a process of a pool asks for."""
         num_ranks, name = self._num_ranks[role], role.value if self._pools.cluster_roles else None
         is_spread = num_ranks > 1 and num_ranks * self._num_cpus[role] > self._most_cpus
-        return _Wish(num_ranks, self._num_cpus[role], name, is_spread)
+        return Wish(num_ranks, self._num_cpus[role], name, is_spread)
 
-    def _check_room(self, nodes: list[Mapping[str, float]]) -> None:
-        """Whether the cluster would hold all, were it empty; what others use there may become free.
+    def _check_start(self, nodes: Sequence[Mapping[str, float]]) -> None:
+        """Check that the cluster would hold all, were it empty; what others use there may become free.
 
         Raises:
             SetupError: it would not.
         """
-
-        wishes = {role: self._wish(role) for role in (Role.PREFILL, Role.DECODE)}
         wanted = {Role.PREFILL: self._pools.prefill, Role.DECODE: self._pools.decode}
-        if self._pools.prefill and any(wish.is_spread for wish in wishes.values()):
+        if self._pools.prefill and any(self._wish(role).is_spread for role in wanted):
             raise SetupError(
                 f"--prefill {self._pools.prefill} with ranks on several nodes: engines whose ranks are on several "
                 f"hosts hand no KV over, and no node has CPUs for all ranks of one ({self._most_cpus:g} CPUs are the "
                 "most). Leave --prefill out, or lower --threads."
             )
-        asked = {f"--{role.value} {wanted[role]}": (wanted[role], wish) for role, wish in wishes.items()}
-        together = replace(wishes[Role.DECODE], role=None)
-        if self._pools.prefill and replace(wishes[Role.PREFILL], role=None) == together:
-            asked[" and ".join(asked)] = (sum(wanted.values()), together)
-        for what, (number, wish) in asked.items():
-            there = wish.num_places(nodes)
-            if number > there:
-                has = "; ".join(_figures(node, with_roles=self._pools.cluster_roles) for node in nodes)
-                raise SetupError(
-                    f"{what} asks for {number} x {wish}; the cluster at {self._address} has room for {there} of them "
-                    f"({len(nodes)} nodes: {has}). Ask for fewer, lower --threads, or add a node."
-                )
+        lack = self._shortage(nodes, wanted)
+        if lack is not None:
+            what = " and ".join(f"--{role.value} {number}" for role, number in lack.wanted.items())
+            raise SetupError(f"{what} asks for {lack.num_wanted} x {lack.wish}; {self._has(lack, nodes)}. {_REMEDY}")
+
+    def _shortage(self, nodes: Sequence[Mapping[str, float]], wanted: Mapping[Role, int]) -> Shortage | None:
+        wishes = {role: self._wish(role) for role in wanted}
+        may_share = len({replace(wish, role=None) for wish in wishes.values()}) == 1
+        return shortage(nodes, wanted, wishes, may_share=may_share)
+
+    def _has(self, lack: Shortage, nodes: Sequence[Mapping[str, float]]) -> str:
+        has = "; ".join(figures(node, with_roles=self._pools.cluster_roles) for node in nodes)
+        room = f"has room for {lack.num_places} of them, were it empty"
+        return f"the cluster at {self._address} {room} ({len(nodes)} nodes: {has})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +280,7 @@ class _Seats:
     """The placement group; None where there is one actor."""
 
     @classmethod
-    def asked_for(cls, name: str, wish: _Wish) -> _Seats:
+    def asked_for(cls, name: str, wish: Wish) -> _Seats:
         """They get their places when there is room."""
         import ray
         from ray.util.placement_group import placement_group
@@ -480,11 +474,6 @@ def _nodes() -> list[Mapping[str, float]]:
     import ray
 
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-def _figures(node: Mapping[str, float], *, with_roles: bool) -> str:
-    names = ("CPU", *(role.value for role in (Role.PREFILL, Role.DECODE) if with_roles))
-    return ", ".join(f"{node.get(name, 0):g} {name}" for name in names)
 
 
 def _first_lines(error: BaseException) -> str:

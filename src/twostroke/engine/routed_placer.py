@@ -51,10 +51,16 @@ class RoutedPlacer:
         worker = self._workers.get(worker_id)
         return 0 if worker is None else worker.num_free_blocks
 
+    @property
+    def num_on_the_way(self) -> int:
+        """Hand-overs whose end is still to be heard of."""
+        return len(self._on_the_way)
+
     def left(self, worker_id: str) -> None:
         """It takes none any more."""
         if self._workers.pop(worker_id, None) is not None:
             self._router.remove(worker_id)
+            self._on_the_way = {name: ends for name, ends in self._on_the_way.items() if worker_id not in ends}
 
     def heard(self, worker_id: str, event: Event) -> None:
         """What a worker's engine tells of itself."""
@@ -103,9 +109,7 @@ class RoutedPlacer:
             num_output_tokens=request.max_tokens - (len(token_ids) - len(new.prompt_token_ids)),
             block_hashes=hash_blocks(token_ids, block_size, request.cache_salt),
             block_size=block_size,
-            may_be_handed_over=new.params.prompt_logprobs is None
-            and not new.wants_hidden_state
-            and len(token_ids) >= block_size,
+            may_be_handed_over=new.params.prompt_logprobs is None and not new.wants_hidden_state,
         )
         route = self._router.route(asked)
         if route.decode_id is None:

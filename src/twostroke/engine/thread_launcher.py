@@ -21,7 +21,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from twostroke.config.engine import EngineConfig
@@ -64,6 +64,9 @@ class ThreadLauncher:
 
     async def open(self) -> None:
         """See Launcher."""
+
+    async def check_room(self, sizes: Mapping[Role, int]) -> None:
+        """See Launcher: this process takes as many as it is told to."""
 
     async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
         """See Launcher.

@@ -1,10 +1,73 @@
-"""Why a sequence was on its way from one process to another, in words."""
+"""Why a sequence was on its way from one process to another, in words.
+
+    prompt computed        room for its KV       last byte                                arrival at the receiver
+         | wait: step | wait: kv  |     transfer     | transfer (word of it) | wait: step     |
+
+The receiver looks for news between two steps. While one runs there, a sequence whose KV is complete waits for it. So
+does one whose fetching has not begun. Pieces that take no time are left out.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import inf
+
 from twostroke.events import KVImportEnded
-from twostroke.explain.causes import Cause
+from twostroke.explain.causes import Cause, of_waiting_for
+from twostroke.explain.engine_view import DecidedStep, EngineView
 from twostroke.explain.segments import Label
+
+
+@dataclass(frozen=True, slots=True)
+class KVWay:
+    """How a prefix came to the receiver, as far as the history knows it."""
+
+    place: str
+    """Of the receiver."""
+    room_s: float = -inf
+    """When it had blocks there."""
+    holders: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Requests that held blocks there then, with their tokens."""
+    step_before: DecidedStep | None = None
+    """The step that ended there last before, at `stepped_s`."""
+    stepped_s: float = -inf
+    ended: KVImportEnded | None = None
+    """None while it is fetched."""
+
+
+def of_handing_over(
+    source: str, prefilled_s: float, arrival_s: float, way: KVWay | None, receiver: EngineView
+) -> Iterator[tuple[Cause, float]]:
+    """Yield each cause of the time between two processes, and when it ends; the last ends with the arrival.
+
+    Args:
+        source: the process that computed the prompt.
+        prefilled_s: when that was done.
+        arrival_s: when the receiver took the sequence in.
+        way: how its KV came; None: nobody knows.
+        receiver: what is known of that process at the arrival.
+    """
+    fetched = None if way is None else way.ended
+    transfer = of_transfer(source, prefilled_s, fetched)
+    if way is not None and fetched is not None:
+        if min(way.stepped_s, fetched.begin_s) > prefilled_s:
+            is_known = way.step_before is not None and way.step_before.time_s < fetched.begin_s
+            step = way.step_before if is_known else None
+            yield _at(fetched.process, of_waiting_for(step, "")), fetched.begin_s
+        if way.stepped_s > fetched.begin_s:
+            yield Cause(Label.WAIT_KV, f"for blocks at {fetched.process}", way.holders), way.room_s
+        step, there_s = receiver.last_step, max(prefilled_s, fetched.done_s)
+        if step is not None and receiver.last_result_s > there_s:
+            yield transfer, max(there_s, step.time_s)
+            yield _at(fetched.process, of_waiting_for(step, "")), arrival_s
+            return
+    yield transfer, arrival_s
+
+
+def _at(process: str, cause: Cause) -> Cause:
+    """The same, and where."""
+    return Cause(cause.label, f"at {process} {cause.reason}", cause.because_of)
 
 
 def of_leaving(process: str) -> Cause:
@@ -27,7 +90,7 @@ def of_transfer(source: str, prefilled_s: float, fetched: KVImportEnded | None) 
         return Cause(Label.TRANSFER, f"from {source}, failed{gone}: {fetched.problem}")
     if not fetched.num_bytes:
         return Cause(Label.TRANSFER, f"from {source}; no KV had to be fetched")
-    duration_s = fetched.time_s - fetched.first_byte_s
+    duration_s = fetched.done_s - fetched.first_byte_s
     told = f"{_amount(fetched.num_bytes)} from {source} in {duration_s * 1e3:,.3f} ms"
     if duration_s <= 0:
         return Cause(Label.TRANSFER, told)

@@ -9,7 +9,6 @@ from twostroke.batch import AdmittedRequest, Commit, DraftReason, Stroke
 from twostroke.draft_outcomes import DraftTally
 from twostroke.events import (
     KVBlockChecked,
-    KVImportEnded,
     RequestArrived,
     RequestFinishedByCaller,
     StepCommitted,
@@ -19,7 +18,7 @@ from twostroke.explain import causes
 from twostroke.explain.causes import Cause
 from twostroke.explain.drafts import drafts_of
 from twostroke.explain.engine_view import DecidedStep, EngineView
-from twostroke.explain.handover import of_leaving, of_resuming, of_transfer
+from twostroke.explain.handover import KVWay, of_handing_over, of_leaving, of_resuming, of_transfer
 from twostroke.explain.merging import NO_WORK, Span, Work, merged
 from twostroke.explain.names import sequence_of
 from twostroke.explain.segments import Label, Lane
@@ -100,29 +99,31 @@ class LaneBuilder:
         self._cause = causes.of_joining(self._name_there, self._cursor_s, view)
         self._spend(self._cause, event.time_s)
 
-    def goes_on(self, event: RequestArrived, view: EngineView, fetched: KVImportEnded | None, loss: str) -> None:
+    def goes_on(self, event: RequestArrived, view: EngineView, way: KVWay | None, loss: str) -> None:
         """It is in the queue of another process.
 
         Args:
             event: says so.
             view: of that process.
-            fetched: how its KV came there.
+            way: how its KV came there.
             loss: the last one of a process, in case that nothing else says why.
         """
         is_next_attempt = event.request_id != self._name_there
         if is_next_attempt and (not self.is_between or self._cause.label is Label.TRANSFER):
             self.left(self._cursor_s, of_resuming(loss))
         source, self.process = self.process, event.process
-        cause = self._cause
-        if cause.label is Label.TRANSFER:
-            cause = of_transfer(source, self._cursor_s, fetched)
-        self._spend(cause, event.time_s, process=event.process if cause.label is Label.TRANSFER else "")
+        cause = causes.of_joining(event.request_id, event.time_s, view)
+        if self._cause.label is Label.TRANSFER:
+            last = self._handed_over(source, event, view, way)
+            cause = last if last.label is cause.label else cause  # it goes on to wait as it does
+        else:
+            self._spend(self._cause, event.time_s, process="")
         self._count_what_was_delivered(event.arrival.num_prompt_tokens)
         self.lend_as = event.arrival.lend_as
         self.is_between = self._withdrawn = False
         self._name_there = event.request_id
         self._admitted_in_step = -1
-        self._cause = causes.of_joining(self._name_there, event.time_s, view)
+        self._cause = cause
 
     def routed(self, reason: str) -> None:
         """A gateway has chosen its workers, for this reason; empty: nothing is known of that."""
@@ -258,6 +259,16 @@ class LaneBuilder:
             where = self.process if process is None else process
             self._spans.append(Span(cause, self._cursor_s, until_s, work, where))
             self._cursor_s = until_s
+
+    def _handed_over(self, source: str, event: RequestArrived, view: EngineView, way: KVWay | None) -> Cause:
+        """Spend the time since its prompt was computed at `source`; return the last cause."""
+        num_spans, prefilled_s, cause = len(self._spans), self._cursor_s, self._cause
+        for cause, until_s in of_handing_over(source, prefilled_s, event.time_s, way, view):
+            self._spend(cause, min(until_s, event.time_s))
+        if not any(span.cause.label is Label.TRANSFER for span in self._spans[num_spans:]):
+            told = of_transfer(source, prefilled_s, None if way is None else way.ended).reason
+            self._notes.append(f"transfer: {told}")
+        return cause
 
     def _admit(self, event: StepScheduled) -> None:
         mine = [a for a in event.batch.admitted if a.request_id == self._name_there]

@@ -9,7 +9,7 @@ another is to go on with it, or when the process that ran it is gone. Names carr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from twostroke.events import (
     EngineLost,
@@ -26,7 +26,7 @@ from twostroke.events import (
     StepScheduled,
 )
 from twostroke.explain.engine_view import DecidedStep, EngineView
-from twostroke.explain.handover import of_resuming
+from twostroke.explain.handover import KVWay, of_resuming
 from twostroke.explain.lane import LaneBuilder
 from twostroke.explain.names import GATEWAY, is_of_pool, place_of, sequence_of
 from twostroke.explain.remembered import Remembered
@@ -57,9 +57,8 @@ class LaneReader:
         self._engines: dict[str, _Engine] = {}
         self._between: dict[str, LaneBuilder] = {}
         """By sequence."""
-        self._fetched = Remembered[int, KVImportEnded]()
-        self._fetching_at = Remembered[int, str]()
-        """Where a prefix is fetched to, by its import."""
+        self._ways = Remembered[int, KVWay]()
+        """Of prefixes that are fetched, or have been and wait for their sequence; by import."""
         self._routes = Remembered[str, str]()
         """Why an attempt runs where it does, by its name there, until it has arrived."""
         self._told = Remembered[str, RequestFinishedByCaller]()
@@ -94,7 +93,7 @@ class LaneReader:
                 for lane in engine.live.values():
                     lane.kv_checked(event, engine.view)
             case _:
-                self._note(event)
+                self._note(event, engine.view)
                 return []
         return self._moved(engine, event.time_s)
 
@@ -119,9 +118,9 @@ class LaneReader:
         if isinstance(event, EngineLost):
             self._loss = event.cause
         here, lanes = place_of(event.process), list[Lane]()
-        to_come = {import_id for import_id, place in self._fetching_at.items() if place == here}
+        to_come = {import_id for import_id, way in self._ways.items() if way.place == here}
         for import_id in to_come:
-            del self._fetching_at[import_id]
+            del self._ways[import_id]
         cause = of_resuming(self._loss)
         for other in self._engines.values():
             for lane in other.live.values():
@@ -134,16 +133,24 @@ class LaneReader:
             lanes += self._moved(other, event.time_s)
         return lanes
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: Event, view: EngineView) -> None:
         """What is of use later."""
         match event:
             case EventsDropped():
                 for engine in self._engines.values():
                     engine.began_at_start = False
             case KVImportBegan():
-                self._fetching_at.put(event.import_id, place_of(event.process))
+                way = KVWay(
+                    place_of(event.process),
+                    event.time_s,
+                    dict(view.num_tokens_held),
+                    view.last_step,
+                    view.last_result_s,
+                )
+                self._ways.put(event.import_id, way)
             case KVImportEnded():
-                self._fetched.put(event.import_id, event)
+                way = self._ways.get(event.import_id, KVWay(place_of(event.process)))
+                self._ways.put(event.import_id, replace(way, ended=event))
             case _:
                 pass
 
@@ -174,8 +181,8 @@ class LaneReader:
         import_id = arrival.import_id
         lane = self._between.pop(sequence_id, None) or self._taken_from_another(name)
         if lane is not None:
-            fetched = None if import_id is None else self._fetched.pop(import_id, None)
-            lane.goes_on(event, engine.view, fetched, self._loss)
+            way = None if import_id is None else self._ways.get(import_id)
+            lane.goes_on(event, engine.view, way, self._loss)
         elif import_id is not None or (name != sequence_id and not engine.began_at_start):
             lane = LaneBuilder(name, event.time_s, event.process, has_arrival=False)
             lane.arrived(event, engine.view)
@@ -184,7 +191,7 @@ class LaneReader:
             lane.arrived(event, engine.view)
         lane.routed(self._routes.pop(name, ""))
         if import_id is not None:
-            self._fetching_at.pop(import_id, None)
+            self._ways.pop(import_id, None)
         lane.told = self._told.pop(sequence_id, lane.told)
         engine.live[name] = lane
 

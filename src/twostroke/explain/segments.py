@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -27,7 +27,7 @@ class Label(StrEnum):
     STALLED = "stalled"  # such steps, or steps it sat out, made long by the prefill of others
     KV_CHECK = "kv check"  # a cached block was computed again, before the step that would read it
     PREEMPTED = "preempted"  # its blocks were given to somebody more urgent
-    TRANSFER = "transfer"  # from the end of its prefill in one process until another has taken it in
+    TRANSFER = "transfer"  # its KV and the word of it travel from one process to another; a receiver's step is a wait
     RESUME = "resumed elsewhere"  # from the loss of the process that ran it until another has taken it in
     END = "end"  # between its last step and its end
 
@@ -161,6 +161,7 @@ def _lane_fields(lane: Lane, origin_s: float) -> dict[str, Any]:
         "finish_reason": None if lane.finish_reason is None else str(lane.finish_reason),
         "e2e_ms": _ms_between(lane.begin_s, lane.end_s),
         "ttft_ms": None if first_token_s is None else _ms_between(lane.begin_s, first_token_s),
+        "ttft_parts_ms": None if first_token_s is None else _parts(lane.segments, first_token_s),
         "num_prompt_tokens": lane.num_prompt_tokens,
         "num_cached_tokens": lane.num_cached_tokens,
         "num_output_tokens": lane.num_output_tokens,
@@ -188,5 +189,19 @@ def _lane_fields(lane: Lane, origin_s: float) -> dict[str, Any]:
     }
 
 
+def _parts(segments: Sequence[Segment], until_s: float) -> dict[str, float]:
+    """Return the milliseconds before a moment by label, in the order of the first of each; no time is left out."""
+    parts_ns: dict[str, int] = {}
+    for segment in segments:
+        if segment.start_s < until_s:
+            took_ns = _ns(min(segment.end_s, until_s)) - _ns(segment.start_s)
+            parts_ns[str(segment.label)] = parts_ns.get(str(segment.label), 0) + took_ns
+    return {label: took_ns / 1e6 for label, took_ns in parts_ns.items()}
+
+
+def _ns(moment_s: float) -> int:
+    return round(moment_s * 1e9)
+
+
 def _ms_between(start_s: float, end_s: float) -> float:
-    return (round(end_s * 1e9) - round(start_s * 1e9)) / 1e6
+    return (_ns(end_s) - _ns(start_s)) / 1e6

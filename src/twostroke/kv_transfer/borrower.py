@@ -190,7 +190,7 @@ class _Fetching:
         finally:
             with self._lock:
                 self._connection = None
-        return Fetched(problem, self._num_bytes, self._first_byte_s, drift, self._busy_s)
+        return Fetched(problem, self._num_bytes, self._first_byte_s, drift, self._busy_s, self._clock())
 
     def _fetch(self, connection: Connection, source: KVSource, into: KVImport, digest: bytes) -> str:
         """All of it; returns how the lender's numerics differ."""

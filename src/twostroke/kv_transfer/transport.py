@@ -39,6 +39,8 @@ class Fetched:
     """How the lender's numerics differ."""
     busy_s: float = 0.0
     """While bytes came: without the time in which the lender had still to compute them."""
+    last_byte_s: float = 0.0
+    """When all of it was there and the lender had confirmed it, or the fetching had failed; 0: not known."""
 
 
 class LendingSide(Protocol):

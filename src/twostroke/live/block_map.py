@@ -65,6 +65,11 @@ class BlockMap:
         self.changed: set[int] = set()
         """Blocks that may be in another state since somebody emptied this."""
 
+    @property
+    def num_usable(self) -> int:
+        """Blocks that are not out of use."""
+        return self.num_blocks - len(self._out_of_use)
+
     def table(self, hashes: Sequence[bytes]) -> Table:
         """A new one, without blocks."""
         return Table(len(self.windows), list(hashes))

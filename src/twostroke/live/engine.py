@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -166,6 +166,21 @@ class LiveEngine:
                 self._memory_changed(event, self._blocks)
             case _:
                 pass
+
+    def kv_shares(self, name_of: Callable[[str], str]) -> dict[str, float]:
+        """Return the share of the usable KV blocks that running requests hold, by `name_of(tenant)`."""
+        held: dict[str, set[int]] = {}
+        for request in self._requests.values():
+            if request.is_running:
+                tenant = "" if request.arrival is None else request.arrival.tenant
+                held.setdefault(name_of(tenant), set()).update(request.table.held())
+        num_usable = 0 if self._blocks is None else self._blocks.num_usable
+        return {name: len(blocks) / num_usable for name, blocks in held.items()} if num_usable else {}
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Of its metrics."""
+        return self._metrics.labels
 
     # ------------------------------------------------------------------ what the page gets
 
@@ -465,7 +480,7 @@ def _config_of(started: EngineStarted) -> dict[str, Any]:
         "max_num_seqs": started.scheduler["max_num_seqs"],
         "max_num_batched_tokens": started.scheduler["max_num_batched_tokens"],
         "max_model_len": started.max_model_len,
-        "kv_cache_dtype": started.cache["kv_cache_dtype"],
+        "kv_cache_dtype": started.layout["kv_format"],
         "enable_prefix_caching": started.cache["enable_prefix_caching"],
         "speculation": None if started.speculation is None else started.speculation.get("method"),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -92,6 +92,10 @@ class LiveState:
     def tenant_of(self, request_id: str) -> str | None:
         """Whose request it is, of those that are shown; None: nobody knows."""
         return next((e.tenants[request_id] for e in self._engines.values() if request_id in e.tenants), None)
+
+    def kv_shares(self, name_of: Callable[[str], str]) -> list[tuple[Mapping[str, str], Mapping[str, float]]]:
+        """Return, for each engine, the labels of its metrics and the share of its KV blocks by `name_of(tenant)`."""
+        return [(engine.labels, engine.kv_shares(name_of)) for engine in self._engines.values()]
 
     def whole(self, model: str, now_s: float) -> dict[str, Any]:
         """A "State". Deltas that are taken from now on go on from it."""

@@ -59,7 +59,7 @@ class EngineCollector(Collector):
             parts = [
                 exposed(engine.instruments[family], f"{prefix}:{name}", engine.labels | labels)
                 for engine in self._engines
-                if not family.is_gateways
+                if family.counted_by is families.CountedBy.ENGINE
             ]
             if parts:
                 yield _joined(parts)

@@ -19,6 +19,17 @@ class Kind(StrEnum):
     HISTOGRAM = "histogram"
 
 
+class CountedBy(StrEnum):
+    """Which part of a server counts a metric."""
+
+    ENGINE = "engine"
+    """Each engine, from its events."""
+    GATEWAY = "gateway"
+    """The gateway of pools."""
+    SERVER = "server"
+    """The HTTP side, with all engines in view."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """A metric: its name without prefix (and, of a counter, without `_total`), and what it says."""
@@ -27,15 +38,14 @@ class Family:
     kind: Kind
     help: str
     labels: tuple[str, ...] = ()
-    """Besides model_name and engine, which every metric has."""
+    """Besides model_name and engine."""
     bounds: tuple[float, ...] = ()
     """Upper ends of a histogram's buckets; the last one, +Inf, is understood."""
     is_vllms: bool = True
     """Whether vLLM has it by this name."""
     sglang: str | None = None
     """What SGLang (0.5.23) calls it."""
-    is_gateways: bool = False
-    """Counted by the gateway of pools; no engine has it."""
+    counted_by: CountedBy = CountedBy.ENGINE
 
 
 def _one_two_five(most: int) -> tuple[float, ...]:
@@ -354,14 +364,43 @@ SEQUENCES_RESUMED = Family(
     help="Times that a sequence went on elsewhere because a process had died; only where the engine is pools, and its "
     "`engine` is 'gateway'.",
     is_vllms=False,
-    is_gateways=True,
+    counted_by=CountedBy.GATEWAY,
 )
 UPDATES_FENCED = Family(
     name="updates_fenced",
     kind=Kind.COUNTER,
     help="Tokens of a step for a sequence that goes on elsewhere: they came too late and were dropped. As above.",
     is_vllms=False,
-    is_gateways=True,
+    counted_by=CountedBy.GATEWAY,
+)
+
+# ---------------------------------------------------------------------- the server's own
+
+KV_CACHE_USAGE_BY_TENANT = Family(
+    name="kv_cache_usage_perc_by_tenant",
+    kind=Kind.GAUGE,
+    labels=("tenant",),
+    help="Share of the KV blocks that the running requests of each tenant hold, 0 to 1. A block that several requests "
+    "of a tenant share counts once. The label is the NAME of --api-key NAME:SECRET, a digest for a key without a name, "
+    "empty without keys. A tenant that scrapes sees its own name and 'others'; the admin key sees up to 100 names.",
+    is_vllms=False,
+    counted_by=CountedBy.SERVER,
+)
+HTTP_RESPONSES = Family(
+    name="http_responses",
+    kind=Kind.COUNTER,
+    labels=("route", "status"),
+    help="HTTP answers begun, by route and status; 'other' is the route of an unknown path. It has no label `engine`.",
+    is_vllms=False,
+    counted_by=CountedBy.SERVER,
+)
+IGNORED_PARAMS = Family(
+    name="ignored_params",
+    kind=Kind.COUNTER,
+    labels=("field",),
+    help="Unknown fields of requests, by name; from the 101st name on 'others'. It has no label `engine`.",
+    is_vllms=False,
+    counted_by=CountedBy.SERVER,
 )
 
 # ---------------------------------------------------------------------- SGLang's alone

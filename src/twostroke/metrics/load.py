@@ -41,7 +41,7 @@ class LoadGauges:
         self._num_blocks, self._num_quarantined = event.num_blocks, 0
         self._quarantined.set(0)
         self._limit, self._num_left_waiting = Limit.NONE, 0
-        described = (event.layout["block_size"], event.num_blocks, event.cache["kv_cache_dtype"])
+        described = (event.layout["block_size"], event.num_blocks, event.layout["kv_format"])
         caches = event.cache["enable_prefix_caching"]
         self._cache_config.clear()
         self._cache_config.set(1, *map(str, (*described, caches)))

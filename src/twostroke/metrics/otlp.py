@@ -9,12 +9,16 @@ from twostroke.errors import InvalidParameter
 if TYPE_CHECKING:
     from twostroke.metrics.tracing import RequestTracer
 
+_TRACES = "/v1/traces"
+"""Path of traces below a collector's base URL, by the OTLP specification."""
+
 
 def request_tracer(endpoint: str, *, model: str, epoch_offset_ns: int) -> RequestTracer:
     """A tracer whose spans and durations go to `endpoint` by OTLP over HTTP, in the background.
 
     Args:
-        endpoint: of the collector, such as http://localhost:4318; signals have paths of their own below it.
+        endpoint: of the collector, such as http://localhost:4318, or the URL that it takes traces at, such as
+            http://localhost:4318/v1/traces. Metrics go to the path /v1/metrics beside it.
         model: what clients call it.
         epoch_offset_ns: see RequestTracer.
 
@@ -39,9 +43,9 @@ def request_tracer(endpoint: str, *, model: str, epoch_offset_ns: int) -> Reques
             "pip install 'twostroke[otel]', or leave it out.",
         ) from error
     resource = Resource.create({"service.name": "twostroke"})
-    base = endpoint.rstrip("/")
+    base = endpoint.rstrip("/").removesuffix(_TRACES).rstrip("/")
     spans = TracerProvider(resource=resource)
-    spans.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{base}/v1/traces")))
+    spans.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{base}{_TRACES}")))
     reader = PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=f"{base}/v1/metrics"))
     durations = MeterProvider(metric_readers=[reader], resource=resource)
     return RequestTracer(

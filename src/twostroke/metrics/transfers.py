@@ -36,7 +36,7 @@ class TransferCounts:
             return
         self._handovers.add(1, COMPLETE, "")
         if event.first_byte_s:
-            self._seconds.observe(event.time_s - event.first_byte_s)
+            self._seconds.observe(event.done_s - event.first_byte_s)
 
 
 def category_of(problem: str) -> str:

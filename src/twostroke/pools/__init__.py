@@ -6,5 +6,6 @@ Pure: what members report goes in, decisions come out. Nothing here has a clock,
     route.py         the question, the answer, and why        directory.py      who is believed to have a prefix
     prediction.py    what a request would cost where          roster.py         members in the order of their load
     router.py        who computes a prompt, who decodes       links.py          how fast KV travels between two
-    autoscaler.py    how many members, and who is drained     ratio.py          P : D that the load speaks for
+    why_alone.py     why a hand-over does not pay             ratio.py          P : D that the load speaks for
+    autoscaler.py    how many members, and who is drained
 """

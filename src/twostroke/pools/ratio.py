@@ -90,8 +90,9 @@ def suggested_ratio(
     """
     limit = "more than 0"
     number("prefill_tokens_per_s", prefill_tokens_per_s, 0, _MOST, limit, low_open=True)
-    number("step_s", step_s, 0, _MOST, limit, low_open=True)
+    number("step_s", step_s, 0, _MOST, "0 or more seconds")
     number("step_s_per_sequence", step_s_per_sequence, 0, _MOST, "0 or more seconds")
+    number("step_s", step_s + step_s_per_sequence, 0, _MOST, "more than 0 where a stream adds nothing", low_open=True)
     number("tpot_target_s", tpot_target_s, 0, _MOST, limit, low_open=True)
     for name, rate in (("prompt_tokens_per_s", prompt_tokens_per_s), ("output_tokens_per_s", output_tokens_per_s)):
         number(name, rate, 0, _MOST, "0 or more tokens a second")

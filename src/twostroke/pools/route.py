@@ -28,6 +28,11 @@ class RouteRequest:
     may_be_handed_over: bool = True
     """False for what only the member that decodes can answer, as prompt_logprobs."""
 
+    @property
+    def has_full_block(self) -> bool:
+        """Whether there is KV to hand over: whole blocks of every member are."""
+        return self.num_prompt_tokens >= self.block_size
+
     def __post_init__(self) -> None:
         """Checks counts."""
         for name in ("num_prompt_tokens", "num_output_tokens", "block_size"):
@@ -43,16 +48,26 @@ class RouteReason(enum.StrEnum):
     HAND_OVER_PAYS = "hand_over_pays"
     NOT_ALLOWED = "not_allowed"
     """The request asks for something that does not travel."""
+    NO_FULL_BLOCK = "no_full_block"
+    """The prompt is shorter than a block, and whole blocks are handed over."""
     NO_PREFILL_MEMBER = "no_prefill_member"
-    """Nobody who computes prompts for others is ready, or none whose KV fits the members that decode."""
+    """Nobody who computes prompts for others is ready."""
+    PROMPT_TOO_LARGE = "prompt_too_large"
+    """No prefill member that is ready has KV blocks for the prompt."""
+    KV_DOES_NOT_FIT = "kv_does_not_fit"
+    """The decode members cannot take the KV of any prefill member that is ready: other sizes of blocks or tokens."""
     SHORT_REMAINDER = "short_remainder"
     """What is not cached where it decodes is computed sooner than a hand-over is arranged."""
     PREFILL_BUSY = "prefill_busy"
-    """It would pay if the prefill member had no queue."""
+    """Mostly the prefill member's queue keeps the hand-over from paying. This and the next three: why_alone.py."""
     SLOW_LINK = "slow_link"
-    """It would pay if KV travelled in no time."""
+    """Mostly the time that KV travels."""
+    MORE_IS_CACHED = "more_is_cached"
+    """Mostly that the decode member has more of the prompt cached."""
+    SLOW_PREFILL = "slow_prefill"
+    """Mostly that the prefill member computes prompts more slowly."""
     LOCAL_IS_CHEAPER = "local_is_cheaper"
-    """The decode member has time: few streams wait for its prefill."""
+    """Not even an idle prefill member would pay: few streams would be late by a prefill where the request decodes."""
     NO_DECODE_LEFT = "no_decode_left"
     """No decode member takes requests: a prefill member computes the prompt and decodes."""
     NO_DECODE_MEMBER = "no_decode_member"
@@ -64,11 +79,16 @@ class RouteReason(enum.StrEnum):
 _WORDS = {
     RouteReason.HAND_OVER_PAYS: "the hand-over is predicted to pay",
     RouteReason.NOT_ALLOWED: "the request asks for something that does not travel with its KV",
-    RouteReason.NO_PREFILL_MEMBER: "no prefill member is ready whose KV the decode members can take",
+    RouteReason.NO_FULL_BLOCK: "the prompt is shorter than one KV block, and only whole blocks are handed over",
+    RouteReason.NO_PREFILL_MEMBER: "no prefill member is ready",
+    RouteReason.PROMPT_TOO_LARGE: "no prefill member that is ready has KV memory for the prompt",
+    RouteReason.KV_DOES_NOT_FIT: "no prefill member is ready whose KV the decode members can take",
     RouteReason.SHORT_REMAINDER: "what is not cached is computed sooner than a hand-over is arranged",
     RouteReason.PREFILL_BUSY: "the prefill pool's queue is too long",
     RouteReason.SLOW_LINK: "the link is too slow for so much KV",
     RouteReason.NO_DECODE_LEFT: "no decode member takes requests, and it decodes until one does",
+    RouteReason.MORE_IS_CACHED: "more of the prompt is cached where the request decodes",
+    RouteReason.SLOW_PREFILL: "the prefill member computes prompts more slowly",
     RouteReason.LOCAL_IS_CHEAPER: "the decode member has time for the prompt",
 }
 

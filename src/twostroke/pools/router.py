@@ -44,6 +44,7 @@ from twostroke.pools.prediction import (
 )
 from twostroke.pools.roster import LoadOrder, Roster
 from twostroke.pools.route import Predicted, Route, RouteReason, RouteRequest
+from twostroke.pools.why_alone import why_alone
 
 REPORTS_EVERY_S = 0.2
 """The router hears a member's figures so often at most; what was sent to it counts at once."""
@@ -64,7 +65,7 @@ class Router:
     >>> router.route(RouteRequest(num_prompt_tokens=800, num_output_tokens=100)).words.partition(" (")[0]
     'p0 computes the prompt for d0: the hand-over is predicted to pay'
     >>> router.route(RouteRequest(num_prompt_tokens=5, num_output_tokens=100)).words.partition(" (")[0]
-    'd0 computes the prompt itself: what is not cached is computed sooner than a hand-over is arranged'
+    'd0 computes the prompt itself: the prompt is shorter than one KV block, and only whole blocks are handed over'
     """
 
     def __init__(self, config: RoutingConfig) -> None:
@@ -144,16 +145,18 @@ class Router:
         local = predicted_local(*min(alone, key=self._local_key), self._config)
         if not request.may_be_handed_over:
             return self._local_route(local, None, RouteReason.NOT_ALLOWED)
+        if not request.has_full_block:
+            return self._local_route(local, None, RouteReason.NO_FULL_BLOCK)
         pair = self._best_pair(request, keys, decodes)
         if pair is None:
-            return self._local_route(local, None, RouteReason.NO_PREFILL_MEMBER)
+            return self._local_route(local, None, self._why_no_pair(request, local.decode_id))
         handed = predicted_hand_over(*pair, self._config)
         if handed.cost_s < local.cost_s:
             reason = RouteReason.HAND_OVER_PAYS
             return Route(
                 prefill_id=handed.prefill_id, decode_id=handed.decode_id, reason=reason, hand_over=handed, local=local
             )
-        return self._local_route(local, handed, self._why_alone(pair, handed, local))
+        return self._local_route(local, handed, why_alone(request, pair, local, self._config))
 
     def _stand_in(self, request: RouteRequest, keys: Sequence[bytes]) -> Route | None:
         """Return a route to a prefill member that decodes, too; None where some decode member takes requests, or no
@@ -206,17 +209,14 @@ class Router:
                     best, best_key = (prefill, decode, transfer_s), key
         return best
 
-    def _why_alone(self, pair: Pair, handed: Predicted, local: Predicted) -> RouteReason:
-        """The first of the things that would have to be different for the hand-over to pay."""
-        prefill, decode, transfer_s = pair
-        if local.prefill_s <= self._config.hand_over_s:
-            return RouteReason.SHORT_REMAINDER
-        idle = prefill._replace(queue_s=0.0)
-        if hand_over_cost_s(idle, decode, transfer_s, self._config) < local.cost_s:
-            return RouteReason.PREFILL_BUSY
-        if hand_over_cost_s(prefill, decode, 0.0, self._config) < local.cost_s:
-            return RouteReason.SLOW_LINK
-        return RouteReason.LOCAL_IS_CHEAPER
+    def _why_no_pair(self, request: RouteRequest, decode_id: str) -> RouteReason:
+        """Return why no prefill member can compute the prompt for a member that decodes."""
+        ready = [member_id for member_id in self._roster.for_prefill if member_id != decode_id]
+        if not ready:
+            return RouteReason.NO_PREFILL_MEMBER
+        if not any(self._holds_prompt(member_id, request) for member_id in ready):
+            return RouteReason.PROMPT_TOO_LARGE
+        return RouteReason.KV_DOES_NOT_FIT
 
     def _nowhere(self, request: RouteRequest) -> Route:
         members = list(self._roster.members)

@@ -263,7 +263,7 @@ class PoolSimulation:
             num_output_tokens=arrival.max_tokens,
             block_hashes=self._names(live, arrival.num_prompt_tokens),
             block_size=block_size,
-            may_be_handed_over=arrival.reads_prefix_cache and arrival.num_prompt_tokens >= block_size,
+            may_be_handed_over=arrival.reads_prefix_cache,
         )
         route = self._router.route(asked)
         if route.decode_id is None:

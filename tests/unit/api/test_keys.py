@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
-from server_process import ServerProcess
+from server_process import PATIENCE_S, ServerProcess
 from twostroke.api.gate import ADMIN_PATHS
 from twostroke.api.keys import Keys
 from twostroke.api.quota import Quotas, TokenBucket
@@ -63,13 +65,13 @@ def test_only_the_secret_opens(guarded: ServerProcess, secret: str) -> None:
     assert ask(guarded, secret).status_code == 401
 
 
-def test_every_route_but_liveness_needs_a_key_and_administration_its_own(guarded: ServerProcess) -> None:
+def test_every_route_but_those_of_probes_needs_a_key_and_administration_its_own(guarded: ServerProcess) -> None:
     key = {"authorization": "Bearer s3cret-of-ann"}
     schema = guarded.http.get("/openapi.json", headers=key).json()
     routes = [(method, path) for path, methods in schema["paths"].items() for method in methods]
     assert len(routes) > 15
     for method, path in [*routes, ("get", "/openapi.json"), ("get", "/"), ("get", "/no/such/route")]:
-        expected = 200 if path == "/health" else 403 if path in ADMIN_PATHS else 401
+        expected = 200 if path in ("/health", "/ready") else 403 if path in ADMIN_PATHS else 401
         assert guarded.http.request(method, path).status_code == expected, path
     for path in ADMIN_PATHS:
         response = guarded.http.request("post" if "reset" in path else "get", path, headers=key)
@@ -88,10 +90,38 @@ def test_the_admin_key_opens_administration_and_the_page_and_nothing_else() -> N
     server.stop()
 
 
-def test_a_timeline_is_for_its_own_tenant_and_names_nobody_else() -> None:
-    server = ServerProcess(
+@pytest.fixture(scope="module")
+def shared() -> Iterator[ServerProcess]:
+    """Two tenants and an administrator, one slot."""
+    running = ServerProcess(
         *("--api-key", "ann:a", "--api-key", "bob:b", "--admin-api-key", "admin", "--max-num-seqs", "1")
     )
+    yield running
+    running.stop()
+
+
+def test_kv_by_tenant_names_nobody_to_another_tenant(shared: ServerProcess) -> None:
+    def held(secret: str) -> dict[str, float]:
+        text = shared.http.get("/metrics", headers={"authorization": f"Bearer {secret}"}).text
+        found = re.findall(r'^twostroke:kv_cache_usage_perc_by_tenant\{.*tenant="(\w+)"\} (\S+)', text, re.MULTILINE)
+        return {tenant: float(share) for tenant, share in found}
+
+    with ThreadPoolExecutor(1) as pool:
+        of_ann = pool.submit(ask, shared, "a", max_tokens=400, ignore_eos=True)
+        shared.wait_for("running", "/health", lambda answer: answer.json()["num_requests"] == 1)
+        deadline = time.monotonic() + PATIENCE_S
+        while not held("admin").get("ann"):
+            assert time.monotonic() < deadline
+        seen = {secret: held(secret) for secret in ("admin", "a", "b")}
+        assert of_ann.result().status_code == 200
+    assert set(seen["admin"]) == set(seen["a"]) == {"ann"}
+    assert seen["b"]["bob"] == 0.0
+    assert 0 < seen["b"]["others"] < 0.1, "her blocks are there, her name is not"
+    assert held("admin") == {"ann": 0.0}, "her request has ended"
+
+
+def test_a_timeline_is_for_its_own_tenant_and_names_nobody_else(shared: ServerProcess) -> None:
+    server = shared
 
     def timeline(secret: str, name: str, **query: str) -> httpx.Response:
         key = {"authorization": f"Bearer {secret}"}
@@ -110,7 +140,6 @@ def test_a_timeline_is_for_its_own_tenant_and_names_nobody_else() -> None:
         seen = timeline("b", "of-bob", format=form).text
         assert "ann" not in seen.replace("another", "")
         assert SOMEBODY in seen
-    server.stop()
 
 
 def test_pages_from_elsewhere_administer_nothing() -> None:

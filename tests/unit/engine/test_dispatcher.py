@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from twostroke.batch import NewRequest, TokenLogprobs
-from twostroke.engine.dispatcher import MAX_ATTEMPTS, Dispatcher, LeastBusy, Member, Outcome
+from twostroke.engine.dispatcher import MAX_ATTEMPTS, Dispatcher, LeastBusy, Member, Outcome, Place
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import LenderFacts
 from twostroke.engine.messages import Add, DropKV, FetchKV, Finish
@@ -71,7 +71,9 @@ def test_a_sequence_that_ends_with_its_first_token_has_nothing_fetched() -> None
     outcome = dispatcher.take_in("p", [made("r", 0, 5, reason=FinishReason.STOP)])
     assert commands(outcome) == [("d1", DropKV)]
     assert dispatcher.num_live == 0
-    assert commands(dispatcher.add(request("one", max_tokens=1))) == [("p", Add)], "nobody else is needed"
+    outcome = dispatcher.add(request("one", max_tokens=1))
+    assert commands(outcome) == [("p", Add)], "nobody else is needed"
+    assert outcome.placed == [("one", Place("p", None, "p computes the prompt, and its first token is its last"))]
 
 
 def test_a_stale_frame_is_dropped_at_the_fence() -> None:

@@ -158,6 +158,7 @@ def test_steps_that_are_all_alike_are_taken_for_prefills() -> None:
     times.add(10, 2.0)
     assert times.s_per_unit == pytest.approx(0.2)
     assert times.base_s(times.s_per_unit) == pytest.approx(0.0)
+    assert times.line == (pytest.approx(times.base_s(0.0)), 0.0)
     assert times.slope_s is None, "nothing tells a unit's part from that of the step"
 
 

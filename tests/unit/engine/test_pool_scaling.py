@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from factories import make_facts
 from twostroke.config.pools import PoolConfig
-from twostroke.engine.facts import EngineFacts
-from twostroke.engine.load import Load
-from twostroke.engine.pool_scaling import PoolScaling, WorkerFigures, limits_of
+from twostroke.engine.load import Load, StepTimes
+from twostroke.engine.pool_scaling import ObservedLoad, PoolScaling, WorkerFigures, limits_of
 from twostroke.errors import InvalidParameter
 from twostroke.pools.member import Role
 
 LIMITS = limits_of(PoolConfig(prefill=1, decode=1, max_prefill=8, max_decode=8, tpot_target_s=0.05, ttft_target_s=1.0))
 
 
-def facts(num_blocks: int = 100) -> EngineFacts:
-    given = {name: field.default for name, field in EngineFacts.__dataclass_fields__.items()}
-    return EngineFacts(**{**given, "num_blocks": num_blocks, "max_num_seqs": 64})
-
-
-PREFILL = WorkerFigures("p0", Role.PREFILL, 0, Load(8, prefill_s_per_token=0.001), facts())
-DECODE = WorkerFigures("d0", Role.DECODE, 0, Load(8, decode_step_s=0.03, step_s_per_sequence=0.001), facts(), 100)
+PREFILL = WorkerFigures("p0", Role.PREFILL, 0, Load(8, prefill_s_per_token=0.001), make_facts())
+DECODE = WorkerFigures("d0", Role.DECODE, 0, Load(8, decode_step_s=0.03, step_s_per_sequence=0.001), make_facts(), 100)
 
 
 def test_a_pool_that_has_no_most_keeps_its_size() -> None:
@@ -53,6 +49,66 @@ def test_full_caches_add_decode_workers() -> None:
     decisions = PoolScaling(LIMITS).decide([replace(DECODE, num_live=2, num_free_blocks=5)], 2.0)
     assert decisions[Role.DECODE].limited_by == "KV blocks"
     assert decisions[Role.DECODE].num_wanted == 2
+
+
+def observed() -> ObservedLoad:
+    """A minute in which 6,000 prompt tokens came and 600 were made."""
+    load = ObservedLoad(tpot_target_s=0.05)
+    for worker in (PREFILL, DECODE):
+        load.joined(worker.role, 64)
+    for second in range(61):
+        load.saw(float(second), num_prompt_tokens=100, num_output_tokens=10)
+    return load
+
+
+def test_the_ratio_is_what_the_workers_of_each_pool_measured() -> None:
+    tails = Load(8, prefill_s_per_token=1e-9, decode_step_s=0.03, step_s_per_sequence=0.001)
+    ratio = observed().suggested([PREFILL, replace(DECODE, load=tails)], 60.0)
+    assert ratio is not None
+    assert ratio.prefill_tokens_per_s == pytest.approx(1000), "last blocks at a decode worker say nothing of prompts"
+    assert ratio.num_prefill == pytest.approx(6100 / 60 / 1000)
+
+
+def test_a_load_is_not_forgotten_with_the_worker_that_measured_it() -> None:
+    """It leaves when its pool shrinks, or dies; who is there has not measured anything yet."""
+    load, idle = observed(), Load(8)
+    before = load.suggested([PREFILL, DECODE], 60.0)
+    assert before is not None
+    for worker in (PREFILL, DECODE):
+        assert worker.load is not None
+        load.left(worker.role, worker.load)
+        load.left(worker.role, idle)  # and another that has done nothing
+    assert load.suggested([replace(PREFILL, load=idle), replace(DECODE, load=idle)], 60.0) == before
+    assert load.suggested([replace(PREFILL, load=None), replace(DECODE, load=None, facts=None)], 60.0) == before
+    slower = Load(8, prefill_s_per_token=0.002)
+    ratio = load.suggested([replace(PREFILL, load=slower), replace(DECODE, load=idle)], 60.0)
+    assert ratio is not None
+    assert ratio.num_prefill == pytest.approx(2 * before.num_prefill), "its own figures come first"
+    assert load.suggested([PREFILL, DECODE], 121.0) is None, "the last minute has no load"
+
+
+@pytest.mark.parametrize(
+    "step_s", [lambda n: 1e-6 * n**2, lambda n: 0.001 * n, lambda n: 0.02, lambda n: 0.03 + 0.001 * n]
+)
+def test_steps_of_any_shape_count_as_measured(step_s: Callable[[int], float]) -> None:
+    """A line through steps that take longer and longer would begin below 0: then it begins at 0."""
+    times = StepTimes()
+    for number in (1, 2, 4, 8, 16, 32):
+        times.add(number, step_s(number))
+    base_s, slope_s = times.line
+    assert min(base_s, slope_s) >= 0
+    decoding = Load(8, decode_step_s=base_s, step_s_per_sequence=slope_s)
+    assert decoding.has_decoded
+    assert observed().suggested([PREFILL, replace(DECODE, load=decoding)], 60.0) is not None
+    assert PoolScaling(LIMITS).decide([PREFILL, replace(DECODE, load=decoding)], 2.0)[Role.DECODE].need is not None
+
+
+def test_prompts_that_take_the_same_time_whatever_their_length_have_a_speed() -> None:
+    times = StepTimes()
+    for num_tokens, time_s in ((100, 0.11), (101, 0.10), (102, 0.09)):
+        times.add(num_tokens, time_s)
+    assert times.slope_s == 0
+    assert 1 / times.s_per_unit == pytest.approx(1000, rel=0.1)
 
 
 def test_a_pool_whose_workers_all_start_is_left_alone() -> None:

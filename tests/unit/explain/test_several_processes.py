@@ -14,7 +14,7 @@ from pool_log import PROMPT, D, P, PoolLog, died_and_resumed
 from twostroke.events import EventsDropped
 from twostroke.explain.lane_reader import LaneReader
 from twostroke.explain.recorder import FlightRecorder
-from twostroke.explain.segments import Label, Lane
+from twostroke.explain.segments import Culprit, Label, Lane
 from twostroke.explain.tenant_view import timeline_for_tenant
 from twostroke.explain.text import timeline_text
 from twostroke.explain.timeline import timeline_of
@@ -57,6 +57,78 @@ def test_a_request_that_is_handed_over() -> None:
     text = timeline_text(timeline_of(log.events, "a"))
     assert "what       where        why" in text
     assert f"transfer   {D}   {told}" in text
+
+
+def waiting_for_the_receiver(*, prefilled_s: float = 1.0, first_s: float = 0.75, last_s: float, step_s: float) -> Lane:
+    """The receiver decodes for another request from `step_s` until 3 s, and looks for news then."""
+    log = PoolLog()
+    log.arrive(D, "other#0.0", 0.0, arrival_s=0.0, max_tokens=9)
+    log.prefill(D, "other#0.0", 0.0, 0.25)
+    log.arrive(P, "a#0.0", 0.25, arrival_s=0.0, lend_as=1)
+    log.prefill(P, "a#0.0", 0.25, prefilled_s, reason=FinishReason.LENGTH)
+    log.decode(D, "other#0.0", step_s, 3.0)
+    log.fetch("a#0.0", 1, 0.25, first_s, 3.0, last_s=last_s)
+    log.arrive(D, "a#0.0", 3.0, arrival_s=0.0, num_tokens=PROMPT + 1, max_tokens=2, import_id=1)
+    log.prefill(D, "a#0.0", 3.125, 4.0, cached=8, num_tokens=PROMPT + 1)
+    log.events.sort(key=lambda event: event.time_s)
+    return the_lane(log)
+
+
+def test_the_receivers_running_step_is_no_transfer() -> None:
+    lane = waiting_for_the_receiver(last_s=1.25, step_s=0.5)
+    assert pieces(lane)[1:] == [
+        (Label.PREFILL, 1.0, P),
+        (Label.TRANSFER, 1.25, D),
+        (Label.WAIT_STEP, 3.125, D),
+        (Label.RECOMPUTE, 4.0, D),
+    ]
+    transfer, waited = lane.segments[2:4]
+    assert transfer.reason.startswith("4.000 MB from prefill-0.1 in 500.000 ms (0.01 GB/s while bytes came), 50% of it")
+    assert waited.reason == "at decode-0.1 a step was running that decoded for 1"
+
+
+def test_a_step_that_began_later_is_waited_for_from_then_on() -> None:
+    """Until then the word of it was on its way, as no step of the receiver was running."""
+    lane = waiting_for_the_receiver(last_s=1.25, step_s=2.0)
+    assert pieces(lane)[2:4] == [(Label.TRANSFER, 2.0, D), (Label.WAIT_STEP, 3.125, D)]
+
+
+def test_kv_that_came_during_the_prefill_leaves_the_step_alone() -> None:
+    lane = waiting_for_the_receiver(last_s=0.875, step_s=0.5)
+    assert pieces(lane)[1:3] == [(Label.PREFILL, 1.0, P), (Label.WAIT_STEP, 3.125, D)]
+    (note,) = lane.notes
+    assert note.startswith("transfer: 4.000 MB from prefill-0.1 in 125.000 ms")
+    assert note.endswith("100% of it during the prefill")
+
+
+def test_a_log_that_does_not_say_when_the_last_byte_came_leaves_all_of_it_to_the_transfer() -> None:
+    assert pieces(waiting_for_the_receiver(last_s=0.0, step_s=0.5))[2] == (Label.TRANSFER, 3.0, D)
+
+
+def test_waits_before_the_transfer_have_their_causes() -> None:
+    """The receiver hears of the request behind a step, and has blocks for it behind another two."""
+    log = PoolLog()
+    log.arrive(D, "other#0.0", 0.0, arrival_s=0.0, max_tokens=9)
+    log.prefill(D, "other#0.0", 0.0, 2.0, num_tokens=7)
+    log.arrive(P, "a#0.0", 0.25, arrival_s=0.0, lend_as=1)
+    log.prefill(P, "a#0.0", 0.25, 1.0, reason=FinishReason.LENGTH)
+    for begin_s in (2.0, 3.0):
+        log.decode(D, "other#0.0", begin_s, begin_s + 1)
+    log.fetch("a#0.0", 1, 2.0, 4.25, 4.5, last_s=4.5)
+    began, ended = log.events[-2:]
+    log.events[-2:] = [replace(began, time_s=4.0), ended]
+    log.arrive(D, "a#0.0", 4.5, arrival_s=0.0, num_tokens=PROMPT + 1, max_tokens=2, import_id=1)
+    log.prefill(D, "a#0.0", 4.5, 5.0, cached=8, num_tokens=PROMPT + 1)
+    lane = the_lane(log)
+    assert pieces(lane)[1:] == [
+        (Label.PREFILL, 1.0, P),
+        (Label.WAIT_STEP, 2.0, D),
+        (Label.WAIT_KV, 4.0, D),
+        (Label.TRANSFER, 4.5, D),
+        (Label.RECOMPUTE, 5.0, D),
+    ]
+    waited = lane.segments[3]
+    assert (waited.reason, waited.because_of) == (f"for blocks at {D}", (Culprit("other#0.0", PROMPT + 2),))
 
 
 def test_one_whose_transfer_failed_computes_its_prompt_again() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from decimal import Decimal
 
 import pytest
 
@@ -52,6 +53,19 @@ def test_json_has_the_same_segments(events: list[Event]) -> None:
         ("prefill", 250.0, 1000.0),
         ("decode", 1250.0, 1000.0),
     ]
+    assert (lane["ttft_ms"], lane["ttft_parts_ms"]) == (1250.0, {"prepare": 250.0, "prefill": 1000.0})
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_parts_of_the_time_to_the_first_token_add_up_to_it(seed: int) -> None:
+    events = random_load(seed)
+    for sequence_id in times_of(events):
+        (lane,) = json.loads(json.dumps(timeline_of(events, sequence_id).to_dict()), parse_float=Decimal)["lanes"]
+        if lane["ttft_ms"] is None:
+            assert lane["ttft_parts_ms"] is None
+        else:
+            assert sum(lane["ttft_parts_ms"].values()) == lane["ttft_ms"]
+            assert "decode" not in lane["ttft_parts_ms"]
 
 
 def test_drafts_have_a_line_and_stand_in_json() -> None:

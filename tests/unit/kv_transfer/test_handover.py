@@ -70,7 +70,7 @@ def test_layers_go_over_as_they_are_computed(layout: KVLayout, make_pools: MakeP
     lent.lender.complete(1, DIGEST)
     fetched = borrowing.end()
     assert fetched.problem == ""
-    assert fetched.first_byte_s == 1.0
+    assert fetched.first_byte_s == fetched.last_byte_s == 1.0
     assert fetched.num_bytes == borrowing.num_bytes_missing
     borrowing.check(final, lent.rows)
 

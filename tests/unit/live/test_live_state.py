@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -76,6 +77,36 @@ def test_blocks_and_requests_are_those_of_the_scheduler(seed: int) -> None:
                 held.update(row[first:])
         shared = {block_id for block_id, number in held.items() if number > 1}
         assert {b for b, state in enumerate(states_of(engine)) if state == BlockState.SHARED} == shared
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_kv_by_tenant_is_what_the_scheduler_gave_its_requests(seed: int) -> None:
+    events = [_of_one_of_three_tenants(event) for event in random_load(seed)]
+    tenants = {event.request_id: event.arrival.tenant for event in events if isinstance(event, RequestArrived)}
+    followed, begin, num_held = Followed(), 0, 0
+    for end in sorted(random.Random(seed).sample(range(2, len(events) + 1), 10)):
+        followed.take(events[begin:end])
+        begin = end
+        usage = scheduler_at_end(events[:end])._kv.usage()
+        num_usable = usage.num_used + usage.num_cached + usage.num_free
+        ((labels, together),) = followed.state.kv_shares(lambda _: "all")
+        assert labels == {"model_name": "model", "engine": "0"}
+        assert together.get("all", 0.0) == usage.num_used / num_usable
+        held: dict[str, set[int]] = {}
+        for request_id, rows in followed.whole()["engines"]["engine"]["rows"].items():
+            for first, row in rows:
+                held.setdefault(tenants[request_id], set()).update(row[first:])
+        ((_, apart),) = followed.state.kv_shares(str)
+        assert apart == {tenant: len(blocks) / num_usable for tenant, blocks in held.items()}
+        num_held += len(apart)
+    assert num_held > 0
+
+
+def _of_one_of_three_tenants(event: Event) -> Event:
+    if not isinstance(event, RequestArrived):
+        return event
+    tenant = f"tenant-{len(event.request_id) % 2}" if event.arrival.num_prompt_tokens % 3 else ""
+    return replace(event, arrival=replace(event.arrival, tenant=tenant))
 
 
 class Page:

@@ -11,12 +11,14 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from explain_loads import random_load
+from twostroke.events import EngineStarted
 from twostroke.metrics import reference
 from twostroke.metrics.engine_metrics import EngineMetrics
 from twostroke.metrics.exposition import Compat, EngineCollector, exposition
-from twostroke.metrics.families import FAMILIES, Kind
+from twostroke.metrics.families import FAMILIES, CountedBy, Kind
 
 REPOSITORY = Path(__file__).parents[3]
+OF_ENGINES = [family for family in FAMILIES if family.counted_by is CountedBy.ENGINE]
 
 VLLMS_DASHBOARDS = [
     "e2e_request_latency_seconds",
@@ -71,7 +73,7 @@ def sample_names(metrics: EngineMetrics, *compat: Compat) -> set[str]:
 
 def test_only_our_names_unless_asked(metrics: EngineMetrics) -> None:
     assert {name.partition(":")[0] for name in families(metrics)} == {"twostroke"}
-    assert len(families(metrics)) == sum(not family.is_gateways for family in FAMILIES)
+    assert len(families(metrics)) == len(OF_ENGINES)
 
 
 @pytest.mark.parametrize("prefix", ["twostroke", "vllm"])
@@ -93,9 +95,7 @@ def test_what_sglangs_dashboard_queries_is_there(metrics: EngineMetrics) -> None
 
 def test_other_names_have_the_same_numbers(metrics: EngineMetrics) -> None:
     found = families(metrics, *Compat)
-    for family in FAMILIES:
-        if family.is_gateways:
-            continue
+    for family in OF_ENGINES:
         ours = found[f"twostroke:{family.name}"]
         others = [f"vllm:{family.name}"] * family.is_vllms + [f"sglang:{family.sglang}"] * (family.sglang is not None)
         for other in others:
@@ -115,6 +115,14 @@ def test_the_gateways_contract(metrics: EngineMetrics) -> None:
     assert info.value == 1
     assert info.labels["num_gpu_blocks"].isdigit()
     assert info.labels["block_size"].isdigit()
+
+
+def test_the_cache_info_names_the_format_that_is_used(metrics: EngineMetrics) -> None:
+    """The engine was started with `kv_cache_dtype` "auto", which says nothing of what a block holds."""
+    (started,) = [event for event in random_load(3) if isinstance(event, EngineStarted)]
+    (info,) = families(metrics, Compat.VLLM)["vllm:cache_config_info"].samples
+    assert started.cache["kv_cache_dtype"] == "auto"
+    assert info.labels["cache_dtype"] == started.layout["kv_format"] == "f32"
 
 
 def test_histograms_are_well_formed(metrics: EngineMetrics) -> None:

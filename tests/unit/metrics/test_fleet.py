@@ -68,6 +68,12 @@ def test_a_request_that_is_handed_over_is_one() -> None:
     check_that_nobody_is_left(counted)
 
 
+def test_a_fetch_does_not_last_until_the_receivers_step_has_ended() -> None:
+    log = PoolLog()
+    log.fetch("a#0.0", 1, 0.25, 0.75, 3.0, last_s=1.0)
+    assert Counted(log).of("kv_fetch_seconds_sum") == 0.25
+
+
 def test_hand_overs_that_fail_have_a_reason() -> None:
     log = PoolLog()
     log.handed_over("a#0.0", 0.0, problem="there is no room for it beside what the pool must keep")

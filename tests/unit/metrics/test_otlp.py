@@ -33,7 +33,7 @@ class Collector:
                 """Quiet."""
 
         self._server = HTTPServer(("127.0.0.1", 0), Keep)
-        self.endpoint = f"http://127.0.0.1:{self._server.server_port}/"
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()
 
@@ -50,18 +50,19 @@ def collector() -> Iterator[Collector]:
     collector.close()
 
 
-def test_spans_and_durations_are_posted(collector: Collector) -> None:
+@pytest.mark.parametrize("written", ["", "/", "/v1/traces", "/v1/traces/"])
+def test_spans_and_durations_are_posted(collector: Collector, written: str) -> None:
     log = EventRing(100)
     engine = FakeEngine(make_layout(), 16, max_model_len=32, log=log)
     engine.submit("mine#0.0", [1, 2, 3], 2)
     engine.run()
-    tracer = request_tracer(collector.endpoint, model="some-model", epoch_offset_ns=0)
+    tracer = request_tracer(collector.endpoint + written, model="some-model", epoch_offset_ns=0)
     tracer.begin("mine", "chat", {}, {})
     for event in log:
         tracer.append(event)
     tracer.close()
     by_path = dict(collector.posted)
-    assert set(by_path) == {"/v1/traces", "/v1/metrics"}
+    assert set(by_path) == {"/v1/traces", "/v1/metrics"}, "below the base, however the endpoint is written"
     assert b"chat some-model" in by_path["/v1/traces"]
     assert b"gen_ai.server.time_to_first_token" in by_path["/v1/metrics"]
 

@@ -42,5 +42,8 @@ def test_nothing_to_decode_has_no_ratio() -> None:
 def test_what_cannot_be_divided_by_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="prefill_tokens_per_s=0"):
         suggested_ratio(**(USUAL | {"prefill_tokens_per_s": 0.0}))
+    with pytest.raises(InvalidParameter, match=r"step_s=0.*: must be more than 0 where a stream adds nothing"):
+        suggested_ratio(**(USUAL | {"step_s": 0.0, "step_s_per_sequence": 0.0}))
+    assert suggested_ratio(**(USUAL | {"step_s": 0.0})).decode_tokens_per_s == pytest.approx(1000.0)
     with pytest.raises(InvalidParameter, match="num_members=1: each pool needs a member"):
         suggested_ratio(**USUAL).split(1)

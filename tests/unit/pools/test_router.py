@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -21,25 +23,75 @@ def test_a_long_prompt_beside_streams_is_handed_over() -> None:
     assert route.local.late_tokens == pytest.approx(0.8 * 6 / 0.05)
 
 
-@pytest.mark.parametrize(
-    ("prefill", "decode", "num_prompt_tokens", "reason"),
-    [
-        ({}, BUSY, 4, RouteReason.SHORT_REMAINDER),
-        ({"num_queued_prompt_tokens": 20_000}, BUSY, 800, RouteReason.PREFILL_BUSY),
-        ({"kv_bytes_per_token": 100_000_000}, BUSY | {"kv_bytes_per_token": 100_000_000}, 800, RouteReason.SLOW_LINK),
-        ({}, {}, 800, RouteReason.LOCAL_IS_CHEAPER),
-        ({"block_size": 24}, BUSY, 800, RouteReason.NO_PREFILL_MEMBER),
-        ({"is_draining": True}, BUSY, 800, RouteReason.NO_PREFILL_MEMBER),
-        ({"num_blocks": 40, "num_free_blocks": 40}, BUSY, 800, RouteReason.NO_PREFILL_MEMBER),
-    ],
-)
-def test_a_hand_over_has_to_pay(
-    prefill: dict[str, int], decode: dict[str, int], num_prompt_tokens: int, reason: RouteReason
+FAST = {"prefill_tokens_per_s": 10_000.0}
+MANY = {"num_running": 60, "max_num_seqs": 64}
+LARGE = {"kv_bytes_per_token": 100_000_000}
+STAYING: list[tuple[RouteReason, dict[str, Any], dict[str, Any], RouteRequest, str]] = [
+    (RouteReason.NO_FULL_BLOCK, {}, BUSY, request(15), "shorter than one KV block"),
+    (RouteReason.NO_FULL_BLOCK, {"block_size": 64}, BUSY, request(63, block_size=64), "shorter than one KV block"),
+    (RouteReason.NOT_ALLOWED, {}, BUSY, request(800, may_be_handed_over=False), "does not travel"),
+    (RouteReason.NO_PREFILL_MEMBER, {"is_draining": True}, BUSY, request(800), "no prefill member is ready"),
+    (RouteReason.NO_PREFILL_MEMBER, {"is_ready": False}, BUSY, request(800), "no prefill member is ready"),
+    (RouteReason.PROMPT_TOO_LARGE, {"num_blocks": 40, "num_free_blocks": 40}, BUSY, request(800), "KV memory for the"),
+    (RouteReason.KV_DOES_NOT_FIT, {"block_size": 24}, BUSY, request(800), "whose KV the decode members can take"),
+    (RouteReason.KV_DOES_NOT_FIT, LARGE, BUSY, request(800), "whose KV the decode members can take"),
+    (RouteReason.SHORT_REMAINDER, FAST, FAST, request(16), "sooner than a hand-over is arranged"),
+    (RouteReason.PREFILL_BUSY, {"num_queued_prompt_tokens": 20_000}, BUSY, request(800), "queue is too long"),
+    (
+        RouteReason.PREFILL_BUSY,
+        FAST | {"num_queued_prompt_tokens": 20_000},
+        FAST | MANY,
+        request(48),
+        "queue is too long",
+    ),
+    (RouteReason.SLOW_LINK, LARGE, BUSY | LARGE, request(800), "the link is too slow"),
+    (
+        RouteReason.SLOW_LINK,
+        LARGE | {"num_queued_prompt_tokens": 1300},
+        BUSY | LARGE,
+        request(800),
+        "the link is too slow",
+    ),
+    (RouteReason.MORE_IS_CACHED, {}, BUSY, request(800, chain("warm", 40)), "more of the prompt is cached"),
+    (RouteReason.SLOW_PREFILL, {"prefill_tokens_per_s": 100.0}, BUSY, request(800), "computes prompts more slowly"),
+    (RouteReason.LOCAL_IS_CHEAPER, {}, {}, request(800), "the decode member has time"),
+]
+"""Each reason for computing a prompt where it decodes: the prefill member, the decode member, the request, words."""
+
+
+@pytest.mark.parametrize(("reason", "prefill", "decode", "asked", "words"), STAYING)
+def test_a_prompt_stays_for_the_reason_that_is_told(
+    reason: RouteReason, prefill: dict[str, Any], decode: dict[str, Any], asked: RouteRequest, words: str
 ) -> None:
     router = router_of(prefill_member(0, **prefill), decode_member(0, **decode))
-    route = router.route(request(num_prompt_tokens))
+    router.computed("d0", chain("warm", 40))
+    route = router.route(asked)
     assert (route.prefill_id, route.decode_id, route.reason) == (None, "d0", reason)
     assert route.words.startswith("d0 computes the prompt itself: ")
+    assert words in route.words
+
+
+def test_every_reason_has_a_situation() -> None:
+    """Those of requests that are handed over, or go nowhere, have tests of their own below."""
+    others = {RouteReason.HAND_OVER_PAYS, RouteReason.NO_DECODE_MEMBER, RouteReason.TOO_LARGE}
+    assert {reason for reason, *_ in STAYING} == set(RouteReason) - others
+
+
+@pytest.mark.parametrize(
+    ("reason", "mended"),
+    [
+        (RouteReason.PREFILL_BUSY, {"num_queued_prompt_tokens": 0}),
+        (RouteReason.SLOW_PREFILL, {"prefill_tokens_per_s": 1000.0}),
+        (RouteReason.PROMPT_TOO_LARGE, {"num_blocks": 4000, "num_free_blocks": 4000}),
+        (RouteReason.KV_DOES_NOT_FIT, {"block_size": 16, "kv_bytes_per_token": 100_000}),
+        (RouteReason.NO_PREFILL_MEMBER, {"is_draining": False, "is_ready": True}),
+    ],
+)
+def test_without_the_reason_the_prompt_is_handed_over(reason: RouteReason, mended: dict[str, Any]) -> None:
+    for why, prefill, decode, asked, _ in STAYING:
+        if why is reason:
+            router = router_of(prefill_member(0, **(prefill | mended)), decode_member(0, **decode))
+            assert router.route(asked).reason is RouteReason.HAND_OVER_PAYS
 
 
 def test_what_does_not_travel_stays() -> None:

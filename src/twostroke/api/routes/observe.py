@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from twostroke.api.context import ServerContext
@@ -15,8 +16,8 @@ def observe_router(context: ServerContext) -> APIRouter:
     observation = context.observation
 
     @router.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        """For Prometheus."""
-        return Response(observation.exposition(), media_type=CONTENT_TYPE)
+    async def metrics(request: Request) -> Response:
+        """For Prometheus. A tenant sees no other tenant's name; the administrator sees all."""
+        return Response(observation.exposition(request.state.tenant), media_type=CONTENT_TYPE)
 
     return router

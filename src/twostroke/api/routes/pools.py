@@ -37,13 +37,15 @@ def pools_router(context: ServerContext) -> APIRouter:
     async def show() -> Response:
         """Show the workers, where the pools differ, and the ratio that the load speaks for.
 
-        Of each worker: its pool, its state, its formats and how many sequences need it.
+        Of each worker: its pool, its state, its formats and how many sequences need it. `no_room` says why the last
+        larger size cannot be had, or is null.
         """
         return _shown(_pools(context))
 
     @router.post("/pools", responses=_NO_POOLS)
     async def resize(body: PoolSizes) -> Response:
-        """Change the sizes of the pools while they serve. Workers that leave end what they have first.
+        """Change the sizes of the pools while they serve. Workers that leave end what they have first. More than the
+        nodes of a cluster could hold are refused, and nothing is changed.
 
         Where the load decides (--max-prefill, --max-decode), it may decide otherwise later.
         """
@@ -51,7 +53,9 @@ def pools_router(context: ServerContext) -> APIRouter:
         if body.unknown_fields:
             raise HTTPError(400, f"there is no pool {body.unknown_fields[0]!r}; there are prefill and decode.")
         wanted = {Role.PREFILL: body.prefill, Role.DECODE: body.decode}
-        pools.scale({role: number for role, number in wanted.items() if number is not None})
+        sizes = {role: number for role, number in wanted.items() if number is not None}
+        await pools.check_room(sizes)
+        pools.scale(sizes)
         return _shown(pools)
 
     return router
@@ -68,7 +72,14 @@ def _shown(pools: ScalablePools) -> Response:
     suggested = None if ratio is None else {**dataclasses.asdict(ratio), "prefill_per_decode": ratio.prefill_per_decode}
     members = pools.members()
     workers = [dataclasses.asdict(member) for member in members]
-    return json_response({"workers": workers, "hand_over": _hand_over(members), "suggested_ratio": suggested})
+    return json_response(
+        {
+            "workers": workers,
+            "hand_over": _hand_over(members),
+            "suggested_ratio": suggested,
+            "no_room": pools.no_room or None,
+        }
+    )
 
 
 def _hand_over(members: Sequence[PoolMember]) -> dict[str, Any] | None:
