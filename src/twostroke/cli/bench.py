@@ -14,6 +14,7 @@ from twostroke.bench.fleet import print_fleets
 from twostroke.bench.from_log import run_of_log
 from twostroke.bench.handover.run import HandoverOptions, run_handover
 from twostroke.bench.handover.show import print_handover
+from twostroke.bench.measured.render import put_into, render
 from twostroke.bench.offline import OfflineOptions, print_summary, run_offline
 from twostroke.bench.operators.run import KernelOptions, print_kernels, run_kernels
 from twostroke.bench.quality.run import QualityOptions, run_quality
@@ -212,6 +213,33 @@ def sweep(
 ) -> None:
     """TTFT over prompts with its fit, TPOT over context, throughput over batch size; how near to the floor they are."""
     print_sweep(run_sweep(options, load, cache).results)
+
+
+@app.command
+def table(
+    *, results: Path = DEFAULT_FOLDER, page: Path = Path("README.md"), write: bool = False, check: bool = False
+) -> None:
+    """README's tables of measurements, made from the saved results.
+
+    Parameters
+    ----------
+    results
+        The folder of results.
+    page
+        The page that holds the tables between two marks.
+    write
+        Put them there, instead of printing them.
+    check
+        Only compare: the exit code is 1 when the page has other tables.
+    """
+    text = page.read_text(encoding="utf-8") if write or check else ""
+    rendered = render(results)
+    if write:
+        page.write_text(put_into(text, rendered), encoding="utf-8")
+    elif check:
+        sys.exit(int(put_into(text, rendered) != text))
+    else:
+        print(rendered, end="")
 
 
 @app.command
