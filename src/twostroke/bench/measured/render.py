@@ -21,8 +21,8 @@ _BESIDE_OTHERS = """Beside other engines on the same weights (`twostroke bench c
 brackets how many times faster ours is. A **bold** one is a loss."""
 
 _OF_FLOAT32 = """Distance from float32 arithmetic on the same weights (`twostroke bench quality`): Kullback-Leibler
-divergence in nats, positions with the same first choice, perplexity. A comparison of speed is fair where the distance is
-not larger than the peer's."""
+divergence in nats, positions with the same first choice, perplexity. A comparison of speed is fair where the distance
+is not larger than the peer's."""
 
 
 class Sources:
