@@ -128,6 +128,32 @@ def test_what_is_owed_is_paid_while_requests_come_and_go(lifetime: int) -> None:
     assert reasons[-2000:].count(DraftReason.PAYS) > 1800
 
 
+class Cliff(Machine):
+    """Steps of up to three tokens cost about one, and four twice that: a 4-bit GGUF file's 1.5 billion weights."""
+
+    TIMES = (1.0, 0.95, 1.01, 2.03, 2.22, 2.44, 2.67, 2.91, 3.04)
+
+    def step(self, gate: MeasuredDrafts, requests: list[Request], dice: random.Random) -> tuple[int, float]:
+        (k,) = gate.num_drafts(requests)
+        accepted = self._accepted(dice, k)
+        scheduled = [ScheduledRequest(requests[0].request_id, Stroke.DECODE, 0, 1 + k, k, True, ())]
+        commits = [Commit(requests[0].request_id, 1 + accepted, num_draft_tokens=k)]
+        gate.learn(scheduled, commits, StepSeconds(self.TIMES[k], 0.0))
+        return 1 + accepted, self.TIMES[k]
+
+    def best(self) -> float:
+        return max(sum(self.acceptance**j for j in range(k + 1)) / time_s for k, time_s in enumerate(self.TIMES))
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.8, 0.95])
+def test_sizes_before_a_jump_of_the_step_time_are_found(acceptance: float) -> None:
+    """On a line between two and four tokens, three would not pay, and nobody would ever know."""
+    machine = Cliff(acceptance)
+    rate = machine.run(600)[0]
+    assert rate >= 0.99
+    assert rate >= 0.93 * machine.best()
+
+
 @pytest.mark.parametrize("num_requests", [4, 16, 64])
 @pytest.mark.parametrize(
     ("acceptance", "round_s"), [(0.0, 0.0), (0.77, 0.5), (0.6, 0.32), (0.2, 0.24), (0.72, 0.46)], ids=str
