@@ -49,7 +49,8 @@ def kv_format_warning(kv_format: KVFormat) -> str | None:
         return None
     return (
         f"kv_cache_dtype=int4: one scale for each token and head is too coarse for real models; perplexity rose by "
-        f"{INT4_PERPLEXITY_RISE:.1%} on SmolLM2-135M-Instruct (int8: {INT8_PERPLEXITY_RISE:.1%}). Take int8."
+        f"{INT4_PERPLEXITY_RISE:.1%} on SmolLM2-135M-Instruct (int8: {INT8_PERPLEXITY_RISE:.1%}), and "
+        "Qwen2.5-Coder-1.5B became unusable. Take int8."
     )
 
 

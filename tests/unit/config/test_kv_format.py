@@ -19,6 +19,9 @@ def test_the_warning_tells_the_measured_rise() -> None:
     found = json.loads((ROOT / "benchmarks/results/quality-smollm2.json").read_text())["results"]
     for name, told in (("int4", INT4_PERPLEXITY_RISE), ("int8", INT8_PERPLEXITY_RISE)):
         assert told == pytest.approx(found[f"kv_cache_dtype={name}"]["perplexity_rise"], abs=5e-5)
+    other = json.loads((ROOT / "benchmarks/results/quality-qwen-coder.json").read_text())["results"]
+    assert other["kv_cache_dtype=int4"]["perplexity_rise"] > 100, "unusable"
+    assert other["kv_cache_dtype=int8"]["perplexity_rise"] < 0.05
 
 
 def test_help_and_readme_tell_the_same() -> None:

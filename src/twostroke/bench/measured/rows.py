@@ -150,6 +150,6 @@ QUALITY_FIGURES = (
     at("mean_kl", form="{:.4f}"),
     at("max_kl", form="{:.2f}"),
     at("top1_agreement", form="{:.1%}"),
-    at("perplexity", form="{:.3f}"),
+    at("perplexity", form="{:,.3f}"),
     at("float32_perplexity", form="{:.3f}"),
 )
