@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PORT ?= 8000
 CMAKE := $(BIN)/cmake
 
-.PHONY: run demo test test-second test-all test-triton check bench soak compat compatibility pictures train wheel native native-test native-test-address native-test-thread native-test-arm clean
+.PHONY: run demo test test-second test-all test-triton check bench figures soak compat compatibility pictures train wheel native native-test native-test-address native-test-thread native-test-arm clean
 
 # A server with the embedded model and a completion through it; `run` goes on serving until Ctrl-C.
 run: $(STAMP)
@@ -52,6 +52,10 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/twostroke bench offline
 	$(BIN)/twostroke bench reproduce all --full
+
+# README's tables of measurements, from the JSON files in benchmarks/results.
+figures: $(STAMP)
+	$(BIN)/twostroke bench table --write
 
 # Half an hour of random schedules, then an hour of a server under everything that clients do.
 soak: $(STAMP)

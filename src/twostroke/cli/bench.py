@@ -14,13 +14,15 @@ from twostroke.bench.fleet import print_fleets
 from twostroke.bench.from_log import run_of_log
 from twostroke.bench.handover.run import HandoverOptions, run_handover
 from twostroke.bench.handover.show import print_handover
+from twostroke.bench.measured.render import put_into, render
 from twostroke.bench.offline import OfflineOptions, cost_of, print_summary, run_offline
 from twostroke.bench.operators.run import KernelOptions, print_kernels, run_kernels
-from twostroke.bench.quality.run import QualityOptions, print_rows, run_quality
+from twostroke.bench.quality.run import QualityOptions, run_quality
+from twostroke.bench.quality.show import print_quality
 from twostroke.bench.ranks import RanksOptions, print_ranks, run_ranks
+from twostroke.bench.report import DEFAULT_FOLDER, print_comparison
 from twostroke.bench.report import compare as compare_results
 from twostroke.bench.report import load as load_result
-from twostroke.bench.report import print_comparison
 from twostroke.bench.reproduce.claim import ReproduceOptions
 from twostroke.bench.router import RouterOptions, print_router, run_router
 from twostroke.bench.serve.options import ServeOptions
@@ -75,11 +77,12 @@ def quality(
 ) -> None:
     """Perplexity, bits per byte and retrieval at a distance over formats of weights and KV, beside the model as it is.
 
-    The exit code is 1 when the embedded model on its held-out text rises above a limit.
+    And the distance of each from float32 on the same weights: mean and maximal KL, top-1 agreement, perplexity. The
+    exit code is 1 when the embedded model on its held-out text rises above a limit, or llama.cpp gives no figures.
     """
-    rows = run_quality(options)
-    print_rows(rows)
-    if not all(row.holds for row in rows):
+    found = run_quality(options)
+    print_quality(found)
+    if not found.holds:
         sys.exit(1)
 
 
@@ -212,6 +215,33 @@ def sweep(
 ) -> None:
     """TTFT over prompts with its fit, TPOT over context, throughput over batch size; how near to the floor they are."""
     print_sweep(run_sweep(options, load, cache).results)
+
+
+@app.command
+def table(
+    *, results: Path = DEFAULT_FOLDER, page: Path = Path("README.md"), write: bool = False, check: bool = False
+) -> None:
+    """README's tables of measurements, made from the saved results.
+
+    Parameters
+    ----------
+    results
+        The folder of results.
+    page
+        The page that holds the tables between two marks.
+    write
+        Put them there, instead of printing them.
+    check
+        Only compare: the exit code is 1 when the page has other tables.
+    """
+    text = page.read_text(encoding="utf-8") if write or check else ""
+    rendered = render(results)
+    if write:
+        page.write_text(put_into(text, rendered), encoding="utf-8")
+    elif check:
+        sys.exit(int(put_into(text, rendered) != text))
+    else:
+        print(rendered, end="")
 
 
 @app.command

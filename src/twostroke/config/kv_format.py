@@ -36,6 +36,23 @@ _OF_NAME: dict[str, KVFormat] = {
 _BITS: dict[KVFormat, int] = {"f32": 32, "f16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4}
 _SCALE_AND_ZERO_BYTES = 4
 
+INT4_PERPLEXITY_RISE = 0.2365
+"""Measured rise of perplexity with KV in int4 on a real model (SmolLM2-135M-Instruct): benchmarks/results/
+quality-smollm2.json, which a test compares."""
+INT8_PERPLEXITY_RISE = 0.0036
+"""The same with KV in int8."""
+
+
+def kv_format_warning(kv_format: KVFormat) -> str | None:
+    """Return what a user of a format has to know before it is used; None for formats that cost little."""
+    if kv_format != "int4":
+        return None
+    return (
+        f"kv_cache_dtype=int4: one scale for each token and head is too coarse for real models; perplexity rose by "
+        f"{INT4_PERPLEXITY_RISE:.1%} on SmolLM2-135M-Instruct (int8: {INT8_PERPLEXITY_RISE:.1%}), and "
+        "Qwen2.5-Coder-1.5B became unusable. Take int8."
+    )
+
 
 def resolve_kv_format(requested: KVCacheDType, model_dtype: str) -> KVFormat:
     """The format for a model.

@@ -14,6 +14,8 @@ _KEPT = 9
 """Times kept of each size. Their lower quartile counts: it follows a context that grows, and others on the machine can
 only make a step longer."""
 _EXACT_UP_TO = 8
+_FEWEST_STEPS = 2
+"""Below, a small size's time may be a hiccup, or a line between others."""
 _SIZES_PER_DOUBLING = 4
 _FIRST_SLOPE = 0.25
 """Until larger sizes were seen, twice the tokens are taken to need 1.25 times the time: little enough to try it."""
@@ -87,6 +89,24 @@ class StepTimes:
         if not tokens <= num_tokens <= more_tokens:
             slope = max(0.0, slope)  # beyond: more tokens never take less
         return max(0.5 * points[0][1], seconds + slope * (num_tokens - tokens))
+
+    def least(self, num_tokens: int) -> float | None:
+        """Return the least that a step of so many query tokens may take, to find out whether it is worth trying.
+
+        Times jump where kernels change: a line between the sizes on both sides may hide that this one is still cheap.
+        So a small size of which less than two steps ran is taken to cost what the next smaller one does.
+
+        >>> times = StepTimes()
+        >>> for tokens, seconds in ((2, 1.0), (4, 2.0), (4, 2.0)):
+        ...     times.learn(tokens, seconds)
+        >>> times.predicted(3), times.least(3), times.least(4)
+        (1.5, 1.0, 2.0)
+        """
+        expected = self.predicted(num_tokens)
+        if expected is None or num_tokens > _EXACT_UP_TO or self.num_learned(num_tokens) >= _FEWEST_STEPS:
+            return expected
+        smaller = [seconds for tokens, seconds in self._points if tokens < num_tokens <= self.largest]
+        return min(expected, smaller[-1]) if smaller else expected
 
 
 def _size(num_tokens: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from twostroke.config.cache import CacheConfig
+from twostroke.config.kv_format import kv_format_warning
 from twostroke.errors import DoesNotFit
 from twostroke.kv_cache.layout import KVLayout
 
@@ -158,6 +159,9 @@ def size_kv_cache(
                 f"--kv-cache-memory {bytes_for(needed)}."
             )
         remarks.append(f"max_model_len: {model_context} -> {fits} ({arithmetic})")
+    warning = kv_format_warning(layout.kv_format)
+    if warning is not None:
+        remarks.append(warning)
     full = num_blocks // blocks_for(fits)
     kv_bytes = (num_blocks + num_scratch) * per_block
     return KVSizing(num_blocks, fits, kv_bytes, full, num_scratch, tuple(remarks))

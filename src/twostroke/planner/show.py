@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from twostroke.config.kv_format import kv_format_warning
 from twostroke.planner.memory import KVKind
 from twostroke.planner.plan import Asked, Plan
 from twostroke.planner.prompt_cost import PromptCost
@@ -45,6 +46,9 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
 def advice(plan: Plan) -> list[str]:
     """What tables do not say, a sentence a line."""
     lines = [f"{change.name}: not possible; {change.why_not}" for change in plan.changes if change.outcome is None]
+    warning = kv_format_warning("int4")
+    if warning is not None and any(change.name == "KV in int4" and change.outcome for change in plan.changes):
+        lines.append(warning)
     pools = plan.two_pools
     if pools is not None:
         rate = "predicted" if pools.is_predicted else "highest possible"

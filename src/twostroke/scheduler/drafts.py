@@ -141,7 +141,7 @@ class MeasuredDrafts:
             plan = best_plan(
                 expected,
                 self._most,
-                self._step_s,
+                self._least_step_s,
                 lambda n, k: self._draft_times.predicted(n, k) + n * read_s,
                 most_tokens=self._FURTHER * self._step_times.largest,
             )
@@ -227,6 +227,12 @@ class MeasuredDrafts:
 
     def _step_s(self, num_tokens: int) -> float:
         seconds = self._step_times.predicted(num_tokens)
+        assert seconds is not None, "asked before a step was timed"
+        return seconds
+
+    def _least_step_s(self, num_tokens: int) -> float:
+        """Return what a plan counts with: a small size that nobody knows is worth finding out about."""
+        seconds = self._step_times.least(num_tokens)
         assert seconds is not None, "asked before a step was timed"
         return seconds
 

@@ -18,10 +18,10 @@ from peer_scripts import SCRIPTS, script_peer
 from twostroke.bench import limits
 from twostroke.bench.compare.measures import Work, checked_tokens, figures_of
 from twostroke.bench.compare.options import CompareOptions
-from twostroke.bench.compare.peer import Peer, PeerFailed, PeerProcess
+from twostroke.bench.compare.peer import PEERS, Peer, PeerFailed, PeerProcess
 from twostroke.bench.compare.run import Contest, run_compare
 from twostroke.bench.compare.show import print_compared
-from twostroke.errors import InvalidParameter, UnsupportedModel
+from twostroke.errors import InvalidParameter
 
 PYTHON = Path(sys.executable)
 SMALL: dict[str, Any] = {
@@ -221,6 +221,27 @@ def test_work_that_does_not_fit_the_context_is_refused(random_models: dict[str, 
         run_compare(CompareOptions(model=str(random_models["llama"]), results=tmp_path, prefill_length=1000))
 
 
-def test_a_gguf_file_is_refused_for_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match=r"llama-q4_0\.gguf' is a GGUF file; .*Give the folder or hub id"):
-        run_compare(CompareOptions(model=str(fixture("llama-q4_0")), peers="", results=tmp_path))
+def test_a_gguf_file_is_run_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By ours and by whoever reads such files; the others say that they do not."""
+    monkeypatch.setattr(limits, "_STREAM_BYTES", 1 << 22)
+    monkeypatch.setattr(limits, "_SIDES", (64,))
+    model = fixture("llama-wide-q4_k_m")
+    honest = script_peer(tmp_path, "honest")
+    monkeypatch.setitem(PEERS, "llama.cpp", Peer("llama.cpp", honest.driver, PEERS["llama.cpp"].gguf_types))
+    options = CompareOptions(
+        model=str(model), peers="llama.cpp,vllm", threads=1, plots=False, results=tmp_path, **(SMALL | {"rounds": 1})
+    )
+    engines = run_compare(options).results["engines"]
+    assert engines["twostroke"]["failure"] is None, engines
+    assert "decode, batch 2" in engines["twostroke"]["figures"]
+    order = json.loads(engines["llama.cpp"]["about"]["order"])
+    assert (order["model"], order["precision"]) == (str(model.resolve()), "gguf")
+    assert "loads no GGUF file" in engines["vllm"]["failure"]
+    saved = json.loads((tmp_path / "compare-llama-wide-q4_k_m.json").read_text())
+    assert saved["config"]["precision"] == "gguf"
+
+
+def test_a_gguf_file_has_its_own_precision() -> None:
+    with pytest.raises(InvalidParameter, match="are what they are"):
+        CompareOptions(model="some.gguf", precision="int8")
+    assert CompareOptions(model="some.gguf", activation_quantization="none").name == "compare-some-activations-none"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from twostroke.bench import report
@@ -32,6 +33,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter
+from twostroke.kernels.dispatch import operators_for
 
 
 @pytest.fixture
@@ -253,7 +255,8 @@ def test_transformers_runs_beside(model: str, tmp_path: Path, monkeypatch: pytes
     found = _reproduce("vs-transformers", model, tmp_path)
     assert found.config["attention"] in ("eager", "sdpa")
     assert [claim.holds for claim in found.claims] == [None] * 3  # goals are for the embedded model
-    assert (tmp_path / f"vs-transformers-{Path(model).name}-small.json").exists()
+    saved = json.loads((tmp_path / f"vs-transformers-{Path(model).name}-small.json").read_text())
+    assert saved["config"]["kernels"] == operators_for(torch.device("cpu"), torch.bfloat16).name
 
 
 def test_the_price_of_invariance_is_reported_for_every_shape(model: str, tmp_path: Path) -> None:

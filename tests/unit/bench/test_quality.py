@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
+from rich.console import Console
 
 from gguf_files import fixture
 from twostroke import LLM, SamplingParams
+from twostroke.bench.compare.peer import Peer
+from twostroke.bench.quality import peer
 from twostroke.bench.quality.configuration import RESERVED, keywords_of
+from twostroke.bench.quality.distance import Distance, kept_distributions
 from twostroke.bench.quality.run import KV_CONFIGURATIONS, MIN_TEXT_TOKENS, MOST_RISE, QualityOptions, Row, run_quality
 from twostroke.bench.quality.scoring import ANSWER, CUE, Document, Perplexity, needles, perplexity, windows
+from twostroke.bench.quality.show import print_quality
+from twostroke.bench.quality.whole_distributions import FLOAT32, WholeDistributions
 from twostroke.config.engine import EngineConfig
 from twostroke.errors import InvalidParameter, SetupError, UnknownParameter
+from twostroke.model.model_files import find_model
 
 
 @pytest.mark.parametrize(("num_tokens", "context"), [(2, 128), (128, 128), (129, 128), (1000, 128), (1001, 130)])
@@ -57,13 +68,28 @@ def test_a_look_at_a_small_model(random_models: dict[str, Path], tmp_path: Path)
         threads=1,
         results=tmp_path,
     )
-    base, int8, other = run_quality(options)
+    quality = run_quality(options)
+    base, int8, other = quality.rows
     assert base.rise == 0
     assert other.score == base.score  # the same bits on any number of threads, in any blocks and batch
     assert 0 < abs(int8.rise) < 0.2
     assert set(base.found) == {0, 64, 256}
     saved = json.loads((tmp_path / "quality.json").read_text())
     assert saved["results"]["quantization=int8"]["perplexity_rise"] == int8.rise
+    # the model's own type is float32 here: only the order of sums differs
+    assert base.distance is not None
+    assert base.distance.mean_kl < 1e-6
+    assert base.distance.top1_agreement == 1.0
+    assert int8.distance is not None
+    assert 1e-6 < int8.distance.mean_kl < int8.distance.max_kl
+    for row in quality.rows:  # what the engine scores through its scheduler, to the rounding of a mean
+        assert row.distance is not None
+        assert row.distance.num_positions == row.score.num_tokens
+        assert row.distance.perplexity == pytest.approx(row.score.per_token, rel=1e-6)
+    assert saved["results"]["quantization=int8"]["against_float32"]["mean_kl"] == int8.distance.mean_kl
+    shown = io.StringIO()
+    print_quality(quality, Console(width=200, file=shown))
+    assert "mean KL" in shown.getvalue()
     assert "--configuration quantization=int8" in saved["command"]
 
 
@@ -82,7 +108,7 @@ def test_a_gguf_file_is_scored_in_the_formats_it_can_be_loaded_in(tmp_path: Path
     (tmp_path / "text").write_text("what is scored, and found again " * 24)
     model, text = str(fixture("llama-q4_0")), tmp_path / "text"
     options = QualityOptions(model=model, text=text, num_needles=1, threads=1, results=tmp_path)
-    assert [row.configuration for row in run_quality(options)] == ["", *KV_CONFIGURATIONS]
+    assert [row.configuration for row in run_quality(options).rows] == ["", *KV_CONFIGURATIONS]
     saved = (tmp_path / "quality.json").read_text()
     assert json.loads(saved)["config"]["model"] == "llama-q4_0.gguf"
     assert model not in saved
@@ -144,3 +170,97 @@ def test_a_text_that_is_too_short_is_refused(random_models: dict[str, Path], tmp
     with pytest.raises(InvalidParameter, match=f"at least {MIN_TEXT_TOKENS}"):
         QualityOptions(max_text_tokens=MIN_TEXT_TOKENS - 1)
     assert not (tmp_path / "quality.json").exists()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_the_float32_side_is_that_of_transformers(random_models: dict[str, Path], family: str) -> None:
+    """Two passes of 512 tokens and less, with a window in some of qwen2's layers."""
+    ids = [(7 * i * i + 3 * i) % 256 for i in range(600)]
+    config = EngineConfig.from_keywords(model=str(random_models[family]), max_model_len=640, threads=1, **FLOAT32)
+    ours = torch.cat(list(WholeDistributions(config, 640, as_numbers=True).log_probs(ids, 100)))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(random_models[family]).float().eval()
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).logits[0, 99:-1].log_softmax(-1)
+    assert ours.shape == expected.shape
+    assert (ours - expected).abs().max() < 1e-3
+
+
+def test_a_distance_is_the_definition() -> None:
+    p, q = torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.7, 0.1]]), torch.tensor([[0.25, 0.5, 0.25], [0.1, 0.8, 0.1]])
+    distance = Distance()
+    distance.add(p[:1].log(), q[:1].log(), [0])
+    distance.add(p[1:].log(), q[1:].log(), [1])
+    first = 0.5 * math.log(2) - 0.25 * math.log(2)
+    second = 0.2 * math.log(2) + 0.7 * math.log(7 / 8)
+    assert distance.mean_kl == pytest.approx((first + second) / 2, rel=1e-6)
+    assert distance.max_kl == pytest.approx(first, rel=1e-6)
+    assert distance.top1_agreement == 0.5
+    assert distance.perplexity == pytest.approx(math.sqrt(1 / (0.25 * 0.8)), rel=1e-6)
+    assert distance.float32_perplexity == pytest.approx(math.sqrt(1 / (0.5 * 0.7)), rel=1e-6)
+
+
+_INDIFFERENT = """
+import json, sys
+for line in sys.stdin:
+    order = json.loads(line)
+    if order["do"] == "load":
+        print(json.dumps({"loaded": {"kv": str(order["kv_cache_dtype"])}}), flush=True)
+    else:
+        rows = len(order["token_ids"]) - order["first"] - MISSING
+        open(order["path"], "wb").write(bytes(4 * rows * VOCAB))
+        print(json.dumps({"scored": rows}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_peer_stands_beside_ours_or_says_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: int
+) -> None:
+    """An engine to which every token is alike: its perplexity is the size of the vocabulary."""
+    model = fixture("llama-q4_0")
+    vocab_size = find_model(str(model)).config().vocab_size
+    script = tmp_path / "indifferent.py"
+    script.write_text(_INDIFFERENT.replace("MISSING", str(missing)).replace("VOCAB", str(vocab_size)))
+    monkeypatch.setitem(peer.PEERS, "llama.cpp", Peer("llama.cpp", script))
+    (tmp_path / "text").write_text("what is scored, and found again " * 24)
+    options = QualityOptions(
+        model=str(model),
+        text=tmp_path / "text",
+        configuration=("kv_cache_dtype=int8",),
+        env=(f"llama.cpp={sys.executable}",),
+        float32_positions=300,
+        num_needles=0,
+        threads=1,
+        results=tmp_path,
+    )
+    quality = run_quality(options)
+    assert [row.name for row in quality.peers] == ["llama.cpp", "llama.cpp, KV q8_0"]
+    saved = json.loads((tmp_path / "quality.json").read_text())["results"]
+    assert [saved[row.name]["about"]["kv"] for row in quality.peers] == ["None", "q8_0"]
+    assert quality.holds == (not missing)
+    for row in quality.peers:
+        if missing:
+            assert row.failure is not None
+            assert "bytes of logits for" in row.failure
+        else:
+            assert row.distance is not None
+            assert row.distance.num_positions == 300
+            assert row.distance.perplexity == pytest.approx(vocab_size, rel=1e-5)
+            assert row.distance.mean_kl > 0.1
+
+
+def test_environments_that_mean_nothing_are_refused(random_models: dict[str, Path]) -> None:
+    python = sys.executable
+    for env, changes, words in (
+        ("vllm=python", {}, "no other engine"),
+        ("llama.cpp=/nowhere", {}, "names no file"),
+        (f"llama.cpp={python}", {"model": str(random_models["llama"])}, "GGUF files alone"),
+        (f"llama.cpp={python}", {"model": "x.gguf", "float32_positions": 0}, "changes nothing"),
+    ):
+        with pytest.raises(InvalidParameter, match=words):
+            QualityOptions(env=(env,), **changes)
+
+
+def test_positions_that_no_disk_holds_are_refused() -> None:
+    with pytest.raises(InvalidParameter, match="GiB of temporary files"), kept_distributions(10**12, 10**5):
+        pass

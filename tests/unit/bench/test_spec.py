@@ -168,7 +168,7 @@ def test_an_engine_counts_what_it_drafts_and_says_the_same_with_drafts(tokenizer
 
 def test_a_small_run_saves_and_shows_every_figure(tmp_path: Path) -> None:
     options = SpecOptions(
-        methods="synthetic,early_exit,ngram",
+        methods="synthetic,early_exit,ngram,none",
         acceptances="0,1",
         num_drafts="2",
         gate_acceptances="1",
@@ -186,7 +186,9 @@ def test_a_small_run_saves_and_shows_every_figure(tmp_path: Path) -> None:
     text = (tmp_path / "small.json").read_text(encoding="utf-8")
     assert str(tmp_path) not in text, "no place of this machine"
     saved = json.loads(text)
-    assert saved["command"].startswith("twostroke bench spec --methods synthetic,early_exit,ngram --acceptances 0,1")
+    assert saved["command"].startswith(
+        "twostroke bench spec --methods synthetic,early_exit,ngram,none --acceptances 0,1"
+    )
     assert saved["workload"] == {"prompt_tokens": 16, "output_tokens": 12}
     assert (saved["warmup"], saved["repeats"]) == (1, 2)
     found = saved["results"]
@@ -197,9 +199,10 @@ def test_a_small_run_saves_and_shows_every_figure(tmp_path: Path) -> None:
     assert always["acceptance"] == 1.0
     assert 2 < always["tokens_per_pass"] <= 3
     assert all(row["low"] <= row["speedup"] <= row["high"] for row in found["fixed"] + found["gate"])
-    cases = itertools.product((1, 2), (("synthetic", 1.0), ("early_exit", None), ("ngram", None)))
+    cases = itertools.product((1, 2), (("synthetic", 1.0), ("early_exit", None), ("ngram", None), ("none", None)))
     gate = [(row["batch"], (row["method"], row["set_acceptance"])) for row in found["gate"]]
     assert gate == list(cases)
+    assert all(row["drafts_per_pass"] == 0.0 for row in found["gate"] if row["method"] == "none")
     (alpha,) = found["alpha"]
     assert (alpha["method"], alpha["temperature"]) == ("early_exit", 0.8)
 

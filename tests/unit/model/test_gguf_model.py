@@ -22,6 +22,8 @@ from gguf_files import FIXTURES, NAMES, changed, fixture
 from oracle import naive_model
 from oracle.paged_driver import PagedDriver
 from twostroke import LLM, SamplingParams
+from twostroke.bench.quality.whole_distributions import FLOAT32, WholeDistributions
+from twostroke.config.engine import EngineConfig
 from twostroke.config.load import Kernels
 from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint, ModelNotFound, SetupError, UnsupportedModel
@@ -83,6 +85,15 @@ def test_logits_are_those_of_the_dequantized_numbers(name: str) -> None:
     is_exact = name.split("-")[-1] in ("f32", "f16", "bf16", "q4_0", "q8_0")
     tolerance = 1e-5 if is_exact else 4e-3
     assert (found - expected).square().mean().sqrt() < tolerance * expected.std()
+
+
+@pytest.mark.parametrize("name", ["llama-wide-q4_k_m", "qwen3-wide-q6_k"])
+def test_float_numbers_are_those_that_ggml_dequantizes(name: str) -> None:
+    """What `bench quality` holds others against: not even scales are rounded."""
+    expected = naive_model.logits(dequantized_model(name), PROMPT)[:-1].log_softmax(-1)
+    config = EngineConfig.from_keywords(model=str(fixture(name)), max_model_len=512, threads=1, **FLOAT32)
+    found = torch.cat(list(WholeDistributions(config, 512, as_numbers=True).log_probs(PROMPT, 1)))
+    assert (found - expected).square().mean().sqrt() < 1e-5 * expected.std()
 
 
 @pytest.mark.parametrize("kernels", ["reference", "auto"])

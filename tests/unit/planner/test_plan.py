@@ -15,6 +15,7 @@ from rich.console import Console
 
 from twostroke import LLM, SamplingParams
 from twostroke.config.engine import EngineConfig
+from twostroke.config.kv_format import kv_format_warning
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.engine.event_sinks import read_events
@@ -61,6 +62,15 @@ def test_a_plan_says_what_changes_would_do() -> None:
     text = text_of(plan)
     for words in ("on H100-SXM", "published", "KV in int4", "per M tokens", "two pools", "floors of operations"):
         assert words in text
+
+
+def test_a_plan_warns_of_kv_in_int4() -> None:
+    """Where it is asked for, and where it is one of the changes; README and help tell the same figure."""
+    assert f"note: {kv_format_warning('int4')}" in text_of(plan_of("embedded", kv_cache_dtype="int4"))
+    beside = text_of(plan_of("embedded"))
+    assert f"note: {kv_format_warning('int4')}" not in beside
+    assert kv_format_warning("int4") in beside.splitlines()
+    assert kv_format_warning("int8") is None
 
 
 def test_the_json_has_the_keys_that_programs_look_for(random_models: dict[str, Path]) -> None:

@@ -29,13 +29,14 @@ class CompareOptions:
     """Which engines, what work, how long."""
 
     model: str = "embedded"
-    """A Hugging Face model folder, a hub id, or 'embedded'; GGUF files are made from it."""
+    """A Hugging Face model folder, a hub id, or 'embedded', from which GGUF files are made; or a GGUF file, which every
+    engine that can read it runs as it is."""
     peers: str = ",".join(PEERS)
     """Engines to stand beside, with commas between them."""
     env: tuple[str, ...] = ()
     """NAME=INTERPRETER: the Python of the environment with a peer in it; default: our own. Can be repeated."""
-    precision: Precision = "bf16"
-    """Of the weights: bf16, int8 (peers: Q8_0) or int4 (peers: Q4_0)."""
+    precision: Precision | None = None
+    """Of a folder's weights: bf16 (the default), int8 (peers: Q8_0) or int4 (peers: Q4_0). A GGUF file has its own."""
     activation_quantization: ActivationQuantization | None = None
     """Of twostroke, as in its settings; the peers do as they do."""
     threads: int | None = None
@@ -66,10 +67,14 @@ class CompareOptions:
     def __post_init__(self) -> None:
         """Checks what needs no model."""
         text("model", self.model)
-        one_of("precision", self.precision, ("bf16", "int8", "int4"))
+        if self.precision is not None:
+            one_of("precision", self.precision, get_args(Precision))
+            if self.is_gguf:
+                limit = "is of a folder's weights, and a GGUF file's are what they are"
+                raise InvalidParameter("precision", self.precision, limit, "Leave it out.")
         if self.activation_quantization is not None:
             one_of("activation_quantization", self.activation_quantization, get_args(ActivationQuantization))
-            if self.precision == "bf16":
+            if self.weights == "bf16":
                 limit = "is about quantized weights"
                 raise InvalidParameter("activation_quantization", self.activation_quantization, limit, "Leave it out.")
         whole_number("threads", 1 if self.threads is None else self.threads, 1, MAX_THREADS)
@@ -88,6 +93,16 @@ class CompareOptions:
                 limit = f"names an engine that is not compared with ({self.peers})"
                 raise InvalidParameter("env", name, limit, "Add it to --peers, or leave it out.")
         assert self.works
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether the model is a GGUF file."""
+        return Path(self.model).suffix.lower() == ".gguf"
+
+    @property
+    def weights(self) -> str:
+        """Type of the weights, as engines are told: bf16, int8, int4, or gguf for a file as it is."""
+        return "gguf" if self.is_gguf else self.precision or "bf16"
 
     @property
     def peer_names(self) -> tuple[str, ...]:
@@ -137,13 +152,15 @@ class CompareOptions:
     def name(self) -> str:
         """Of the files that are written."""
         activations = f"-activations-{self.activation_quantization}" if self.activation_quantization else ""
-        return f"compare-{Path(model_name(self.model)).name}-{self.precision}{activations}"
+        name = Path(model_name(self.model)).name
+        model = name.removesuffix(Path(name).suffix) if self.is_gguf else f"{name}-{self.weights}"
+        return f"compare-{model}{activations}"
 
     def as_json(self) -> dict[str, Any]:
         """What a result says of them: nothing that names a place."""
         places = ("results", "env", "gguf_folder", "plots")
         kept = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in places}
-        return kept | {"model": model_name(self.model)}
+        return kept | {"model": model_name(self.model), "precision": self.weights}
 
 
 def _known(option: str, name: str) -> None:

@@ -114,6 +114,15 @@ class PeerProcess:
         """
         return self._ask({"do": "run", "prompts": prompts, "max_tokens": max_tokens}, "tokens", limit_s)
 
+    def score(self, token_ids: Sequence[int], first: int, path: Path, limit_s: float) -> int:
+        """Have the logits that token_ids[first:] are predicted from written to a file; return the number of rows.
+
+        Raises:
+            PeerFailed: it failed, shows no logits, or did not answer in time.
+        """
+        order = {"do": "score", "token_ids": list(token_ids), "first": first, "path": str(path)}
+        return int(self._ask(order, "scored", limit_s))
+
     def _ask(self, order: Mapping[str, Any], wanted: str, limit_s: float) -> Any:
         assert self._process.stdin is not None
         try:

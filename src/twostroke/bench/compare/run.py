@@ -37,11 +37,10 @@ from twostroke.bench.lengths import Lengths
 from twostroke.bench.limits import Limits, measure_limits
 from twostroke.bench.report import BenchResult, check_folder, save
 from twostroke.bench.workload import SyntheticSpec, synthetic
-from twostroke.errors import InvalidParameter, TwostrokeError
+from twostroke.errors import InvalidParameter, TwostrokeError, UnsupportedModel
 from twostroke.hardware import Hardware
 from twostroke.kernels.dispatch import operators_for
-from twostroke.model.checkpoint import read_model_config
-from twostroke.model.model_files import find_folder_only
+from twostroke.model.model_files import find_model
 
 
 @dataclass(slots=True)
@@ -86,7 +85,7 @@ class Contest:
             entered.process = PeerProcess(peer, interpreter)
             order = {
                 "model": str(model),
-                "precision": self.options.precision,
+                "precision": self.options.weights,
                 "activation_quantization": self.options.activation_quantization,
                 "threads": self.threads,
                 "max_model_len": self.options.max_request_tokens,
@@ -185,13 +184,13 @@ def run_compare(options: CompareOptions | None = None) -> BenchResult:
 
     Raises:
         InvalidParameter: the work does not fit the model's context, or results cannot be written.
-        SetupError: the model cannot be read or is a GGUF file, or matplotlib is missing while plots are wanted.
+        SetupError: the model cannot be read, or matplotlib is missing while plots are wanted.
     """
     options = options or CompareOptions()
     began_s = time.monotonic()
     check_folder(options.results)
-    folder = find_folder_only(options.model, "each peer's own file is made from a folder's weights").resolve()
-    config = read_model_config(folder)
+    files = find_model(options.model)
+    model, config = files.path.resolve(), files.config()
     if options.max_request_tokens > config.max_context:
         limit = f"the longest request, {options.max_request_tokens} tokens, exceeds its context ({config.max_context})"
         raise InvalidParameter("model", options.model, limit, "Make --prefill-length and --prompt-length shorter.")
@@ -201,17 +200,16 @@ def run_compare(options: CompareOptions | None = None) -> BenchResult:
         gguf_folder = options.gguf_folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         contest = Contest(options, config.vocab_size, threads)
         stack.callback(contest.close)
-        contest.enter(TWOSTROKE, Path(sys.executable), folder)
+        contest.enter(TWOSTROKE, Path(sys.executable), model)
         interpreters = options.interpreters
         for name in options.peer_names:
             peer = PEERS[name]
-            types = peer.gguf_types
             try:
-                model = folder if types is None else write_gguf(folder, types[options.precision], gguf_folder)
+                theirs = _model_of(peer, model, options.weights, gguf_folder)
             except TwostrokeError as error:
                 contest.refuse(peer, str(error))
             else:
-                contest.enter(peer, interpreters.get(name, Path(sys.executable)), model)
+                contest.enter(peer, interpreters.get(name, Path(sys.executable)), theirs)
         num_left_out = contest.measure(began_s + options.time_limit)
         after = _limits(threads)
     result = _result(options, contest, threads, before.best_of(after), num_left_out)
@@ -220,6 +218,19 @@ def run_compare(options: CompareOptions | None = None) -> BenchResult:
         path = options.results / f"{options.name}.png"
         save_figure(lambda figure: draw(figure, result.results), path, size=(11, 6))
     return result
+
+
+def _model_of(peer: Peer, model: Path, weights: str, gguf_folder: Path) -> Path:
+    """Return what a peer loads: the model itself, or a GGUF file that is made from it.
+
+    Raises:
+        TwostrokeError: it cannot read a GGUF file, or none can be made.
+    """
+    if weights == "gguf":
+        if peer.gguf_types is None:
+            raise UnsupportedModel(f"{peer.name} is compared on model folders; its driver loads no GGUF file.")
+        return model
+    return model if peer.gguf_types is None else write_gguf(model, peer.gguf_types[weights], gguf_folder)
 
 
 def _result(options: CompareOptions, contest: Contest, threads: int, limits: Limits, num_left_out: int) -> BenchResult:

@@ -1,23 +1,45 @@
-"""`twostroke bench quality`: what smaller formats of weights and KV cost in quality, for any model and text."""
+"""`twostroke bench quality`: what smaller formats of weights and KV cost in quality, for any model and text.
+
+Each row is also held against float32 arithmetic on the same weights (distance.py): mean and maximal KL divergence,
+top-1 agreement and perplexity. llama.cpp can stand beside it on the same file and text (peer.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from twostroke.bench.command import command_line, last_part, settings
 from twostroke.bench.quality.configuration import keywords_of
+from twostroke.bench.quality.distance import (
+    Distance,
+    KeptDistributions,
+    Window,
+    first_positions,
+    kept_distributions,
+)
 from twostroke.bench.quality.held_out import held_out_texts
-from twostroke.bench.quality.scoring import ANSWER, CUE, Document, Needle, Perplexity, needles, perplexity, retrieval
+from twostroke.bench.quality.peer import KV_TYPES, PeerRow, PeerScorer, interpreter_of
+from twostroke.bench.quality.scoring import (
+    ANSWER,
+    CUE,
+    Document,
+    Needle,
+    Perplexity,
+    needles,
+    perplexity,
+    retrieval,
+    windows,
+)
+from twostroke.bench.quality.whole_distributions import FLOAT32, WholeDistributions
 from twostroke.bench.report import DEFAULT_FOLDER, BenchResult, check_folder, save
 from twostroke.config.cache import CacheConfig
 from twostroke.config.checks import whole_number
+from twostroke.config.engine import EngineConfig
 from twostroke.errors import InvalidParameter
+from twostroke.hardware import Hardware
 from twostroke.llm import LLM
 from twostroke.model.model_files import ModelFiles, find_model
 from twostroke.tokenizer.tokenizer import Tokenizer
@@ -59,6 +81,12 @@ class QualityOptions:
     """Tokens of a window; default: the model's context, at most 4096."""
     max_text_tokens: int | None = None
     """Score only so many tokens of the text; at least 256."""
+    float32_positions: int = 2048
+    """Positions of the text whose distribution over the vocabulary is held against float32 on the same weights; 0
+    leaves it out. They take 4 bytes x the vocabulary each, in a temporary file."""
+    env: tuple[str, ...] = ()
+    """llama.cpp=INTERPRETER: the Python of an environment with llama-cpp-python in it, to hold llama.cpp against
+    float32 too. The model is a GGUF file then."""
     num_needles: int = 16
     """Passages of the retrieval task for each distance; 0 leaves it out."""
     threads: int | None = None
@@ -77,10 +105,18 @@ class QualityOptions:
         for name, value, low in limits:
             if value is not None:
                 whole_number(name, value, low)
+        whole_number("float32_positions", self.float32_positions, 0)
         whole_number("num_needles", self.num_needles, 0)
         whole_number("seed", self.seed, 0)
         for configuration in self.configuration:
             keywords_of(configuration)
+        if interpreter_of(self.env) is not None:
+            if not self.float32_positions:
+                raise InvalidParameter("env", self.env[0], "changes nothing with float32_positions=0", "Leave it out.")
+            if Path(self.model).suffix.lower() != ".gguf":
+                raise InvalidParameter(
+                    "env", self.env[0], "llama.cpp reads GGUF files alone", "Give --model FILE.gguf."
+                )
 
     @property
     def is_the_claim(self) -> bool:
@@ -99,6 +135,8 @@ class Row:
     rise: float
     """Of perplexity over the first row's, as a share."""
     most_rise: float | None
+    distance: Distance | None = None
+    """From float32 on the same weights; None where that was left out."""
 
     @property
     def holds(self) -> bool:
@@ -106,30 +144,103 @@ class Row:
         return self.most_rise is None or self.rise <= self.most_rise
 
 
-def run_quality(options: QualityOptions) -> list[Row]:
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Everything that was measured."""
+
+    rows: tuple[Row, ...]
+    """The model as it is, then each configuration."""
+    peers: tuple[PeerRow, ...] = ()
+    """llama.cpp, where its environment was given."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether every row stays below its limit, and every peer gave figures."""
+        return all(row.holds for row in self.rows) and all(peer.failure is None for peer in self.peers)
+
+
+def run_quality(options: QualityOptions) -> Quality:
     """Scores the text and looks for needles in each configuration, saves JSON.
 
     Raises:
-        InvalidParameter: a text that cannot be read, or is too short.
+        InvalidParameter: a text that cannot be read, or is too short; no room for the temporary file.
         SetupError: the model cannot be loaded in one of the configurations.
     """
     check_folder(options.results)
     files = find_model(options.model)
-    configurations = _configurations(options, files)
+    configurations = ("", *_configurations(options, files))
     context = options.context or min(files.config().max_context, 4096)
     documents = _documents(options, files.tokenizer())
     # in a shorter text, what lies between would bring the passage a second time
     longest = min(context - 1, sum(len(document.token_ids) - 1 for document in documents))
     distances = [distance for distance in DISTANCES if distance + CUE + ANSWER <= longest]
     prompts = needles(documents, distances, options.num_needles, options.seed)
+    apart, peers = _distances(options, configurations, _windows(options, documents, context), context)
     rows: list[Row] = []
-    for configuration in ("", *configurations):
+    for configuration in configurations:
         score, found = _measure(options, configuration, documents, prompts, context)
         base = rows[0].score if rows else score
         limit = MOST_RISE.get(configuration) if options.is_the_claim else None
-        rows.append(Row(configuration, score, found, score.per_token / base.per_token - 1, limit))
-    save(_result(options, rows, context), options.results)
-    return rows
+        rise = score.per_token / base.per_token - 1
+        rows.append(Row(configuration, score, found, rise, limit, apart.get(configuration)))
+    quality = Quality(tuple(rows), peers)
+    save(_result(options, quality, context), options.results)
+    return quality
+
+
+def _windows(options: QualityOptions, documents: list[Document], context: int) -> list[Window]:
+    """Return the windows that score the first positions, as many as are held against float32."""
+    cut = (
+        Window(document.token_ids[begin:end], first - begin)
+        for document in documents
+        for begin, first, end in windows(len(document.token_ids), context - 1)
+    )
+    return first_positions(cut, options.float32_positions)
+
+
+def _distances(
+    options: QualityOptions, configurations: Sequence[str], cut: Sequence[Window], context: int
+) -> tuple[dict[str, Distance], tuple[PeerRow, ...]]:
+    """Hold each configuration, and llama.cpp where it was given, against float32."""
+    if not cut:
+        return {}, ()
+    float32 = WholeDistributions(_engine_config(options, FLOAT32, context), context, as_numbers=True)
+    vocab_size, num_positions = float32.vocab_size, sum(window.num_scored for window in cut)
+    with kept_distributions(num_positions, vocab_size) as (kept, folder):
+        at = 0
+        for window in cut:
+            kept.put(at, float32.log_probs(window.token_ids, window.first))
+            at += window.num_scored
+        del float32
+        apart = {
+            configuration: _distance(options, configuration, cut, kept, context) for configuration in configurations
+        }
+        interpreter = interpreter_of(options.env)
+        if interpreter is None:
+            return apart, ()
+        threads = options.threads or Hardware.of_this_machine().cores
+        scorer = PeerScorer(interpreter, Path(options.model).resolve(), threads, vocab_size, folder)
+        kv_types = (None, *(KV_TYPES[one] for one in configurations if one in KV_TYPES))
+        return apart, tuple(scorer.row(cut, kept, kv_type) for kv_type in kv_types)
+
+
+def _distance(
+    options: QualityOptions, configuration: str, cut: Sequence[Window], kept: KeptDistributions, context: int
+) -> Distance:
+    keywords = keywords_of(configuration) if configuration else {}
+    model = WholeDistributions(_engine_config(options, keywords, context), context)
+    distance, at = Distance(), 0
+    for window in cut:
+        kept.compare(distance, at, window, model.log_probs(window.token_ids, window.first))
+        at += window.num_scored
+    return distance
+
+
+def _engine_config(options: QualityOptions, keywords: Mapping[str, Any], context: int) -> EngineConfig:
+    """Return an engine's settings, in one process: several ranks compute the same bits."""
+    of_ranks = ("tensor_parallel_size", "tensor_parallel_address")
+    given = {"threads": options.threads, **{name: value for name, value in keywords.items() if name not in of_ranks}}
+    return EngineConfig.from_keywords(model=options.model, max_model_len=context, **given)
 
 
 def _configurations(options: QualityOptions, files: ModelFiles) -> tuple[str, ...]:
@@ -185,12 +296,14 @@ def _measure(
         return perplexity(llm, documents, context - 1), retrieval(llm, prompts)
 
 
-def _result(options: QualityOptions, rows: Sequence[Row], context: int) -> BenchResult:
+def _result(options: QualityOptions, quality: Quality, context: int) -> BenchResult:
+    rows = quality.rows
     text = "held-out modules of Python's library" if options.text is None else last_part(options.text)
+    kept = {name: value for name, value in settings(options).items() if name != "env"}
     return BenchResult.now(
         options.name,
         command_line("twostroke bench quality", options),
-        config={**settings(options), "configuration": [row.configuration for row in rows if row.configuration]},
+        config={**kept, "configuration": [row.configuration for row in rows if row.configuration]},
         workload={"text": text, "context": context, "tokens": rows[0].score.num_tokens},
         results={
             row.configuration or "base": {
@@ -199,29 +312,9 @@ def _result(options: QualityOptions, rows: Sequence[Row], context: int) -> Bench
                 "perplexity_rise": row.rise,
                 "most_rise": row.most_rise,
                 "retrieval": {str(distance): share for distance, share in row.found.items()},
+                "against_float32": None if row.distance is None else row.distance.as_json(),
             }
             for row in rows
-        },
+        }
+        | {peer.name: peer.as_json() for peer in quality.peers},
     )
-
-
-def print_rows(rows: Sequence[Row], console: Console | None = None) -> None:
-    """The table, for people."""
-    console = console or Console()
-    console.print("tokens of a passage that are the first choice: unseen, and seen so many tokens before", style="dim")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("configuration")
-    distances = list(rows[0].found)
-    for name in (
-        "perplexity",
-        "bits/byte",
-        "rise",
-        "limit",
-        *(f"@{distance}" if distance else "unseen" for distance in distances),
-    ):
-        table.add_column(name, justify="right")
-    for row in rows:
-        limit = "" if row.most_rise is None else f"{row.most_rise:.1%}{'' if row.holds else ' [bold red]FAILS[/]'}"
-        cells = [f"{row.score.per_token:.4f}", f"{row.score.bits_per_byte:.4f}", f"{row.rise:+.2%}", limit]
-        table.add_row(row.configuration or "as it is", *cells, *(f"{row.found[d]:.0%}" for d in distances))
-    console.print(table)

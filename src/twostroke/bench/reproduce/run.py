@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import torch
 from rich.console import Console
 
 from twostroke.bench.command import command_line
@@ -14,6 +16,7 @@ from twostroke.bench.figure import save_figure
 from twostroke.bench.report import BenchResult, check_folder, save
 from twostroke.bench.reproduce.claim import NotOnThisMachine, ReproduceOptions, Reproduction, table
 from twostroke.errors import InvalidParameter
+from twostroke.kernels.dispatch import operators_for
 
 RESULTS = {
     "r1": ("twostroke.bench.reproduce.r1_batching", "continuous against static batching"),
@@ -97,6 +100,13 @@ def _chosen(names: Sequence[str]) -> list[str]:
     return [name for name in RESULTS if "all" in names or name in names]
 
 
+def _with_kernels(config: Mapping[str, Any], options: ReproduceOptions) -> Mapping[str, Any]:
+    """Add the operators that a model of this run computes with by default, where a model runs."""
+    if not options.with_model:
+        return config
+    return {"kernels": operators_for(torch.device("cpu"), torch.bfloat16).name, **config}
+
+
 def _save(name: str, reproduction: Reproduction, options: ReproduceOptions, console: Console) -> None:
     # small runs are a look, not a result: they never overwrite one
     model = "" if options.model == "embedded" else f"-{Path(options.model_name).name}"
@@ -104,7 +114,7 @@ def _save(name: str, reproduction: Reproduction, options: ReproduceOptions, cons
     result = BenchResult.now(
         file_name,
         command_line(f"twostroke bench reproduce {name}", options),
-        config=reproduction.config,
+        config=_with_kernels(reproduction.config, options),
         workload=reproduction.workload,
         results={
             "title": reproduction.title,

@@ -40,7 +40,9 @@ from twostroke.model.model_files import find_model_of
 SYNTHETIC = "synthetic"
 OF_A_MODEL = ("early_exit", "draft_model", "medusa", "eagle")
 """Those that draw drafts from a distribution."""
-KNOWN = (SYNTHETIC, "ngram", *OF_A_MODEL)
+CONTROL = "none"
+"""A second engine without drafts, in the place of one under the gate: how far apart two equal engines come out here."""
+KNOWN = (SYNTHETIC, "ngram", *OF_A_MODEL, CONTROL)
 
 _REMEDY = "Give numbers with commas between, or '' for none."
 
@@ -50,7 +52,7 @@ class SpecOptions:
     """What is compared."""
 
     methods: str = ",".join(KNOWN)
-    """Who drafts."""
+    """Who drafts; none: nobody, as a control of the runs under the gate, which tells their scatter."""
     acceptances: str = "0.5,0.7,0.9"
     """Of the synthetic proposer, in the runs with fixed numbers of drafts."""
     num_drafts: str = "1,2,3,4,5,6,7,8"
@@ -172,6 +174,8 @@ class _SpecBench:
         """One request; rows of k (and, of the synthetic proposer, of acceptances)."""
         options = self._options
         rows: list[dict[str, Any]] = []
+        if method == CONTROL:
+            return rows
         asked = self._prompts(method, options.rounds + 1)
         plain = self._engine(1, None)
         accepted = numbers("acceptances", options.acceptances, 0, 1) if method == SYNTHETIC else (None,)
@@ -226,7 +230,7 @@ class _SpecBench:
         return rows
 
     def _prompts(self, method: str, count: int) -> list[PromptIds]:
-        task = "random" if method == SYNTHETIC else self._options.task
+        task = "random" if method in (SYNTHETIC, CONTROL) else self._options.task
         return prompts(task, count, self._options.prompt_tokens, self._tokenizer, self._vocab_size)
 
     def _engine(
@@ -237,7 +241,7 @@ class _SpecBench:
         around_drafter: Callable[[Drafter], Drafter] | None = None,
     ) -> SpecEngine:
         length = self._options.prompt_tokens + self._options.output_tokens
-        if method is None:
+        if method in (None, CONTROL):
             return SpecEngine(self._load, batch, length)
         if method == SYNTHETIC:
             speculation = SpeculativeConfig(method="ngram", num_speculative_tokens=num_drafts)

@@ -65,7 +65,8 @@ def print_spec(found: Mapping[str, Any], console: Console | None = None) -> None
 def off_from(rows: list[Mapping[str, Any]]) -> list[str]:
     """Per method and acceptance, the smallest number of requests with less than a tenth of a draft a pass."""
     lines: list[str] = []
-    for method, acceptance in dict.fromkeys((row["method"], row["set_acceptance"]) for row in rows):
+    drafting = [row for row in rows if row["method"] != "none"]
+    for method, acceptance in dict.fromkeys((row["method"], row["set_acceptance"]) for row in drafting):
         mine = [row for row in rows if (row["method"], row["set_acceptance"]) == (method, acceptance)]
         off = [row["batch"] for row in mine if row["drafts_per_pass"] < 0.1]
         who = method if acceptance is None else f"{method} at {acceptance:g}"

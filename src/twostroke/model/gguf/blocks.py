@@ -69,6 +69,20 @@ class Layout:
                 mins[rows] = (groups.minima - groups.scales * self.zero).flatten(1)
         return QuantizedWeight(codes, scales, mins, self.bits, self.group_size, dtype)
 
+    def numbers(self, blocks: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return the float32 numbers [N, K] that blocks [N, num_blocks, block_bytes] stand for, nothing rounded."""
+        num_rows, num_columns = shape
+        found = torch.empty(shape, dtype=torch.float32)
+        for begin in range(0, num_rows, step := max(1, _AT_ONCE // num_columns)):
+            groups = self.take_apart(blocks[begin : begin + step])
+            codes = groups.codes.float()
+            if groups.minima is None:
+                numbers = groups.scales[..., None] * (codes - self.zero)
+            else:  # their codes count from the minimum, not from the middle
+                numbers = groups.scales[..., None] * codes - groups.minima[..., None]
+            found[begin : begin + step] = numbers.flatten(1)
+        return found
+
 
 _AT_ONCE = 2**18
 """Numbers."""

@@ -76,6 +76,15 @@ class GGUFWeights:
         blocks = data[places].unflatten(-1, (-1, tensor.type.block_bytes))
         return REPACKED[tensor.type.name].repack(blocks, (len(blocks), tensor.shape[1]), dtype)
 
+    def read_numbers(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
+        """Return the numbers that a weight stands for, by ggml's formulas in float32: no scale is rounded."""
+        tensor = self._stored[name]
+        data, places = torch.from_numpy(tensor.data), self._places(name, rows)
+        if not tensor.type.is_quantized:
+            return data.view(_FLOATS[tensor.type.name])[places].float()
+        blocks = data[places].unflatten(-1, (-1, tensor.type.block_bytes))
+        return REPACKED[tensor.type.name].numbers(blocks, (len(blocks), tensor.shape[1]))
+
     def _places(self, name: str, rows: slice) -> slice | Tensor:
         """Where in the file some rows of a weight are."""
         num_heads = {"q_proj": self._num_heads, "k_proj": self._num_kv_heads}.get(name.split(".")[-2])

@@ -5,6 +5,9 @@
     {"do": "run", "prompts": [[17, 4], [9, 9]], "max_tokens": 2}
         {"tokens": [[0.013, 0], [0.013, 1], [0.020, 0], [0.020, 1]]}
 
+    {"do": "score", "token_ids": [5, 17, 4], "first": 1, "path": FILE}
+        {"scored": 2}                    FILE: float32 logits [2, vocab_size], those that tokens 1 and 2 are drawn from
+
 Every output token is reported as it came: seconds since the prompts were handed over, and whose it is. What is made
 of these times is computed in one place for all engines (`measures.py`). A failure is an answer too:
 
@@ -19,7 +22,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 TokenTime = tuple[float, int]
 """Seconds since the prompts were handed over, and which prompt's token this is."""
@@ -32,7 +35,7 @@ class LoadOrder:
     model: str
     """A Hugging Face folder or a GGUF file, whichever the engine reads."""
     precision: str
-    """bf16, int8 or int4."""
+    """bf16, int8 or int4; gguf: as the file has them."""
     activation_quantization: str | None
     """As twostroke's setting; other engines do as they do."""
     threads: int
@@ -40,6 +43,8 @@ class LoadOrder:
     """Tokens of the longest request, prompt and output."""
     max_num_seqs: int
     """Most requests at once."""
+    kv_cache_dtype: str | None = None
+    """Type of K and V by the engine's own name for it; None is its default. Asked of engines that `score`."""
 
 
 class Unsupported(Exception):
@@ -59,6 +64,24 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class Scorer(Protocol):
+    """An engine that shows its logits, for `bench quality`."""
+
+    def score(self, token_ids: Sequence[int], first: int, path: str) -> int:
+        """Write the logits that token_ids[first:] are predicted from to a file.
+
+        Args:
+            token_ids: a text from its beginning.
+            first: index of the first token that is predicted; 1 or more.
+            path: where they go: float32 [len(token_ids) - first, vocab_size], native byte order.
+
+        Returns:
+            How many rows were written.
+        """
+        ...
+
+
 def serve(load: Callable[[LoadOrder], Engine]) -> None:
     """Answers orders until the input ends, or until one fails."""
     answers = _claim_stdout()
@@ -66,9 +89,14 @@ def serve(load: Callable[[LoadOrder], Engine]) -> None:
     for line in sys.stdin:
         order: dict[str, Any] = json.loads(line)
         try:
-            if order.pop("do") == "load":
+            kind = order.pop("do")
+            if kind == "load":
                 engine = load(LoadOrder(**order))
                 answer: dict[str, Any] = {"loaded": engine.about}
+            elif kind == "score":
+                if not isinstance(engine, Scorer):
+                    raise Unsupported("its driver does not show logits")
+                answer = {"scored": engine.score(**order)}
             else:
                 assert engine is not None, "a run was ordered before a load"
                 answer = {"tokens": engine.run(order["prompts"], order["max_tokens"])}

@@ -4,6 +4,9 @@ Times include filling the batch, `llama_decode`, and picking the largest logit o
 than llama.cpp's own greedy sampler. Only a prompt's last token gets logits. Flash attention is left to llama.cpp
 ("auto"), KV is its default, 16 bits, unified over the sequences. Prompts are cut into batches of 2,048 tokens, computed
 512 at a time (its defaults); a batch of decodes holds one token of every sequence.
+
+To be scored (`bench quality`) it reads a text in batches of 64 tokens, all of which get logits: llama.cpp keeps those
+of a whole batch, and 2,048 rows of a vocabulary of 150,000 would take more than a gigabyte.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any
 from .driver_loop import LoadOrder, TokenTime, serve
 
 _BATCH = 2048
+_SCORED_BATCH = 64
 
 
 class LlamaCpp:
@@ -39,6 +43,8 @@ class LlamaCpp:
         params.n_seq_max = order.max_num_seqs
         params.n_threads = params.n_threads_batch = order.threads
         params.kv_unified = True
+        if order.kv_cache_dtype is not None:
+            params.type_k = params.type_v = getattr(c, f"GGML_TYPE_{order.kv_cache_dtype.upper()}")
         self._context: Any = c.llama_init_from_model(self._model, params)
         if not self._context:
             raise RuntimeError(f"llama.cpp makes no context of {params.n_ctx} tokens")
@@ -68,8 +74,28 @@ class LlamaCpp:
             times += [(now_s, index) for index in last]
         return times
 
+    def score(self, token_ids: Sequence[int], first: int, path: str) -> int:
+        """See Scorer."""
+        self._c.llama_memory_clear(self._c.llama_get_memory(self._context), False)
+        work = [(token, place, 0, place + 1 >= first) for place, token in enumerate(token_ids[:-1])]
+        num_rows = 0
+        with open(path, "wb") as file:
+            for begin in range(0, len(work), _SCORED_BATCH):
+                some = work[begin : begin + _SCORED_BATCH]
+                self._compute(some)
+                for i, (_, _, _, wants_logits) in enumerate(some):
+                    if wants_logits:
+                        file.write(self._logits(i).tobytes())
+                        num_rows += 1
+        return num_rows
+
     def _decode(self, work: Sequence[tuple[int, int, int, bool]]) -> dict[int, int]:
         """One batch of (token, position, sequence, wants logits); the next token of each that wants."""
+        self._compute(work)
+        wanting = ((i, sequence) for i, (_, _, sequence, wants_logits) in enumerate(work) if wants_logits)
+        return {sequence: int(self._logits(i).argmax()) for i, sequence in wanting}
+
+    def _compute(self, work: Sequence[tuple[int, int, int, bool]]) -> None:
         c, batch = self._c, self._batch
         batch.n_tokens = len(work)
         for i, (token, position, sequence, wants_logits) in enumerate(work):
@@ -79,12 +105,11 @@ class LlamaCpp:
         code = c.llama_decode(self._context, batch)
         if code != 0:
             raise RuntimeError(f"llama_decode of {len(work)} tokens returned {code}")
-        return {sequence: self._largest(i) for i, (_, _, sequence, wants_logits) in enumerate(work) if wants_logits}
 
-    def _largest(self, i: int) -> int:
+    def _logits(self, i: int) -> Any:
+        """Of the last batch, those of its i-th token: float32 [vocab_size], good until the next batch."""
         logits = self._c.llama_get_logits_ith(self._context, i)
-        row = self._numpy.ctypeslib.as_array(ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (self._vocab_size,))
-        return int(row.argmax())
+        return self._numpy.ctypeslib.as_array(ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (self._vocab_size,))
 
 
 def main() -> None:

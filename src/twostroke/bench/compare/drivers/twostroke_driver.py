@@ -1,7 +1,7 @@
 """Twostroke, driven like any other engine: a process of its own, the same orders, the same clock.
 
 Times include the engine's whole step: scheduling, the model, sampling and bookkeeping; no text is made. Weights of 8
-and 4 bits are quantized from the folder while loading. KV is bfloat16.
+and 4 bits are quantized from the folder while loading; those of a GGUF file are what they are. KV is bfloat16.
 """
 
 from __future__ import annotations
@@ -20,14 +20,19 @@ class Twostroke:
     """The engine with its defaults, but for the prefix cache, which is off for everybody."""
 
     def __init__(self, order: LoadOrder) -> None:
-        """Loads the folder."""
+        """Loads the folder or file."""
         import twostroke
         from twostroke.bench.model_engine import model_engine
         from twostroke.config.cache import CacheConfig
         from twostroke.config.load import LoadConfig
         from twostroke.config.scheduler import SchedulerConfig
 
-        quantizations: dict[str, Quantization | None] = {"bf16": None, "int8": "int8", "int4": "int4"}
+        quantizations: dict[str, Quantization | None] = {
+            "bf16": None,
+            "gguf": None,
+            "int8": "int8",
+            "int4": "int4",
+        }
         self._engine: ModelEngine = model_engine(
             LoadConfig(
                 model=order.model,

@@ -1,0 +1,164 @@
+"""The tables, in Markdown, between two marks of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from twostroke.bench.measured.rows import COMPARED, PEERS, QUALITY, QUALITY_FIGURES, QUALITY_ROWS, ROWS
+from twostroke.bench.measured.values import Row, operators_of
+from twostroke.bench.report import BenchResult, load
+from twostroke.errors import InvalidParameter
+
+BEGIN = "<!-- made by `twostroke bench table --write`; do not edit below -->"
+END = "<!-- end of what `twostroke bench table` made -->"
+
+_MISSING = "not measured"
+
+_BESIDE_OTHERS = """Beside other engines on the same weights (`twostroke bench compare`): tokens per second, and in
+brackets how many times faster ours is. A **bold** one is a loss."""
+
+_OF_FLOAT32 = """Distance from float32 arithmetic on the same weights (`twostroke bench quality`): Kullback-Leibler
+divergence in nats, positions with the same first choice, perplexity. A comparison of speed is fair where the distance
+is not larger than the peer's."""
+
+
+class Sources:
+    """The results of a folder; each machine and state of the code that one was measured on gets a letter."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._letters: dict[tuple[str, str], str] = {}
+
+    def find(self, name: str) -> BenchResult | None:
+        """Return a result; None if there is none."""
+        path = self._folder / f"{name}.json"
+        return load(path) if path.is_file() else None
+
+    def letter(self, result: BenchResult) -> str:
+        """Return the letter of the machine and commit that a result is of."""
+        return self._letters.setdefault((_machine(result), _commit(result)), _letter_of(len(self._letters)))
+
+    @property
+    def lines(self) -> list[str]:
+        """What the letters stand for."""
+        machines: dict[str, list[str]] = {}
+        for (machine, commit), letter in self._letters.items():
+            machines.setdefault(machine, []).append(f"{letter} {commit}")
+        return [f"- {machine}: {', '.join(commits)}" for machine, commits in machines.items()]
+
+
+def _letter_of(number: int) -> str:
+    """Return a, b, ..., z, aa, ab, ..."""
+    first, last = divmod(number, 26)
+    return (_letter_of(first - 1) if first else "") + chr(ord("a") + last)
+
+
+def _machine(result: BenchResult) -> str:
+    return f"{result.hardware['cpu']}, {result.hardware['cores']} cores"
+
+
+def _commit(result: BenchResult) -> str:
+    return f"`{result.commit[:7]}`{' (changed)' if result.dirty else ''} of {result.date[:10]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What is rendered."""
+
+    rows: Sequence[Row] = ROWS
+    compared: Sequence[tuple[str, str]] = COMPARED
+    quality: Sequence[tuple[str, str]] = QUALITY
+
+
+def render(folder: Path, tables: Tables | None = None) -> str:
+    """Return the tables of a folder of results.
+
+    Raises:
+        InvalidParameter: a result lacks a figure that a row names.
+    """
+    tables, sources = tables or Tables(), Sources(folder)
+    parts = [
+        _rows(tables.rows, sources),
+        _BESIDE_OTHERS,
+        _compared(tables.compared, sources),
+        _OF_FLOAT32,
+        _quality(tables.quality, sources),
+        "\n".join(["Where and by which commit each was measured:", "", *sources.lines]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def put_into(page: str, rendered: str) -> str:
+    """Return a page with the tables between its marks.
+
+    Raises:
+        InvalidParameter: the page has no such marks.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise InvalidParameter("page", page[:40], f"has no lines {BEGIN!r} and {END!r}")
+    return f"{before}{begin}\n\n{rendered}\n{end}{after}"
+
+
+def _rows(rows: Sequence[Row], sources: Sources) -> str:
+    lines = [_line("what", "result", "operators", "predicted", "measured", ""), "|---|---|---|---|---|---|"]
+    for row in rows:
+        result = sources.find(row.result)
+        if result is None:
+            lines.append(_line(row.what, f"`{row.result}`", "", "", _MISSING, ""))
+            continue
+        expected, found = (" / ".join(figure(result) for figure in part) for part in (row.predicted, row.measured))
+        operators = "(counted)" if row.is_counted else operators_of(result)
+        measured = row.words.format(found)
+        lines.append(_line(row.what, f"`{row.result}`", operators, expected, measured, sources.letter(result)))
+    return "\n".join(lines)
+
+
+def _compared(compared: Sequence[tuple[str, str]], sources: Sources) -> str:
+    lines = [_line("model", "work", "ours", *PEERS, ""), f"|---|---|{'---|' * (len(PEERS) + 2)}"]
+    for model, name in compared:
+        result = sources.find(name)
+        if result is None:
+            lines.append(_line(model, "", _MISSING, *("" for _ in PEERS), ""))
+            continue
+        engines: Mapping[str, Any] = result.results["engines"]
+        for index, (work, ours) in enumerate(engines["twostroke"]["figures"].items()):
+            theirs = (_beside(engines.get(peer), work) for peer in PEERS)
+            shown = f"{ours['median_tok_s']:,.0f}" if ours["median_tok_s"] >= 100 else f"{ours['median_tok_s']:.1f}"
+            lines.append(_line("" if index else model, work, shown, *theirs, sources.letter(result)))
+    return "\n".join(lines)
+
+
+def _beside(peer: Mapping[str, Any] | None, work: str) -> str:
+    """Write a peer's figure, and how many times faster ours is."""
+    figure = None if peer is None else peer["figures"].get(work)
+    if figure is None:
+        return ""
+    tokens_per_s, ratio = figure["median_tok_s"], figure["twostroke_to_this"]
+    shown = f"{tokens_per_s:,.0f}" if tokens_per_s >= 100 else f"{tokens_per_s:.1f}"
+    factor = f"{ratio:.2f}x"
+    return f"{shown} ({f'**{factor}**' if ratio < 1 else factor})"
+
+
+def _quality(quality: Sequence[tuple[str, str]], sources: Sources) -> str:
+    lines = [_line("model", "", "mean KL", "max KL", "same top-1", "perplexity", "of float32", "")]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for model, name in quality:
+        result = sources.find(name)
+        if result is None:
+            lines.append(_line(model, _MISSING, *("" for _ in QUALITY_FIGURES), ""))
+            continue
+        shown = [(key, words) for key, words in QUALITY_ROWS if key in result.results]
+        for index, (key, words) in enumerate(shown):
+            found = replace(result, results=result.results[key]["against_float32"] or {})
+            figures = [figure(found) if found.results else "" for figure in QUALITY_FIGURES]
+            lines.append(_line("" if index else model, words, *figures, sources.letter(result)))
+    return "\n".join(lines)
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"

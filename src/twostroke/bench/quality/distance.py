@@ -1,0 +1,166 @@
+"""How far a model's distributions are from those of float32 arithmetic on the same weights.
+
+The float32 side is computed once and kept in a temporary file, so memory holds a few rows of the vocabulary at a time:
+
+    float32       log p  ──>  file [positions, vocab_size]
+    each format   log q  ──>  KL(p || q) = sum p (log p - log q),  argmax q = argmax p?,  -log q[next token]
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from twostroke.errors import InvalidParameter
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Tokens that are read at once, and which of them are scored."""
+
+    token_ids: tuple[int, ...]
+    first: int
+    """Index of the first scored token; those before it are context."""
+
+    @property
+    def num_scored(self) -> int:
+        """Tokens that are scored."""
+        return len(self.token_ids) - self.first
+
+    @property
+    def scored(self) -> tuple[int, ...]:
+        """The tokens that are scored."""
+        return self.token_ids[self.first :]
+
+
+@dataclass(slots=True)
+class Distance:
+    """Sums over positions."""
+
+    num_positions: int = 0
+    kl_nats: float = 0.0
+    max_kl: float = 0.0
+    num_same_top: int = 0
+    nats: float = 0.0
+    """Negative log-likelihood of the text."""
+    float32_nats: float = 0.0
+    """The same of the float32 side."""
+
+    def add(self, reference: Tensor, found: Tensor, token_ids: Sequence[int]) -> None:
+        """Count some positions.
+
+        Args:
+            reference: log-probabilities of float32. [rows, vocab_size]
+            found: those that are measured. [rows, vocab_size]
+            token_ids: the text's next token of each row.
+        """
+        kl = (reference.exp() * (reference - found)).sum(-1, dtype=torch.float64).clamp_min(0.0)
+        given = torch.tensor(token_ids)[:, None]
+        self.num_positions += len(kl)
+        self.kl_nats += float(kl.sum())
+        self.max_kl = max(self.max_kl, float(kl.max()))
+        self.num_same_top += int((reference.argmax(-1) == found.argmax(-1)).sum())
+        self.nats -= float(found.gather(-1, given).sum(dtype=torch.float64))
+        self.float32_nats -= float(reference.gather(-1, given).sum(dtype=torch.float64))
+
+    @property
+    def mean_kl(self) -> float:
+        """Mean Kullback-Leibler divergence from float32, in nats."""
+        return self.kl_nats / self.num_positions
+
+    @property
+    def top1_agreement(self) -> float:
+        """Share of the positions with the same first choice."""
+        return self.num_same_top / self.num_positions
+
+    @property
+    def perplexity(self) -> float:
+        """Perplexity of these positions."""
+        return math.exp(self.nats / self.num_positions)
+
+    @property
+    def float32_perplexity(self) -> float:
+        """Perplexity of float32 at the same positions."""
+        return math.exp(self.float32_nats / self.num_positions)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the figures for a result."""
+        return {
+            "positions": self.num_positions,
+            "mean_kl": self.mean_kl,
+            "max_kl": self.max_kl,
+            "top1_agreement": self.top1_agreement,
+            "perplexity": self.perplexity,
+            "float32_perplexity": self.float32_perplexity,
+            "perplexity_rise": self.perplexity / self.float32_perplexity - 1,
+        }
+
+
+class KeptDistributions:
+    """Log-probabilities in a file: float32 [positions, vocab_size]."""
+
+    def __init__(self, path: Path, num_positions: int, vocab_size: int) -> None:
+        self._rows: npt.NDArray[np.float32] = np.memmap(path, np.float32, "w+", shape=(num_positions, vocab_size))
+
+    def put(self, at: int, found: Iterable[Tensor]) -> None:
+        """Keep rows from position `at` on."""
+        for rows in found:
+            self._rows[at : at + len(rows)] = rows.cpu().numpy()
+            at += len(rows)
+
+    def compare(self, distance: Distance, at: int, window: Window, found: Iterable[Tensor]) -> None:
+        """Add a window's distributions to `distance`; its first scored position is the `at`-th of the file."""
+        done = 0
+        for rows in found:
+            reference = torch.from_numpy(np.array(self._rows[at + done : at + done + len(rows)]))
+            distance.add(reference, rows.cpu(), window.scored[done : done + len(rows)])
+            done += len(rows)
+        assert done == window.num_scored, f"{done} of {window.num_scored} positions"
+
+
+def first_positions(windows: Iterable[Window], most: int) -> list[Window]:
+    """Return the windows that score the first `most` positions; the last one is cut short.
+
+    >>> first_positions([Window((1, 2, 3), 1), Window((2, 3, 4, 5), 2)], 3)
+    [Window(token_ids=(1, 2, 3), first=1), Window(token_ids=(2, 3, 4), first=2)]
+    """
+    found: list[Window] = []
+    for window in windows:
+        count = min(most, window.num_scored)
+        if count <= 0:
+            break
+        found.append(Window(window.token_ids[: window.first + count], window.first))
+        most -= count
+    return found
+
+
+@contextmanager
+def kept_distributions(num_positions: int, vocab_size: int) -> Generator[tuple[KeptDistributions, Path]]:
+    """Open a temporary file for so many positions, and the folder it is in.
+
+    Raises:
+        InvalidParameter: the folder for temporary files has no room for them.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        needed, free = 4 * num_positions * vocab_size, shutil.disk_usage(folder).free
+        if needed > free:
+            raise InvalidParameter(
+                "float32_positions",
+                num_positions,
+                f"takes {needed / _GIB:.1f} GiB of temporary files; {free / _GIB:.1f} are free",
+                "Give fewer, or set TMPDIR to a larger disk.",
+            )
+        yield KeptDistributions(Path(folder) / "float32", num_positions, vocab_size), Path(folder)

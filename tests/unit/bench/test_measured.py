@@ -1,0 +1,105 @@
+"""README's tables: they say what the results say, and a loss is shown as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twostroke.bench.measured.render import BEGIN, END, Tables, put_into, render
+from twostroke.bench.measured.values import Row, at, claim, operators_of, predicted
+from twostroke.bench.report import BenchResult, save
+from twostroke.errors import InvalidParameter
+
+ROOT = Path(__file__).parents[3]
+
+
+def _saved(folder: Path, name: str, results: dict[str, Any], **config: Any) -> BenchResult:
+    machine = {"cpu": "Some CPU", "cores": 2}
+    date, commit = "2026-01-02T03:04:05", "0123456789"
+    result = BenchResult(
+        bench=name,
+        command="",
+        config=config,
+        workload={},
+        results=results,
+        commit=commit,
+        dirty=False,
+        date=date,
+        hardware=machine,
+    )
+    save(result, folder)
+    return result
+
+
+def test_readme_has_the_tables_of_the_committed_results() -> None:
+    """After new results: make figures."""
+    page = (ROOT / "README.md").read_text()
+    assert put_into(page, render(ROOT / "benchmarks/results")) == page
+
+
+def test_a_row_shows_its_figures_and_one_without_a_result_says_so(tmp_path: Path) -> None:
+    speed = {"what": "speed", "predicted": 2.0, "measured": 1.87}
+    claims = [speed, {"what": "share", "predicted": None, "measured": 0.5}]
+    _saved(tmp_path, "r", {"claims": claims, "deep": {"figure": 3}}, kernels="native amx")
+    rows = (
+        Row("fast", "r", (claim("speed", "{:.1f}x"), claim("share", "{:.0%}")), (predicted("speed", "{:.0f}"),)),
+        Row("counts", "r", (at("deep", "figure", form="{}"),), is_counted=True),
+        Row("later", "not-yet", (claim("speed"),)),
+    )
+    lines = render(tmp_path, Tables(rows, (), ())).splitlines()
+    assert lines[2:5] == [
+        "| fast | `r` | native amx | 2 | 1.9x / 50% | a |",
+        "| counts | `r` | (counted) |  | 3 | a |",
+        "| later | `not-yet` |  |  | not measured |  |",
+    ]
+    assert lines[-1] == "- Some CPU, 2 cores: a `0123456` of 2026-01-02"
+
+
+def test_a_figure_that_a_result_lacks_is_an_error(tmp_path: Path) -> None:
+    _saved(tmp_path, "r", {"claims": [{"what": "speed", "predicted": None, "measured": 1.0}]})
+    for figure, words in ((claim("sped"), "'speed'"), (at("claims", "x"), "has no claims / x")):
+        with pytest.raises(InvalidParameter, match=words):
+            render(tmp_path, Tables((Row("what", "r", (figure,)),), (), ()))
+
+
+def test_a_loss_is_bold_and_a_peer_that_failed_has_no_figure(tmp_path: Path) -> None:
+    def figures(tok_s: float, ratio: float) -> dict[str, Any]:
+        return {"figures": {"prefill 512": {"median_tok_s": tok_s, "twostroke_to_this": ratio}}}
+
+    engines = {"twostroke": figures(90, 1.0), "llama.cpp": figures(45, 2.0), "vllm": figures(1000, 0.09)}
+    _saved(tmp_path, "compare-x", {"engines": {**engines, "openvino": {"figures": {}}}})
+    found = render(tmp_path, Tables((), (("a model", "compare-x"), ("another", "compare-y")), ()))
+    assert "| a model | prefill 512 | 90.0 | 45.0 (2.00x) |  | 1,000 (**0.09x**) | a |" in found
+    assert "| another |  | not measured |  |  |  |  |" in found
+
+
+def test_distances_of_ours_and_of_a_peer(tmp_path: Path) -> None:
+    figures = {"mean_kl": 0.01, "max_kl": 1.5, "top1_agreement": 0.9, "perplexity": 8.0, "float32_perplexity": 7.9}
+    _saved(tmp_path, "q", {"base": {"against_float32": figures}, "llama.cpp": {"against_float32": None}})
+    lines = render(tmp_path, Tables((), (), (("a model", "q"),))).splitlines()
+    assert "| a model | ours | 0.0100 | 1.50 | 90.0% | 8.000 | 7.900 | a |" in lines
+    assert "|  | llama.cpp |  |  |  |  |  | a |" in lines
+
+
+@pytest.mark.parametrize(
+    ("config", "operators"),
+    [
+        ({"kernels": "native avx2"}, "native avx2"),
+        ({"load": {"model": "x"}}, "torch"),
+        ({"load": {"kernels": "auto"}}, "native"),
+        ({"load": {"kernels": "reference"}}, "torch"),
+        ({"model": "embedded"}, "not recorded"),
+    ],
+    ids=str,
+)
+def test_operators_are_those_that_the_result_names(tmp_path: Path, config: dict[str, Any], operators: str) -> None:
+    assert operators_of(_saved(tmp_path, "r", {}, **config)) == operators
+
+
+def test_a_page_without_marks_is_refused_and_the_rest_of_one_is_left() -> None:
+    with pytest.raises(InvalidParameter, match="has no lines"):
+        put_into("text", "tables")
+    page = put_into(f"before\n{BEGIN}\nold\n{END}\nafter\n", "new")
+    assert page == f"before\n{BEGIN}\n\nnew\n{END}\nafter\n"
