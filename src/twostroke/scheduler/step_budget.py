@@ -11,8 +11,9 @@ the limit. Its time comes from the fitted model (cost/step_model.py), corrected 
 (step_correction.py) and stretched: the limit is to hold for 99 of 100 steps, so the stretch follows the 99th percentile
 of measured / corrected.
 
-When nobody decodes, nobody waits for a token: the step may be as large as it may at all. With a limit for TTFT alone
-the chunk is the smallest that is through in time, as a larger one would only make others wait.
+When nobody decodes, nobody waits for a token: the step may be as large as it may at all, or with a limit for TTFT as
+large as takes half of it. With a limit for TTFT alone the chunk is the smallest that is through in time, as a larger
+one would only make others wait.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ _SPREAD = 0.995
 """Of ratios: a little above, as the largest of few ratios is passed more often than a quantile of many."""
 _ENOUGH = 100
 """Steps beside a prompt until they speak for themselves; until then those without one count, too."""
+_OWN_STEP = 0.5
+"""Of the limit for the TTFT, what a step may take in which nobody decodes."""
 SPARSEST = 4
 """Where even LEAST_CHUNK is too much, a prompt gets it in every so manyth step at least."""
 _STRETCH = (0.3, 10.0)
@@ -149,7 +152,7 @@ class SloBudget:
     def tokens(self, now_s: float, running: Iterable[Request], head: Request | None) -> int:
         """See StepBudget."""
         decodes, prompt, num_queued = _seen(running, head)
-        if not decodes or prompt is None:
+        if prompt is None or not (decodes or self._ttft_slo_s):
             return self._most
         beside = self._layers.work((start, 1, 1) for start in decodes)
         room = max(1, min(self._most - len(decodes), num_queued))
@@ -162,6 +165,8 @@ class SloBudget:
             usual_s = self._correction.seconds(self._step_times.seconds(work))
             return max(stretch * usual_s, usual_s + excess_s)
 
+        if not decodes:  # nobody waits for a token, but whoever comes now waits for this step, then for another
+            return max(LEAST_CHUNK, largest(lambda n: seconds(n) <= _OWN_STEP * (self._ttft_slo_s or 0.0), self._most))
         if self._itl_slo_s is not None:
             limit_s = self._itl_slo_s
             chunk = largest(lambda n: seconds(n) <= limit_s, room)

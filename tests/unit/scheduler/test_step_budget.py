@@ -115,6 +115,50 @@ def test_with_a_limit_for_ttft_alone_chunks_are_as_small_as_is_in_time() -> None
     assert max(gaps(loose)) < max(gaps(tight)), "who has time disturbs others less"
 
 
+def chat_with_a_document(num_chats: int = 150) -> list[SimulatedRequest]:
+    """Short prompts all the time, and one that takes 1.5 s by itself."""
+    chats = [SimulatedRequest(make_arrival(f"p{i}", 24, 4, arrival_time_s=0.1 * i), 4) for i in range(num_chats)]
+    return [*chats, SimulatedRequest(make_arrival("long", 1800, 4, arrival_time_s=1.01), 4)]
+
+
+def ttft_of(run: Run, *, of_chats: bool) -> list[float]:
+    return sorted(r.times.ttft_s for r in run.requests if r.request_id.startswith("p") == of_chats)
+
+
+def test_with_both_limits_a_prompt_that_cannot_keep_its_own_gives_way() -> None:
+    requests = chat_with_a_document()
+    without, with_both = (served(requests, itl_slo=0.1, **given) for given in ({}, {"ttft_slo": "300ms"}))
+    p99 = {name: ttft_of(run, of_chats=True)[-2] for name, run in (("without", without), ("both", with_both))}
+    assert p99["without"] > 0.5
+    assert p99["both"] <= 0.3
+    kept = [sum(ttft <= 0.3 for ttft in ttft_of(run, of_chats=True)) for run in (without, with_both)]
+    assert kept[1] == 150 > kept[0]
+    (long_before,), (long_after,) = (ttft_of(run, of_chats=False) for run in (without, with_both))
+    assert long_before < long_after < 2 * long_before, "it waits for those that came meanwhile, and not for ever"
+    assert max(gaps(with_both), default=0) <= 0.1 + 1e-9
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 400), st.floats(0, 3)), min_size=1, max_size=12),
+    ttft_slo=st.sampled_from([0.01, 0.1, 0.5]),
+    num_blocks=st.sampled_from([130, 2000]),
+)
+def test_every_request_ends_with_a_limit_for_its_ttft(
+    lengths: list[tuple[int, float]], ttft_slo: float, num_blocks: int
+) -> None:
+    requests = [
+        SimulatedRequest(make_arrival(f"p{i}", length, 5, arrival_time_s=at), 5)
+        for i, (length, at) in enumerate(lengths)
+    ]
+    kv = make_kv(num_blocks, block_size=16, max_model_len=LONG, enable_prefix_caching=False)
+    config = SchedulerConfig(ttft_slo=ttft_slo, itl_slo=0.1)
+    scheduler = Scheduler(config, kv, max_model_len=LONG, step_times=MACHINE, layers=LAYERS)
+    run = Simulation(scheduler, LAYERS, MACHINE, block_size=16, names_blocks=False).run(requests)
+    assert [len(r.times.token_times_s) for r in run.requests] == [5] * len(requests)
+    scheduler.check_invariants()
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
