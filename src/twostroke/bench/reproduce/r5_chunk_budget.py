@@ -147,7 +147,7 @@ def _claims(
     *,
     full: bool,
 ) -> list[Claim]:
-    """A limit that is broken without any prompt is the machine's to keep, and only reported."""
+    """A limit that steps without any prompt break is not judged, and says so: no chunk size keeps it."""
     claims: list[Claim] = []
     fixed = [name for name in measured if name not in limits]
     for name in fixed:
@@ -157,7 +157,8 @@ def _claims(
     for name, limit in limits.items():
         p99, ttft = measured[name]["itl_p99_s"], measured[name]["ttft_s"]
         can_be = floor_s <= limit
-        claims.append(Claim.at_most(f"p99 ITL ms, {name}", limit * 1e3, p99 * 1e3).judged(full and can_be))
+        why = "" if can_be else f"; cannot be kept: steps without any prompt take {floor_s * 1e3:.3g} ms at p99"
+        claims.append(Claim.at_most(f"p99 ITL ms, {name}{why}", limit * 1e3, p99 * 1e3).judged(full and can_be))
         keeping = [measured[other]["ttft_s"] for other in fixed if measured[other]["itl_p99_s"] <= limit]
         if keeping:
             best = min(keeping)
