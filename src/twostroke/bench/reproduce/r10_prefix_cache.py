@@ -185,9 +185,10 @@ def _ttft(workload: Workload, options: ReproduceOptions, step_times: _StepTimes)
         for name, engine in engines.items():
             engine.engine.reset_prefix_cache()
             rounds[name].append([])
-        for request in workload.requests:
-            for name, engine in engines.items():
-                rounds[name][-1].append(engine.run(Workload((request,))))
+        for index, request in enumerate(workload.requests):
+            # in turn, so that neither always finds the processor's caches full of the other's
+            for name in sorted(engines, reverse=bool(index % 2)):
+                rounds[name][-1].append(engines[name].run(Workload((request,))))
     for engine in engines.values():
         engine.close()
     ttft_s = {
