@@ -23,6 +23,7 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.event_sinks import read_events
 from twostroke.planner.options import PlanOptions
+from twostroke.planner.search_options import SearchOptions
 
 
 def plan(  # noqa: PLR0913 (what an engine is given, and what is asked)
@@ -35,6 +36,7 @@ def plan(  # noqa: PLR0913 (what an engine is given, and what is asked)
     cache: CacheFlags = CacheConfig(),
     scheduler: SchedulerFlags = SchedulerConfig(),
     speculative_config: SpeculationFlag = None,
+    search: Annotated[SearchOptions, Parameter(name="*", group="Search")] = SearchOptions(),
     json_output: JsonFlag = False,
 ) -> None:
     """Say what a model takes and does on this machine or a known GPU: memory to the byte, floors of times, what changes
@@ -61,6 +63,9 @@ def plan(  # noqa: PLR0913 (what an engine is given, and what is asked)
         scheduler=scheduler,
         speculative_config=speculative_config,
     )
+    if search.search:
+        _search(config, options, search, as_json=json_output)
+        return
     events = () if options.measured is None else tuple(read_events(options.measured))
     made = make_plan(config, options, run=run_seen(events) if events else None)
     if options.png is not None:
@@ -83,3 +88,14 @@ def plan(  # noqa: PLR0913 (what an engine is given, and what is asked)
         print_after_run(after)
     if options.png is not None:
         print(f"drawn: {options.png}")
+
+
+def _search(config: EngineConfig, options: PlanOptions, search: SearchOptions, *, as_json: bool) -> None:
+    from twostroke.planner.search import search_placement  # loads torch
+    from twostroke.planner.show_search import print_search, searched_json
+
+    found = search_placement(config, options, search)
+    if as_json:
+        print(json.dumps(searched_json(found)))
+    else:
+        print_search(found)

@@ -128,7 +128,7 @@ def prepare(config: EngineConfig, rank: int = 0, *, planned: Operators | None = 
             "Take int8, or the kernels of torch (--kernels reference, slower) or of a GPU (--device cuda).",
         )
     check_can_split(config, model_config, operators)
-    num_threads = load.threads or max(1, _usable_processors() // load.num_local_ranks)
+    num_threads = load.threads or max(1, usable_processors() // load.num_local_ranks)
     operators.set_num_threads(num_threads)
     of_tokenizer = files if load.tokenizer is None else find_model(load.tokenizer, with_weights=False)
     tokenizer = of_tokenizer.tokenizer()
@@ -413,7 +413,7 @@ def longest_request(config: EngineConfig, prepared: Prepared) -> int:
     return config.load.max_model_len or prepared.config.max_context
 
 
-def _usable_processors() -> int:
+def usable_processors() -> int:
     """Those this process may run on; where the system does not say (macOS, Windows), all there are."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

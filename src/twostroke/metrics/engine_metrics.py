@@ -23,6 +23,7 @@ from twostroke.metrics.journeys import Journey, Journeys
 from twostroke.metrics.kv_checks import KVCheckCounts
 from twostroke.metrics.latencies import Latencies, Sizes
 from twostroke.metrics.load import LoadGauges
+from twostroke.metrics.slo import SloCounts
 from twostroke.metrics.speculation import DraftCounts
 from twostroke.metrics.transfers import TransferCounts
 from twostroke.request import FinishReason
@@ -52,6 +53,7 @@ class EngineMetrics:
         self._drafts = DraftCounts(self.instruments)
         self._latencies = Latencies(self.instruments)
         self._sizes = Sizes(self.instruments)
+        self._slo = SloCounts(self.instruments)
         number = self.instruments.number
         self._prompt_tokens = number(families.PROMPT_TOKENS)
         self._cached_tokens = number(families.PROMPT_TOKENS_CACHED)
@@ -112,6 +114,7 @@ class EngineMetrics:
     def _started(self, event: EngineStarted) -> None:
         self._starts.add(1)
         self._load.started(event)
+        self._slo.started(event)
 
     def _arrived(self, event: RequestArrived) -> None:
         journey = self._journeys.taken_in(event, self)
@@ -243,6 +246,7 @@ class EngineMetrics:
         self._sizes.sequence_ended(journey.num_prompt_tokens, num_output_tokens)
         if num_output_tokens:
             self._latencies.ended(journey.times)
+            self._slo.ended(journey.times)
         size = self._journeys.ended(journey)
         if size is not None:
             self._sizes.request_ended(size.num_sequences, journey.max_tokens, size.most_output_tokens)

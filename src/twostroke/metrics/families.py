@@ -142,6 +142,14 @@ REQUEST_SUCCESS = Family(
         " token completes a stop string is 'length' here: the engine sees no text."
     ),
 )
+SLO_REQUESTS = Family(
+    name="slo_requests",
+    kind=Kind.COUNTER,
+    labels=("limit", "kept"),
+    help="Sequences that got a token and ended, by the limits that the server was given: 'ttft' (--ttft-slo), 'itl' "
+    "(--itl-slo, for 99 of 100 of its tokens) and 'all' of these; the rate of limit 'all', kept 'true' is the goodput.",
+    is_vllms=False,
+)
 NUM_PREEMPTIONS = Family(
     name="num_preemptions",
     kind=Kind.COUNTER,

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from twostroke.planner.doctor import Diagnosis, Lever
+from twostroke.planner.kept_limits import limit_lines
 from twostroke.planner.signals import plain_signals
 
 _DEARER = 1.05
@@ -29,6 +30,8 @@ def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
     say(f"[bold]bound by[/] {found.constraint.value}")
     for line in found.evidence:
         say(f"  {line}")
+    for line in limit_lines(signals):
+        say(f"[bold]limit[/]    {line}")
     for i, lever in enumerate(found.levers):
         say(f"{'  or   ' if i else '[bold]lever[/]'}    {lever.name}: {lever.flags}")
         for line in _effects(lever):
@@ -49,6 +52,7 @@ def diagnosis_json(found: Diagnosis) -> dict[str, Any]:
     return {
         "constraint": found.constraint.value,
         "evidence": list(found.evidence),
+        "limits": list(limit_lines(found.signals)),
         "levers": [
             {
                 "name": lever.name,

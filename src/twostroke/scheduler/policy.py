@@ -6,6 +6,10 @@
     priority   key = (priority x ageing_s + arrival_time_s, number)
     fair       key = (arrival_time_s, number) among a tenant's own; among tenants see fair.py
 
+With a limit for the TTFT (ttft_slo) a prompt that takes longer than that by itself cannot keep it, however soon it
+starts. It gives way to those that still can: its key is later by GIVES_WAY x own prefill - limit. So it is overtaken
+only by requests that arrive less than that after it, and equal prompts stay in the order of their arrival.
+
 A preempted request keeps its key, hence stands before everyone who came after it.
 
 Why nobody starves under `priority`: let a have priority p and arrive at t, and b priority q < p, d = p - q. Then b
@@ -24,16 +28,31 @@ from twostroke.batch import Limit
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.request import Arrival, Request
 
+GIVES_WAY = 4.0
+"""Times its own prefill that a prompt gives way which cannot keep the limit: where the others take less than three
+quarters of the time it is through before that."""
 Key = tuple[float, int]
 """Urgency in seconds, smaller is more urgent; then the number of the arrival, so that keys are unique."""
 
 
-def make_policy(config: SchedulerConfig) -> Callable[[Arrival, int], Key]:
-    """The function that gives an arrival its key."""
+def make_policy(
+    config: SchedulerConfig, prefill_s: Callable[[int], float] | None = None
+) -> Callable[[Arrival, int], Key]:
+    """The function that gives an arrival its key.
+
+    Args:
+        config: with or without a limit for the TTFT.
+        prefill_s: seconds that a prompt of so many tokens takes by itself; None: nobody knows.
+    """
     ageing_s = config.ageing_s if config.policy == "priority" else 0.0
+    limit_s = config.ttft_slo_s
 
     def key(arrival: Arrival, number: int) -> Key:
-        return arrival.priority * ageing_s + arrival.arrival_time_s, number
+        later_s = 0.0
+        if limit_s is not None and prefill_s is not None:
+            own_s = prefill_s(arrival.num_prompt_tokens)
+            later_s = GIVES_WAY * own_s - limit_s if own_s > limit_s else 0.0
+        return arrival.priority * ageing_s + arrival.arrival_time_s + later_s, number
 
     return key
 
@@ -181,3 +200,20 @@ class FixedOrder:
         """Nobody."""
         del head, limit
         return None
+
+
+class DeadlineOrder(FixedOrder):
+    """The keys say it all, for prefills under way too: a chunk goes to the head of the queue first where its key is
+    earlier. See the module for what makes it earlier.
+
+    Args:
+        key_of: of a request that is in either queue.
+    """
+
+    def __init__(self, key_of: Callable[[Request], Key]) -> None:
+        super().__init__()
+        self._key_of = key_of
+
+    def goes_before(self, head: Request, prefill: Request) -> bool:
+        """By their keys."""
+        return self._key_of(head) < self._key_of(prefill)

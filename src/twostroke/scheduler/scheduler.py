@@ -58,7 +58,7 @@ from twostroke.scheduler.drafts import make_gate
 from twostroke.scheduler.fair import FairOrder
 from twostroke.scheduler.kv_checks import KVChecks
 from twostroke.scheduler.kv_handover import KVHandover
-from twostroke.scheduler.policy import FixedOrder, Key, Order, make_policy
+from twostroke.scheduler.policy import DeadlineOrder, FixedOrder, Key, Order, make_policy
 from twostroke.scheduler.step_budget import make_step_budget
 from twostroke.scheduler.step_plan import Queues, Share, StepPlan
 
@@ -109,11 +109,11 @@ class Scheduler:
         check_that_one_fits(kv, self._chunk_rule, max_model_len)
         self._handover = KVHandover(kv, self._chunk_rule, max_model_len)
 
-        self._key_of = make_policy(config)
+        self._key_of = make_policy(config, _prefill_s_of(step_times, layers))
         self._num_arrivals = 0
         self._requests: dict[str, Request] = {}
         self._keys: dict[str, Key] = {}
-        self._order = Tiers(_order_of(config), _order_of(config))
+        self._order = Tiers(self._order_of(config), self._order_of(config))
         self._room = _room_of(config, step_times, layers)
         self._waiting, self._running = self._order.waiting, self._order.running
         self._num_steps = 0
@@ -282,6 +282,14 @@ class Scheduler:
                 phase(plan)
             if plan.shares:
                 return
+
+    def _order_of(self, config: SchedulerConfig) -> Order:
+        """As the policy has it."""
+        if config.policy == "fair":
+            return FairOrder(config)
+        if config.ttft_slo is not None:
+            return DeadlineOrder(lambda request: self._keys[request.request_id])
+        return FixedOrder()
 
     def _rounds_of(self, config: SchedulerConfig) -> tuple[tuple[_Phase, ...], ...]:
         """Phases in their order."""
@@ -533,9 +541,11 @@ class Scheduler:
             assert request.num_output_tokens + request.num_pending_tokens <= request.arrival.max_tokens, f"{request}"
 
 
-def _order_of(config: SchedulerConfig) -> Order:
-    """As the policy has it."""
-    return FairOrder(config) if config.policy == "fair" else FixedOrder()
+def _prefill_s_of(step_times: PredictsSteps | None, layers: Layers | None) -> Callable[[int], float] | None:
+    """Seconds that a prompt of so many tokens takes by itself, where step times are known."""
+    if step_times is None or layers is None:
+        return None
+    return lambda num_tokens: step_times.seconds(layers.work([(0, num_tokens, 1)]))
 
 
 def _room_of(config: SchedulerConfig, step_times: PredictsSteps | None, layers: Layers | None) -> BackgroundRoom:

@@ -11,8 +11,9 @@ the limit. Its time comes from the fitted model (cost/step_model.py), corrected 
 (step_correction.py) and stretched: the limit is to hold for 99 of 100 steps, so the stretch follows the 99th percentile
 of measured / corrected.
 
-When nobody decodes, nobody waits for a token: the step may be as large as it may at all. With a limit for TTFT alone
-the chunk is the smallest that is through in time, as a larger one would only make others wait.
+When nobody decodes, nobody waits for a token: the step may be as large as it may at all, or with a limit for TTFT as
+large as takes half of it. With a limit for TTFT alone the chunk is the smallest that is through in time, as a larger
+one would only make others wait.
 """
 
 from __future__ import annotations
@@ -28,12 +29,19 @@ from twostroke.cost.step_work import Layers, StepWork
 from twostroke.request import Request
 from twostroke.scheduler.bisection import largest
 from twostroke.scheduler.step_correction import StepCorrection
+from twostroke.scheduler.step_spread import Lateness, StepSpread
 
 LEAST_CHUNK = 16
 """Tokens of a prompt that go into a step whatever the limit says: it must get through some day."""
 QUANTILE = 0.99
-_LEARNED = 0.05
-"""How far the stretch moves with a step, as a share of itself."""
+_SPREAD = 0.995
+"""Of ratios: a little above, as the largest of few ratios is passed more often than a quantile of many."""
+_ENOUGH = 100
+"""Steps beside a prompt until they speak for themselves; until then those without one count, too."""
+_OWN_STEP = 0.5
+"""Of the limit for the TTFT, what a step may take in which nobody decodes."""
+SPARSEST = 4
+"""Where even LEAST_CHUNK is too much, a prompt gets it in every so manyth step at least."""
 _STRETCH = (0.3, 10.0)
 """Beyond, it is not the chunk that makes steps long."""
 
@@ -45,6 +53,14 @@ class Prompt(NamedTuple):
     """Tokens of it that are there."""
     num_left: int
     arrival_s: float
+
+
+class _Decided(NamedTuple):
+    """A step in flight."""
+
+    work: StepWork
+    num_prompt_tokens: int
+    num_decodes: int
 
 
 class StepBudget(Protocol):
@@ -112,24 +128,45 @@ class SloBudget:
         self._layers = layers
         self._itl_slo_s = itl_slo_s
         self._ttft_slo_s = ttft_slo_s
-        self._in_flight: dict[int, StepWork] = {}
+        self._in_flight: dict[int, _Decided] = {}
+        self._lateness = Lateness()
+        """Of steps with decodes."""
+        self._num_spared = 0
+        """Steps without a prompt since the last with one."""
         self._correction = StepCorrection()
-        self.stretch = 1.0
+        self._beside_prompts, self._alone = StepSpread(_SPREAD), StepSpread(_SPREAD)
+        """Of steps with decodes and a part of a prompt, measured / corrected; of decodes alone, seconds beyond it."""
+
+    @property
+    def stretch(self) -> float:
         """Measured / corrected, at the quantile that is to keep the limit."""
+        least, most = _STRETCH
+        return min(max(self._beside_prompts.value or 1.0, least), most)
+
+    @property
+    def excess_s(self) -> float:
+        """Seconds that a step of decodes alone goes beyond its prediction, at the quantile that is to keep the limit;
+        0 as soon as steps beside prompts speak for themselves."""
+        return 0.0 if len(self._beside_prompts) >= _ENOUGH else max(0.0, self._alone.value or 0.0)
 
     def tokens(self, now_s: float, running: Iterable[Request], head: Request | None) -> int:
         """See StepBudget."""
         decodes, prompt, num_queued = _seen(running, head)
-        if not decodes or prompt is None:
+        if prompt is None or not (decodes or self._ttft_slo_s):
             return self._most
         beside = self._layers.work((start, 1, 1) for start in decodes)
         room = max(1, min(self._most - len(decodes), num_queued))
 
+        stretch, excess_s = self.stretch, self.excess_s
+
         def seconds(chunk: int) -> float:
             """Of a step with a chunk of so many tokens."""
             work = beside + self._layers.work([(prompt.start, chunk, 1)])
-            return self.stretch * self._correction.seconds(self._step_times.seconds(work))
+            usual_s = self._correction.seconds(self._step_times.seconds(work))
+            return max(stretch * usual_s, usual_s + excess_s)
 
+        if not decodes:  # nobody waits for a token, but whoever comes now waits for this step, then for another
+            return max(LEAST_CHUNK, largest(lambda n: seconds(n) <= _OWN_STEP * (self._ttft_slo_s or 0.0), self._most))
         if self._itl_slo_s is not None:
             limit_s = self._itl_slo_s
             chunk = largest(lambda n: seconds(n) <= limit_s, room)
@@ -137,23 +174,41 @@ class SloBudget:
             assert self._ttft_slo_s is not None, "a budget by limits has one"
             left_s = prompt.arrival_s + self._ttft_slo_s - now_s
             chunk = _smallest(lambda n: math.ceil(num_queued / n) * seconds(n) <= left_s, room)
+        if chunk < LEAST_CHUNK and self._must_spare_decodes():
+            return len(decodes)
         return len(decodes) + max(chunk, min(LEAST_CHUNK, room))
+
+    def _must_spare_decodes(self) -> bool:
+        """Whether this step has to do without a prompt: too many steps were late, and the last prompt is not long ago.
+
+        The smallest chunk may be too much for the limit on a machine whose steps scatter; fewer of them are not."""
+        self._num_spared += 1
+        if self._ttft_slo_s is not None or self._lateness.share <= 1 - QUANTILE or self._num_spared >= SPARSEST:
+            self._num_spared = 0
+            return False
+        return True
 
     def decided(self, batch: ScheduledBatch) -> None:
         """See StepBudget."""
         if not batch.is_empty:
-            self._in_flight[batch.step] = self._layers.work_of(batch)
+            work = self._layers.work_of(batch)
+            self._in_flight[batch.step] = _Decided(work, batch.num_prefill_tokens, batch.num_decode_tokens)
 
     def took(self, step: int, seconds: float) -> None:
-        """Follows the quantile: one step above lifts it as much as ninety-nine below lower it."""
-        work = self._in_flight.pop(step, None)
-        if work is None or seconds <= 0 or not work.num_logits_rows:
+        """See StepBudget."""
+        decided = self._in_flight.pop(step, None)
+        if decided is None or seconds <= 0 or not decided.work.num_logits_rows:
             return
-        predicted_s = self._step_times.seconds(work)
-        is_above = seconds > self.stretch * self._correction.seconds(predicted_s)
+        predicted_s = self._step_times.seconds(decided.work)
+        if decided.num_decodes:
+            if self._itl_slo_s is not None:
+                self._lateness.learn(seconds > self._itl_slo_s)
+            usual_s = self._correction.seconds(predicted_s)
+            if decided.num_prompt_tokens:
+                self._beside_prompts.learn(seconds / usual_s)
+            else:
+                self._alone.learn(seconds - usual_s)
         self._correction.learn(predicted_s, seconds)
-        moved = self.stretch * math.exp(_LEARNED * (is_above - (1 - QUANTILE)))
-        self.stretch = min(max(moved, _STRETCH[0]), _STRETCH[1])
 
 
 def make_step_budget(config: SchedulerConfig, step_times: PredictsSteps | None, layers: Layers | None) -> StepBudget:

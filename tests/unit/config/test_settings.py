@@ -140,7 +140,9 @@ def test_settings_of_a_server_that_can() -> None:
 
 
 def test_a_preset_sets_what_is_not_set() -> None:
-    assert EngineConfig.from_keywords(preset="interactive").scheduler.itl_slo_s == 0.1
+    interactive = EngineConfig.from_keywords(preset="interactive").scheduler
+    assert (interactive.itl_slo_s, interactive.ttft_slo_s) == (0.1, 0.3)
+    assert EngineConfig.from_keywords(preset="interactive", ttft_slo="1s").scheduler.ttft_slo_s == 1.0
     given = EngineConfig.from_keywords(preset="batch", max_num_seqs=64).scheduler
     assert (given.max_num_seqs, given.max_num_batched_tokens) == (64, 2048), "64 is the default, and was asked for"
     assert with_preset(SchedulerConfig(), None) == SchedulerConfig()

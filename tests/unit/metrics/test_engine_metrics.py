@@ -338,3 +338,24 @@ def test_moves_to_host_memory_and_back_are_counted() -> None:
     assert [value(scraped(metrics), "kv_offloaded_blocks_total", move=name) for name in names] == [0, 0, 0]
     metrics.observe(StepScheduled(1.0, "fake", ScheduledBatch(0, (), Limit.NONE, kv_moves=moves)))
     assert [value(scraped(metrics), "kv_offloaded_blocks_total", move=name) for name in names] == [2, 0, 1]
+
+
+@pytest.mark.parametrize("limits", [{"ttft_slo": 0.05}, {"itl_slo": "10ms"}, {"ttft_slo": 0.05, "itl_slo": 0.01}, {}])
+def test_who_kept_the_limits_is_counted_by_limit(limits: dict[str, str | float]) -> None:
+    mixed = {"enable_chunked_prefill": True, "mixing": "mixed"}
+    first, *events = random_load(3)
+    assert isinstance(first, EngineStarted)
+    samples = counted([replace(first, scheduler=first.scheduler | mixed | limits), *events])
+    served = [times for times in times_of([first, *events]).values() if times.token_times_s]
+    keeps = {
+        "ttft": [times.ttft_s <= 0.05 for times in served],
+        "itl": [sum(gap > 0.01 for gap in times.itl_s) <= 0.01 * len(times.itl_s) for times in served],
+    }
+    keeps = {name: kept for name, kept in keeps.items() if f"{name}_slo" in limits}
+    if limits:
+        keeps["all"] = [all(kept) for kept in zip(*keeps.values(), strict=True)]
+    told = {labels for name, labels in samples if name == "twostroke:slo_requests_total"}
+    assert len(told) == 2 * len(keeps)
+    for limit, kept in keeps.items():
+        assert value(samples, "slo_requests_total", limit=limit, kept="true") == sum(kept)
+        assert value(samples, "slo_requests_total", limit=limit, kept="false") == len(kept) - sum(kept)

@@ -6,7 +6,7 @@ from hypothesis import given
 from factories import make_arrival
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.request import Request
-from twostroke.scheduler.policy import RequestQueue, make_policy
+from twostroke.scheduler.policy import GIVES_WAY, RequestQueue, make_policy
 
 ARRIVALS = st.tuples(st.integers(-3, 3), st.floats(0, 1000))
 
@@ -30,6 +30,26 @@ def test_nobody_is_overtaken_by_one_that_comes_later_than_the_bound(
     if other_time_s > time_s + head_start_s + 1e-6:
         assert not is_overtaken
     if other_time_s < time_s + head_start_s - 1e-6:
+        assert is_overtaken
+
+
+@given(
+    one=st.tuples(st.integers(1, 5000), st.floats(0, 100)),
+    other=st.tuples(st.integers(1, 5000), st.floats(0, 100)),
+    limit_s=st.floats(0.01, 5),
+)
+def test_who_cannot_keep_the_ttft_limit_is_overtaken_within_a_bound(
+    one: tuple[int, float], other: tuple[int, float], limit_s: float
+) -> None:
+    key = make_policy(SchedulerConfig(ttft_slo=limit_s), lambda num_tokens: num_tokens * 1e-3)
+    (length, time_s), (other_length, other_time_s) = one, other
+    is_overtaken = key(make_arrival(num_prompt_tokens=other_length, arrival_time_s=other_time_s), 1) < key(
+        make_arrival(num_prompt_tokens=length, arrival_time_s=time_s), 0
+    )
+    late_s = GIVES_WAY * length * 1e-3 - limit_s if length * 1e-3 > limit_s else 0.0
+    if other_time_s > time_s + late_s + 1e-6:
+        assert not is_overtaken
+    if other_length * 1e-3 <= limit_s and other_time_s < time_s + late_s - 1e-6:
         assert is_overtaken
 
 

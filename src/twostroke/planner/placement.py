@@ -1,0 +1,352 @@
+"""Placement search (DistServe, OSDI 2024): the workers, ranks and token budget that carry the most requests within two
+limits, per device. Pure: no clock, no tensor, no I/O.
+
+    candidates ──► each rate, slowest first ──► simulate ──► Outcome ──► goodput per device ──► Ranking
+                     until a limit is missed
+
+goodput    requests a second that keep both limits, at the fastest rate up to which the limits are kept
+devices    GPUs, or cores of a CPU, that the candidate takes: traffic beyond its goodput takes several of it
+
+The limits are kept at a rate when the share `attainment` of all requests keeps both. A candidate is skipped without a
+simulation when an upper bound shows that it cannot reach the places that are asked for, so the places are those of an
+exhaustive search (tests/unit/planner/test_placement.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One way to place a model.
+
+    >>> str(Candidate(prefill=1, decode=2, threads=None, ranks=2, max_num_batched_tokens=512, num_devices=6))
+    '1 prefill : 2 decode, 2 ranks, budget 512'
+    """
+
+    prefill: int = 0
+    """Prefill workers; 0 with decode 0: one process does both."""
+    decode: int = 0
+    threads: int | None = None
+    """Threads of each rank; None on a GPU."""
+    ranks: int = 1
+    """Tensor-parallel ranks of each worker."""
+    max_num_batched_tokens: int
+    num_devices: int
+    """Of all workers."""
+
+    @property
+    def is_split(self) -> bool:
+        """Whether prefill and decode have workers of their own."""
+        return self.prefill > 0
+
+    @property
+    def num_workers(self) -> int:
+        """Processes, each with all of its ranks."""
+        return max(1, self.prefill + self.decode)
+
+    def __str__(self) -> str:
+        """Name for tables and messages."""
+        words = [f"{self.prefill} prefill : {self.decode} decode" if self.is_split else "one process"]
+        if self.threads is not None:
+            words.append(f"{self.threads} thread{'s' * (self.threads > 1)}")
+        if self.ranks > 1:
+            words.append(f"{self.ranks} ranks")
+        return ", ".join([*words, f"budget {self.max_num_batched_tokens}"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a request has to keep, and how many requests."""
+
+    ttft_target_s: float
+    tpot_target_s: float
+    attainment: float = 0.99
+    """Share of all requests that must keep both."""
+
+
+class RequestTimesOf(Protocol):
+    """Latencies of one request."""
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds to the first token."""
+        ...
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean seconds of a later token; None: there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A candidate's run at one rate."""
+
+    rate_factor: float
+    """Requests arrive this many times as fast as in the workload."""
+    num_requests: int
+    num_within_ttft: int
+    num_within_tpot: int
+    num_within: int
+    """Requests that keep both limits."""
+    ttft_p50_s: float
+    ttft_p99_s: float
+    tpot_p50_s: float
+    """0 where no request has a second token."""
+    tpot_p99_s: float
+    duration_s: float
+    """From the first arrival to the last token."""
+    num_output_tokens: int
+    scheduler_limit: str = "none"
+    """What most steps were limited by: tokens, seqs, kv or none."""
+
+    @property
+    def share(self) -> float:
+        """Of the requests, those that keep both limits."""
+        return self.num_within / self.num_requests
+
+    @property
+    def goodput(self) -> float:
+        """Requests a second that keep both limits."""
+        return self.num_within / self.duration_s
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Of all requests."""
+        return self.num_output_tokens / self.duration_s
+
+    def keeps(self, limits: Limits) -> bool:
+        """Whether enough requests keep both limits."""
+        return self.num_within >= num_that_must_keep(self.num_requests, limits)
+
+    @property
+    def worse_limit(self) -> str:
+        """The limit that more requests miss, as the option spells it."""
+        return "ttft_target_s" if self.num_within_ttft <= self.num_within_tpot else "tpot_target_s"
+
+
+class Simulate(Protocol):
+    """Runs the workload with one candidate at one rate."""
+
+    def __call__(self, candidate: Candidate, rate_factor: float) -> Outcome:
+        """Return how it goes; the same arguments give the same outcome."""
+        ...
+
+
+class Bound(Protocol):
+    """An upper bound of the goodput of a candidate over all rates, without a simulation."""
+
+    def __call__(self, candidate: Candidate) -> float:
+        """Return requests a second."""
+        ...
+
+
+class Space(NamedTuple):
+    """The candidates and the rates that are tried, slowest first."""
+
+    candidates: tuple[Candidate, ...]
+    rate_factors: tuple[float, ...]
+
+    @property
+    def most_simulations(self) -> int:
+        """An upper bound."""
+        return len(self.candidates) * len(self.rate_factors)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came of a candidate."""
+
+    candidate: Candidate
+    best: Outcome | None
+    """At the fastest rate up to which the limits are kept; None: they are missed at the slowest."""
+    missed: Outcome | None
+    """At the first rate at which they are missed; None: they are kept at every rate."""
+
+    @property
+    def goodput(self) -> float:
+        """Requests a second within both limits; 0 where the limits are missed at the slowest rate."""
+        return 0.0 if self.best is None else self.best.goodput
+
+    @property
+    def goodput_per_device(self) -> float:
+        """The same for each GPU or core."""
+        return self.goodput / self.candidate.num_devices
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The best candidates, best first; empty where none keeps the limits."""
+
+    places: tuple[Found, ...]
+    unsplit: Found | None
+    """The best that is one process, in a place or not; None: none keeps the limits."""
+    nearest: Found | None
+    """Where none keeps the limits: the one whose requests keep them most often at the slowest rate."""
+    num_simulations: int
+    num_skipped: int
+    """Candidates that the bound ruled out."""
+
+
+def num_that_must_keep(num_requests: int, limits: Limits) -> int:
+    """Return how many requests the attainment asks for; exact for shares of few digits.
+
+    >>> num_that_must_keep(100, Limits(ttft_target_s=1, tpot_target_s=1, attainment=0.99))
+    99
+    """
+    return math.ceil(Fraction(str(limits.attainment)) * num_requests)
+
+
+def search(
+    space: Space, limits: Limits, simulate: Simulate, *, bound: Bound | None = None, num_places: int = 5
+) -> Ranking:
+    """Rank the candidates by goodput per device; among equals the one that comes first in the space is better.
+
+    Args:
+        space: what is tried.
+        limits: to be kept.
+        simulate: runs one candidate at one rate.
+        bound: no candidate has more goodput than it says; None: every candidate is simulated.
+        num_places: how many of the best are asked for.
+    """
+    places: list[Found] = []
+    misses: list[Found] = []
+    unsplit: Found | None = None
+    num_simulations = num_skipped = 0
+    # one process first: it is always judged against the splits, and the sort below is stable
+    order = [c for c in space.candidates if not c.is_split] + [c for c in space.candidates if c.is_split]
+    for candidate in order:
+        least = places[-1].goodput_per_device if len(places) >= num_places else 0.0
+        if bound is not None and bound(candidate) / candidate.num_devices < least:
+            num_skipped += 1
+            continue
+        found, num_run = _climb(candidate, space.rate_factors, limits, simulate)
+        num_simulations += num_run
+        if found.best is None:
+            misses.append(found)
+            continue
+        if not candidate.is_split and (unsplit is None or found.goodput_per_device > unsplit.goodput_per_device):
+            unsplit = found
+        places = sorted([*places, found], key=lambda one: -one.goodput_per_device)[:num_places]
+    nearest = None
+    if not places:
+        nearest = max(misses, key=lambda one: _nearness(one.missed, limits), default=None)
+    return Ranking(tuple(places), unsplit, nearest, num_simulations, num_skipped)
+
+
+def _climb(candidate: Candidate, rates: Sequence[float], limits: Limits, simulate: Simulate) -> tuple[Found, int]:
+    """Return what came of a candidate, and how many simulations that took."""
+    best: Outcome | None = None
+    for num_run, rate in enumerate(rates, 1):
+        outcome = simulate(candidate, rate)
+        if not outcome.keeps(limits):
+            return Found(candidate, best, outcome), num_run
+        if best is None or outcome.goodput > best.goodput:
+            best = outcome
+    return Found(candidate, best, None), len(rates)
+
+
+def _nearness(outcome: Outcome | None, limits: Limits) -> tuple[int, float]:
+    """Return an order: how many requests keep both limits, then how little the worse of the two is passed."""
+    assert outcome is not None, "a candidate without a place has missed a limit"
+    over = max(outcome.ttft_p99_s / limits.ttft_target_s, outcome.tpot_p99_s / limits.tpot_target_s)
+    return outcome.num_within, -over
+
+
+def outcome_of(
+    times: Sequence[RequestTimesOf],
+    limits: Limits,
+    *,
+    rate_factor: float,
+    num_requests: int,
+    duration_s: float,
+    num_output_tokens: int,
+    scheduler_limit: str = "none",
+) -> Outcome:
+    """Count who keeps the limits.
+
+    Args:
+        times: of the requests that got a token; those that got none keep nothing.
+        limits: to be kept.
+        rate_factor: that requests arrived at.
+        num_requests: of the workload.
+        duration_s: of the run.
+        num_output_tokens: of the run.
+        scheduler_limit: what most steps were limited by.
+    """
+    ttft = sorted(one.ttft_s for one in times)
+    tpot = sorted(one.tpot_s for one in times if one.tpot_s is not None)
+    within = [
+        (one.ttft_s <= limits.ttft_target_s, one.tpot_s is None or one.tpot_s <= limits.tpot_target_s) for one in times
+    ]
+    return Outcome(
+        rate_factor=rate_factor,
+        num_requests=num_requests,
+        num_within_ttft=sum(in_ttft for in_ttft, _ in within),
+        num_within_tpot=sum(in_tpot for _, in_tpot in within),
+        num_within=sum(in_ttft and in_tpot for in_ttft, in_tpot in within),
+        ttft_p50_s=_quantile(ttft, 0.5),
+        ttft_p99_s=_quantile(ttft, 0.99),
+        tpot_p50_s=_quantile(tpot, 0.5),
+        tpot_p99_s=_quantile(tpot, 0.99),
+        duration_s=duration_s,
+        num_output_tokens=num_output_tokens,
+        scheduler_limit=scheduler_limit,
+    )
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """Return the smallest value that this share of the values does not exceed; 0 of none.
+
+    >>> _quantile([1.0, 2.0, 3.0, 4.0], 0.5), _quantile([1.0, 2.0], 0.99), _quantile([], 0.5)
+    (2.0, 2.0, 0.0)
+    """
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
+
+
+def candidates_of(
+    *,
+    workers: Sequence[tuple[int | None, int]],
+    budgets: Sequence[int],
+    max_workers: int,
+    max_devices: int,
+) -> tuple[Candidate, ...]:
+    """Return one process and every split of up to `max_workers`, each with every budget, as far as devices last.
+
+    A split whose two sizes have a common divisor is left out: it is several of a smaller one.
+
+    Args:
+        workers: threads (None on a GPU) and ranks of a worker, each a kind of its own.
+        budgets: tokens of a step.
+        max_workers: of a split.
+        max_devices: GPUs or cores of a candidate.
+    """
+    splits = [
+        (prefill, total - prefill)
+        for total in range(2, max_workers + 1)
+        for prefill in range(1, total)
+        if math.gcd(prefill, total - prefill) == 1
+    ]
+    found: list[Candidate] = []
+    for prefill, decode in [(0, 0), *splits]:
+        for threads, ranks in workers:
+            num_devices = max(1, prefill + decode) * ranks * (threads or 1)
+            if num_devices <= max_devices:
+                found += [
+                    Candidate(
+                        prefill=prefill,
+                        decode=decode,
+                        threads=threads,
+                        ranks=ranks,
+                        max_num_batched_tokens=budget,
+                        num_devices=num_devices,
+                    )
+                    for budget in budgets
+                ]
+    return tuple(found)

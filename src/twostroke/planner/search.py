@@ -1,0 +1,383 @@
+"""`twostroke plan --search`: kinds of workers with their step times and memory, a workload, and the pure search over
+them (placement.py) by simulated runs (simulation/)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tqdm.auto import tqdm
+
+from twostroke.batch import Limit
+from twostroke.config.engine import EngineConfig
+from twostroke.cost.calibration import Calibration
+from twostroke.cost.roofline import roofline
+from twostroke.cost.step_model import StepTimeModel
+from twostroke.engine.calibrated import find_calibration
+from twostroke.engine.journal import engine_started
+from twostroke.engine.preparation import Prepared, free_bytes_of, model_shape, prepare, usable_processors
+from twostroke.errors import InvalidParameter, TwostrokeError
+from twostroke.planner.devices import devices, find_device
+from twostroke.planner.least_work import goodput_bound
+from twostroke.planner.memory import MemoryPlan, plan_memory
+from twostroke.planner.options import PlanOptions
+from twostroke.planner.placement import Candidate, Limits, Outcome, Ranking, Space, candidates_of, outcome_of, search
+from twostroke.planner.plan import published_machine
+from twostroke.planner.replay import predict
+from twostroke.planner.search_options import SearchOptions
+from twostroke.planner.search_workload import SearchWorkload, read_workload
+from twostroke.simulation.requests import Recording
+from twostroke.simulation.settings import WhatIf
+
+DEFAULT_LINK_BYTES_PER_S = 1.25e9
+"""Of a link that nobody has measured: 10 Gbit/s."""
+DEFAULT_RANKS = (1, 2, 4)
+DEFAULT_GPUS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKind:
+    """Workers of one number of threads and ranks."""
+
+    threads: int | None
+    """Of each rank; None on a GPU."""
+    ranks: int
+    config: EngineConfig
+    prepared: Prepared
+    step_times: StepTimeModel
+    predicted_by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """Everything that a search found out."""
+
+    model: str
+    machine: str
+    predicted_by: str
+    are_floors: bool
+    """Whether step times are the least that steps can take; real ones take longer."""
+    workload: SearchWorkload
+    limits: Limits
+    link_bytes_per_s: float
+    link_is_assumed: bool
+    space: Space
+    ranking: Ranking
+    price_per_device_hour: float | None
+    notes: tuple[str, ...]
+    device: str
+    """GPU or core."""
+
+
+def search_placement(config: EngineConfig, plan: PlanOptions, options: SearchOptions) -> Searched:
+    """Search the placements of a model.
+
+    Args:
+        config: what would be given to each worker.
+        plan: the machine, its memory, link and price.
+        options: the workload, the limits and the candidates.
+
+    Raises:
+        InvalidParameter: a machine without step times, a workload of which nothing fits, no candidate that fits, or
+            limits that no candidate keeps, with the nearest.
+        SetupError: no such model, or one that does not fit.
+    """
+    _check(config, plan)
+    notes: list[str] = []
+    kinds = _kinds(config, plan, options, notes)
+    most_devices = options.max_devices or (DEFAULT_GPUS if plan.device_name else usable_processors())
+    candidates = candidates_of(
+        workers=tuple(kinds),
+        budgets=options.token_budgets,
+        max_workers=options.max_workers,
+        max_devices=most_devices,
+    )
+    link = plan.link_bytes_per_s or DEFAULT_LINK_BYTES_PER_S
+    runs = _Runs(kinds, plan, options.limits, link)
+    longest = max((runs.longest_of(candidate) for candidate in candidates), default=0)
+    if not longest:
+        limit = f"leaves no candidate: the smallest worker takes {min(_devices_of(kind) for kind in kinds)}"
+        raise InvalidParameter("max_devices", most_devices, limit, "Give more devices or memory, or fewer --ranks.")
+    runs.workload = read_workload(options, block_size=config.cache.block_size, longest=longest)
+    fitting = tuple(one for one in candidates if runs.longest_of(one) >= runs.workload.longest)
+    if len(fitting) < len(candidates):
+        notes.append(f"{len(candidates) - len(fitting)} candidates are left out: their memory holds shorter requests")
+    if not any(one.is_split for one in fitting):
+        notes.append(_no_split(kinds, most_devices, config.load.model, is_gpu=plan.device_name is not None))
+    factors = options.factors if runs.workload.span_s > 0 else (1.0,)
+    if factors == (1.0,) != options.factors:
+        notes.append("all requests come at once, so there is no rate to change")
+    space = Space(fitting, factors)
+    with tqdm(total=space.most_simulations, desc="placements", unit="run", disable=None, leave=False) as bar:
+        runs.ran = partial(bar.update, 1)
+        ranking = search(
+            space,
+            options.limits,
+            runs.simulate,
+            bound=partial(runs.bound, fastest=factors[-1]),
+            num_places=options.runners_up + 1,
+        )
+    if ranking.nearest is not None:
+        raise _unreachable(ranking, options.limits, len(fitting))
+    first = next(iter(kinds.values()))
+    return Searched(
+        model=runs.memory_of(fitting[0]).model,
+        machine="this machine" if plan.device_name is None else find_device(plan.device_name)[0],
+        predicted_by=first.predicted_by,
+        are_floors=plan.device_name is not None,
+        workload=runs.workload,
+        limits=options.limits,
+        link_bytes_per_s=link,
+        link_is_assumed=plan.link_bytes_per_s is None,
+        space=space,
+        ranking=ranking,
+        price_per_device_hour=_price(plan),
+        notes=tuple(notes),
+        device="core" if plan.device_name is None else "GPU",
+    )
+
+
+class _Runs:
+    """Simulated runs of candidates, and what they need of each kind of worker, worked out once."""
+
+    def __init__(
+        self,
+        kinds: dict[tuple[int | None, int], WorkerKind],
+        plan: PlanOptions,
+        limits: Limits,
+        link_bytes_per_s: float,
+    ) -> None:
+        self._kinds = kinds
+        self._plan = plan
+        self._limits = limits
+        self._link = link_bytes_per_s
+        self._memory: dict[Candidate, MemoryPlan | None] = {}
+        self.workload = SearchWorkload("nothing", ())
+        self.ran: Callable[[], object] = lambda: None
+        """Called after each simulation."""
+
+    def longest_of(self, candidate: Candidate) -> int:
+        """Return the tokens of the longest request that a candidate takes; 0: it does not fit into memory."""
+        memory = self._memory_of(candidate)
+        return 0 if memory is None else memory.max_model_len
+
+    def memory_of(self, candidate: Candidate) -> MemoryPlan:
+        """Return the memory plan of one worker of a candidate that fits."""
+        memory = self._memory_of(candidate)
+        assert memory is not None, f"{candidate} does not fit"
+        return memory
+
+    def simulate(self, candidate: Candidate, rate_factor: float) -> Outcome:
+        """Return how the workload goes with a candidate."""
+        settings: dict[str, object] = {"request_rate_factor": rate_factor}
+        if candidate.is_split:
+            settings |= {
+                "prefill": candidate.prefill,
+                "decode": candidate.decode,
+                "link_bytes_per_s": self._link,
+                "tpot_target_s": self._limits.tpot_target_s,
+            }
+        kind = self._kind_of(candidate)
+        run = predict(self._recording(candidate), kind.step_times, WhatIf(settings=settings)).run
+        self.ran()
+        limited = Counter(step.limited_by for step in run.steps if step.limited_by is not Limit.NONE)
+        return outcome_of(
+            [request.times for request in run.requests],
+            self._limits,
+            rate_factor=rate_factor,
+            num_requests=len(self.workload.requests),
+            duration_s=run.duration_s,
+            num_output_tokens=run.num_output_tokens,
+            scheduler_limit=str(limited.most_common(1)[0][0]) if limited else "none",
+        )
+
+    def bound(self, candidate: Candidate, fastest: float) -> float:
+        """Return requests a second that no rate lets a candidate pass."""
+        workload, started = self.workload, self._recording(candidate).started
+        bound = goodput_bound(
+            workload.requests,
+            started,
+            self._kind_of(candidate).step_times,
+            self._limits,
+            num_workers=candidate.num_workers,
+        )
+        if workload.span_s > 0:
+            bound = min(bound, len(workload.requests) * fastest / workload.span_s)
+        return bound
+
+    def _kind_of(self, candidate: Candidate) -> WorkerKind:
+        return self._kinds[candidate.threads, candidate.ranks]
+
+    def _config_of(self, candidate: Candidate) -> EngineConfig:
+        config = self._kind_of(candidate).config
+        scheduler = replace(config.scheduler, max_num_batched_tokens=candidate.max_num_batched_tokens)
+        return replace(config, scheduler=scheduler)
+
+    def _memory_of(self, candidate: Candidate) -> MemoryPlan | None:
+        if candidate not in self._memory:
+            kind, config = self._kind_of(candidate), self._config_of(candidate)
+            try:
+                self._memory[candidate] = plan_memory(config, kind.prepared, self._bytes_of(candidate))
+            except TwostrokeError:
+                if not candidate.is_split and not any(self._memory.values()):
+                    raise  # the model itself does not fit: the error says what would
+                self._memory[candidate] = None
+        return self._memory[candidate]
+
+    def _bytes_of(self, candidate: Candidate) -> int:
+        """Return a worker's memory: its own devices', or its share of this machine."""
+        kind = self._kind_of(candidate)
+        if self._plan.device_name is not None:
+            asked = PlanOptions(device_name=self._plan.device_name, memory=self._plan.memory)
+            return published_machine(self._plan.device_name, kind.config.load, kind.prepared, asked).memory_bytes
+        free = free_bytes_of(kind.prepared.device) if self._plan.memory is None else self._plan.memory
+        return free // candidate.num_workers
+
+    def _recording(self, candidate: Candidate) -> Recording:
+        """Return the workload, and how each worker of the candidate begins."""
+        config, kind, memory = self._config_of(candidate), self._kind_of(candidate), self.memory_of(candidate)
+        started = engine_started(
+            config.scheduler,
+            config.cache,
+            kind.prepared.layout,
+            num_blocks=memory.num_blocks,
+            max_model_len=memory.max_model_len,
+            model=memory.model,
+            now_s=0.0,
+            process="simulated",
+        )
+        return Recording(started, self.workload.requests, unfinished=0)
+
+
+def _kinds(
+    config: EngineConfig, plan: PlanOptions, options: SearchOptions, notes: list[str]
+) -> dict[tuple[int | None, int], WorkerKind]:
+    """Return the kinds of workers whose steps are known."""
+    of_machine = _published(config, plan, options, notes) if plan.device_name else _calibrated(config, options)
+    found: dict[tuple[int | None, int], WorkerKind] = {}
+    for kind in of_machine:
+        found.setdefault((kind.threads, kind.ranks), kind)
+    if not found:
+        raise InvalidParameter("ranks", options.ranks, "leaves no kind of worker", "Leave it out.")
+    return found
+
+
+def _published(
+    config: EngineConfig, plan: PlanOptions, options: SearchOptions, notes: list[str]
+) -> Iterator[WorkerKind]:
+    assert plan.device_name is not None, "asked of a machine whose figures are published"
+    if options.calibrations:
+        limit = "is of this machine, and a device is named"
+        raise InvalidParameter("calibrations", options.calibrations, limit, "Leave out one of the two.")
+    words = "published figures: steps take the least they can; what ranks send each other takes no time"
+    for ranks in options.rank_counts or DEFAULT_RANKS:
+        of_ranks = replace(config, load=replace(config.load, tensor_parallel_size=ranks))
+        try:
+            prepared = prepare(of_ranks)
+            machine = published_machine(plan.device_name, of_ranks.load, prepared, PlanOptions())
+        except InvalidParameter as error:
+            if ranks == 1:
+                raise
+            notes.append(f"{ranks} ranks are left out: {error}")
+            continue
+        most = max(options.token_budgets)
+        times = roofline(model_shape(of_ranks, prepared), machine.limits, most_tokens=most)
+        yield WorkerKind(None, ranks, of_ranks, prepared, times, words)
+
+
+def _calibrated(config: EngineConfig, options: SearchOptions) -> Iterator[WorkerKind]:
+    """Yield the kind that is calibrated here, and those of the files that are given."""
+    prepared = prepare(config)
+    calibration, words = find_calibration(prepared.path, config.load, config.cache)
+    is_wanted = options.rank_counts is None or config.load.tensor_parallel_size in options.rank_counts
+    if calibration is not None and calibration.step_times is not None and is_wanted:
+        yield WorkerKind(
+            prepared.num_threads,
+            config.load.tensor_parallel_size,
+            config,
+            prepared,
+            calibration.step_times,
+            words,
+        )
+    elif not options.calibration_files:
+        limit = f"has no step times on this machine ({words})"
+        remedy = f"Calibrate it, or take the floors of a published device: --device-name {', '.join(devices())}."
+        raise InvalidParameter("model", config.load.model, limit, remedy)
+    for path in options.calibration_files:
+        of_file = Calibration.read(path)
+        if of_file.step_times is None:
+            raise InvalidParameter("calibrations", str(path), "has no step times", "Make it again without --drafts.")
+        load = replace(
+            config.load,
+            threads=of_file.load.get("threads"),
+            tensor_parallel_size=of_file.load.get("tensor_parallel_size", 1),
+        )
+        if options.rank_counts is not None and load.tensor_parallel_size not in options.rank_counts:
+            continue
+        if of_file.model != config.load.model:
+            limit = f"is of {of_file.model}, not of {config.load.model}"
+            raise InvalidParameter("calibrations", str(path), limit, "Give files of the model that is searched.")
+        other = replace(config, load=load)
+        ready = prepare(other)
+        words = f"calibrated: {path.name}"
+        yield WorkerKind(ready.num_threads, load.tensor_parallel_size, other, ready, of_file.step_times, words)
+
+
+def _check(config: EngineConfig, plan: PlanOptions) -> None:
+    if config.speculative_config is not None:
+        limit = "has no part in a search: which drafts stand cannot be simulated"
+        raise InvalidParameter("speculative_config", config.speculative_config, limit, "Leave it out.")
+    if not config.cache.enable_prefix_caching:
+        limit = "KV is handed over through the prefix cache, so no split can be searched"
+        raise InvalidParameter("enable_prefix_caching", False, limit, "Leave it on.")
+    for name in ("measured", "png", "context"):
+        if getattr(plan, name) is not None:
+            limit = "has no part in a search"
+            raise InvalidParameter(name, str(getattr(plan, name)), limit, "Leave it out, or leave out --search.")
+
+
+def _unreachable(ranking: Ranking, limits: Limits, num_candidates: int) -> InvalidParameter:
+    """Return the error that names the limit, by how much it is missed, and the nearest candidate."""
+    found = ranking.nearest
+    assert found is not None, "somebody is the nearest"
+    assert found.missed is not None, "who has no place has missed a limit"
+    missed, name = found.missed, found.missed.worse_limit
+    given = getattr(limits, name)
+    p99, kept = (
+        (missed.ttft_p99_s, missed.num_within_ttft)
+        if name == "ttft_target_s"
+        else (missed.tpot_p99_s, missed.num_within_tpot)
+    )
+    limit = (
+        f"is kept by none of {num_candidates} candidates at {missed.rate_factor:g} times the workload's rate. The "
+        f"nearest ({found.candidate}) keeps it for {kept / missed.num_requests:.1%} of the requests, of which "
+        f"{limits.attainment:.1%} must keep both limits; its p99 is {p99:.4g} s, {p99 / given:.2f} times the limit"
+    )
+    remedy = f"Give a larger --{name.replace('_', '-')}, a lower --attainment or lower --rate-factors, or more devices."
+    return InvalidParameter(name, given, limit, remedy)
+
+
+def _price(plan: PlanOptions) -> float | None:
+    """Return the price of a device's hour; of this machine the price is shared by its cores."""
+    if plan.device_name is None:
+        return None if plan.price_per_hour is None else plan.price_per_hour / usable_processors()
+    _, device = find_device(plan.device_name)
+    return device.price_per_hour if plan.price_per_hour is None else plan.price_per_hour
+
+
+def _no_split(kinds: dict[tuple[int | None, int], WorkerKind], most: int, model: str, *, is_gpu: bool) -> str:
+    least = 2 * min(_devices_of(kind) for kind in kinds)
+    if is_gpu:
+        return f"no split is searched: it takes {least} GPUs and more, of which there are {most}"
+    return (
+        f"no split is searched: two workers take {least} cores and more, of which there are {most}. Calibrate workers "
+        f"of fewer threads (twostroke calibrate {model} --threads 1 --no-drafts --output one-thread.json) and add "
+        "--calibrations one-thread.json"
+    )
+
+
+def _devices_of(kind: tuple[int | None, int]) -> int:
+    threads, ranks = kind
+    return ranks * (threads or 1)

@@ -1,0 +1,126 @@
+"""The requests of a placement search: of a trace, of a recorded run, or at a rate; the first one arrives at 0 s."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from twostroke.engine.event_sinks import read_events
+from twostroke.errors import InvalidParameter
+from twostroke.planner.search_options import SearchOptions
+from twostroke.request import Arrival
+from twostroke.simulation.requests import SimulatedRequest, recording_of
+from twostroke.simulation.settings import with_block_size
+from twostroke.simulation.trace import is_trace, read_trace, requests_of_trace
+
+
+@dataclass(frozen=True, slots=True)
+class SearchWorkload:
+    """Requests with their lengths and arrivals."""
+
+    name: str
+    requests: tuple[SimulatedRequest, ...]
+    num_too_long: int = 0
+    """Left out: longer than a request may be."""
+    num_without_tokens: int = 0
+    """Left out of a log: given up before the first token."""
+
+    @property
+    def span_s(self) -> float:
+        """From the first arrival to the last."""
+        return self.requests[-1].arrival.arrival_time_s
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of all requests."""
+        return sum(request.arrival.num_prompt_tokens for request in self.requests)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Of all requests."""
+        return sum(request.num_outputs for request in self.requests)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request."""
+        return max(_num_tokens(request) for request in self.requests)
+
+
+def read_workload(options: SearchOptions, *, block_size: int, longest: int) -> SearchWorkload:
+    """Return the requests that are simulated.
+
+    Args:
+        options: where they come from.
+        block_size: tokens of a KV block.
+        longest: tokens of the longest request that a worker takes; longer ones are left out.
+
+    Raises:
+        InvalidParameter: a file that is neither a trace nor an event log, or none of its requests fits.
+    """
+    if options.workload is None:
+        return _fitting(SearchWorkload("requests at a rate", _at_a_rate(options)), options, longest)
+    if is_trace(options.workload):
+        entries = read_trace(options.workload)[: options.num_requests]
+        found, _ = requests_of_trace(entries, block_size=block_size, divisor=options.trace_divisor)
+        return _fitting(SearchWorkload(options.workload.name, found), options, longest)
+    return _fitting(_of_log(options.workload, options, block_size), options, longest)
+
+
+def _of_log(path: Path, options: SearchOptions, block_size: int) -> SearchWorkload:
+    if options.trace_divisor != 1:
+        raise InvalidParameter("trace_divisor", options.trace_divisor, "is for a trace; this is an event log")
+    if not path.is_file():
+        raise InvalidParameter("workload", str(path), "is no file", "Name a Mooncake trace or an event log.")
+    recording = recording_of(read_events(path))
+    ran = [replace(one, ended_after_s=None) for one in recording.requests if one.num_outputs][: options.num_requests]
+    before = recording.started.layout["block_size"]
+    if max(before, block_size) % min(before, block_size):
+        limit = f"is recorded with blocks of {before} tokens, which {block_size} does not fit"
+        raise InvalidParameter("workload", str(path), limit, f"Give --block-size {before}.")
+    requests = with_block_size(ran, before, block_size)
+    without = sum(not one.num_outputs for one in recording.requests)
+    return SearchWorkload(path.name, requests, num_without_tokens=without)
+
+
+def _at_a_rate(options: SearchOptions) -> tuple[SimulatedRequest, ...]:
+    """Return requests with exponential gaps between arrivals."""
+    assert options.request_rate is not None, "without a workload there is a rate"
+    rng = np.random.default_rng(options.seed)
+    gaps = rng.exponential(1 / options.request_rate, options.num_requests)
+    arrivals = np.cumsum(gaps)
+    prompts = options.lengths("input_len").draw(options.num_requests, rng)
+    outputs = options.lengths("output_len").draw(options.num_requests, rng)
+    return tuple(
+        SimulatedRequest(Arrival(f"{i}", float(at), int(num_prompt), int(num_output)), int(num_output))
+        for i, (at, num_prompt, num_output) in enumerate(zip(arrivals, prompts, outputs, strict=True))
+    )
+
+
+def _fitting(workload: SearchWorkload, options: SearchOptions, longest: int) -> SearchWorkload:
+    """Return the requests that a worker takes, with the first arrival at 0 s."""
+    fits = [request for request in workload.requests if _num_tokens(request) <= longest]
+    if not fits:
+        shortest = min((_num_tokens(request) for request in workload.requests), default=0)
+        limit = f"holds no request of at most {longest} tokens, the longest that a worker takes"
+        if shortest:
+            limit += f"; its shortest has {shortest}"
+        remedy = "Shorten requests (--trace-divisor, --input-len), give more memory (--memory), or another model."
+        name = "workload" if options.workload is not None else "request_rate"
+        raise InvalidParameter(name, str(options.workload or options.request_rate), limit, remedy)
+    return replace(workload, requests=_from_0(fits), num_too_long=len(workload.requests) - len(fits))
+
+
+def _from_0(requests: Sequence[SimulatedRequest]) -> tuple[SimulatedRequest, ...]:
+    ordered = sorted(requests, key=lambda one: one.arrival.arrival_time_s)
+    first_s = ordered[0].arrival.arrival_time_s
+    return tuple(
+        replace(one, arrival=replace(one.arrival, arrival_time_s=one.arrival.arrival_time_s - first_s))
+        for one in ordered
+    )
+
+
+def _num_tokens(request: SimulatedRequest) -> int:
+    return request.arrival.num_prompt_tokens + request.arrival.max_tokens

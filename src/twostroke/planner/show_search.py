@@ -1,0 +1,223 @@
+"""What `twostroke plan --search` prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from twostroke.planner.placement import Found, Limits, Outcome
+from twostroke.planner.search import Searched
+
+_SCHEDULER_LIMITS = {"tokens": "the token budget", "seqs": "slots (max_num_seqs)", "kv": "KV blocks"}
+
+
+def print_search(found: Searched, console: Console | None = None) -> None:
+    """Print the winner, the runners-up, and whether a split pays."""
+    console = console or Console()
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=True)
+
+    workload, limits, ranking = found.workload, found.limits, found.ranking
+    rate = "all at once" if workload.span_s <= 0 else f"{_short(len(workload.requests) / workload.span_s)} requests/s"
+    say(
+        f"{workload.name}: {len(workload.requests):,} requests, {rate}, {workload.num_prompt_tokens:,} prompt and "
+        f"{workload.num_output_tokens:,} output tokens"
+    )
+    say(
+        f"limits: {limits.attainment:.4g} of the requests with TTFT <= {_ms(limits.ttft_target_s)} and TPOT <= "
+        f"{_ms(limits.tpot_target_s)}"
+    )
+    say(f"step times of {found.model} on {found.machine}: {found.predicted_by}")
+    say(
+        f"{len(found.space.candidates)} candidates, {len(found.space.rate_factors)} rates: {ranking.num_simulations} "
+        f"runs simulated, {ranking.num_skipped} candidates ruled out by a bound"
+    )
+    for note in _notes(found):
+        say(f"note: {note}")
+    console.print(_table(found))
+    for line in conclusions(found):
+        say(line)
+
+
+def conclusions(found: Searched) -> list[str]:
+    """Return what the table does not say, a sentence a line."""
+    winner, unsplit = found.ranking.places[0], found.ranking.unsplit
+    lines = [f"best: {winner.candidate}; {binds(winner, found.limits)}"]
+    replicas = num_replicas(found, winner)
+    if replicas is not None:
+        num_devices = replicas * winner.candidate.num_devices
+        lines.append(f"the workload's own rate takes {replicas} of it, {num_devices} {found.device}s")
+    if not any(one.is_split for one in found.space.candidates):
+        return lines
+    if not winner.candidate.is_split:
+        lines.append("the split does not pay: one process carries more requests per " + found.device)
+    elif unsplit is None:
+        lines.append("the split pays: no single process keeps the limits")
+    else:
+        gain = winner.goodput_per_device / unsplit.goodput_per_device
+        lines.append(f"the split pays: {gain:.2f} times the goodput per {found.device} of the best single process")
+    return lines
+
+
+def binds(found: Found, limits: Limits) -> str:
+    """Return what keeps a candidate from carrying more."""
+    if found.missed is None:
+        return "it keeps the limits at every rate that was tried (add faster --rate-factors)"
+    missed = found.missed
+    if missed.worse_limit == "ttft_target_s":
+        name, share, p99, limit = "TTFT", missed.num_within_ttft, missed.ttft_p99_s, limits.ttft_target_s
+    else:
+        name, share, p99, limit = "TPOT", missed.num_within_tpot, missed.tpot_p99_s, limits.tpot_target_s
+    words = (
+        f"{name} binds: at {missed.rate_factor:g} times the rate {share / missed.num_requests:.1%} keep it, p99 "
+        f"{_ms(p99)} of {_ms(limit)}"
+    )
+    scheduler = _SCHEDULER_LIMITS.get(missed.scheduler_limit)
+    return words if scheduler is None else f"{words}; its steps were limited most by {scheduler}"
+
+
+def num_replicas(found: Searched, of: Found) -> int | None:
+    """Return how many of a candidate the workload's own rate takes; None where all requests come at once."""
+    if found.workload.span_s <= 0 or of.best is None:
+        return None
+    return math.ceil(1 / of.best.rate_factor)
+
+
+def price_per_million(found: Searched, of: Found) -> float | None:
+    """Return the price of a million output tokens at the candidate's best rate; None without a price."""
+    if found.price_per_device_hour is None or of.best is None:
+        return None
+    per_hour = found.price_per_device_hour * of.candidate.num_devices
+    return per_hour / (3600 * of.best.output_tokens_per_s) * 1e6
+
+
+def searched_json(found: Searched) -> dict[str, Any]:
+    """Return the same for programs; times in seconds."""
+    workload, limits, ranking = found.workload, found.limits, found.ranking
+    return {
+        "model": found.model,
+        "machine": found.machine,
+        "step_times": {"are_floors": found.are_floors, "by": found.predicted_by},
+        "workload": {
+            "name": workload.name,
+            "num_requests": len(workload.requests),
+            "num_prompt_tokens": workload.num_prompt_tokens,
+            "num_output_tokens": workload.num_output_tokens,
+            "span_s": workload.span_s,
+            "left_out": {"too_long": workload.num_too_long, "without_tokens": workload.num_without_tokens},
+        },
+        "limits": {
+            "ttft_target_s": limits.ttft_target_s,
+            "tpot_target_s": limits.tpot_target_s,
+            "attainment": limits.attainment,
+        },
+        "link_bytes_per_s": found.link_bytes_per_s,
+        "num_candidates": len(found.space.candidates),
+        "rate_factors": list(found.space.rate_factors),
+        "num_simulations": ranking.num_simulations,
+        "num_skipped": ranking.num_skipped,
+        "device": found.device,
+        "places": [_place_json(found, one) for one in ranking.places],
+        "best_single_process": None if ranking.unsplit is None else _place_json(found, ranking.unsplit),
+        "split_pays": ranking.places[0].candidate.is_split,
+        "notes": [*_notes(found)],
+    }
+
+
+def _place_json(found: Searched, one: Found) -> dict[str, Any]:
+    assert one.best is not None, "who has a place keeps the limits"
+    candidate = one.candidate
+    return {
+        "prefill": candidate.prefill,
+        "decode": candidate.decode,
+        "threads": candidate.threads,
+        "tensor_parallel_size": candidate.ranks,
+        "max_num_batched_tokens": candidate.max_num_batched_tokens,
+        "num_devices": candidate.num_devices,
+        "goodput_requests_per_s": one.goodput,
+        "goodput_per_device": one.goodput_per_device,
+        "rate_factor": one.best.rate_factor,
+        "replicas_for_the_workload": num_replicas(found, one),
+        "share_within_limits": one.best.share,
+        "ttft_p50_s": one.best.ttft_p50_s,
+        "ttft_p99_s": one.best.ttft_p99_s,
+        "tpot_p50_s": one.best.tpot_p50_s,
+        "tpot_p99_s": one.best.tpot_p99_s,
+        "output_tokens_per_s": one.best.output_tokens_per_s,
+        "price_per_million_tokens": price_per_million(found, one),
+        "binds": None if one.missed is None else one.missed.worse_limit,
+        "why": binds(one, found.limits),
+    }
+
+
+def _notes(found: Searched) -> list[str]:
+    notes: list[str] = []
+    for number, why in (
+        (found.workload.num_too_long, "they are longer than a worker takes"),
+        (found.workload.num_without_tokens, "they were given up before their first token"),
+    ):
+        if number:
+            notes.append(f"{number:,} more requests are left out: {why}")
+    if found.link_is_assumed and any(one.is_split for one in found.space.candidates):
+        rate = found.link_bytes_per_s / 1e9
+        notes.append(f"the link between workers is taken to carry {rate:g} GB/s each (--link-bytes-per-s)")
+    return [*notes, *found.notes]
+
+
+def _table(found: Searched) -> Table:
+    columns: dict[str, Callable[[Found, Outcome], str]] = {"P:D": lambda one, _: _split(one)}
+    if len({one.threads for one in found.space.candidates}) > 1:
+        columns["threads"] = lambda one, _: f"{one.candidate.threads}"
+    if len({one.ranks for one in found.space.candidates}) > 1:
+        columns["ranks"] = lambda one, _: f"{one.candidate.ranks}"
+    columns |= {
+        "budget": lambda one, _: f"{one.candidate.max_num_batched_tokens}",
+        f"{found.device}s": lambda one, _: f"{one.candidate.num_devices}",
+        "good/s": lambda one, _: _short(one.goodput),
+        f"per {found.device}": lambda one, _: _short(one.goodput_per_device),
+        "rate": lambda _, best: f"x{best.rate_factor:g}",
+        "TTFT p50": lambda _, best: _short(best.ttft_p50_s * 1e3),
+        "p99 ms": lambda _, best: _short(best.ttft_p99_s * 1e3),
+        "TPOT p50": lambda _, best: _short(best.tpot_p50_s * 1e3),
+        "p99 ms ": lambda _, best: _short(best.tpot_p99_s * 1e3),
+        "binds": lambda one, _: _bound_by(one),
+    }
+    if found.price_per_device_hour is not None:
+        columns["per M"] = lambda one, _: _short(price_per_million(found, one) or 0)
+    table = Table(box=None, pad_edge=False, header_style="none", padding=(0, 1, 0, 0))
+    for name in columns:
+        table.add_column(name.strip(), justify="right", no_wrap=True)
+    rows = list(found.ranking.places)
+    if found.ranking.unsplit is not None and found.ranking.unsplit not in rows:
+        rows.append(found.ranking.unsplit)
+    for one in rows:
+        if one.best is not None:
+            table.add_row(*(cell(one, one.best) for cell in columns.values()))
+    return table
+
+
+def _split(found: Found) -> str:
+    candidate = found.candidate
+    return f"{candidate.prefill}:{candidate.decode}" if candidate.is_split else "one"
+
+
+def _short(value: float) -> str:
+    """Return three digits, or all before the point.
+
+    >>> _short(0.01234), _short(12.34), _short(12345.6)
+    ('0.0123', '12.3', '12,346')
+    """
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _bound_by(one: Found) -> str:
+    return "rates" if one.missed is None else one.missed.worse_limit.split("_")[0].upper()
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.4g} ms"

@@ -1,0 +1,75 @@
+"""How far steps go beyond their prediction: an upper quantile of measured / predicted, from the latest of them.
+
+    ratios of the last steps   |   . .:. :..  .       :    |
+                                                  ▲ value: passed by 1 in 100
+
+The value is the k-th largest of n ratios, k = 1 % of n + 1 rounded down. If the next ratio is like those before it, it
+is larger with probability k / (n + 1) at most: that is 1 % from the 99th step on, and before it the largest counts.
+A value that follows the quantile a little at a time needs more late steps to get there than a short run may have.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+
+_KEPT = 400
+"""Ratios that count; enough for a 99th percentile that is not one step's doing."""
+
+
+class StepSpread:
+    """Learns ratios; starts from nothing.
+
+    >>> spread = StepSpread(0.99)
+    >>> spread.value is None
+    True
+    >>> for ratio in (1.0, 1.3, 0.9): spread.learn(ratio)
+    >>> spread.value
+    1.3
+    """
+
+    __slots__ = ("_latest", "_share", "_sorted")
+
+    def __init__(self, quantile: float) -> None:
+        self._share = 1 - quantile
+        self._latest: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def __len__(self) -> int:
+        """Ratios that count."""
+        return len(self._sorted)
+
+    @property
+    def value(self) -> float | None:
+        """The quantile; None before the first step."""
+        num = len(self._sorted)
+        return self._sorted[num - 1 - int(self._share * num + 1e-9)] if num else None
+
+    def learn(self, ratio: float) -> None:
+        """Take in a step; the oldest beyond the window is forgotten."""
+        self._latest.append(ratio)
+        bisect.insort(self._sorted, ratio)
+        if len(self._latest) > _KEPT:
+            del self._sorted[bisect.bisect_left(self._sorted, self._latest.popleft())]
+
+
+class Lateness:
+    """The share of late steps among the latest."""
+
+    __slots__ = ("_latest", "_num_late")
+
+    def __init__(self) -> None:
+        self._latest: deque[bool] = deque(maxlen=_KEPT)
+        self._num_late = 0
+
+    @property
+    def share(self) -> float:
+        """Late steps over the window; a window that is not full counts as if the rest were in time."""
+        return self._num_late / _KEPT
+
+    def learn(self, is_late: bool) -> None:
+        """Take in a step; the oldest beyond the window is forgotten."""
+        if len(self._latest) == _KEPT:
+            self._num_late -= self._latest[0]
+        self._latest.append(is_late)
+        self._num_late += is_late

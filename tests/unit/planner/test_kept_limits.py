@@ -1,0 +1,54 @@
+"""What doctor says of the limits that a server was given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from explain_loads import random_load
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.events import EngineStarted, plain
+from twostroke.planner.kept_limits import limit_lines
+from twostroke.planner.signals import Signals
+
+
+def history(*, alone_ms: float, itl_ms: float, ttft_ms: float, count: int = 500, **limits: str) -> Signals:
+    started = random_load(0)[0]
+    assert isinstance(started, EngineStarted)
+    scheduler = plain(SchedulerConfig(**limits))
+    return Signals(
+        started=replace(started, scheduler=scheduler),
+        decode_step={"p99": alone_ms / 1e3, "count": count},
+        itl={"p99": itl_ms / 1e3, "count": count},
+        ttft={"p99": ttft_ms / 1e3, "count": count},
+    )
+
+
+@pytest.mark.parametrize(
+    ("alone_ms", "itl_ms", "ttft_ms", "told"),
+    [
+        (15.0, 22.9, 100.0, ["itl_slo 18.6 ms was missed: the time between tokens is 22.9 ms"]),
+        (
+            23.1,
+            30.0,
+            100.0,
+            ["itl_slo 18.6 ms cannot be kept: a step without any prompt takes 23.1 ms at the 99th percentile"],
+        ),
+        (15.0, 18.0, 400.0, ["ttft_slo 300 ms was missed: the TTFT is 400 ms"]),
+        (15.0, 18.0, 100.0, []),
+    ],
+)
+def test_a_limit_that_was_missed_or_cannot_be_kept(
+    alone_ms: float, itl_ms: float, ttft_ms: float, told: list[str]
+) -> None:
+    found = limit_lines(history(alone_ms=alone_ms, itl_ms=itl_ms, ttft_ms=ttft_ms, itl_slo="18.6ms", ttft_slo="300ms"))
+    assert len(found) == len(told)
+    for line, words in zip(found, told, strict=True):
+        assert words in line
+
+
+def test_nothing_is_said_without_limits_or_with_few_steps() -> None:
+    assert limit_lines(history(alone_ms=90, itl_ms=90, ttft_ms=900)) == ()
+    few = limit_lines(history(alone_ms=90, itl_ms=90, ttft_ms=1, count=20, itl_slo="50ms"))
+    assert "cannot" not in few[0]
