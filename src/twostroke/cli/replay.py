@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -46,7 +47,8 @@ def replay(  # noqa: PLR0913 (what an engine is given, and what is asked)
     """Decide a recorded run again and predict it with other settings; or run a Mooncake trace in simulated time.
 
     The scheduler is the one that serves; only time is predicted. Of an event log, from a model that is fitted to its
-    steps: its error on the run as it was recorded is printed first. Of a trace, from the model's calibration on this
+    steps: its error on the run as it was recorded is printed first, and above 25 %, or with fewer than 10 requests, no
+    what-if is answered and the exit code is 1. Of a trace, from the model's calibration on this
     machine, or from the floors of a published device.
 
     Parameters
@@ -93,6 +95,8 @@ def _replay_log(path: Path, what_ifs: Sequence[WhatIf], png: Path | None, as_jso
         print(json.dumps(replayed_json(found)))
     else:
         print_replayed(found)
+    if what_ifs and found.refusal:
+        sys.exit(1)
 
 
 def _replay_trace(

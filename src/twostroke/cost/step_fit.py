@@ -32,6 +32,10 @@ LEAST_STEPS = 8
 """That are different: fewer say nothing."""
 _HICCUP = 1.6
 """Times the predicted: not the step's own doing."""
+_MEAN_ROUNDS = 6
+"""Rounds of `fit_mean_step_model`; the predictions of real logs change by less than 1 % after four."""
+_STUCK = 10.0
+"""Times the predicted: a step that took longer counts no more than this, as the process may have been stopped."""
 _ALIKE = 0.02
 """Counts of attention that differ by less are alike: a context grows by a token a step."""
 
@@ -63,6 +67,27 @@ def fit_step_model(steps: Iterable[TimedStep]) -> StepTimeModel:
         shape = _Shape.of([step.work for step in calm])
         found = shape.model(_solve(shape, calm))
     return replace(found, quality=quality_of(found, usual))
+
+
+def fit_mean_step_model(steps: Iterable[TimedStep]) -> StepTimeModel:
+    """Return the model whose predictions add up to the measured time, hiccups included.
+
+    `fit_step_model` describes the usual step. On a machine that others use, steps take longer on average, and a queue
+    grows with the average. This fit divides each error by the predicted time instead of the measured one and
+    repeats until the two agree, so that no slow step counts less because it was slow.
+
+    Raises:
+        InvalidParameter: there are too few different steps.
+    """
+    given = [step for step in steps if step.work.num_tokens and step.seconds > 0]
+    found = fit_step_model(given)
+    shape = _Shape.of([step.work for step in given])
+    rows = np.array([shape.row(step.work) for step in given], dtype=np.float64)
+    seconds = np.array([step.seconds for step in given])
+    for _ in range(_MEAN_ROUNDS):
+        predicted = np.array([max(found.seconds(step.work), step.seconds / _STUCK) for step in given])
+        found = shape.model(_solve_scaled(rows / predicted[:, None], seconds / predicted))
+    return replace(found, quality=quality_of(found, _usual(given)))
 
 
 def quality_of(model: StepTimeModel, steps: Sequence[TimedStep]) -> FitQuality:
@@ -156,8 +181,14 @@ def _rises(places: tuple[int, ...], count: int) -> list[float]:
 def _solve(shape: _Shape, steps: Sequence[TimedStep]) -> list[float]:
     seconds = np.array([step.seconds for step in steps])
     rows = np.array([shape.row(step.work) for step in steps], dtype=np.float64) / seconds[:, None]
-    scale = np.maximum(np.abs(rows).max(axis=0), 1e-30)  # pairs count millions, rises at most one
-    found = _least_squares(rows / scale, np.ones(len(steps)))
+    return _solve_scaled(rows, np.ones(len(steps)))
+
+
+def _solve_scaled(rows: _Floats, goals: _Floats) -> list[float]:
+    """Solve with columns of similar size: pairs count millions, rises at most one."""
+    scale = np.maximum(np.abs(rows).max(axis=0), 1e-30)
+    q, r = np.linalg.qr(rows / scale)  # as many rows as figures: a long log costs no more than a short one
+    found = _least_squares(r, q.T @ goals)
     return [float(value) for value in found / scale]
 
 
