@@ -30,10 +30,10 @@ from twostroke.bench.start import StartOptions, print_starts, run_start
 from twostroke.bench.summary import summarize as summary_of
 from twostroke.bench.sweep.run import SweepOptions, run_sweep
 from twostroke.bench.sweep.show import print_sweep
+from twostroke.cli.event_logs import read_logs
 from twostroke.cli.flags import CacheFlags, LoadByFlags, LoadFlags, SchedulerFlags
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.engine.event_sinks import read_events
 from twostroke.planner.accuracy import PredictionOptions, print_prediction, run_prediction
 
 app = App(name="bench", help="Measure: results are JSON with commit, hardware and configuration.")
@@ -139,7 +139,7 @@ def reproduce(
     ----------
     names
         r1, r2, r3, r4, r5, r6, r7, r10, r11, r13, r14, engine-time, vs-transformers, long-prompt,
-        server-throughput, overload, two-tenants, what-if, doctor, background, pinned-prefixes,
+        server-throughput, overload, two-tenants, what-if, doctor, doctor-loads, background, pinned-prefixes,
         pools, chaos, card, or all (also when none is given).
     """
     from twostroke.bench.reproduce.run import reproduce as run
@@ -221,4 +221,4 @@ def diff(before: Path, after: Path) -> None:
 @app.command
 def summarize(event_log: Path) -> None:
     """The same figures for a run that wrote an event log (--event-log): throughput, latencies, limits."""
-    print_summary(summary_of(run_of_log(read_events(event_log))))
+    print_summary(summary_of(run_of_log(read_logs((event_log,)))))

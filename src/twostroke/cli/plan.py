@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from twostroke.cli.event_logs import read_logs
 from twostroke.cli.flags import (
     CacheFlags,
     JsonFlag,
@@ -20,7 +21,6 @@ from twostroke.cli.flags import (
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.engine.event_sinks import read_events
 from twostroke.planner.options import PlanOptions
 
 
@@ -56,16 +56,17 @@ def plan(  # noqa: PLR0913 (what an engine is given, and what is asked)
         scheduler=scheduler,
         speculative_config=speculative_config,
     )
+    measured = None if options.measured is None else read_logs((options.measured,), "measured")
     made = make_plan(config, options)
     if options.png is not None:
         from twostroke.planner.figure import draw_plan
 
         draw_plan(made, options.png)
     after = None
-    if options.measured is not None:
+    if measured is not None:
         from twostroke.planner.after_run import compare
 
-        after = compare(made, list(read_events(options.measured)))
+        after = compare(made, measured)
     if json_output:
         from twostroke.planner.report import as_json
 

@@ -340,7 +340,7 @@ def test_replay_knows_a_trace_by_its_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{log}", "--model", "embedded"], "line 1: it lacks timestamp and input_length"),
+        (["{log}", "--model", "embedded"], "it is an event log"),
         (["{log}", "--num-kv-blocks", "9"], "must be a Mooncake trace"),
         (["{trace}", "--device-name", "H1000"], "Known: T4, A10"),
         (["{trace}", "--device-name", "L4", "--trace-divisor", "64"], "block_size=16: must divide 512 / 64 = 8"),
