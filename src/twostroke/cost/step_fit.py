@@ -34,6 +34,8 @@ _HICCUP = 1.6
 """Times the predicted: not the step's own doing."""
 _MEAN_ROUNDS = 6
 """Rounds of `fit_mean_step_model`; the predictions of real logs change by less than 1 % after four."""
+_BEND = 8
+"""Logits rows, about where arithmetic begins to bind the head."""
 _STUCK = 10.0
 """Times the predicted: a step that took longer counts no more than this, as the process may have been stopped."""
 _ALIKE = 0.02
@@ -81,7 +83,7 @@ def fit_mean_step_model(steps: Iterable[TimedStep]) -> StepTimeModel:
     """
     given = [step for step in steps if step.work.num_tokens and step.seconds > 0]
     found = fit_step_model(given)
-    shape = _Shape.of([step.work for step in given])
+    shape = _Shape.of([step.work for step in given]).with_few_rows()
     rows = np.array([shape.row(step.work) for step in given], dtype=np.float64)
     seconds = np.array([step.seconds for step in given])
     for _ in range(_MEAN_ROUNDS):
@@ -110,6 +112,13 @@ class _Shape(NamedTuple):
             _told_apart([work.num_tokens for work in works]),
             _told_apart([max(1, work.num_logits_rows) for work in works]),
         )
+
+    def with_few_rows(self) -> _Shape:
+        """With a line, or two, for the head. In a log the largest count of logits rows often comes with one step alone;
+        a knot there takes what that step has taken, and what-ifs go on along its slope."""
+        first, *_, last = (self.row_knots[0], *self.row_knots)
+        bend = {_BEND} if first < _BEND and last >= 4 * _BEND else set[int]()
+        return self._replace(row_knots=tuple(sorted({first, last} | bend)))
 
     def row(self, work: StepWork) -> list[float]:
         """How much each figure counts in the time of a step."""

@@ -93,3 +93,15 @@ def test_a_process_that_was_stopped_does_not_decide_a_mean_fit() -> None:
     stopped = [steps[0]._replace(seconds=100.0 * steps[0].seconds), *steps[1:] * 3]
     usual, found = fit_mean_step_model(steps), fit_mean_step_model(stopped)
     assert found.seconds(steps[-1].work) == pytest.approx(usual.seconds(steps[-1].work), 0.1)
+
+
+def test_a_slow_step_with_more_rows_than_all_others_does_not_bend_a_mean_fit() -> None:
+    """The step that admits most prompts at once is slow by chance: more rows than it has stay cheap."""
+    layers = Layers([None] * 12)
+    works = [layers.work([(context, 1, 1)] * rows) for rows in (1, 2, 3, 4) for context in range(50, 450, 50)]
+    largest = layers.work([(0, 64, 1)] * 6)
+    steps = [TimedStep(work, TRUTH.seconds(work)) for work in works]
+    steps += [TimedStep(work, TRUTH.seconds(work)) for work in [layers.work([(0, 64, 1)])] * 4]
+    found = fit_mean_step_model([*steps, TimedStep(largest, 3 * TRUTH.seconds(largest))])
+    more = layers.work([(200, 1, 1)] * 9)
+    assert found.seconds(more) == pytest.approx(TRUTH.seconds(more), 0.25)

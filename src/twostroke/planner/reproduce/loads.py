@@ -56,17 +56,17 @@ LOADS: dict[str, Load] = {
     "too little KV": Load(
         constraint=Constraint.KV,
         lever="half as much KV memory again",
-        context=512,
-        lengths=((64, 64),) * 32,
+        context=256,
+        lengths=((32, 96),) * 14,
         scheduler=SchedulerConfig(max_num_seqs=32),
-        cache=CacheConfig(num_kv_blocks=40),
+        cache=CacheConfig(num_kv_blocks=18),
     ),
     "too few slots": Load(
         constraint=Constraint.SLOTS,
         lever="twice the slots",
         context=512,
-        lengths=((16, 40),) * 32,
-        arrivals_s=tuple(0.02 * i for i in range(32)),
+        lengths=((16, 40),) * 24,
+        arrivals_s=tuple(0.02 * i for i in range(24)),
         scheduler=SchedulerConfig(max_num_seqs=2),
     ),
     "mixed long prompts": Load(
@@ -83,8 +83,8 @@ LOADS: dict[str, Load] = {
         constraint=Constraint.NONE,
         lever=None,
         context=512,
-        lengths=((96, 8),) * 12,
-        arrivals_s=tuple(8.0 * (i // 2) + 0.1 * (i % 2) for i in range(12)),
+        lengths=((48, 6),) * 12,
+        arrivals_s=tuple(10.0 * (i // 2) + 0.1 * (i % 2) for i in range(12)),
     ),
 }
 
