@@ -54,7 +54,7 @@ class CalibrateOptions:
     seed: int = 0
     """Of the places in the text where prompts begin."""
     output: Path | None = None
-    """File for what was measured; default: beside the model, where a server finds it, or else in ~/.cache/twostroke."""
+    """File for what was measured; default: in ~/.cache/twostroke, where a server looks for it."""
 
     def __post_init__(self) -> None:
         """Checks what needs no model."""

@@ -32,11 +32,11 @@ from twostroke.bench.start import StartOptions, print_starts, run_start
 from twostroke.bench.summary import summarize as summary_of
 from twostroke.bench.sweep.run import SweepOptions, run_sweep
 from twostroke.bench.sweep.show import print_sweep
+from twostroke.cli.event_logs import read_logs
 from twostroke.cli.flags import CacheFlags, LoadByFlags, LoadFlags, SchedulerFlags
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.price import check_price_per_hour
-from twostroke.engine.event_sinks import read_events
 from twostroke.planner.accuracy import PredictionOptions, print_prediction, run_prediction
 
 app = App(name="bench", help="Measure: results are JSON with commit, hardware and configuration.")
@@ -144,7 +144,7 @@ def reproduce(
     names
         r1, occupancy, r2, r3, r4, r5, r6, r7, r10, r11, r13, r14, step-content, paging-price, engine-time,
         vs-transformers, long-prompt,
-        server-throughput, overload, two-tenants, what-if, doctor, background, pinned-prefixes,
+        server-throughput, overload, two-tenants, what-if, doctor, doctor-loads, background, pinned-prefixes,
         pools, chaos, card, or all (also when none is given).
     """
     from twostroke.bench.reproduce.run import reproduce as run
@@ -262,5 +262,5 @@ def summarize(event_log: Path, *, price_per_hour: float | None = None) -> None:
         Of the machine, in any money: also says what a million tokens cost.
     """
     check_price_per_hour(price_per_hour)
-    run = run_of_log(read_events(event_log))
+    run = run_of_log(read_logs((event_log,)))
     print_summary({**summary_of(run), "cost": cost_of(run, price_per_hour)})

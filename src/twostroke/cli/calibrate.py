@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated
 
 import msgspec
@@ -23,7 +24,8 @@ def calibrate(
 ) -> None:
     """Measure the step times of a model on this machine, and every way of drafting; recommend a --speculative-config.
 
-    A server finds the step times beside the model and goes by them (--itl-slo); so does `twostroke plan`.
+    The file goes to ~/.cache/twostroke. A server finds the step times there and goes by them (--itl-slo); so do
+    `twostroke plan` and `twostroke replay` of a trace.
 
     Parameters
     ----------
@@ -36,10 +38,16 @@ def calibrate(
     """
     from twostroke.calibrate.run import calibrate as run  # loads torch
     from twostroke.calibrate.show import print_calibration
+    from twostroke.engine.calibrated import place_to_write
+    from twostroke.model.model_files import find_model_of
 
-    found, output = run(options, with_model(load, by_place=model, by_flag=model_flag), progress=not json_output)
+    config = with_model(load, by_place=model, by_flag=model_flag)
+    found, output = run(options, config, progress=not json_output)
     if json_output:
         print(json.dumps(msgspec.to_builtins(found)))
     else:
         print_calibration(found)
         print(f"written: {output}")
+    if options.output is not None:
+        place = place_to_write(find_model_of(config).path, config)
+        print(f"A server looks for it in {place}; copy it there to serve by it.", file=sys.stderr)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from twostroke.cli.event_logs import events_of_text, read_logs
 from twostroke.cli.flags import JsonFlag
-from twostroke.engine.event_sinks import merged_events
 from twostroke.errors import InvalidParameter
-from twostroke.events import Event, from_json
+from twostroke.events import Event
 
 
 def doctor(
@@ -18,9 +18,10 @@ def doctor(
     link_bytes_per_s: float | None = None,
     json_output: JsonFlag = False,
 ) -> None:
-    """Name what binds an engine, with the evidence, one lever with its predicted gain, and faults.
+    """Name what binds an engine, with the evidence, levers with their predicted gains, and faults.
 
-    It only looks: nothing that serves is touched.
+    It only looks: nothing that serves is touched. No lever is offered that is predicted to bring less than 10 %, from
+    fewer than 10 requests, or where simulating the run as it was recorded is off by more than 25 %.
 
     Parameters
     ----------
@@ -41,7 +42,7 @@ def doctor(
 
     if bool(event_log) == (url is not None):
         raise InvalidParameter("event_log", event_log, "give either a file or a server (--url)")
-    events = list(merged_events(event_log)) if url is None else _recorded(url, api_key)
+    events = read_logs(event_log) if url is None else _recorded(url, api_key)
     found = diagnose(events, link_bytes_per_s=link_bytes_per_s)
     if json_output:
         print(json.dumps(diagnosis_json(found)))
@@ -52,4 +53,4 @@ def doctor(
 def _recorded(url: str, api_key: str | None) -> list[Event]:
     from twostroke.cli.explain import Server  # a client of HTTP takes a tenth of a second to load
 
-    return [from_json(line) for line in Server(url, api_key).get("/flight_recorder").splitlines() if line]
+    return events_of_text(Server(url, api_key).get("/flight_recorder"), url)

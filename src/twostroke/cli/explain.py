@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 from cyclopts import Parameter
 
+from twostroke.cli.event_logs import read_logs
 from twostroke.cli.flags import JsonFlag
-from twostroke.engine.event_sinks import merged_events
 from twostroke.errors import InvalidParameter
 from twostroke.explain.text import timeline_text
 from twostroke.explain.timeline import timeline_of
@@ -57,7 +57,7 @@ def explain(
     if url is not None:
         _ask(Server(url, api_key), request_id, json_output=json_output, trace=trace)
         return
-    events = list(merged_events(event_log))
+    events = read_logs(event_log)
     timeline = timeline_of(events, request_id)
     if trace is not None:
         _write_trace(trace, json.dumps(trace_of(events)))

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from twostroke.cli.event_logs import read_logs
 from twostroke.cli.flags import (
     CacheFlags,
     JsonFlag,
@@ -21,7 +22,6 @@ from twostroke.cli.flags import (
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.engine.event_sinks import read_events
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.search_options import SearchOptions
 
@@ -66,15 +66,15 @@ def plan(  # noqa: PLR0913 (what an engine is given, and what is asked)
     if search.search:
         _search(config, options, search, as_json=json_output)
         return
-    events = () if options.measured is None else tuple(read_events(options.measured))
-    made = make_plan(config, options, run=run_seen(events) if events else None)
+    measured = None if options.measured is None else read_logs((options.measured,), "measured")
+    made = make_plan(config, options, run=run_seen(measured) if measured else None)
     if options.png is not None:
         from twostroke.planner.figure import draw_plan
 
         draw_plan(made, options.png)
     after = None
-    if options.measured is not None:
-        after = compare(made, events)
+    if measured is not None:
+        after = compare(made, measured)
     if json_output:
         from twostroke.planner.report import as_json
 

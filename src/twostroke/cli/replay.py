@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from twostroke.cli.event_logs import is_event_log, read_logs
 from twostroke.cli.flags import (
     CacheFlags,
     JsonFlag,
@@ -21,7 +23,6 @@ from twostroke.cli.flags import (
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.engine.event_sinks import read_events
 from twostroke.errors import InvalidParameter
 from twostroke.planner.trace_options import TraceOptions
 from twostroke.simulation.settings import WhatIf
@@ -46,7 +47,8 @@ def replay(  # noqa: PLR0913 (what an engine is given, and what is asked)
     """Decide a recorded run again and predict it with other settings; or run a Mooncake trace in simulated time.
 
     The scheduler is the one that serves; only time is predicted. Of an event log, from a model that is fitted to its
-    steps: its error on the run as it was recorded is printed first. Of a trace, from the model's calibration on this
+    steps: its error on the run as it was recorded is printed first, and above 25 %, or with fewer than 10 requests, no
+    what-if is answered and the exit code is 1. Of a trace, from the model's calibration on this
     machine, or from the floors of a published device.
 
     Parameters
@@ -68,6 +70,9 @@ def replay(  # noqa: PLR0913 (what an engine is given, and what is asked)
     """
     what_ifs = (WhatIf.read(set_),) if set_ else ()
     asks_for_a_trace = (model, options, load, cache, scheduler) != (None, *_NOTHING_GIVEN)
+    if asks_for_a_trace and is_event_log(path):
+        limit = "must be a Mooncake trace beside --model, settings of an engine or of a machine; it is an event log"
+        raise InvalidParameter("path", str(path), limit, "Leave these out, and give settings by --set KEY=VALUE.")
     if asks_for_a_trace or is_trace(path):
         if png is not None:
             raise InvalidParameter("png", str(png), "draws the replay of an event log", "Leave it out for a trace.")
@@ -84,7 +89,7 @@ def _replay_log(path: Path, what_ifs: Sequence[WhatIf], png: Path | None, as_jso
     from twostroke.planner.replay import replay_log
     from twostroke.planner.show_replay import print_replayed, replayed_json
 
-    found = replay_log(list(read_events(path)), what_ifs)
+    found = replay_log(read_logs((path,)), what_ifs)
     if png is not None:
         from twostroke.planner.replay_figure import draw_replayed
 
@@ -93,6 +98,8 @@ def _replay_log(path: Path, what_ifs: Sequence[WhatIf], png: Path | None, as_jso
         print(json.dumps(replayed_json(found)))
     else:
         print_replayed(found)
+    if what_ifs and found.refusal:
+        sys.exit(1)
 
 
 def _replay_trace(

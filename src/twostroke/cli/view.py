@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from twostroke.cli.event_logs import refuse_traces
+
 
 def view(event_log: Path, /, *more: Path, host: str = "127.0.0.1", port: int = 8000) -> None:
     """Show a recorded run in the browser: batch, blocks, queue and timelines, step by step. No model is loaded.
@@ -20,5 +22,7 @@ def view(event_log: Path, /, *more: Path, host: str = "127.0.0.1", port: int = 8
         Port to listen on; 0 takes a free one, which is printed.
     """
     from twostroke.api.view import view as run  # what takes long to import is for this command only
+
+    refuse_traces((event_log, *more))
 
     run((event_log, *more), host, port)

@@ -32,6 +32,12 @@ LEAST_STEPS = 8
 """That are different: fewer say nothing."""
 _HICCUP = 1.6
 """Times the predicted: not the step's own doing."""
+_MEAN_ROUNDS = 6
+"""Rounds of `fit_mean_step_model`; the predictions of real logs change by less than 1 % after four."""
+_BEND = 8
+"""Logits rows, about where arithmetic begins to bind the head."""
+_STUCK = 10.0
+"""Times the predicted: a step that took longer counts no more than this, as the process may have been stopped."""
 _ALIKE = 0.02
 """Counts of attention that differ by less are alike: a context grows by a token a step."""
 
@@ -65,6 +71,27 @@ def fit_step_model(steps: Iterable[TimedStep]) -> StepTimeModel:
     return replace(found, quality=quality_of(found, usual))
 
 
+def fit_mean_step_model(steps: Iterable[TimedStep]) -> StepTimeModel:
+    """Return the model whose predictions add up to the measured time, hiccups included.
+
+    `fit_step_model` describes the usual step. On a machine that others use, steps take longer on average, and a queue
+    grows with the average. This fit divides each error by the predicted time instead of the measured one and
+    repeats until the two agree, so that no slow step counts less because it was slow.
+
+    Raises:
+        InvalidParameter: there are too few different steps.
+    """
+    given = [step for step in steps if step.work.num_tokens and step.seconds > 0]
+    found = fit_step_model(given)
+    shape = _Shape.of([step.work for step in given]).with_few_rows()
+    rows = np.array([shape.row(step.work) for step in given], dtype=np.float64)
+    seconds = np.array([step.seconds for step in given])
+    for _ in range(_MEAN_ROUNDS):
+        predicted = np.array([max(found.seconds(step.work), step.seconds / _STUCK) for step in given])
+        found = shape.model(_solve_scaled(rows / predicted[:, None], seconds / predicted))
+    return replace(found, quality=quality_of(found, _usual(given)))
+
+
 def quality_of(model: StepTimeModel, steps: Sequence[TimedStep]) -> FitQuality:
     """How far a model is from steps, be they those it was fitted to or others."""
     errors = [abs(model.seconds(step.work) / step.seconds - 1) for step in steps]
@@ -85,6 +112,13 @@ class _Shape(NamedTuple):
             _told_apart([work.num_tokens for work in works]),
             _told_apart([max(1, work.num_logits_rows) for work in works]),
         )
+
+    def with_few_rows(self) -> _Shape:
+        """With a line, or two, for the head. In a log the largest count of logits rows often comes with one step alone;
+        a knot there takes what that step has taken, and what-ifs go on along its slope."""
+        first, *_, last = (self.row_knots[0], *self.row_knots)
+        bend = {_BEND} if first < _BEND and last >= 4 * _BEND else set[int]()
+        return self._replace(row_knots=tuple(sorted({first, last} | bend)))
 
     def row(self, work: StepWork) -> list[float]:
         """How much each figure counts in the time of a step."""
@@ -156,8 +190,14 @@ def _rises(places: tuple[int, ...], count: int) -> list[float]:
 def _solve(shape: _Shape, steps: Sequence[TimedStep]) -> list[float]:
     seconds = np.array([step.seconds for step in steps])
     rows = np.array([shape.row(step.work) for step in steps], dtype=np.float64) / seconds[:, None]
-    scale = np.maximum(np.abs(rows).max(axis=0), 1e-30)  # pairs count millions, rises at most one
-    found = _least_squares(rows / scale, np.ones(len(steps)))
+    return _solve_scaled(rows, np.ones(len(steps)))
+
+
+def _solve_scaled(rows: _Floats, goals: _Floats) -> list[float]:
+    """Solve with columns of similar size: pairs count millions, rises at most one."""
+    scale = np.maximum(np.abs(rows).max(axis=0), 1e-30)
+    q, r = np.linalg.qr(rows / scale)  # as many rows as figures: a long log costs no more than a short one
+    found = _least_squares(r, q.T @ goals)
     return [float(value) for value in found / scale]
 
 

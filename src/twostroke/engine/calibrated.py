@@ -1,16 +1,17 @@
 """Where a calibration lies, and whether it is one of this model, as it is loaded here, on this machine.
 
-    beside the model    FOLDER/twostroke-calibration.json, or FILE.gguf.twostroke-calibration.json
-    in the cache        ~/.cache/twostroke/, for the embedded model and for folders that one may not write to
+    written to   ~/.cache/twostroke/NAME-KEY-twostroke-calibration.json, where KEY is a hash of the model's path
+    read from    the same, and else beside the model, where earlier releases wrote it:
+                 FOLDER/twostroke-calibration.json, or FILE.gguf.twostroke-calibration.json
 
-With weights that are quantized while loading, that are random or that are multiplied without batch invariance, the name
-says so: these have other step times, or are no model's.
+A model's folder may be shared by machines, and step times are those of one, so nothing is written there. With weights
+that are quantized while loading, that are random or that are multiplied without batch invariance, the name says so:
+these have other step times, or are no model's.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def calibration_places(model: Path, load: LoadConfig) -> tuple[Path, ...]:
-    """Where it may lie, the best place first.
+    """Return where a calibration may lie: in the cache folder, where it is written, then where older releases wrote it.
 
     Args:
         model: the folder or the GGUF file.
@@ -50,51 +51,55 @@ def calibration_places(model: Path, load: LoadConfig) -> tuple[Path, ...]:
     path = model.resolve()
     key = hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()
     cache = Path.home() / ".cache" / "twostroke" / f"{path.name}-{key}-{name}"
-    if path.is_relative_to(_PACKAGE):  # what comes with the package is not ours to add to
+    if path.is_relative_to(_PACKAGE):  # nothing was ever written into the package
         return (cache,)
-    beside = path / name if path.is_dir() else path.with_name(f"{path.name}.{name}")
-    return beside, cache
+    return cache, path / name if path.is_dir() else path.with_name(f"{path.name}.{name}")
 
 
 def place_to_write(model: Path, load: LoadConfig) -> Path:
-    """The best place that can be written to; folders on the way are made.
+    """Return the file in the cache folder; the folder is made.
 
     Raises:
-        InvalidParameter: there is none.
+        InvalidParameter: the folder cannot be made.
     """
-    places = calibration_places(model, load)
-    for place in places[:-1]:
-        if os.access(place.parent, os.W_OK):
-            return place
-    cache = places[-1]
+    place = calibration_places(model, load)[0]
     try:
-        cache.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         limit = f"cannot be made ({error.strerror or error})"
-        raise InvalidParameter("output", str(cache.parent), limit, "Name a file with --output.") from error
-    return cache
+        raise InvalidParameter("output", str(place.parent), limit, "Name a file with --output.") from error
+    return place
 
 
 def find_calibration(model: Path, load: LoadConfig, cache: CacheConfig) -> tuple[Calibration | None, str]:
-    """The calibration of a model as it is loaded here, or why there is none, in words.
+    """Return the calibration of a model as it is loaded here, or why there is none, in words.
 
     Raises:
         InvalidParameter: the file that lies there is no calibration.
     """
-    place = next((place for place in calibration_places(model, load) if place.is_file()), None)
-    if place is None:
+    places = [place for place in calibration_places(model, load) if place.is_file()]
+    if not places:
         return None, f"not calibrated: `twostroke calibrate {load.model} --no-drafts` takes about a minute"
-    found = Calibration.read(place)
+    reasons: list[str] = []
+    for place in places:
+        found = Calibration.read(place)
+        why_not = _why_not(found, load, cache)
+        if not why_not:
+            return found, f"calibrated: {place.name}"
+        reasons.append(f"{place.name} {why_not}")
+    return None, "; ".join(reasons)
+
+
+def _why_not(found: Calibration, load: LoadConfig, cache: CacheConfig) -> str:
+    """Return why a calibration cannot be used here; empty: it can."""
     differences = [
         *_differences(found.machine, Hardware.of_this_machine().as_json()),
         *_differences(found.load, {name: getattr(load, name) for name in (*_LOAD, "tensor_parallel_size")}),
         *_differences(found.cache, {"kv_cache_dtype": cache.kv_cache_dtype}),
     ]
     if differences:
-        return None, f"{place.name} is of another machine or other settings ({'; '.join(differences)})"
-    if found.step_times is None:
-        return None, f"{place.name} has no step times"
-    return found, f"calibrated: {place.name}"
+        return f"is of another machine or other settings ({'; '.join(differences)})"
+    return "has no step times" if found.step_times is None else ""
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

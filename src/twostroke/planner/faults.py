@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from twostroke.planner.constraint import Constraint, own_limit_s, stalls
 from twostroke.planner.signals import Signals
+
+_STALLED = 8.0
+"""Times the usual step: nobody takes that for a slow token."""
+_LONG_CHUNK = 128
+"""Prompt tokens of one request in a step: fewer are no long prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +27,11 @@ class Fault:
 _Rule = Callable[[Signals], Fault | None]
 
 
-def faults_of(found: Signals) -> tuple[Fault, ...]:
-    """All that apply."""
-    return tuple(fault for rule in _RULES if (fault := rule(found)) is not None)
+def faults_of(found: Signals, constraint: Constraint) -> tuple[Fault, ...]:
+    """Return all that apply. Stalls count where they are what binds: an idle server and a compute-bound one have some,
+    too, and nothing is wrong with them."""
+    rules = (*_RULES, _stalls) if constraint is Constraint.PROMPTS else _RULES
+    return tuple(fault for rule in rules if (fault := rule(found)) is not None)
 
 
 def _thrash(found: Signals) -> Fault | None:
@@ -30,7 +39,9 @@ def _thrash(found: Signals) -> Fault | None:
     if found.num_preemptions < 3 or share < 0.1:
         return None
     seen = f"{found.num_preemptions} preemptions; {share:.0%} of all prompt tokens were computed again after one"
-    return Fault("preemption thrash", seen, "Give more KV memory, fewer slots (--max-num-seqs), or KV in 8 bits.")
+    remedy = "Give more KV memory, or fewer slots (--max-num-seqs)"
+    has_floats = found.started is not None and found.started.layout["kv_format"] in ("bf16", "f16", "f32")
+    return Fault("preemption thrash", seen, f"{remedy}, or KV in 8 bits." if has_floats else f"{remedy}.")
 
 
 def _evicted(found: Signals) -> Fault | None:
@@ -43,13 +54,23 @@ def _evicted(found: Signals) -> Fault | None:
 
 
 def _stalls(found: Signals) -> Fault | None:
-    usual_s, stalled_s = found.decode_step.get("p50", 0.0), found.stalled_itl.get("p99", 0.0)
-    if not usual_s or found.largest_chunk < 128 or stalled_s < 8 * usual_s:
+    if found.largest_chunk < _LONG_CHUNK or found.started is None or not stalls(found, _STALLED):
         return None
+    usual_s, stalled_s = found.decode_step["p99"], found.stalled_itl["p99"]
     seen = (
-        f"a chunk of {found.largest_chunk:,} tokens: {stalled_s * 1e3:,.0f} ms where a token takes {usual_s * 1e3:,.1f}"
+        f"a chunk of {found.largest_chunk:,} tokens: {stalled_s * 1e3:,.0f} ms where others take {usual_s * 1e3:,.1f}"
     )
-    return Fault("long-prompt stalls", seen, "Limit the time between tokens (--itl-slo), or --max-num-batched-tokens.")
+    return Fault("long-prompt stalls", seen, _remedy_of_stalls(found, found.started.scheduler))
+
+
+def _remedy_of_stalls(found: Signals, scheduler: dict[str, Any]) -> str:
+    """Limits below those that are set; nothing that is on already."""
+    if not (scheduler["enable_chunked_prefill"] and scheduler["mixing"] == "mixed"):
+        return "Leave out --no-enable-chunked-prefill and --mixing."
+    own_s = own_limit_s(found)
+    limit = "" if own_s is None else f" below {own_s * 1e3:g}ms"
+    fewer = found.largest_chunk // 2
+    return f"Limit the time between tokens (--itl-slo{limit}), or give --max-num-batched-tokens {fewer}."
 
 
 def _growth(found: Signals) -> Fault | None:
@@ -106,4 +127,4 @@ def _lost(found: Signals) -> Fault | None:
     return Fault("engine deaths", f"the engine died {found.num_lost} times", "See its last words in the server's log.")
 
 
-_RULES: tuple[_Rule, ...] = (_thrash, _evicted, _stalls, _growth, _fragmentation, _flooding, _corruption, _leak, _lost)
+_RULES: tuple[_Rule, ...] = (_thrash, _evicted, _growth, _fragmentation, _flooding, _corruption, _leak, _lost)

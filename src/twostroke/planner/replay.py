@@ -2,12 +2,13 @@
 
 decided again   the log's inputs to a fresh scheduler: every batch must come out the same, block by block
 back-test       the same requests in simulated time: what is predicted for the settings of the log, beside what was
-                measured. Its error is what any other prediction here can be off by
+                measured. Its error is what any other prediction here can be off by; beyond a limit there is no other
 what if         the same with other settings
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,16 +17,17 @@ from typing import Any
 from twostroke.bench.from_log import run_of_log
 from twostroke.bench.summary import summarize
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.cost.step_fit import fit_step_model, quality_of
+from twostroke.cost.step_fit import TimedStep, fit_mean_step_model, quality_of
 from twostroke.cost.step_model import FitQuality, StepTimeModel, scaled
 from twostroke.errors import InvalidParameter
-from twostroke.events import Event
+from twostroke.events import EngineStarted, Event, MeasurementBegan
+from twostroke.planner.back_test import refusal, too_few
 from twostroke.scheduler.replay import Difference, replay
 from twostroke.served_run import Run
 from twostroke.simulation.observed import observed_steps
 from twostroke.simulation.pools import HandOvers, PoolSimulation
 from twostroke.simulation.requests import Recording, faster, recording_of
-from twostroke.simulation.settings import WhatIf, with_block_size
+from twostroke.simulation.settings import WhatIf, check_rate_factor, with_block_size
 from twostroke.simulation.simulate import simulate
 from twostroke.simulation.whole import check_whole
 
@@ -62,7 +64,10 @@ class Replayed:
     """How far the step times are from the steps of the log."""
     back_test: Predicted
     what_ifs: tuple[Predicted, ...]
+    """Empty where they are refused."""
     unfinished: int
+    refusal: str = ""
+    """Why no what-if was answered: the figure, the limit and the remedy. Empty: nothing speaks against them."""
 
 
 def replay_log(
@@ -76,26 +81,44 @@ def replay_log(
         step_times: as calibrated; None: fitted to the steps of the log.
 
     Raises:
-        InvalidParameter: a log with a gap, without steps or of a pool; settings out of range.
+        InvalidParameter: a log with a gap, without steps or of a pool; settings out of range, or without effect.
     """
     check_whole(events)
     recording = recording_of(events)
     if recording.started.speculation is not None:
         limit = "drafts; how many of them stand is not in it as a decision, so its time cannot be simulated"
         raise InvalidParameter("event_log", recording.started.process, limit)
-    steps = observed_steps(events)
-    model = step_times or fit_step_model(steps)
+    measured, steps = run_of_log(events), measured_steps(events)
+    for what_if in what_ifs:
+        check_rate_factor(what_if, recording.requests, measured.duration_s)
+        what_if.apply(recording.started)  # checked before anything is predicted
+    model = step_times or fit_mean_step_model(steps)
+    back_test = predict(recording, model, WhatIf())
+    refused = too_few(len(measured.requests)) or refusal(figures(back_test.run), figures(measured))
     return Replayed(
         difference=replay(events),
-        num_steps=len(steps),
-        measured=run_of_log(events),
+        num_steps=len(observed_steps(events)),
+        measured=measured,
         step_times=model,
         fitted_here=step_times is None,
         step_quality=quality_of(model, steps),
-        back_test=predict(recording, model, WhatIf()),
-        what_ifs=tuple(predict(recording, model, what_if) for what_if in what_ifs),
+        back_test=back_test,
+        what_ifs=() if refused else tuple(predict(recording, model, what_if) for what_if in what_ifs),
         unfinished=recording.unfinished,
+        refusal=refused,
     )
+
+
+def measured_steps(events: Sequence[Event]) -> list[TimedStep]:
+    """Return the steps of the last run of a log. Steps that warmed the engine up had a machine in another state."""
+    found: list[Event] = []
+    for event in events:
+        if isinstance(event, EngineStarted):
+            found = []
+        elif isinstance(event, MeasurementBegan):
+            found = [one for one in found[:1] if isinstance(one, EngineStarted)]
+        found.append(event)
+    return observed_steps(found)
 
 
 def predict(
@@ -124,6 +147,7 @@ def figures(run: Run) -> dict[str, Any]:
     return {
         **{f"{name}_{q}": latency[f"{name}_s"].get(q) for name in ("ttft", "tpot", "itl") for q in ("p50", "p99")},
         "itl_max": max((gap for request in run.requests for gap in request.times.itl_s), default=None),
+        "itl_beside_prompts": _mean_beside_prompts(run),
         "output_tok_s": summary["throughput"]["output_tok_s"],
         "requests_per_s": summary["throughput"]["requests_per_s"],
         "duration_s": summary["duration_s"],
@@ -131,3 +155,15 @@ def figures(run: Run) -> dict[str, Any]:
         "num_preemptions": summary["num_preemptions"],
         "num_cached_tokens": summary["num_cached_tokens"],
     }
+
+
+def _mean_beside_prompts(run: Run) -> float | None:
+    """Mean gap before a token whose step also computed prompts: what a decode waits for them. None: no such gap."""
+    ends = {step.end_s for step in run.steps if step.num_prefill_tokens}
+    gaps = [
+        later - earlier
+        for request in run.requests
+        for earlier, later in itertools.pairwise(request.times.token_times_s)
+        if later in ends and later > earlier
+    ]
+    return sum(gaps) / len(gaps) if gaps else None

@@ -7,10 +7,10 @@ from typing import Any
 
 from twostroke.cost.calibration import Choice
 from twostroke.planner.after_run import AfterRun
+from twostroke.planner.back_test import errors
 from twostroke.planner.floors import FrontierPoint, TTFTPoint
 from twostroke.planner.memory import MemoryPlan
 from twostroke.planner.plan import Asked, Plan
-from twostroke.planner.show_replay import errors
 from twostroke.planner.what_if import Change, TwoPools
 
 _OF_MEMORY = (

@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.planner.after_run import AfterRun
-from twostroke.planner.show_replay import cells, errors, table_of
+from twostroke.planner.back_test import errors
+from twostroke.planner.show_replay import cells, table_of
 from twostroke.planner.words import milliseconds, significant
 
 

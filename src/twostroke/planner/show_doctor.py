@@ -7,12 +7,13 @@ from typing import Any
 
 from rich.console import Console
 
-from twostroke.planner.doctor import Diagnosis, Lever
+from twostroke.planner.doctor import REFUSED, Diagnosis
 from twostroke.planner.kept_limits import limit_lines
+from twostroke.planner.levers import Lever
 from twostroke.planner.signals import plain_signals
 
 _DEARER = 1.05
-"""Times the TTFT: less is not worth a line."""
+"""Times a figure as it was: less is not worth a line."""
 
 
 def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
@@ -37,7 +38,10 @@ def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
         for line in _effects(lever):
             say(f"  {line}")
     if not found.levers:
-        say("[bold]lever[/]    none")
+        say("[bold]lever[/]    nothing to do" if not found.remark.startswith(REFUSED) else "[bold]lever[/]    none")
+    for lever in found.to_measure:
+        say(f"measure  {lever.name}: {lever.flags}")
+        say(f"  not predicted: {lever.measure}")
     for fault in found.faults:
         say(f"[bold red]fault[/]    {fault.name}: {fault.seen}")
         say(f"  {fault.remedy}")
@@ -62,11 +66,14 @@ def diagnosis_json(found: Diagnosis) -> dict[str, Any]:
                 "is_exact": lever.is_exact,
                 "before": lever.before,
                 "after": lever.after,
-                "gain": lever.gain if lever.before is not None else None,
-                "ttft_p50_before": lever.ttft_before,
-                "ttft_p50_after": lever.ttft_after,
+                "gain": lever.gain,
+                "costs": {name: {"before": b, "after": a} for name, (b, a) in lever.costs.items()},
             }
             for lever in found.levers
+        ],
+        "to_measure": [
+            {"name": lever.name, "flags": lever.flags, "is_exact": lever.is_exact, "measure": lever.measure}
+            for lever in found.to_measure
         ],
         "faults": [{"name": fault.name, "seen": fault.seen, "remedy": fault.remedy} for fault in found.faults],
         "example": found.example,
@@ -79,8 +86,9 @@ def _effects(lever: Lever) -> Iterator[str]:
     """What pulling it is predicted to do."""
     if lever.before is not None and lever.after is not None:
         yield f"predicted: {_words(lever)}"
-    if lever.ttft_cost > _DEARER and lever.ttft_before and lever.ttft_after:
-        yield f"it costs: TTFT P50 {lever.ttft_before * 1e3:,.1f} ms to {lever.ttft_after * 1e3:,.1f} ms"
+    for name, (before, after) in lever.costs.items():
+        if after > _DEARER * before:
+            yield f"it costs: {name.replace('_', ' ').upper()} {before * 1e3:,.1f} ms to {after * 1e3:,.1f} ms"
     if not lever.is_exact:
         yield "answers would differ a little: see twostroke bench quality"
 

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from twostroke.planner.back_test import errors
 from twostroke.planner.replay import Predicted, Replayed, figures
 from twostroke.planner.words import significant
 
@@ -38,6 +39,8 @@ def print_replayed(found: Replayed, console: Console | None = None) -> None:
     if found.unfinished:
         say(f"note: {found.unfinished} requests had not ended; they are taken to end with the tokens they had")
     say_speed_and_what_ifs(say, found.back_test, found.what_ifs)
+    if found.refusal:
+        say(f"[bold red]refused[/]: no what-if is answered from this log: {found.refusal}")
     console.print(_table(found))
 
 
@@ -64,20 +67,8 @@ def replayed_json(found: Replayed) -> dict[str, Any]:
         "measured": measured,
         "back_test": {**predicted, "error": errors(predicted, measured), "speed": found.back_test.speed},
         "what_if": [what_if_json(predicted) for predicted in found.what_ifs],
+        "refusal": found.refusal,
         "unfinished": found.unfinished,
-    }
-
-
-def errors(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, float]:
-    """Predicted / measured - 1, where both are there.
-
-    >>> errors({"ttft_p50": 1.1, "itl_p50": None}, {"ttft_p50": 1.0, "itl_p50": 2.0})
-    {'ttft_p50': 0.1}
-    """
-    return {
-        name: round(predicted[name] / value - 1, 6)
-        for name, value in measured.items()
-        if value and predicted.get(name) is not None
     }
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from twostroke.batch import CacheEnd, Limit, ScheduledBatch, Stroke
+from twostroke.batch import CacheEnd, Commit, Limit, ScheduledBatch, Stroke
 from twostroke.bench.report import percentiles
 from twostroke.errors import InvalidParameter
 from twostroke.events import (
@@ -20,11 +20,13 @@ from twostroke.events import (
     EngineStarted,
     Event,
     KVBlockChecked,
+    KVHoldEnded,
     KVImportEnded,
     MeasurementBegan,
     MemorySampled,
     RequestArrived,
     RequestFinishedByCaller,
+    RequestRouted,
     StepCommitted,
     StepScheduled,
 )
@@ -51,6 +53,10 @@ class Signals:
     """Steps that arithmetic binds."""
     memory_s: float = 0.0
     """Steps that memory binds."""
+    prompt_s: float = 0.0
+    """Steps that arithmetic binds and that mostly compute prompts, for the first time."""
+    weight_bytes: float = 0.0
+    """Of the weights, as the largest step read them; 0: nobody measured the machine."""
     floor_s: float = 0.0
     """What the machine would have taken for these steps at best."""
     waiting_s: dict[Limit, float] = field(default_factory=dict[Limit, float])
@@ -63,6 +69,8 @@ class Signals:
     num_steps: int = 0
     num_requests: int = 0
     """That ended."""
+    num_served: int = 0
+    """That got a token, those included whose arrival a gap has swallowed."""
     num_outputs: int = 0
     num_prompt_tokens: int = 0
     """Computed in first strokes, what was computed again included."""
@@ -95,6 +103,8 @@ class Signals:
     """While KV was awaited from other processes, with nothing of it coming."""
     link_busy_s: float = 0.0
     link_bytes: int = 0
+    has_pools: bool = False
+    """Whether prompts are computed in processes of their own."""
     num_corrupt: int = 0
     memory_growth: float = 0.0
     """Bytes a second by which the process grew over the last half of the history, without KV blocks used for the first
@@ -164,6 +174,7 @@ class _Reader:
         self._evicted: Counter[bytes] = Counter()
         self._touched: set[int] = set()
         """KV blocks that were ever used."""
+        self._served: set[str] = set()
         self._memory: list[tuple[float, int]] = []
         """Time, bytes without those of the blocks touched."""
 
@@ -193,7 +204,10 @@ class _Reader:
     def _rare(self, event: Event) -> None:
         found = self.found
         match event:
+            case RequestRouted() | KVHoldEnded():
+                found.has_pools = True
             case KVImportEnded():
+                found.has_pools = True
                 found.link_bytes += event.num_bytes
                 found.link_busy_s += event.busy_s
                 found.link_s += max(0.0, event.time_s - event.begin_s)
@@ -273,8 +287,11 @@ class _Reader:
         found.num_steps += 1
         found.busy_s += seconds
         found.own_s += max(0.0, seconds - event.operator_time_s - event.draft_time_s)
+        if self._is_prompt_step(batch) and (cost is None or cost.bound == "compute"):
+            found.prompt_s += seconds
         if cost is not None:
             found.floor_s += cost.seconds
+            found.weight_bytes = max(found.weight_bytes, cost.weight_bytes)
             if cost.bound == "compute":
                 found.compute_s += seconds
             else:
@@ -287,6 +304,16 @@ class _Reader:
         if found.started is not None:
             self._slots.append((seconds, batch.num_running / found.started.scheduler["max_num_seqs"]))
             self._blocks.append((event.time_s, seconds, found.started.num_blocks - batch.num_free_blocks))
+
+    def _is_prompt_step(self, batch: ScheduledBatch) -> bool:
+        """Whether most tokens of a step are prompt tokens that were not computed before a preemption."""
+        num_new = num_tokens = 0
+        for share in batch.requests:
+            num_tokens += share.num_scheduled_tokens
+            watched = self._requests.get(share.request_id)
+            if share.stroke is Stroke.PREFILL and not (watched is not None and watched.preempted_at):
+                num_new += share.num_scheduled_tokens
+        return 2 * num_new > num_tokens
 
     def _count(self, batch: ScheduledBatch) -> None:
         found = self.found
@@ -307,6 +334,7 @@ class _Reader:
         strokes = {share.request_id: share.stroke for share in batch.requests}
         is_mixed = batch.num_prefill_tokens > 0
         for commit in event.commits:
+            self._count_served(commit)
             watched = self._requests.get(commit.request_id)
             if watched is None:
                 continue
@@ -318,6 +346,13 @@ class _Reader:
                 self.found.num_requests += 1
                 self.found.num_errors += commit.finish_reason is FinishReason.ERROR
                 del self._requests[commit.request_id]
+
+    def _count_served(self, commit: Commit) -> None:
+        if commit.num_tokens and commit.request_id not in self._served:
+            self._served.add(commit.request_id)
+            self.found.num_served += 1
+        if commit.finish_reason is not None:
+            self._served.discard(commit.request_id)  # its name may be used again
 
     def _token(self, watched: _Watched, time_s: float, beside_prompts: bool) -> None:
         if watched.last_token_s is None:

@@ -28,7 +28,7 @@ from twostroke.planner.options import PlanOptions
 from twostroke.planner.replay import Predicted, predict
 from twostroke.planner.trace_options import TraceOptions
 from twostroke.simulation.requests import Recording
-from twostroke.simulation.settings import WhatIf
+from twostroke.simulation.settings import WhatIf, check_rate_factor
 from twostroke.simulation.trace import num_tokens_of, read_trace, requests_of_trace
 
 
@@ -109,7 +109,9 @@ def replay_trace(
         process="simulated",
     )
     recording = Recording(started, requests, unfinished=0)
-    runs = [_with_progress(recording, machine.step_times, what_if) for what_if in (WhatIf(), *what_ifs)]
+    predicted = _with_progress(recording, machine.step_times, WhatIf())
+    for what_if in what_ifs:
+        check_rate_factor(what_if, requests, predicted.run.duration_s)
     return TraceReplayed(
         trace=path.name,
         model=memory.model,
@@ -122,8 +124,8 @@ def replay_trace(
         max_context=max_context,
         num_beyond_context=num_beyond_context,
         num_beyond_kv=num_left_out - num_beyond_context,
-        predicted=runs[0],
-        what_ifs=tuple(runs[1:]),
+        predicted=predicted,
+        what_ifs=tuple(_with_progress(recording, machine.step_times, what_if) for what_if in what_ifs),
     )
 
 

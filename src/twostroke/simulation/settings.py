@@ -21,6 +21,8 @@ _SCHEDULER = {f.name for f in dataclasses.fields(SchedulerConfig)}
 _CACHE = {"block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "enable_prefix_caching", "kv_reservation"}
 _POOLS = {f.name for f in dataclasses.fields(SimulatedPools)}
 _OWN = {"request_rate_factor", "step_time_factor", "max_model_len"} | _POOLS
+_LEAST_MOVED = 0.01
+"""Share of a run by which the last arrival has to move for a request_rate_factor to have an effect."""
 _FORMATS: Mapping[str, KVFormat] = {"bf16": "bf16", "f32": "f32", "fp8": "fp8", "int8": "int8", "int4": "int4"}
 
 
@@ -124,6 +126,28 @@ class WhatIf:
         if not isinstance(value, int | float) or not 0 < value < 1e6:
             raise InvalidParameter(name, value, "must be a number more than 0")
         return float(value)
+
+
+def check_rate_factor(what_if: WhatIf, requests: Sequence[SimulatedRequest], duration_s: float) -> None:
+    """Refuse a request_rate_factor that moves no arrival by as much as a hundredth of the run.
+
+    Raises:
+        InvalidParameter: the requests came at once, or nearly.
+    """
+    factor = what_if.request_rate_factor
+    if factor == 1 or not requests:
+        return
+    times_s = [request.arrival.arrival_time_s for request in requests]
+    span_s = max(times_s) - min(times_s)
+    if abs(span_s / factor - span_s) >= _LEAST_MOVED * duration_s:
+        return
+    came = "came at once" if span_s == 0 else f"came within {span_s:.3g} s of a run of {duration_s:.3g} s"
+    raise InvalidParameter(
+        "request_rate_factor",
+        factor,
+        f"changes nothing: all {len(requests)} requests {came}",
+        "Leave it out, or record requests that come over time.",
+    )
 
 
 def with_block_size(requests: Sequence[SimulatedRequest], before: int, after: int) -> tuple[SimulatedRequest, ...]:

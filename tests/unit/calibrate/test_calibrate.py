@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from timed_engine import LIMITS, SHAPE
+from traces import conversations, write_trace
 from twostroke import LLM, SamplingParams
 from twostroke.calibrate.options import CalibrateOptions
 from twostroke.calibrate.run import calibrate
 from twostroke.calibrate.show import advice, print_calibration
+from twostroke.config.cache import CacheConfig
+from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
 from twostroke.cost.calibration import Calibration, DrafterFigures, Timing
-from twostroke.engine.calibrated import place_to_write
+from twostroke.cost.step_model import Curve, StepTimeModel
+from twostroke.engine.calibrated import find_calibration, place_to_write
+from twostroke.engine.pace import pace_of
 from twostroke.errors import InvalidParameter, ModelNotFound, TwostrokeError
+from twostroke.model.model_files import find_model_of
+from twostroke.planner.options import PlanOptions
+from twostroke.planner.plan import make_plan
+from twostroke.planner.trace_options import TraceOptions
+from twostroke.planner.trace_replay import replay_trace
 
 LOAD = LoadConfig(threads=1)
 FEW: dict[str, Any] = {
@@ -154,5 +166,67 @@ def test_random_weights_and_free_products_have_calibrations_of_their_own(tmp_pat
         LoadConfig(kernels="reference", batch_invariant=False),
         LoadConfig(quantization="int8", load_format="dummy"),
     ]
-    names = [place_to_write(tmp_path, load).name.removeprefix("twostroke-calibration") for load in loads]
+    names = [place_to_write(tmp_path, load).name.rpartition("twostroke-calibration")[2] for load in loads]
     assert names == [".json", "-dummy.json", ".json", "-not-batch-invariant.json", "-int8-dummy.json"]
+
+
+STEP_TIMES = StepTimeModel(layers=Curve((1,), (1.0,)), head=Curve((1,), (0.0,)), pair_s=0.0, seen_s=0.0)
+SOME = Calibration(
+    model="m", load={}, machine={}, context_tokens=1, most_drafts=1, step_s=(Timing(1, 1.0),), step_times=STEP_TIMES
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize("name", ["folder", "file.gguf"])
+def test_a_calibration_goes_to_the_cache_and_is_found_there(tmp_path: Path, home: Path, name: str) -> None:
+    model = tmp_path / "models" / name
+    model.mkdir(parents=True) if name == "folder" else (tmp_path / "models").mkdir()
+    if name != "folder":
+        model.touch()
+    before = sorted(tmp_path.joinpath("models").rglob("*"))
+    place = place_to_write(model, LOAD)
+    assert place.parent == home / ".cache" / "twostroke"
+    assert find_calibration(model, LOAD, CacheConfig())[0] is None
+    SOME.write(place)
+    assert find_calibration(model, LOAD, CacheConfig()) == (SOME, f"calibrated: {place.name}")
+    assert sorted(tmp_path.joinpath("models").rglob("*")) == before, "a model's folder is not ours to write to"
+
+
+def test_two_models_of_one_name_have_calibrations_of_their_own(tmp_path: Path, home: Path) -> None:
+    places = {place_to_write(tmp_path / parent / "model", LOAD) for parent in ("a", "b")}
+    assert len(places) == 2
+
+
+def test_a_calibration_beside_a_model_is_read_where_the_cache_has_none(tmp_path: Path, home: Path) -> None:
+    """Releases before wrote it there."""
+    SOME.write(tmp_path / "twostroke-calibration.json")
+    assert find_calibration(tmp_path, LOAD, CacheConfig()) == (SOME, "calibrated: twostroke-calibration.json")
+    newer = replace(SOME, context_tokens=2)
+    newer.write(place_to_write(tmp_path, LOAD))
+    assert find_calibration(tmp_path, LOAD, CacheConfig())[0] == newer
+    replace(newer, machine={"cpu": "another"}).write(place_to_write(tmp_path, LOAD))
+    assert find_calibration(tmp_path, LOAD, CacheConfig())[0] == SOME, "that in the cache is of another machine"
+    replace(SOME, machine={"cpu": "a third"}).write(tmp_path / "twostroke-calibration.json")
+    found, why = find_calibration(tmp_path, LOAD, CacheConfig())
+    assert found is None
+    assert why.count("is of another machine or other settings") == 2
+
+
+def test_engine_plan_and_replay_go_by_the_calibration_in_the_cache(tmp_path: Path, home: Path) -> None:
+    SOME.write(place_to_write(find_model_of(LOAD).path, LOAD))
+    config = EngineConfig.from_keywords(threads=1, itl_slo="10s", block_size=8)
+    pace = pace_of(config, find_model_of(LOAD).path, SHAPE, LIMITS)
+    assert pace.step_times == STEP_TIMES
+    assert "calibrated: " in pace.lines[0]
+    assert "not calibrated" not in pace.lines[0]
+    plan = make_plan(config, PlanOptions(memory=1 << 30, compare="none"))
+    assert plan.is_predicted
+    assert plan.step_times == STEP_TIMES
+    trace = write_trace(tmp_path / "trace.jsonl", conversations(3))
+    replayed = replay_trace(trace, config, TraceOptions(trace_divisor=64, memory=1 << 28))
+    assert replayed.predicted_by.startswith("calibrated: ")

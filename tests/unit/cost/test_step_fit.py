@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twostroke.cost.step_fit import TimedStep, fit_step_model, quality_of
+from twostroke.cost.step_fit import TimedStep, fit_mean_step_model, fit_step_model, quality_of
 from twostroke.cost.step_model import Curve, StepTimeModel, scaled
 from twostroke.cost.step_work import Layers, StepWork
 from twostroke.errors import InvalidParameter
@@ -74,3 +74,34 @@ def test_a_window_cuts_what_is_seen() -> None:
     assert Layers([4, None]).work([(100, 1, 1)]) == StepWork(1, 1, 0, 4 + 101)
     # a chunk: every query sees itself and three before it in the first layer, all before it in the second
     assert Layers([4, None]).work([(100, 10, 0)]) == StepWork(10, 0, 40 + sum(range(101, 111)), 0)
+
+
+def test_a_mean_fit_adds_up_to_the_time_that_was_measured() -> None:
+    """Steps take up to four times as long by chance; what is fitted to the usual step is far below their sum."""
+    dice = random.Random(0)
+    noisy = [step._replace(seconds=step.seconds * (1 + 3 * dice.random())) for step in some_steps(1) for _ in range(3)]
+    measured_s = sum(step.seconds for step in noisy)
+    usual_s, mean_s = (
+        sum(model.seconds(step.work) for step in noisy) for model in (fit_step_model(noisy), fit_mean_step_model(noisy))
+    )
+    assert mean_s == pytest.approx(measured_s, 0.03)
+    assert usual_s < 0.95 * measured_s
+
+
+def test_a_process_that_was_stopped_does_not_decide_a_mean_fit() -> None:
+    steps = some_steps(5)
+    stopped = [steps[0]._replace(seconds=100.0 * steps[0].seconds), *steps[1:] * 3]
+    usual, found = fit_mean_step_model(steps), fit_mean_step_model(stopped)
+    assert found.seconds(steps[-1].work) == pytest.approx(usual.seconds(steps[-1].work), 0.1)
+
+
+def test_a_slow_step_with_more_rows_than_all_others_does_not_bend_a_mean_fit() -> None:
+    """The step that admits most prompts at once is slow by chance: more rows than it has stay cheap."""
+    layers = Layers([None] * 12)
+    works = [layers.work([(context, 1, 1)] * rows) for rows in (1, 2, 3, 4) for context in range(50, 450, 50)]
+    largest = layers.work([(0, 64, 1)] * 6)
+    steps = [TimedStep(work, TRUTH.seconds(work)) for work in works]
+    steps += [TimedStep(work, TRUTH.seconds(work)) for work in [layers.work([(0, 64, 1)])] * 4]
+    found = fit_mean_step_model([*steps, TimedStep(largest, 3 * TRUTH.seconds(largest))])
+    more = layers.work([(200, 1, 1)] * 9)
+    assert found.seconds(more) == pytest.approx(TRUTH.seconds(more), 0.25)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from typing import Any
 
@@ -14,11 +15,16 @@ from twostroke.bench.from_log import run_of_log
 from twostroke.bench.workload import Workload, of_lengths, with_arrivals
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.step_model import Curve, StepTimeModel, scaled
 from twostroke.errors import InvalidParameter
-from twostroke.events import EventsDropped
-from twostroke.planner.doctor import Constraint, Diagnosis, diagnose
+from twostroke.events import EngineStarted, Event, EventsDropped, RequestRouted, plain
+from twostroke.planner.constraint import Constraint
+from twostroke.planner.doctor import Diagnosis, diagnose
+from twostroke.planner.faults import faults_of
+from twostroke.planner.levers import levers_of
 from twostroke.planner.replay import figures
 from twostroke.planner.show_doctor import diagnosis_json, print_diagnosis
+from twostroke.planner.signals import signals_of
 from twostroke.scheduler.replay import layout_of
 
 
@@ -80,7 +86,38 @@ def prompts_that_wait() -> dict[str, Any]:
 
 def one_at_a_time() -> dict[str, Any]:
     """A single user, who waits for each token."""
-    return {"workload": every(3.0, [(32, 100)] * 6)}
+    return {"workload": every(3.0, [(32, 100)] * 10)}
+
+
+def short_outputs() -> dict[str, Any]:
+    """Prompts by the dozen, and a few tokens of each: a classifier. Decodes beside prompts take as long as these."""
+    return {"workload": of_lengths([(300, 3)] * 40)}
+
+
+def short_outputs_in_few_slots() -> dict[str, Any]:
+    """The same with a queue for slots, which more slots would not shorten."""
+    return short_outputs() | {"scheduler": SchedulerConfig(max_num_seqs=4)}
+
+
+def idle() -> dict[str, Any]:
+    """Two requests every now and then; while one answers, the prompt of the other is computed."""
+    arrivals = [30.0 * (i // 2) + 0.5 * (i % 2) for i in range(24)]
+    return {"workload": with_arrivals(of_lengths([(700, 40)] * 24), arrivals)}
+
+
+def idle_in_bursts() -> dict[str, Any]:
+    """Little to do, and then more requests at once than there are slots: that is a queue."""
+    arrivals = [30.0 * (i // 12) for i in range(48)]
+    return {
+        "workload": with_arrivals(of_lengths([(32, 48)] * 48), arrivals),
+        "scheduler": SchedulerConfig(max_num_seqs=4),
+    }
+
+
+@functools.cache
+def log_of(case: Any, noise: float = 0.05) -> list[Event]:
+    """The log of a case, made once; no test changes it."""
+    return history(**case(), noise=noise)
 
 
 CASES = [
@@ -90,7 +127,12 @@ CASES = [
     (whole_prompts, Constraint.PROMPTS, "chunked prefill"),
     (prompts_that_wait, Constraint.PROMPTS, "chunked prefill"),
     (large_chunks, Constraint.PROMPTS, "a limit for the time between tokens"),
-    (one_at_a_time, Constraint.BANDWIDTH, "speculation"),
+    (idle_in_bursts, Constraint.SLOTS, "twice the slots"),
+]
+NOTHING_TO_DO = [
+    (short_outputs, Constraint.COMPUTE),
+    (short_outputs_in_few_slots, Constraint.COMPUTE),
+    (idle, Constraint.NONE),
 ]
 
 
@@ -109,20 +151,47 @@ def with_settings(case: dict[str, Any], settings: dict[str, Any]) -> dict[str, A
 
 @pytest.mark.parametrize(("case", "constraint", "lever"), CASES, ids=[case.__name__ for case, _, _ in CASES])
 def test_each_load_has_its_lever(case: Any, constraint: Constraint, lever: str) -> None:
-    found = diagnose(history(**case(), noise=0.05))
+    found = diagnose(log_of(case))
     assert (found.constraint, found.levers[0].name) == (constraint, lever), found.evidence
     assert found.evidence
 
 
-@pytest.mark.parametrize("case", [case for case, _, _ in CASES if case is not one_at_a_time], ids=lambda c: c.__name__)
+@pytest.mark.parametrize(("case", "constraint"), NOTHING_TO_DO, ids=[case.__name__ for case, _ in NOTHING_TO_DO])
+@pytest.mark.parametrize("noise", [0.05, 3.0])
+def test_an_idle_server_and_a_compute_bound_one_have_nothing_to_do(
+    case: Any, constraint: Constraint, noise: float
+) -> None:
+    found = diagnose(log_of(case, noise))
+    assert (found.constraint, found.levers, found.to_measure, named(found)) == (constraint, (), (), set())
+    assert found.signals.stalled_itl["p99"] > 5 * 0.03, "there is something that one might take for long prompts"
+
+
+@pytest.mark.parametrize(
+    ("case", "constraint", "lever"),
+    [case for case in CASES if case[0] in (little_memory, few_slots, large_chunks)],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_a_machine_that_others_use_changes_no_verdict(case: Any, constraint: Constraint, lever: str) -> None:
+    found = diagnose(log_of(case, 3.0))
+    assert (found.constraint, found.levers[0].name) == (constraint, lever), found.remark
+
+
+def test_speculation_for_a_single_user_is_something_to_measure() -> None:
+    found = diagnose(log_of(one_at_a_time))
+    assert (found.constraint, found.levers) == (Constraint.BANDWIDTH, ())
+    assert [lever.name for lever in found.to_measure] == ["speculation"]
+    assert "twostroke calibrate" in found.to_measure[0].measure
+
+
+@pytest.mark.parametrize("case", [case for case, _, _ in CASES], ids=lambda c: c.__name__)
 def test_pulling_the_lever_does_what_was_predicted(case: Any) -> None:
     before = case()
-    lever = diagnose(history(**before, noise=0.05)).levers[0]
+    lever = diagnose(log_of(case)).levers[0]
     assert lever.before is not None
     assert lever.after is not None
     after = with_settings(before, lever.settings)
     really = figures(run_of_log(history(**after, noise=0.05)))[lever.metric]
-    was = figures(run_of_log(history(**before, noise=0.05)))[lever.metric]
+    was = figures(run_of_log(log_of(case)))[lever.metric]
     assert lever.gain > 1.05
     assert (really - was) * (lever.after - lever.before) > 0, "the metric moved the other way"
     predicted = lever.after - lever.before
@@ -173,7 +242,7 @@ def test_eviction_of_a_hot_prefix_is_named() -> None:
 
 
 def test_long_prompt_stalls_are_named() -> None:
-    assert "long-prompt stalls" in named(diagnose(history(**whole_prompts())))
+    assert "long-prompt stalls" in named(diagnose(log_of(whole_prompts, 0.0)))
     paced = whole_prompts() | {"scheduler": SchedulerConfig(itl_slo="80ms")}
     assert "long-prompt stalls" not in named(diagnose(history(**paced)))
 
@@ -186,8 +255,8 @@ def test_kv_growth_is_named() -> None:
 
 
 def test_fragmentation_is_named() -> None:
-    assert "fragmentation" in named(diagnose(history(**naive())))
-    assert "fragmentation" not in named(diagnose(history(**little_memory())))
+    assert "fragmentation" in named(diagnose(log_of(naive)))
+    assert "fragmentation" not in named(diagnose(log_of(little_memory)))
 
 
 def test_flooding_is_named() -> None:
@@ -219,21 +288,140 @@ def test_kv_blocks_that_are_used_for_the_first_time_are_no_leak() -> None:
 
 
 def test_an_engine_that_is_slow_itself_is_named() -> None:
-    found = diagnose(history(every(0.5, [(32, 60)] * 8), own_s=0.05))
+    found = diagnose(history(every(0.5, [(32, 60)] * 12), own_s=0.05))
     assert found.constraint is Constraint.ENGINE
 
 
-def test_a_dump_with_a_gap_is_looked_at_and_nothing_is_predicted() -> None:
-    events = history(**few_slots())
-    gap = EventsDropped(events[200].time_s, events[0].process, 180)
-    found = diagnose([events[0], gap, *events[200:]])
-    assert found.constraint is Constraint.SLOTS
-    assert "nothing was predicted" in found.remark
-    assert all(lever.before is None for lever in found.levers)
+@pytest.mark.parametrize("case", [few_slots, little_memory], ids=lambda c: c.__name__)
+def test_a_dump_with_a_gap_is_predicted_from_what_is_left(case: Any) -> None:
+    events = log_of(case)
+    cut = len(events) // 3
+    gap = EventsDropped(events[cut].time_s, events[0].process, cut - 20)
+    whole, found = diagnose(events), diagnose([events[0], gap, *events[cut:]])
+    assert (found.constraint, found.levers[0].name) == (whole.constraint, whole.levers[0].name)
+    assert found.levers[0].before is not None
+
+
+def test_a_handful_of_requests_is_no_load() -> None:
+    few, enough = (diagnose(history(of_lengths([(32, 64)] * n), SchedulerConfig(max_num_seqs=2))) for n in (9, 10))
+    assert (few.constraint, few.levers, few.to_measure) == (Constraint.UNKNOWN, (), ())
+    assert "9 requests with a token, fewer than the 10 needed" in few.evidence[0]
+    assert (enough.constraint, enough.levers[0].name) == (Constraint.SLOTS, "twice the slots")
+
+
+def test_without_a_back_test_that_holds_no_lever_is_offered() -> None:
+    slow = scaled(STEP_TIMES, 1.5)
+    found = diagnose(log_of(few_slots, 0.0), slow)
+    assert (found.constraint, found.levers) == (Constraint.SLOTS, ())
+    assert "the back-test is off by" in found.remark
+    assert "more than the 25% allowed" in found.remark
+    console = Console(record=True, width=160)
+    print_diagnosis(found, console)
+    assert "lever    none" in console.export_text()
+    near = diagnose(log_of(few_slots, 0.0), scaled(STEP_TIMES, 1.2))
+    assert near.levers, near.remark
+
+
+def test_a_log_of_drafts_is_not_predicted() -> None:
+    first, *others = log_of(few_slots, 0.0)
+    assert isinstance(first, EngineStarted)
+    found = diagnose([dataclasses.replace(first, speculation={"method": "ngram"}), *others])
+    assert (found.constraint, found.levers) == (Constraint.SLOTS, ())
+    assert "drafts" in found.remark
+
+
+def test_a_lever_that_brings_less_than_a_tenth_is_not_offered() -> None:
+    """A queue for slots, of requests whose time goes into arithmetic: twice the slots make steps twice as long."""
+    linear = StepTimeModel(
+        layers=Curve((1, 512), (0.01, 5.12)), head=Curve((1, 64), (0.001, 0.002)), pair_s=0.0, seen_s=0.0
+    )
+    found = diagnose(history(**few_slots(), step_times=linear))
+    assert (found.constraint, found.levers) == (Constraint.SLOTS, ())
+    assert "no setting that loosens it is predicted to bring 10%" in found.remark
+    console = Console(record=True, width=160)
+    print_diagnosis(found, console)
+    assert "nothing to do" in console.export_text()
+
+
+@pytest.mark.parametrize("case", [case for case, _, _ in CASES], ids=lambda c: c.__name__)
+def test_every_lever_that_is_offered_brings_a_tenth_and_is_not_on_yet(case: Any) -> None:
+    found = diagnose(log_of(case), link_bytes_per_s=1e9)
+    on = {**found.signals.started.scheduler, **found.signals.started.cache}
+    for lever in found.levers:
+        assert lever.gain >= 1.1, lever.name
+        assert all(on.get(name) != value for name, value in lever.settings.items()), lever
+
+
+def test_a_limit_that_is_set_and_broken_gets_only_tighter_ones() -> None:
+    """The step times that it goes by are far too short, as on a machine that has become slow."""
+    case = large_chunks() | {"scheduler": SchedulerConfig(max_num_batched_tokens=1024, itl_slo=0.2)}
+    started, *others = log_of(large_chunks, 0.0)
+    assert isinstance(started, EngineStarted)
+    broken = [dataclasses.replace(started, scheduler=plain(case["scheduler"])), *others]
+    found = signals_of(broken)
+    levers = [lever for lever in levers_of(Constraint.PROMPTS, found, None) if "itl_slo" in lever.settings]
+    assert levers
+    assert all(lever.settings["itl_slo"] < 0.2 for lever in levers)
+    remedy = next(fault.remedy for fault in faults_of(found, Constraint.PROMPTS) if fault.name == "long-prompt stalls")
+    assert "--itl-slo below 200ms" in remedy
+    assert "--max-num-batched-tokens 509" in remedy, "half of the largest chunk, below the 1024 that are set"
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "cache", "flags"),
+    [
+        (SchedulerConfig(batching="static"), CacheConfig(), "leave out --batching"),
+        (
+            SchedulerConfig(),
+            CacheConfig(kv_reservation="contiguous", enable_prefix_caching=False),
+            "leave out --kv-reservation",
+        ),
+        (SchedulerConfig(), CacheConfig(), None),
+    ],
+)
+def test_only_baselines_that_are_on_are_to_be_left_out(
+    scheduler: SchedulerConfig, cache: CacheConfig, flags: str | None
+) -> None:
+    levers = levers_of(Constraint.SLOTS, signals_of(history(of_lengths([(8, 2)]), scheduler, cache)), None)
+    assert next((lever.flags for lever in levers if lever.flags.startswith("leave out")), None) == flags
+
+
+def test_kv_in_8_bits_is_no_lever_and_no_remedy_where_it_is_on() -> None:
+    case = {"workload": of_lengths([(16, 300)] * 24), "cache": CacheConfig(enable_prefix_caching=False)}
+    started, *others = history(**case, num_blocks=130)
+    assert isinstance(started, EngineStarted)
+    for kv_format, is_offered in (("bf16", True), ("int8", False), ("int4", False), ("fp8", False)):
+        found = signals_of([dataclasses.replace(started, layout=started.layout | {"kv_format": kv_format}), *others])
+        names = [lever.name for lever in levers_of(Constraint.KV, found, None)]
+        assert ("KV in 8 bits" in names) is is_offered
+        thrash = next(fault for fault in faults_of(found, Constraint.KV) if fault.name == "preemption thrash")
+        assert ("8 bits" in thrash.remedy) is is_offered
+
+
+@pytest.mark.parametrize(("model_bits", "is_named"), [(16.0, True), (32.0, True), (8.5, False), (5.7, False)])
+def test_weights_in_8_bits_are_named_where_they_are_larger(model_bits: float, is_named: bool) -> None:
+    first, *others = log_of(one_at_a_time)
+    assert isinstance(first, EngineStarted)
+    found = signals_of([first, *others])
+    count = int(8 * found.weight_bytes / model_bits)
+    found.started = dataclasses.replace(first, model=f"m (LlamaForCausalLM, {count} parameters, torch.bfloat16)")
+    names = [lever.name for lever in levers_of(Constraint.BANDWIDTH, found, None)]
+    assert ("weights in 8 bits" in names) is is_named
+
+
+def test_drafts_and_pools_that_are_on_are_not_named() -> None:
+    first, *others = log_of(one_at_a_time)
+    assert isinstance(first, EngineStarted)
+    drafts = signals_of([dataclasses.replace(first, speculation={"method": "ngram"}), *others])
+    assert levers_of(Constraint.BANDWIDTH, drafts, None) == ()
+    routed = RequestRouted(others[0].time_s, "gateway", "1-0", decode="d0", prefill="p0", reason="")
+    pooled = signals_of([first, *others, routed])
+    names = [lever.name for lever in levers_of(Constraint.PROMPTS, pooled, 1e9)]
+    assert "prefill and decode in two pools" not in names
 
 
 def test_what_is_printed_and_what_programs_read() -> None:
-    found = diagnose(history(**few_slots()), STEP_TIMES)
+    found = diagnose(log_of(few_slots, 0.0), STEP_TIMES)
     console = Console(record=True, width=160)
     print_diagnosis(found, console)
     text = console.export_text()
@@ -261,8 +449,8 @@ def test_the_example_is_the_request_that_was_hit_most() -> None:
     found = diagnose(history(**case))
     requests = {request.request_id: request for request in run_of_log(history(**case)).requests}
     assert max(requests[found.example].times.itl_s) == max(max(r.times.itl_s) for r in requests.values())
-    queued = diagnose(history(**few_slots()))
-    requests = {request.request_id: request for request in run_of_log(history(**few_slots())).requests}
+    queued = diagnose(log_of(few_slots, 0.0))
+    requests = {request.request_id: request for request in run_of_log(log_of(few_slots, 0.0)).requests}
     assert requests[queued.example].times.ttft_s == max(r.times.ttft_s for r in requests.values())
 
 
@@ -272,14 +460,15 @@ def test_an_empty_log_says_so() -> None:
 
 
 def test_two_pools_are_predicted_where_a_link_is_known() -> None:
-    events = history(**large_chunks())
+    events = log_of(large_chunks, 0.0)
 
     def pools(found: Diagnosis) -> Any:
-        return next(lever for lever in found.levers if "two pools" in lever.name)
+        return next(lever for lever in (*found.levers, *found.to_measure) if "two pools" in lever.name)
 
     unknown, known = pools(diagnose(events)), pools(diagnose(events, link_bytes_per_s=1e9))
     assert unknown.settings == {}
     assert unknown.before is None
+    assert "--link-bytes-per-s" in unknown.measure
     assert known.settings == {"prefill": 1, "decode": 1, "link_bytes_per_s": 1e9}
     assert known.gain > 2
     with pytest.raises(InvalidParameter, match="more than 0 bytes a second"):

@@ -29,6 +29,7 @@ from twostroke.simulation.settings import WhatIf, with_block_size
 from twostroke.simulation.simulate import Simulation, simulate
 from twostroke.simulation.whole import check_whole
 
+ARRIVALS = [0.0, 0.0, 0.0, 5.5, 5.5, 9.5, 20.5, 30.5, 31.5, 32.5]
 SECOND = StepTimeModel(layers=Curve((1,), (1.0,)), head=Curve((1,), (0.0,)), pair_s=0.0, seen_s=0.0)
 """Every step takes one, as that of a counting engine does."""
 
@@ -89,14 +90,14 @@ def test_the_simulated_run_is_the_recorded_one(
 
 
 def some_log(tmp_path: Path) -> list[Event]:
-    workload = with_arrivals(of_lengths([(30, 12)] * 8), [0.0, 0.0, 0.0, 5.5, 5.5, 9.5, 20.5, 30.5])
+    workload = with_arrivals(of_lengths([(30, 12)] * 10), ARRIVALS)
     cache = CacheConfig(block_size=4, num_kv_blocks=64)
     return recorded(workload, tmp_path / "log.jsonl", SchedulerConfig(max_num_batched_tokens=16), cache)
 
 
 def test_what_if_predicts_what_an_engine_with_these_settings_does(tmp_path: Path) -> None:
     events = some_log(tmp_path)
-    workload = with_arrivals(of_lengths([(30, 12)] * 8), [0.0, 0.0, 0.0, 5.5, 5.5, 9.5, 20.5, 30.5])
+    workload = with_arrivals(of_lengths([(30, 12)] * 10), ARRIVALS)
     other = SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=2)
     cache = CacheConfig(block_size=4, num_kv_blocks=24)
     what_if = WhatIf.read(["max_num_batched_tokens=8", "max-num-seqs=2", "num_kv_blocks=24"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from twostroke.bench.command import last_part, model_name
 from twostroke.bench.figure import Draw
 from twostroke.config.checks import switch, whole_number
 from twostroke.config.load import MAX_THREADS, LoadConfig
-from twostroke.errors import SetupError
+from twostroke.errors import InvalidParameter, SetupError
 from twostroke.hardware import Hardware
 from twostroke.model.model_files import find_model
 
@@ -33,6 +34,8 @@ class ReproduceOptions:
     """The sizes that published results are made with; otherwise a quick look at small ones."""
     model: str = "embedded"
     """Model folder for everything that needs a model."""
+    label: str | None = None
+    """What results are called behind their name, as in doctor-loads-LABEL.json; default: the model's file name."""
     threads: int | None = None
     """Threads of the model's operators; default: the processors this process may use."""
     traces: Path = DEFAULT_TRACES
@@ -50,6 +53,9 @@ class ReproduceOptions:
         """Checks what needs no model."""
         for name in ("full", "plots", "with_model"):
             switch(name, getattr(self, name))
+        if self.label is not None and not re.fullmatch(r"[A-Za-z0-9._-]+", self.label):
+            limit = "must be letters, digits, dots, dashes and underscores: it becomes part of a file name"
+            raise InvalidParameter("label", self.label, limit)
         if self.threads is not None:
             whole_number("threads", self.threads, 1, MAX_THREADS)
         whole_number("seed", self.seed, 0, 2**32 - 1)

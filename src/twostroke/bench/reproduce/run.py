@@ -43,6 +43,7 @@ RESULTS = {
     "two-tenants": ("twostroke.bench.reproduce.two_tenants", "one tenant floods, another asks"),
     "what-if": ("twostroke.planner.reproduce.what_ifs", "other settings, predicted from one recorded run, then run"),
     "doctor": ("twostroke.planner.reproduce.levers", "the doctor's levers, pulled"),
+    "doctor-loads": ("twostroke.planner.reproduce.loads", "five loads, and the doctor's verdict on each"),
     "background": ("twostroke.bench.reproduce.background", "work that takes what others leave"),
     "pools": ("twostroke.bench.reproduce.pools", "two pools on one machine beside one process"),
     "chaos": ("twostroke.bench.reproduce.chaos", "clients that vanish, an engine that is killed"),
@@ -109,7 +110,8 @@ def _with_kernels(config: Mapping[str, Any], options: ReproduceOptions) -> Mappi
 
 def _save(name: str, reproduction: Reproduction, options: ReproduceOptions, console: Console) -> None:
     # small runs are a look, not a result: they never overwrite one
-    model = "" if options.model == "embedded" else f"-{Path(options.model_name).name}"
+    label = options.label or ("" if options.model == "embedded" else Path(options.model_name).name)
+    model = f"-{label}" if label else ""
     file_name = f"{name}{model}{'' if options.full else '-small'}"
     result = BenchResult.now(
         file_name,

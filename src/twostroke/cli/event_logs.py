@@ -1,0 +1,66 @@
+"""Event logs as commands are given them: a file of another kind is refused with the command that reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from twostroke.engine.event_sinks import merged_events
+from twostroke.errors import InvalidParameter, UnreadableEvent
+from twostroke.events import Event, from_json
+from twostroke.simulation.trace import is_trace
+
+
+def read_logs(paths: Sequence[Path], name: str = "event_log") -> list[Event]:
+    """Return the events of logs, by their times.
+
+    Args:
+        paths: each of one process.
+        name: the parameter, as the caller spells it.
+
+    Raises:
+        InvalidParameter: a file cannot be read, or is a trace.
+        UnreadableEvent: a line is no event, or one of another version.
+    """
+    refuse_traces(paths, name)
+    return list(merged_events(paths))
+
+
+def refuse_traces(paths: Sequence[Path], name: str = "event_log") -> None:
+    """Refuse a Mooncake trace: it says what was asked and nothing of a run.
+
+    Raises:
+        InvalidParameter: there is one.
+    """
+    for path in paths:
+        if is_trace(path):
+            limit = "is a Mooncake trace, and no event log"
+            raise InvalidParameter(name, str(path), limit, f"Run it with `twostroke replay {path} --model MODEL`.")
+
+
+def events_of_text(text: str, source: str) -> list[Event]:
+    """Return the events of a dump that a server sent.
+
+    Args:
+        text: a line for each event.
+        source: where it comes from, for messages.
+
+    Raises:
+        UnreadableEvent: a line is no event, or one of another version.
+    """
+    try:
+        return [from_json(line) for line in text.splitlines() if line]
+    except UnreadableEvent as error:
+        raise UnreadableEvent(f"{source}: {error}") from error
+
+
+def is_event_log(path: Path) -> bool:
+    """Return whether a file begins with an event, of whatever version. False where it cannot be read."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            record: object = json.loads(next((line for line in lines if line.strip()), ""))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(record, dict) and {"v", "event"} <= cast(dict[str, object], record).keys()

@@ -1,0 +1,53 @@
+"""The back-test: the recorded run in simulated time, with its own settings, held against what was measured.
+
+Its error is what any prediction from the same log can be off by. Beyond a limit nothing is concluded from the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+LIMIT = 0.25
+"""Largest |predicted / measured - 1| with which a prediction is still shown. A lever has to bring 10 %."""
+LEAST_REQUESTS = 10
+"""Requests with a token: with fewer, one odd request decides every percentile."""
+JUDGED = ("ttft_p50", "tpot_p50", "output_tok_s")
+"""Figures of a run that all have to be within the limit."""
+
+_REMEDY = "Record a longer run, on a machine that does nothing else."
+
+
+def errors(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, float]:
+    """Return predicted / measured - 1 of each figure that both have.
+
+    >>> errors({"ttft_p50": 1.1, "itl_p50": None}, {"ttft_p50": 1.0, "itl_p50": 2.0})
+    {'ttft_p50': 0.1}
+    """
+    return {
+        name: round(predicted[name] / value - 1, 6)
+        for name, value in measured.items()
+        if value and predicted.get(name) is not None
+    }
+
+
+def refusal(predicted: Mapping[str, Any], measured: Mapping[str, Any], judged: Iterable[str] = JUDGED) -> str:
+    """Return why nothing is concluded from a back-test: figure, limit and remedy. Empty: it is near enough.
+
+    >>> refusal({"ttft_p50": 1.5}, {"ttft_p50": 1.0})
+    'the back-test is off by +50.0% (ttft_p50), more than the 25% allowed. Record a longer run, on a machine that does \
+nothing else.'
+    """
+    off_by = errors(predicted, measured)
+    known = [name for name in judged if name in off_by]
+    worst = max(known, key=lambda name: abs(off_by[name]), default=None)
+    if worst is None or abs(off_by[worst]) <= LIMIT:
+        return ""
+    return f"the back-test is off by {off_by[worst]:+.1%} ({worst}), more than the {LIMIT:.0%} allowed. {_REMEDY}"
+
+
+def too_few(num_requests: int) -> str:
+    """Return why nothing is concluded from a handful of requests. Empty: there are enough."""
+    if num_requests >= LEAST_REQUESTS:
+        return ""
+    return f"the log holds {num_requests} requests with a token, fewer than the {LEAST_REQUESTS} needed. {_REMEDY}"

@@ -1,0 +1,149 @@
+"""What binds an engine, by the numbers of its history alone. Nothing is predicted here.
+
+    idle        nothing: steps run less than half of the time, and no limit keeps requests waiting
+    compute     prompts: their arithmetic takes most of the working time, whatever the scheduler does
+    link        KV that is awaited from other processes
+    KV, slots   requests that wait to be admitted
+    prompts     decodes that wait for the prompts in their steps
+    the rest    what makes steps as long as they are
+
+The order matters. A server that idles or that computes prompts all the time also has decodes that wait for a prompt. No
+setting of the scheduler changes what its users wait for.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from twostroke.batch import Limit
+from twostroke.config.scheduler import SchedulerConfig
+from twostroke.planner.back_test import too_few
+from twostroke.planner.signals import Signals
+
+_WAITED = 0.2
+"""Share of the working time: less is no queue."""
+_IDLE = 0.5
+"""Share of the time in which steps run: less is an idle server."""
+_COMPUTES = 0.75
+"""Share of the working time that goes into arithmetic for prompts: more leaves a scheduler nothing to gain."""
+_STALLED = 3.0
+"""Times the usual step: a decode that takes longer has waited for a prompt."""
+_KEPT = 1.1
+"""Times a limit that was given: up to here it counts as kept."""
+_OWN = 0.5
+"""Share of the working time outside of the model's operators."""
+_FEW_GAPS = 4
+
+
+class Constraint(StrEnum):
+    """What binds."""
+
+    KV = "KV memory"
+    SLOTS = "slots"
+    PROMPTS = "long prompts"
+    LINK = "link"
+    ENGINE = "engine time"
+    COMPUTE = "compute"
+    BANDWIDTH = "bandwidth"
+    NONE = "nothing"
+    UNKNOWN = "unknown: too few requests"
+
+
+Found = tuple[Constraint, tuple[str, ...]]
+
+
+def constraint_of(found: Signals) -> Found:
+    """Return the first constraint that applies, and the evidence for it, a sentence each."""
+    few = too_few(found.num_served)
+    if few:
+        return Constraint.UNKNOWN, (few,)
+    for rule in (_idle, _prompt_compute, _link, _admission, _prompts, _engine):
+        verdict = rule(found)
+        if verdict is not None:
+            return verdict
+    return _steps(found)
+
+
+def own_limit_s(found: Signals) -> float | None:
+    """Return the limit of the time between tokens that the engine was given, in seconds."""
+    return SchedulerConfig(**found.started.scheduler).itl_slo_s if found.started else None
+
+
+def _idle(found: Signals) -> Found | None:
+    is_chunked = found.started is None or found.started.scheduler["enable_chunked_prefill"]
+    limits = (Limit.KV, Limit.SEQS) if is_chunked else (Limit.KV, Limit.SEQS, Limit.TOKENS)
+    waits_for_link = found.link_s > _WAITED * found.busy_s
+    if found.busy >= _IDLE or waits_for_link or any(found.waited(limit) > _WAITED for limit in limits):
+        return None
+    return Constraint.NONE, (f"steps ran in {found.busy:.0%} of the time, and nobody waited for long to be admitted",)
+
+
+def _prompt_compute(found: Signals) -> Found | None:
+    share = found.prompt_s / found.busy_s if found.busy_s else 0.0
+    if share < _COMPUTES:
+        return None
+    rate = found.num_prompt_tokens / found.busy_s
+    return Constraint.COMPUTE, (
+        f"arithmetic for prompts takes {share:.0%} of the working time, at {rate:,.0f} prompt tokens/s",
+        "only a faster machine, another replica, a smaller model or shorter prompts change that",
+    )
+
+
+def _link(found: Signals) -> Found | None:
+    if found.link_s <= _WAITED * found.busy_s or not found.link_bytes:
+        return None
+    rate = found.link_bytes / max(found.link_busy_s, 1e-9) / 1e6
+    return Constraint.LINK, (f"KV was awaited for {found.link_s:.2f} s; it came at {rate:,.0f} MB/s",)
+
+
+def _admission(found: Signals) -> Found | None:
+    """KV or slots, whichever kept requests waiting longer."""
+    kv, slots = found.waited(Limit.KV), found.waited(Limit.SEQS)
+    if kv > _WAITED and kv >= slots:
+        used = f"{found.most_blocks_used:.0%} of the KV blocks were held at most"
+        return Constraint.KV, (f"somebody waited for KV blocks in {kv:.0%} of the working time", used)
+    if slots > _WAITED:
+        limit = found.started.scheduler["max_num_seqs"] if found.started else 0
+        return Constraint.SLOTS, (f"somebody waited for one of {limit} slots in {slots:.0%} of the working time",)
+    return None
+
+
+def _prompts(found: Signals) -> Found | None:
+    tokens = found.waited(Limit.TOKENS)
+    if tokens > _WAITED and found.started and not found.started.scheduler["enable_chunked_prefill"]:
+        waited = f"a prompt waited in {tokens:.0%} of the working time for a step with room for the whole of it"
+        return Constraint.PROMPTS, (waited,)
+    if not stalls(found, _STALLED):
+        return None
+    stalled_s, usual_s = found.stalled_itl["mean"], found.decode_step["mean"]
+    return Constraint.PROMPTS, (
+        f"beside prompts a token takes {stalled_s * 1e3:,.1f} ms in the mean, otherwise {usual_s * 1e3:,.1f} ms",
+        f"a step took up to {found.largest_chunk:,} prompt tokens of one request",
+    )
+
+
+def stalls(found: Signals, factor: float) -> bool:
+    """Return whether decodes beside prompts take `factor` times as long as others, and longer than their limit.
+
+    Equal quantiles are compared: whoever else uses the machine makes both of them longer.
+    """
+    stalled, usual = found.stalled_itl, found.decode_step
+    if not usual or stalled.get("count", 0) <= _FEW_GAPS or stalled["p99"] <= _KEPT * (own_limit_s(found) or 0.0):
+        return False
+    return any(stalled[quantile] > factor * usual[quantile] for quantile in ("p90", "p99"))
+
+
+def _engine(found: Signals) -> Found | None:
+    own = found.own_s / found.busy_s if found.busy_s else 0.0
+    if own <= _OWN:
+        return None
+    return Constraint.ENGINE, (f"{own:.0%} of the working time is spent outside of the model's operators",)
+
+
+def _steps(found: Signals) -> Found:
+    """Steps are as long as they must be."""
+    if found.compute_s > found.memory_s:
+        return Constraint.COMPUTE, (f"arithmetic binds {found.compute_s / found.busy_s:.0%} of the working time",)
+    share = found.memory_s / found.busy_s if found.busy_s else 0.0
+    few = f"{found.decodes_per_step:.1f} requests decode in a step"
+    return Constraint.BANDWIDTH, (f"reading memory binds {share:.0%} of the working time", few)

@@ -1,0 +1,204 @@
+"""Levers: for each constraint the settings that loosen it, as far as they are not pulled already.
+
+A lever that the simulation knows has `settings` and is predicted. The gain of the others does not follow from a log, so
+they are only named as something to measure, with what measures them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from twostroke.events import EngineStarted
+from twostroke.planner.constraint import Constraint, own_limit_s
+from twostroke.planner.signals import Signals
+from twostroke.simulation.settings import WhatIf
+
+HELPS = 1.10
+"""Times better: less is no reason to change a setting."""
+_LIMITS = (3.0, 8.0, 20.0)
+"""Times the usual step, for a limit of the time between tokens: the tighter, the longer prompts take."""
+_BASELINES = {"enable_chunked_prefill": "--no-enable-chunked-prefill", "mixing": "--mixing"}
+"""Settings that keep prompts whole, and the flags that do."""
+_FEW_DECODES = 4
+"""Requests in a step: with more, verifying drafts costs arithmetic that is not there."""
+_INT8_BITS = 8.5
+"""Of a weight in 8 bits, its share of the scales included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lever:
+    """Something to change, and what it is predicted to bring."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    """As `twostroke replay --set` takes them; empty where nothing here can be simulated."""
+    flags: str
+    """As a server takes it."""
+    metric: str
+    """Of figures()."""
+    is_exact: bool = True
+    """Whether every request keeps its answer, bit for bit."""
+    measure: str = ""
+    """What would tell its gain, where it cannot be simulated."""
+    before: float | None = None
+    after: float | None = None
+    """Predicted, both, for the same requests."""
+    costs: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
+    """Other figures, before and after, as predicted."""
+
+    @property
+    def ttft_cost(self) -> float:
+        """Times as long until the first token; 1: as it was, or not predicted."""
+        before, after = self.costs.get("ttft_p50", (1.0, 1.0))
+        return after / before
+
+    @property
+    def gain(self) -> float:
+        """Times better; 1: as it was, or not predicted."""
+        if not self.before or not self.after:
+            return 1.0
+        return self.after / self.before if self.metric.endswith("_tok_s") else self.before / self.after
+
+
+def levers_of(constraint: Constraint, found: Signals, link_bytes_per_s: float | None) -> tuple[Lever, ...]:
+    """Return everything that may loosen a constraint and is not on already."""
+    started = found.started
+    if started is None:
+        return ()
+    match constraint:
+        case Constraint.KV:
+            return (*_baseline_levers(started), *_kv_levers(started))
+        case Constraint.SLOTS:
+            return (*_baseline_levers(started), _more_slots(started))
+        case Constraint.PROMPTS:
+            return (*_chunk_levers(found, started), *_pool_levers(found, started, link_bytes_per_s))
+        case Constraint.BANDWIDTH:
+            return (*_draft_levers(found, started), *_weight_levers(found, started))
+        case _:
+            return ()
+
+
+def _baseline_levers(started: EngineStarted) -> list[Lever]:
+    """Leave out the baselines that were switched on."""
+    usual = {"batching": "continuous", "kv_reservation": "paged"}
+    given = {**started.scheduler, **started.cache}
+    settings = {name: value for name, value in usual.items() if given[name] != value}
+    if not settings:
+        return []
+    names = {"batching": "continuous batching", "kv_reservation": "paged KV"}
+    flags = " and ".join(f"--{name.replace('_', '-')}" for name in settings)
+    return [
+        Lever(
+            name=" with ".join(names[name] for name in settings),
+            flags=f"leave out {flags}",
+            metric="output_tok_s",
+            settings=settings,
+        )
+    ]
+
+
+def _kv_levers(started: EngineStarted) -> list[Lever]:
+    more = int(1.5 * started.num_blocks)
+    flags, settings = f"--num-kv-blocks {more}", {"num_kv_blocks": more}
+    for name in ("kv_cache_memory", "gpu_memory_utilization"):  # neither can be given beside a number of blocks
+        if started.cache[name] is not None:
+            flags += f" in place of --{name.replace('_', '-')}"
+    found = [Lever(name="half as much KV memory again", flags=flags, metric="ttft_p99", settings=settings)]
+    if started.layout["kv_format"] not in ("bf16", "f16", "f32"):
+        return found
+    settings, flags = {"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8"
+    if started.cache["num_kv_blocks"] is not None:  # as many blocks as before would be half of the memory
+        more = WhatIf(settings=settings).apply(started).num_blocks
+        settings, flags = settings | {"num_kv_blocks": more}, f"{flags} --num-kv-blocks {more}"
+    return [*found, Lever(name="KV in 8 bits", flags=flags, metric="ttft_p99", is_exact=False, settings=settings)]
+
+
+def _more_slots(started: EngineStarted) -> Lever:
+    more = 2 * started.scheduler["max_num_seqs"]
+    settings = {"max_num_seqs": more}
+    return Lever(name="twice the slots", flags=f"--max-num-seqs {more}", metric="ttft_p99", settings=settings)
+
+
+def _chunk_levers(found: Signals, started: EngineStarted) -> list[Lever]:
+    """Chunks as large as a few usual steps; several sizes, of which the prediction chooses one."""
+    scheduler, own_s = started.scheduler, own_limit_s(found)
+    has_chunks = scheduler["enable_chunked_prefill"] and scheduler["mixing"] == "mixed"
+    levers: list[Lever] = []
+    for times in _LIMITS:
+        limit_s = round(times * found.decode_step.get("p50", 0.02), 4)
+        settings: dict[str, Any] = {"itl_slo": limit_s}
+        flags = f"--itl-slo {limit_s * 1e3:g}ms"
+        if own_s is not None and limit_s >= own_s:
+            continue  # no tighter than what is set
+        if has_chunks:
+            name = "a limit for the time between tokens" if own_s is None else "a tighter limit between tokens"
+            levers.append(Lever(name=name, flags=flags, metric="itl_beside_prompts", settings=settings))
+            continue
+        if not scheduler["enable_chunked_prefill"]:
+            settings["enable_chunked_prefill"] = True
+        if scheduler["mixing"] != "mixed":
+            settings["mixing"] = "mixed"
+        off = [flag for name, flag in _BASELINES.items() if name in settings]
+        levers.append(
+            Lever(
+                name="chunked prefill",
+                flags=f"leave out {' and '.join(off)}, and give {flags}",
+                metric="itl_beside_prompts" if found.stalled_itl.get("count") else "ttft_p99",
+                settings=settings,
+            )
+        )
+    return levers
+
+
+def _pool_levers(found: Signals, started: EngineStarted, link_bytes_per_s: float | None) -> list[Lever]:
+    """A second machine like this one, where chunks are on and there are no pools yet."""
+    scheduler, cache = started.scheduler, started.cache
+    is_chunked = scheduler["enable_chunked_prefill"] and scheduler["mixing"] == "mixed"
+    if found.has_pools or not is_chunked:
+        return []
+    flags, remark = "--prefill 1 --decode 1", "give --link-bytes-per-s, and it is predicted"
+    cannot = [
+        flag
+        for flag, is_given in (
+            ("--no-enable-prefix-caching", not cache["enable_prefix_caching"]),
+            ("--kv-check-rate", bool(cache["kv_check_rate"])),
+            ("--kv-offloading-size", cache["kv_offloading_size"] is not None),
+        )
+        if is_given
+    ]
+    settings: dict[str, Any] = {}
+    if cannot:
+        flags, remark = f"{flags}, and leave out {' and '.join(cannot)}", "record a run without these first"
+    elif link_bytes_per_s is not None:
+        settings, remark = {"prefill": 1, "decode": 1, "link_bytes_per_s": link_bytes_per_s}, ""
+    name = "prefill and decode in two pools"
+    return [Lever(name=name, flags=flags, metric="itl_beside_prompts", settings=settings, measure=remark)]
+
+
+def _draft_levers(found: Signals, started: EngineStarted) -> list[Lever]:
+    if started.speculation is not None or found.decodes_per_step >= _FEW_DECODES:
+        return []
+    flags = '--speculative-config \'{"method": "ngram"}\''
+    measure = "`twostroke calibrate` measures which drafts pay on this model"
+    return [Lever(name="speculation", flags=flags, metric="tpot_p50", measure=measure)]
+
+
+def _weight_levers(found: Signals, started: EngineStarted) -> list[Lever]:
+    """Fewer bytes of weights, where they are what a step reads and are not in few bits already."""
+    bits = bits_per_weight(found, started)
+    if bits is None or bits < HELPS * _INT8_BITS:
+        return []
+    measure = f"weights take {bits:.1f} bits each; at most {bits / _INT8_BITS:.2f} times as good. Serve it once"
+    return [
+        Lever(name="weights in 8 bits", flags="--quantization int8", metric="tpot_p50", is_exact=False, measure=measure)
+    ]
+
+
+def bits_per_weight(found: Signals, started: EngineStarted) -> float | None:
+    """Return how many bits a weight takes, by what steps read. None: nobody measured the machine."""
+    known = re.search(r"(\d+) parameters", started.model)
+    if known is None or not found.weight_bytes:
+        return None
+    return 8 * found.weight_bytes / int(known[1])

@@ -1,0 +1,92 @@
+"""Every command that reads an event log or a dump refuses one of another version, and a file of another kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from timed_engine import history
+from traces import conversations, write_trace
+from twostroke.api.view import recording_of
+from twostroke.bench.workload import of_lengths
+from twostroke.cli import bench, explain
+from twostroke.cli.doctor import doctor
+from twostroke.cli.explain import explain as explain_request
+from twostroke.cli.plan import plan
+from twostroke.cli.replay import replay
+from twostroke.cli.view import view
+from twostroke.config.cache import CacheConfig
+from twostroke.errors import InvalidParameter, UnreadableEvent
+from twostroke.events import EVENT_LOG_VERSION, to_json
+from twostroke.planner.options import PlanOptions
+
+DOORS: dict[str, Callable[[Path], object]] = {
+    "doctor": lambda path: doctor(path),
+    "replay": lambda path: replay(path),
+    "explain": lambda path: explain_request("1-0", event_log=(path,)),
+    "view": lambda path: view(path, port=0),
+    "plan --measured": lambda path: plan("embedded", options=PlanOptions(measured=path)),
+    "bench summarize": lambda path: bench.summarize(path),
+}
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[str]:
+    return [to_json(event) for event in history(of_lengths([(8, 4)] * 3))]
+
+
+def with_version(lines: list[str], version: object) -> str:
+    return "".join(json.dumps(json.loads(line) | {"v": version}) + "\n" for line in lines)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("version", [EVENT_LOG_VERSION - 1, EVENT_LOG_VERSION + 1])
+def test_a_log_of_another_version_is_refused_by_version(
+    door: str, version: int, lines: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(with_version(lines, version))
+    with pytest.raises(UnreadableEvent) as refused:
+        DOORS[door](path)
+    assert f"event log version {version}; this release reads version {EVENT_LOG_VERSION}" in str(refused.value)
+    assert "line 1" in str(refused.value)
+    assert "Read it with the release that wrote it." in str(refused.value)
+
+
+@pytest.mark.parametrize("version", [EVENT_LOG_VERSION - 1, EVENT_LOG_VERSION + 1])
+def test_the_live_pages_recording_refuses_another_version(version: int, lines: list[str], tmp_path: Path) -> None:
+    """Also where only a later file of several is of another version."""
+    mine, other = tmp_path / "mine.jsonl", tmp_path / "other.jsonl"
+    mine.write_text(with_version(lines, EVENT_LOG_VERSION))
+    other.write_text(with_version(lines, version))
+    with pytest.raises(UnreadableEvent, match=f"other.jsonl, line 1: event log version {version};"):
+        recording_of((mine, other))
+    assert list(recording_of((mine,)).events())
+
+
+def test_a_server_of_another_version_is_refused_by_version(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    dump = with_version(lines, EVENT_LOG_VERSION + 1)
+    monkeypatch.setattr(explain.Server, "get", lambda _self, _path: dump)
+    with pytest.raises(UnreadableEvent, match=f"http://there: event log version {EVENT_LOG_VERSION + 1};"):
+        doctor(url="http://there")
+
+
+@pytest.mark.parametrize("door", [door for door in DOORS if door != "replay"])
+def test_a_trace_is_no_event_log(door: str, tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "trace.jsonl", conversations(3))
+    with pytest.raises(InvalidParameter, match="is a Mooncake trace, and no event log") as refused:
+        DOORS[door](path)
+    assert f"twostroke replay {path} --model MODEL" in str(refused.value)
+
+
+@pytest.mark.parametrize("version", [EVENT_LOG_VERSION, EVENT_LOG_VERSION - 1])
+def test_an_event_log_is_no_trace(version: int, lines: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(with_version(lines, version))
+    with pytest.raises(InvalidParameter, match=r"it is an event log.*--set KEY=VALUE"):
+        replay(path, model="embedded")
+    with pytest.raises(InvalidParameter, match="it is an event log"):
+        replay(path, cache=CacheConfig(num_kv_blocks=9))
