@@ -33,15 +33,8 @@ def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
         say(f"  {line}")
     for line in limit_lines(signals):
         say(f"[bold]limit[/]    {line}")
-    for i, lever in enumerate(found.levers):
-        say(f"{'  or   ' if i else '[bold]lever[/]'}    {lever.name}: {lever.flags}")
-        for line in _effects(lever):
-            say(f"  {line}")
-    if not found.levers:
-        say("[bold]lever[/]    nothing to do" if not found.remark.startswith(REFUSED) else "[bold]lever[/]    none")
-    for lever in found.to_measure:
-        say(f"measure  {lever.name}: {lever.flags}")
-        say(f"  not predicted: {lever.measure}")
+    for line in _lever_lines(found):
+        say(line)
     for fault in found.faults:
         say(f"[bold red]fault[/]    {fault.name}: {fault.seen}")
         say(f"  {fault.remedy}")
@@ -49,6 +42,18 @@ def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
         say(f"see      twostroke explain '{found.example}', the request that was hit most")
     if found.remark:
         say(f"[yellow]note[/]     {found.remark}")
+
+
+def _lever_lines(found: Diagnosis) -> Iterator[str]:
+    """Yield what to do: levers with their predicted effects, then those that have to be measured."""
+    for i, lever in enumerate(found.levers):
+        yield f"{'  or   ' if i else '[bold]lever[/]'}    {lever.name}: {lever.flags}"
+        yield from (f"  {line}" for line in _effects(lever))
+    if not found.levers:
+        yield "[bold]lever[/]    " + ("none" if found.remark.startswith(REFUSED) else "nothing to do")
+    for lever in found.to_measure:
+        yield f"measure  {lever.name}: {lever.flags}"
+        yield f"  not predicted: {lever.measure}"
 
 
 def diagnosis_json(found: Diagnosis) -> dict[str, Any]:
