@@ -13,7 +13,7 @@ from twostroke.bench.figure import MEASURED, PREDICTED, bars
 from twostroke.bench.from_log import run_of_log
 from twostroke.bench.lengths import Lengths
 from twostroke.bench.report import median
-from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
+from twostroke.bench.reproduce.claim import Claim, NotOnThisMachine, ReproduceOptions, Reproduction
 from twostroke.bench.reproduce.recorded import recorded
 from twostroke.bench.workload import SyntheticSpec, Workload, synthetic
 from twostroke.config.cache import CacheConfig
@@ -48,16 +48,22 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in WHAT_IFS}
     predicted: dict[str, list[dict[str, Any]]] = {name: [] for name in WHAT_IFS}
     speeds: list[float] = []
-    for _ in range(rounds):
+    refusals: list[str] = []
+    for round_number in range(1, rounds + 1):
         log = _run(options, workload, {})
         asked = [WhatIf(settings=settings) for settings in WHAT_IFS.values()]
         replayed = replay_log(log, asked)
         assert replayed.difference is None, f"a batch was decided differently: {replayed.difference}"
+        if replayed.refusal:
+            refusals.append(f"round {round_number} was left out: {replayed.refusal}")
+            continue
         for name, guess in zip(WHAT_IFS, replayed.what_ifs, strict=True):
             predicted[name].append(figures(guess.run))
             speeds.append(guess.speed)
         for name, settings in WHAT_IFS.items():
             found[name].append(figures(run_of_log(_run(options, workload, settings))))
+    if len(refusals) == rounds:
+        raise NotOnThisMachine(refusals[-1])
     middle, guesses = (
         {name: {key: median([run[key] for run in runs]) for key in COMPARED} for name, runs in of.items()}
         for of in (found, predicted)
@@ -72,6 +78,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         draw=lambda figure: _draw(figure, middle, guesses),
         figure_size=(10.0, 4.0),
         repeats=rounds,
+        remarks=tuple(refusals),
     )
 
 
