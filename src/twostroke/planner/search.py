@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 from tqdm.auto import tqdm
@@ -21,10 +21,10 @@ from twostroke.engine.preparation import Prepared, free_bytes_of, model_shape, p
 from twostroke.errors import InvalidParameter, TwostrokeError
 from twostroke.planner.devices import devices, find_device
 from twostroke.planner.least_work import goodput_bound
+from twostroke.planner.machine import prepared_for, published_machine
 from twostroke.planner.memory import MemoryPlan, plan_memory
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.placement import Candidate, Limits, Outcome, Ranking, Space, candidates_of, outcome_of, search
-from twostroke.planner.plan import published_machine
 from twostroke.planner.replay import predict
 from twostroke.planner.search_options import SearchOptions
 from twostroke.planner.search_workload import SearchWorkload, read_workload
@@ -35,6 +35,8 @@ DEFAULT_LINK_BYTES_PER_S = 1.25e9
 """Of a link that nobody has measured: 10 Gbit/s."""
 DEFAULT_RANKS = (1, 2, 4)
 DEFAULT_GPUS = 8
+_OF_A_SEARCH = {"memory", "device_name", "price_per_hour", "link_bytes_per_s"}
+"""Options of a plan that a search takes, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +277,7 @@ def _published(
     for ranks in options.rank_counts or DEFAULT_RANKS:
         of_ranks = replace(config, load=replace(config.load, tensor_parallel_size=ranks))
         try:
-            prepared = prepare(of_ranks)
+            of_ranks, prepared = prepared_for(of_ranks, plan.device_name)
             machine = published_machine(plan.device_name, of_ranks.load, prepared, PlanOptions())
         except InvalidParameter as error:
             if ranks == 1:
@@ -332,10 +334,11 @@ def _check(config: EngineConfig, plan: PlanOptions) -> None:
     if not config.cache.enable_prefix_caching:
         limit = "KV is handed over through the prefix cache, so no split can be searched"
         raise InvalidParameter("enable_prefix_caching", False, limit, "Leave it on.")
-    for name in ("measured", "png", "context"):
-        if getattr(plan, name) is not None:
-            limit = "has no part in a search"
-            raise InvalidParameter(name, str(getattr(plan, name)), limit, "Leave it out, or leave out --search.")
+    for option in fields(plan):
+        given = getattr(plan, option.name)
+        if option.name not in _OF_A_SEARCH and given != option.default:
+            remedy = "Leave it out, or leave out --search."
+            raise InvalidParameter(option.name, str(given), "has no part in a search", remedy)
 
 
 def _unreachable(ranking: Ranking, limits: Limits, num_candidates: int) -> InvalidParameter:

@@ -9,7 +9,7 @@ import pytest
 from factories import make_facts
 from twostroke.batch import NewRequest
 from twostroke.config.routing import RoutingConfig
-from twostroke.engine.dispatcher import Place
+from twostroke.engine.dispatcher import Member, Place
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.load import Load
 from twostroke.engine.routed_placer import RoutedPlacer
@@ -25,7 +25,7 @@ DECODE_LOAD = Load(64, num_running=60, step_s=0.02)
 def place(num_tokens: int, decode_load: Load = DECODE_LOAD, *, params: dict[str, Any] | None = None) -> Place:
     placer = RoutedPlacer(RoutingConfig())
     for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE)):
-        placer.joined(name, role, make_facts(num_blocks=10_000), "shm")
+        placer.joined(Member(name, role, None, 16, 64), make_facts(num_blocks=10_000), "shm")
     placer.reported("d0", decode_load, now_s=1.0)
     new = NewRequest("r", tuple(range(num_tokens)), SamplingParams(max_tokens=8, **(params or {})), 0)
     found = placer.place(GenerationRequest(new, 0.0, 8), new.prompt_token_ids, [], {})
@@ -60,7 +60,7 @@ def test_the_speed_of_a_hand_over_is_not_awaited_for_ever() -> None:
     """Of workers that left nothing will come; what is remembered of them would grow with every death."""
     placer = RoutedPlacer(RoutingConfig())
     for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE)):
-        placer.joined(name, role, make_facts(), "shm")
+        placer.joined(Member(name, role, None, 16, 64), make_facts(), "shm")
     for number, decode in enumerate(("d0", "d1", "d1")):
         placer.routed(RequestRouted(0.0, GATEWAY, f"r{number}", decode, "p0", ""))
     placer.left("d1")

@@ -139,10 +139,10 @@ def test_weights_are_not_fetched_from_a_hub(monkeypatch: pytest.MonkeyPatch, fol
 
 def test_pools_tell_them_from_a_checkpoint(folder: Path) -> None:
     config = find_model(str(folder)).config()
-    facts = [identity_facts(folder, config, LoadConfig(load_format=name), None) for name in ("auto", "dummy")]  # pyright: ignore
+    facts = [identity_facts(folder, config, LoadConfig(load_format=name)) for name in ("auto", "dummy")]  # pyright: ignore
     assert facts[0]["weights"] != facts[1]["weights"]
     other = replace(config, rms_norm_eps=config.rms_norm_eps * 2)  # what no weight tells
-    assert identity_facts(folder, other, LoadConfig(load_format="dummy"), None) != facts[1]
+    assert identity_facts(folder, other, LoadConfig(load_format="dummy")) != facts[1]
 
 
 def test_whoever_starts_it_is_told(folder: Path) -> None:

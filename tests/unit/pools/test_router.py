@@ -73,7 +73,12 @@ def test_a_prompt_stays_for_the_reason_that_is_told(
 
 def test_every_reason_has_a_situation() -> None:
     """Those of requests that are handed over, or go nowhere, have tests of their own below."""
-    others = {RouteReason.HAND_OVER_PAYS, RouteReason.NO_DECODE_MEMBER, RouteReason.TOO_LARGE}
+    others = {
+        RouteReason.HAND_OVER_PAYS,
+        RouteReason.NO_DECODE_LEFT,
+        RouteReason.NO_DECODE_MEMBER,
+        RouteReason.TOO_LARGE,
+    }
     assert {reason for reason, *_ in STAYING} == set(RouteReason) - others
 
 
