@@ -137,21 +137,25 @@ def test_the_formats_of_both_pools_are_shown(differing: ServerProcess) -> None:
 
 
 LONG = "def f(x):\n    return x\n" * 60
-USAGES: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": LONG, "max_tokens": 4},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 4},
-    "/v1/messages": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 4},
-    "/v1/responses": {"input": LONG, "max_output_tokens": 4, "store": False},
+USAGES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "/v1/completions": lambda text: {"prompt": text, "max_tokens": 4},
+    "/v1/chat/completions": lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 4},
+    "/v1/messages": lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 4},
+    "/v1/responses": lambda text: {"input": text, "max_output_tokens": 4, "store": False},
 }
 
 
 @pytest.mark.parametrize("path", USAGES)
 def test_usage_says_that_workers_of_different_formats_made_an_answer(path: str, differing: ServerProcess) -> None:
-    """Beside a stream, a prompt of 600 tokens is handed over."""
+    """Beside a stream, a prompt of 600 tokens is handed over, as soon as measured times say that it pays."""
     tenant = {"authorization": "Bearer tenant"}
     beside = {"model": "embedded", "prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-    with differing.http.stream("POST", "/v1/completions", json=beside, headers=tenant) as stream:
-        next(stream.iter_lines())
-        body = {"model": "embedded", **USAGES[path]}
-        usage = differing.http.post(path, json=body, headers=tenant).json()["usage"]
+    usage: dict[str, Any] = {}
+    for i in range(20):
+        with differing.http.stream("POST", "/v1/completions", json=beside, headers=tenant) as stream:
+            next(stream.iter_lines())
+            body = {"model": "embedded", **USAGES[path](f"# {path} {i}\n{LONG}")}
+            usage = differing.http.post(path, json=body, headers=tenant).json()["usage"]
+        if "numeric_drift" in usage:
+            break
     assert usage["numeric_drift"] == {"kv_cache_dtype": ["int8", "bf16"]}
