@@ -65,7 +65,7 @@ def check_numerics(config: EngineConfig, pools: PoolConfig) -> None:
         sides = (", ".join(f"{name}={side[name]}" for name in differing) for side in (prefill, decode))
         limit = "prefill workers have {}, decode workers {}: tokens may differ from one to the other".format(*sides)
         remedy = "Give both pools the same values, or allow it (--allow-numeric-drift)."
-        source = "prefill_config" if pools.prefill_config is not None else "decode_config"
+        source = "prefill_config" if pools.prefill_config else "decode_config"
         raise InvalidParameter(source, dict(getattr(pools, source)), limit, remedy)
 
 

@@ -274,9 +274,10 @@ class Dispatcher:
         return outcome
 
     def _is_on_a_stand_in(self, sequence: _Sequence) -> bool:
-        """Return whether a prefill worker decodes it."""
+        """Return whether a prefill worker decodes it, and more than the token that a prefill ends with."""
         worker = None if sequence.place is None else self._members.get(sequence.place.decode)
-        return worker is not None and worker.role is Role.PREFILL
+        num_left = sequence.request.max_tokens - len(sequence.token_ids)
+        return worker is not None and worker.role is Role.PREFILL and num_left > 1
 
     def _held_up_without(self, worker_id: str) -> list[_Sequence]:
         """Those that decode elsewhere are not: KV that does not come is computed there."""
@@ -327,10 +328,7 @@ class Dispatcher:
 
     def _compare_numerics(self, sequence: _Sequence) -> NumericDrift:
         """Note the numerics of the attempt's workers, and return where all that have run the sequence differ."""
-        place = sequence.place
-        is_last_token = sequence.request.max_tokens - len(sequence.token_ids) == 1
-        alone = place.prefill if place is not None and is_last_token else None  # nobody has to decode
-        for worker_id in sequence.worker_ids if alone is None else (alone,):
+        for worker_id in sequence.worker_ids:
             numerics = self._members[worker_id].numerics
             sequence.numerics = merged_drift(sequence.numerics, {name: [value] for name, value in numerics.items()})
         return {name: values for name, values in sequence.numerics.items() if len(values) > 1}

@@ -106,7 +106,7 @@ class Journal:
         """A step was decided; its record holds what it costs and what it waits for."""
         cost = None if self._machine is None else step_cost(self._shape, shares_of(batch), self._machine)
         decided = StepScheduled(now_s, self._process, batch, cost)
-        if cost is not None:
+        if cost is not None and not batch.is_empty:  # an empty one is never committed
             self._undone[batch.step] = decided
         self._emit(decided)
 

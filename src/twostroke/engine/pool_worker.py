@@ -170,7 +170,7 @@ class PoolWorker:
 
     def heard(self) -> None:
         """Nobody could have listened meanwhile: silence begins to count now."""
-        self._heard_s = monotonic_clock()
+        self._heard_s = self._progress_s = monotonic_clock()
 
     def end_if_silent(self, timeout_s: float) -> None:
         """Kills a process that says nothing; one that was stopped or hangs never would again."""

@@ -37,6 +37,7 @@ from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.kv_transfer.nixl_reads import check_nixl
 from twostroke.log import get_logger
 from twostroke.packed_events import PackedEvent, PackedEventLog, pack, unpack
+from twostroke.pools.autoscaler import ScalingDecision
 from twostroke.pools.member import Role
 from twostroke.pools.ratio import SuggestedRatio
 from twostroke.request import FinishReason
@@ -269,17 +270,27 @@ class PooledEngine:
         """See ScalablePools."""
         for role, number in sizes.items():
             self._pool.check_size(role, number)
+        refusal = await self._refusal_of(sizes)
+        if refusal is not None:
+            self._note_no_room(str(refusal))
+            raise refusal
+
+    async def _refusal_of(self, sizes: Mapping[Role, int]) -> InvalidParameter | None:
+        """Return why the machines cannot hold pools of these sizes; None where they can, or where no pool grows."""
         now = {role: len(self._pool.of(role)) for role in Role if role is not Role.BOTH}
-        if not any(number > now[role] for role, number in sizes.items()):
-            return
-        try:
-            await self._launcher.check_room({**now, **sizes})
-        except InvalidParameter as error:
-            if str(error) != self._no_room:
-                self._no_room = str(error)
-                log.warning("the pools stay as they are; %s", error)
-            raise
-        self._no_room = ""
+        if any(number > now[role] for role, number in sizes.items()):
+            try:
+                await self._launcher.check_room({**now, **sizes})
+            except InvalidParameter as error:
+                return error
+            self._no_room = ""
+        return None
+
+    def _note_no_room(self, why: str) -> None:
+        """Keep why the last larger size cannot be had, and log it once."""
+        if why != self._no_room:
+            self._no_room = why
+            log.warning("the pools stay as they are; %s", why)
 
     def scale(self, sizes: Mapping[Role, int]) -> None:
         """See ScalablePools."""
@@ -493,9 +504,23 @@ class PooledEngine:
             for role, wanted in self._scaling.decide(self._figures(), self._pools.scaling_interval_s).items():
                 num_failed = sum(worker.state is EngineState.FAILED for worker in self._pool.of(role))
                 number = min(wanted.num_wanted + num_failed, MAX_WORKERS)  # who cannot be started carries no load
-                with contextlib.suppress(InvalidParameter):  # no_room says why it stays as it is
-                    await self.check_room({role: number})
-                    self._resize(role, number, wanted.words, wanted.drain)
+                try:
+                    await self._resize_as_there_is_room(role, number, wanted)
+                except Exception:  # a cluster that does not answer now may answer at the next look
+                    log.exception("the size of the %s pool could not be decided; it is tried again", role)
+
+    async def _resize_as_there_is_room(self, role: Role, number: int, wanted: ScalingDecision) -> None:
+        """Give a pool the size that its load speaks for, or the largest below it that there is room for."""
+        before, refused = self._no_room, ""
+        for size in range(number, min(number, len(self._pool.of(role)) + 1) - 1, -1):
+            refusal = await self._refusal_of({role: size})
+            if refusal is None:
+                self._resize(role, size, wanted.words, wanted.drain)
+                break
+            refused = refused or str(refusal)
+        if refused:
+            self._no_room = before
+            self._note_no_room(refused)
 
     def _figures(self) -> list[WorkerFigures]:
         """Of the workers that stay, as they are now."""

@@ -155,6 +155,8 @@ class RayLauncher:
         self._num_cpus = {role: load.threads or 1 for role, load in loads.items()}
         self._num_ranks = {role: load.tensor_parallel_size for role, load in loads.items()}
         self._most_cpus = 0.0
+        self._placed: set[str] = set()
+        """Places that have had a process."""
         """Of any node."""
 
     async def open(self) -> None:
@@ -185,7 +187,9 @@ class RayLauncher:
 
     async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
         """See Launcher."""
-        await self._check_that_a_node_holds(name, role)
+        place = name.rpartition(".")[0]
+        if place not in self._placed:  # one that was placed before waits for its node to come back
+            await self._check_that_a_node_holds(name, role)
         public_key, secret_key = zmq.curve_keypair()
         wish = self._wish(role)
         seats = await asyncio.to_thread(_Seats.asked_for, name, wish)
@@ -194,6 +198,7 @@ class RayLauncher:
             seated = await asyncio.wait_for(_result(actor.begin.remote(public_key)), PLACE_TIMEOUT_S)
             _check_same_version(seated)
             ahead_s = await _clock_ahead_s(actor)
+            self._placed.add(place)
         except BaseException as error:
             await asyncio.to_thread(seats.discard)
             if isinstance(error, TimeoutError):

@@ -95,10 +95,10 @@ def of_transfer(source: str, prefilled_s: float, fetched: KVImportEnded | None) 
     if duration_s <= 0:
         return Cause(Label.TRANSFER, told)
     hidden_s = min(max(prefilled_s - fetched.first_byte_s, 0.0), duration_s)
-    converted = f"; converted, as numerics differ: {fetched.drift}" if fetched.drift else ""
+    drift = f"; numerics differ: {fetched.drift}" if fetched.drift else ""
     busy_s = fetched.busy_s or duration_s  # layers come as they are computed: in between nothing is on its way
     rate = f"{fetched.num_bytes / busy_s / 1e9:,.2f} GB/s while bytes came"
-    return Cause(Label.TRANSFER, f"{told} ({rate}), {hidden_s / duration_s:.0%} of it during the prefill{converted}")
+    return Cause(Label.TRANSFER, f"{told} ({rate}), {hidden_s / duration_s:.0%} of it during the prefill{drift}")
 
 
 def of_resuming(cause: str) -> Cause:

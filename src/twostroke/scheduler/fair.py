@@ -14,7 +14,8 @@ That alone lets a flood fill all slots before a newcomer arrives. So, beyond the
                     that tenant still holds no less than the head's afterwards. Then it cannot be displaced back: both
                     have moved towards the same share, and they do so at most once a step.
     token budget    prefills go by how many requests their tenant has running, fewest first; a head whose tenant has
-                    fewer running than that of a prefill under way goes before its next chunk
+                    fewer running than that of a prefill under way goes before its next chunk; of one tenant's own,
+                    the earlier key goes first where there is a limit for the TTFT (policy.py)
     KV shortage     the youngest request of the tenant with most running gives way
 
 Nobody starves: a tenant's own requests keep their order, everybody who is served before its first one pays for it, and
@@ -99,9 +100,16 @@ class TenantQueues:
 
 
 class FairOrder:
-    """See Order."""
+    """Both queues by what tenants have paid; within a tenant by the keys.
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    Args:
+        config: the weights of tokens.
+        key_of: the key of a request in either queue, with a limit for the TTFT (policy.py); None: prefills of one
+            tenant that are under way keep their places.
+    """
+
+    def __init__(self, config: SchedulerConfig, key_of: Callable[[Request], Key] | None = None) -> None:
+        self._key_of = key_of
         self._prompt_weight = config.fair_prompt_weight
         self._output_weight = config.fair_output_weight
         self._paid: dict[str, float] = {}
@@ -126,7 +134,10 @@ class FairOrder:
 
     def goes_before(self, head: Request, prefill: Request) -> bool:
         """Whether the head of the queue may start before a prefill under way goes on."""
-        return self._num_running(head.arrival.tenant) < self._num_running(prefill.arrival.tenant)
+        ours, theirs = head.arrival.tenant, prefill.arrival.tenant
+        if ours == theirs:
+            return self._key_of is not None and self._key_of(head) < self._key_of(prefill)
+        return self._num_running(ours) < self._num_running(theirs)
 
     def displaced_by(self, head: Request, limit: Limit) -> Request | None:
         """Who has to make room for the head of the queue, which lacks a slot or KV."""

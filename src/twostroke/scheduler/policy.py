@@ -49,7 +49,7 @@ def make_policy(
 
     def key(arrival: Arrival, number: int) -> Key:
         later_s = 0.0
-        if limit_s is not None and prefill_s is not None:
+        if limit_s is not None and prefill_s is not None and arrival.import_id is None:  # else it has no prefill here
             own_s = prefill_s(arrival.num_prompt_tokens)
             later_s = GIVES_WAY * own_s - limit_s if own_s > limit_s else 0.0
         return arrival.priority * ageing_s + arrival.arrival_time_s + later_s, number

@@ -285,11 +285,13 @@ class Scheduler:
 
     def _order_of(self, config: SchedulerConfig) -> Order:
         """As the policy has it."""
+
+        def key_of(request: Request) -> Key:
+            return self._keys[request.request_id]
+
         if config.policy == "fair":
-            return FairOrder(config)
-        if config.ttft_slo is not None:
-            return DeadlineOrder(lambda request: self._keys[request.request_id])
-        return FixedOrder()
+            return FairOrder(config, key_of if config.ttft_slo is not None else None)
+        return FixedOrder() if config.ttft_slo is None else DeadlineOrder(key_of)
 
     def _rounds_of(self, config: SchedulerConfig) -> tuple[tuple[_Phase, ...], ...]:
         """Phases in their order."""

@@ -166,7 +166,8 @@ class SloBudget:
             return max(stretch * usual_s, usual_s + excess_s)
 
         if not decodes:  # nobody waits for a token, but whoever comes now waits for this step, then for another
-            return max(LEAST_CHUNK, largest(lambda n: seconds(n) <= _OWN_STEP * (self._ttft_slo_s or 0.0), self._most))
+            most = largest(lambda n: seconds(n) <= _OWN_STEP * (self._ttft_slo_s or 0.0), self._most)
+            return max(most, min(LEAST_CHUNK, self._most))
         if self._itl_slo_s is not None:
             limit_s = self._itl_slo_s
             chunk = largest(lambda n: seconds(n) <= limit_s, room)
@@ -174,19 +175,19 @@ class SloBudget:
             assert self._ttft_slo_s is not None, "a budget by limits has one"
             left_s = prompt.arrival_s + self._ttft_slo_s - now_s
             chunk = _smallest(lambda n: math.ceil(num_queued / n) * seconds(n) <= left_s, room)
-        if chunk < LEAST_CHUNK and self._must_spare_decodes():
+        least = min(LEAST_CHUNK, room)
+        if chunk < least and self._must_spare_decodes():
             return len(decodes)
-        return len(decodes) + max(chunk, min(LEAST_CHUNK, room))
+        self._num_spared = 0
+        return len(decodes) + max(chunk, least)
 
     def _must_spare_decodes(self) -> bool:
         """Whether this step has to do without a prompt: too many steps were late, and the last prompt is not long ago.
 
         The smallest chunk may be too much for the limit on a machine whose steps scatter; fewer of them are not."""
         self._num_spared += 1
-        if self._ttft_slo_s is not None or self._lateness.share <= 1 - QUANTILE or self._num_spared >= SPARSEST:
-            self._num_spared = 0
-            return False
-        return True
+        is_late = self._ttft_slo_s is None and self._lateness.share > 1 - QUANTILE
+        return is_late and self._num_spared < SPARSEST
 
     def decided(self, batch: ScheduledBatch) -> None:
         """See StepBudget."""

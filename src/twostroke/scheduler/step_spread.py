@@ -3,8 +3,8 @@
     ratios of the last steps   |   . .:. :..  .       :    |
                                                   ▲ value: passed by 1 in 100
 
-The value is the k-th largest of n ratios, k = 1 % of n + 1 rounded down. If the next ratio is like those before it, it
-is larger with probability k / (n + 1) at most: that is 1 % from the 99th step on, and before it the largest counts.
+The value is the k-th largest of n ratios, k = 1 % of n + 1 rounded down, at least 1. If the next ratio is like those
+before it, it is larger with probability k / (n + 1): at most 1 % from the 99th step on. Before that the largest counts.
 A value that follows the quantile a little at a time needs more late steps to get there than a short run may have.
 """
 
@@ -43,7 +43,7 @@ class StepSpread:
     def value(self) -> float | None:
         """The quantile; None before the first step."""
         num = len(self._sorted)
-        return self._sorted[num - 1 - int(self._share * num + 1e-9)] if num else None
+        return self._sorted[num - max(1, int(self._share * (num + 1) + 1e-9))] if num else None
 
     def learn(self, ratio: float) -> None:
         """Take in a step; the oldest beyond the window is forgotten."""

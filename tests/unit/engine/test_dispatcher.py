@@ -120,6 +120,15 @@ def test_a_prefill_worker_decodes_until_a_decode_worker_is_back() -> None:
     assert [update.token_ids for update in outcome.updates] == [(9,)]
 
 
+def test_a_request_of_one_token_stays_with_its_prefill_worker() -> None:
+    dispatcher = Dispatcher(LeastBusy())
+    dispatcher.worker_ready(member("p", Role.PREFILL))
+    dispatcher.worker_ready(member("d0", Role.DECODE))
+    assert commands(dispatcher.add(request(max_tokens=1))) == [("p", Add)]
+    assert not commands(dispatcher.worker_ready(member("d1", Role.DECODE)))
+    assert dispatcher.num_resumed == 0
+
+
 def test_who_waits_for_any_worker_takes_the_first_that_comes() -> None:
     dispatcher = two_pools()
     dispatcher.add(request())

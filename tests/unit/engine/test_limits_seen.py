@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from timed_engine import LIMITS, STEP_TIMES, history
+from twostroke import LLM, SamplingParams
 from twostroke.bench.workload import of_lengths
 from twostroke.cost.step_model import scaled
 from twostroke.events import Event, StepCommitted, StepScheduled
@@ -34,6 +35,15 @@ def test_steps_faster_than_their_floors_raise_the_limits_of_those_that_follow(fa
     assert (limits == LIMITS) is (factor == 1.0)
     assert (num_passed == 0) is (factor == 1.0)
     assert num_passed < len(steps) / 2, "after a few, floors are at what was seen"
+
+
+def test_a_journal_keeps_no_step_that_was_decided_empty() -> None:
+    """With steps ahead an engine decides empty ones, too; they are never committed."""
+    with LLM("embedded", threads=1, num_kv_blocks=64, max_model_len=64, async_scheduling=True) as llm:
+        for _ in range(3):
+            llm.generate("x", SamplingParams(max_tokens=4))
+        journal = llm.engine._engine._journal  # pyright: ignore
+        assert journal._undone == {}
 
 
 def test_it_is_said_and_not_again_for_a_little_more(caplog: pytest.LogCaptureFixture) -> None:

@@ -53,6 +53,12 @@ def test_who_cannot_keep_the_ttft_limit_is_overtaken_within_a_bound(
         assert is_overtaken
 
 
+def test_a_prompt_whose_kv_was_fetched_gives_way_to_nobody() -> None:
+    """It was prefilled elsewhere, and has nothing to compute here."""
+    key = make_policy(SchedulerConfig(ttft_slo=0.3), lambda num_tokens: num_tokens * 1e-3)
+    assert key(make_arrival(num_prompt_tokens=20_000, arrival_time_s=1.0, import_id=7), 0) == (1.0, 0)
+
+
 @given(keys=st.lists(st.tuples(st.sampled_from([0.0, 1.0, 2.0]), st.integers(0, 99)), unique=True), data=st.data())
 def test_a_queue_is_a_sorted_list(keys: list[tuple[float, int]], data: st.DataObject) -> None:
     queue = RequestQueue()

@@ -14,8 +14,9 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import Curve, StepTimeModel, scaled
 from twostroke.cost.step_work import Layers, StepWork
 from twostroke.errors import InvalidParameter
+from twostroke.request import Request
 from twostroke.scheduler.scheduler import Scheduler
-from twostroke.scheduler.step_budget import LEAST_CHUNK, SPARSEST
+from twostroke.scheduler.step_budget import LEAST_CHUNK, SPARSEST, SloBudget
 from twostroke.scheduler.step_correction import StepCorrection
 from twostroke.scheduler.step_spread import Lateness, StepSpread
 from twostroke.served_run import Run
@@ -125,9 +126,12 @@ def ttft_of(run: Run, *, of_chats: bool) -> list[float]:
     return sorted(r.times.ttft_s for r in run.requests if r.request_id.startswith("p") == of_chats)
 
 
-def test_with_both_limits_a_prompt_that_cannot_keep_its_own_gives_way() -> None:
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
+def test_with_both_limits_a_prompt_that_cannot_keep_its_own_gives_way(policy: str) -> None:
+    """Under `fair` too, which is a server's default and orders by tenant first: all of these are one tenant's."""
     requests = chat_with_a_document()
-    without, with_both = (served(requests, itl_slo=0.1, **given) for given in ({}, {"ttft_slo": "300ms"}))
+    limits: tuple[dict[str, str], ...] = ({}, {"ttft_slo": "300ms"})
+    without, with_both = (served(requests, itl_slo=0.1, policy=policy, **given) for given in limits)
     p99 = {name: ttft_of(run, of_chats=True)[-2] for name, run in (("without", without), ("both", with_both))}
     assert p99["without"] > 0.5
     assert p99["both"] <= 0.3
@@ -253,6 +257,22 @@ def test_a_limit_is_kept_for_99_of_100_steps_on_a_machine_whose_steps_scatter(
 ) -> None:
     shares = [late_share(seed, times * 0.00465, **noise) for seed in range(3)]
     assert sum(shares) / len(shares) <= 0.01, shares
+
+
+def test_no_step_has_more_tokens_than_any_may_have() -> None:
+    run = served([SimulatedRequest(make_arrival("p", 40, 2), 2)], ttft_slo=0.5, max_num_batched_tokens=8)
+    assert max(step.num_prefill_tokens + step.num_decode_tokens for step in run.steps) == 8
+
+
+def test_a_short_prompt_that_keeps_the_limit_is_not_spared() -> None:
+    """Steps were late, but the limit is far above what this prompt takes: its few tokens are no sign of a tight one."""
+    budget = SloBudget(64, MACHINE, LAYERS, itl_slo_s=10.0)
+    for _ in range(100):
+        budget._lateness.learn(True)  # pyright: ignore[reportPrivateUsage]
+    decoding = Request(make_arrival("d", 8, 300))
+    decoding.num_computed_tokens = 8
+    head = Request(make_arrival("p", 5, 2))
+    assert [budget.tokens(0.0, [decoding], head) for _ in range(6)] == [6] * 6
 
 
 def test_prompts_are_spared_no_longer_than_a_few_steps() -> None:
