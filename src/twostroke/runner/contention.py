@@ -15,6 +15,9 @@ LEAST_OWN_SHARE = 0.85
 """Of the processor time of its threads, that a measurement got which had the machine to itself."""
 MOST_OTHERS = 0.1
 """Processors that others may keep busy, as a share of all: below, it is what an idle machine does."""
+MOST_WAIT_S = 10.0
+"""For the measurements of others, each of which takes less than a second."""
+_LOOK_EVERY_S = 0.02
 _TICKS_OF_CPU = slice(1, 9)
 """user, nice, system, idle, iowait, irq, softirq, steal"""
 _IDLE = (3, 4)
@@ -86,10 +89,15 @@ class Meter:
 
 
 @contextlib.contextmanager
-def one_at_a_time(folder: Path | None = None) -> Generator[None]:
+def one_at_a_time(folder: Path | None = None, patience_s: float = MOST_WAIT_S) -> Generator[None]:
     """Wait until no other process of this user measures, and keep others waiting meanwhile.
 
-    Without file locks (Windows), or where no file can be written, nobody waits.
+    The wait is bounded: a process that was stopped while it measured keeps nobody from starting. Whoever measures
+    beside another notices the contention. Without file locks (Windows), or where no file can be written, nobody waits.
+
+    Args:
+        folder: where the lock lies; default: the system's folder for temporary files.
+        patience_s: seconds to wait at most.
     """
     path = (folder or Path(tempfile.gettempdir())) / f"twostroke-measuring-{_user()}.lock"
     try:
@@ -99,10 +107,21 @@ def one_at_a_time(folder: Path | None = None) -> Generator[None]:
         yield
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _lock(fcntl, descriptor, patience_s)
         yield
     finally:
         os.close(descriptor)  # gives the lock back
+
+
+def _lock(fcntl: Any, descriptor: int, patience_s: float) -> None:
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                return None
+            time.sleep(_LOOK_EVERY_S)
 
 
 def _read() -> Reading:

@@ -113,3 +113,8 @@ def test_workers_do_not_measure_at_the_same_time(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_keeps_nobody_waiting(tmp_path: Path) -> None:
     with one_at_a_time(tmp_path / "nowhere"):
         pass
+
+
+def test_a_process_that_never_ends_its_measurement_keeps_nobody_from_starting(tmp_path: Path) -> None:
+    with one_at_a_time(tmp_path), one_at_a_time(tmp_path, patience_s=0.05):
+        pass
