@@ -220,9 +220,12 @@ class Dispatcher:
             self._begin(sequence, outcome)
         if member.role is Role.DECODE:
             for sequence in [s for s in self._sequences.values() if self._is_on_a_stand_in(s)]:
+                place = self._place(sequence)
+                if place is None:  # it is too large for whoever has come: the stand-in goes on with it
+                    continue
                 self._withdraw(sequence, outcome, FinishReason.ABORT, None)
                 self.num_resumed += 1
-                self._begin(sequence, outcome)
+                self._begin(sequence, outcome, place)
         return outcome
 
     def worker_gone(self, worker_id: str, cause: str) -> Outcome:
@@ -289,11 +292,21 @@ class Dispatcher:
 
     # ------------------------------------------------------------------ one sequence
 
-    def _begin(self, sequence: _Sequence, outcome: Outcome) -> None:
-        """Another attempt, from what was delivered; it waits if nobody is there."""
+    def _place(self, sequence: _Sequence) -> Place | None:
+        """Return where an attempt from what was delivered runs; None: nowhere now."""
         token_ids = (*sequence.request.new_request.prompt_token_ids, *sequence.token_ids)
         num_live = {worker_id: self.live_on(worker_id) for worker_id in self._members}
-        place = self._placer.place(sequence.request, token_ids, list(self._members.values()), num_live)
+        return self._placer.place(sequence.request, token_ids, list(self._members.values()), num_live)
+
+    def _begin(self, sequence: _Sequence, outcome: Outcome, place: Place | None = None) -> None:
+        """Begin another attempt, from what was delivered; it waits if nobody is there.
+
+        Args:
+            sequence: that runs nowhere.
+            outcome: takes the orders.
+            place: where it runs; None: wherever the placer puts it now.
+        """
+        place = place or self._place(sequence)
         if place is None:
             return
         if place.prefill is not None and sequence.request.max_tokens - len(sequence.token_ids) == 1:

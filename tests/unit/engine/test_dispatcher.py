@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from twostroke.batch import NewRequest, TokenLogprobs
@@ -127,6 +128,28 @@ def test_a_request_of_one_token_stays_with_its_prefill_worker() -> None:
     assert commands(dispatcher.add(request(max_tokens=1))) == [("p", Add)]
     assert not commands(dispatcher.worker_ready(member("d1", Role.DECODE)))
     assert dispatcher.num_resumed == 0
+
+
+class OnlyOnce:
+    """A placer that finds room once: whoever comes later is too small."""
+
+    def __init__(self) -> None:
+        self._num_placed = 0
+
+    def place(
+        self, request: GenerationRequest, token_ids: Sequence[int], members: Sequence[Member], num_live: dict[str, int]
+    ) -> Place | None:
+        del request, token_ids, num_live
+        self._num_placed += 1
+        return Place(members[0].worker_id) if self._num_placed == 1 else None
+
+
+def test_a_stand_in_keeps_what_fits_nowhere_else() -> None:
+    dispatcher = Dispatcher(OnlyOnce())
+    dispatcher.worker_ready(member("p", Role.PREFILL))
+    assert commands(dispatcher.add(request(max_tokens=20))) == [("p", Add)]
+    assert not commands(dispatcher.worker_ready(member("d", Role.DECODE)))
+    assert [update.token_ids for update in dispatcher.take_in("p", [made("r", 0, 5)]).updates] == [(5,)]
 
 
 def test_who_waits_for_any_worker_takes_the_first_that_comes() -> None:
