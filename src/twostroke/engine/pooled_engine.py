@@ -136,7 +136,7 @@ class PooledEngine:
         return monotonic_clock()
 
     def health(self) -> EngineHealth:
-        """See EngineClient: it runs while somebody decodes, be it a prefill worker while no decode worker does."""
+        """Health of the pools: running while any worker decodes, even a prefill worker for lack of a decode worker."""
         num_requests = self._reception.num_streams
         num_restarts = sum(worker.num_restarts for worker in self._pool.workers)
         decoders = self._pool.of(Role.DECODE)
@@ -158,7 +158,7 @@ class PooledEngine:
 
     @property
     def _has_stand_in(self) -> bool:
-        """Whether some prefill worker can decode meanwhile."""
+        """Return whether a prefill worker can decode while no decode worker is ready."""
         return self._has_met and any(worker.is_ready for worker in self._pool.of(Role.PREFILL))
 
     def generate(  # noqa: PLR0913 (what there is to know of a request, by its names)
@@ -493,7 +493,7 @@ class PooledEngine:
             for role, wanted in self._scaling.decide(self._figures(), self._pools.scaling_interval_s).items():
                 num_failed = sum(worker.state is EngineState.FAILED for worker in self._pool.of(role))
                 number = min(wanted.num_wanted + num_failed, MAX_WORKERS)  # who cannot be started carries no load
-                with contextlib.suppress(InvalidParameter):  # no_room says why it stays as it is
+                with contextlib.suppress(InvalidParameter):  # no_room says why the pool keeps its size
                     await self.check_room({role: number})
                     self._resize(role, number, wanted.words, wanted.drain)
 
@@ -533,7 +533,7 @@ class PooledEngine:
             was_stalled = is_stalled
 
     def _look_for_late_workers(self) -> None:
-        """Tell the router which workers have finished no step for long: new requests had better go elsewhere."""
+        """Tell the router which workers have finished no step for long, so that it prefers others for new requests."""
         now_s = self.now_s()
         for worker in self._pool.workers:
             silent_s = worker.silent_s(now_s) if worker.is_ready else 0.0

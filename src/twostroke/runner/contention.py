@@ -1,4 +1,4 @@
-"""Whether others were at work on the processors while something was measured, and a lock so that ours are not."""
+"""Detection of other processes at work during a measurement, and a lock between our own measurements."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 LEAST_OWN_SHARE = 0.85
-"""Of the processor time of its threads, that a measurement got which had the machine to itself."""
+"""Least share of its threads' processor time that a measurement gets on an idle machine."""
 MOST_OTHERS = 0.1
-"""Processors that others may keep busy, as a share of all: below, it is what an idle machine does."""
+"""Largest share of all processors that others may keep busy; an idle machine stays below it."""
 _TICKS_OF_CPU = slice(1, 9)
-"""user, nice, system, idle, iowait, irq, softirq, steal"""
+"""Fields: user, nice, system, idle, iowait, irq, softirq, steal."""
 _IDLE = (3, 4)
 
 
 class Reading(NamedTuple):
-    """Clocks at one moment, in seconds."""
+    """Clock values at one moment, in seconds."""
 
     wall_s: float
     own_s: float
     """Processor time of this process."""
     busy_s: float | None
-    """Processor time of everybody, stolen time included; None where the system does not say."""
+    """Processor time of all processes, stolen time included; None where the system does not report it."""
 
 
 class Contention(Protocol):
-    """Watches a stretch of time."""
+    """Protocol for detecting other work during a period."""
 
     def begin(self) -> None:
-        """Start to watch."""
+        """Begin the period."""
         ...
 
     def is_contended(self) -> bool:
-        """Return whether others were at work since then."""
+        """Return whether others were at work since `begin`."""
         ...
 
 
 class Meter:
-    """Compares this process's processor time with the clock and with everybody's.
+    """Comparison of this process's processor time with the clock and with that of all processes.
 
     Args:
-        num_threads: that the measured work keeps busy.
-        read: the clocks.
-        num_processors: of the machine.
-        num_usable: of them, that this process may run on.
+        num_threads: threads that the measured work keeps busy.
+        read: function that reads the clocks.
+        num_processors: processors of the machine.
+        num_usable: processors that this process may run on.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Meter:
     def is_contended(self) -> bool:
         """See Contention.
 
-        Either this process did not get its processors, or others kept more than a tenth of all processors busy: they
-        share memory bandwidth and clock rate with it even where it got its own.
+        Contended means one of two things. This process did not get its processors, or others kept more than a tenth of
+        all processors busy: they share memory bandwidth and clock rate with it even where it got its own.
         """
         before, after = self._before, self._read()
         wall_s, own_s = after.wall_s - before.wall_s, after.own_s - before.own_s
@@ -87,9 +87,9 @@ class Meter:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path | None = None) -> Generator[None]:
-    """Wait until no other process of this user measures, and keep others waiting meanwhile.
+    """Wait until no other process of this user measures, and make others wait meanwhile.
 
-    Without file locks (Windows), or where no file can be written, nobody waits.
+    Where there are no file locks (Windows), or no file can be written, it does not wait.
     """
     path = (folder or Path(tempfile.gettempdir())) / f"twostroke-measuring-{_user()}.lock"
     try:
@@ -102,7 +102,7 @@ def one_at_a_time(folder: Path | None = None) -> Generator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)  # gives the lock back
+        os.close(descriptor)  # releases the lock
 
 
 def _read() -> Reading:

@@ -35,13 +35,14 @@ LEAST_CHUNK = 16
 """Tokens of a prompt that go into a step whatever the limit says: it must get through some day."""
 QUANTILE = 0.99
 _SPREAD = 0.995
-"""Of ratios: a little above, as the largest of few ratios is passed more often than a quantile of many."""
+"""Quantile of the ratios, a little above 0.99, because few ratios exceed their own quantile more often than many do."""
 _ENOUGH = 100
-"""Steps beside a prompt until they speak for themselves; until then those without one count, too."""
+"""Steps beside a prompt that suffice for a quantile; until then steps without a prompt count, too."""
 _OWN_STEP = 0.5
-"""Of the limit for the TTFT, what a step may take in which nobody decodes."""
+"""Share of the TTFT limit that a step without decodes may take."""
 SPARSEST = 4
-"""Where even LEAST_CHUNK is too much, a prompt gets it in every so manyth step at least."""
+"""Most steps between two chunks of a prompt where even LEAST_CHUNK is too much: it gets one at least every so many
+steps."""
 _STRETCH = (0.3, 10.0)
 """Beyond, it is not the chunk that makes steps long."""
 
@@ -130,12 +131,13 @@ class SloBudget:
         self._ttft_slo_s = ttft_slo_s
         self._in_flight: dict[int, _Decided] = {}
         self._lateness = Lateness()
-        """Of steps with decodes."""
+        """Lateness of steps with decodes."""
         self._num_spared = 0
         """Steps without a prompt since the last with one."""
         self._correction = StepCorrection()
         self._beside_prompts, self._alone = StepSpread(_SPREAD), StepSpread(_SPREAD)
-        """Of steps with decodes and a part of a prompt, measured / corrected; of decodes alone, seconds beyond it."""
+        """Spread of steps with decodes and a prompt chunk, measured / corrected; and of decode-only steps, seconds
+        beyond the prediction."""
 
     @property
     def stretch(self) -> float:
@@ -145,8 +147,8 @@ class SloBudget:
 
     @property
     def excess_s(self) -> float:
-        """Seconds that a step of decodes alone goes beyond its prediction, at the quantile that is to keep the limit;
-        0 as soon as steps beside prompts speak for themselves."""
+        """Return the seconds by which a decode-only step exceeds its prediction, at the quantile that keeps the limit;
+        0 once enough steps beside prompts were measured."""
         return 0.0 if len(self._beside_prompts) >= _ENOUGH else max(0.0, self._alone.value or 0.0)
 
     def tokens(self, now_s: float, running: Iterable[Request], head: Request | None) -> int:
@@ -165,7 +167,7 @@ class SloBudget:
             usual_s = self._correction.seconds(self._step_times.seconds(work))
             return max(stretch * usual_s, usual_s + excess_s)
 
-        if not decodes:  # nobody waits for a token, but whoever comes now waits for this step, then for another
+        if not decodes:  # without decodes: a request that arrives now waits for this step, then for another
             return max(LEAST_CHUNK, largest(lambda n: seconds(n) <= _OWN_STEP * (self._ttft_slo_s or 0.0), self._most))
         if self._itl_slo_s is not None:
             limit_s = self._itl_slo_s
@@ -179,9 +181,9 @@ class SloBudget:
         return len(decodes) + max(chunk, min(LEAST_CHUNK, room))
 
     def _must_spare_decodes(self) -> bool:
-        """Whether this step has to do without a prompt: too many steps were late, and the last prompt is not long ago.
+        """Return whether this step must have no prompt: too many steps were late, and the last prompt is recent.
 
-        The smallest chunk may be too much for the limit on a machine whose steps scatter; fewer of them are not."""
+        On a machine whose steps scatter even the smallest chunk may exceed the limit; fewer chunks keep it."""
         self._num_spared += 1
         if self._ttft_slo_s is not None or self._lateness.share <= 1 - QUANTILE or self._num_spared >= SPARSEST:
             self._num_spared = 0
