@@ -262,11 +262,9 @@ class PooledEngine:
 
     @property
     def no_room(self) -> str:
-        """See ScalablePools."""
         return self._no_room
 
     async def check_room(self, sizes: Mapping[Role, int]) -> None:
-        """See ScalablePools."""
         for role, number in sizes.items():
             self._pool.check_size(role, number)
         now = {role: len(self._pool.of(role)) for role in Role if role is not Role.BOTH}

@@ -65,14 +65,13 @@ class Meter:
         self._before = Reading(0.0, 0.0, None)
 
     def begin(self) -> None:
-        """See Contention."""
         self._before = self._read()
 
     def is_contended(self) -> bool:
-        """See Contention.
+        """Return whether others were at work since `begin`.
 
-        Contended means one of two things. This process did not get its processors, or others kept more than a tenth of
-        all processors busy: they share memory bandwidth and clock rate with it even where it got its own.
+        That is so if this process did not get its processors, or if others kept more than a tenth of all processors
+        busy: they share memory bandwidth and clock rate with it even where it got its own.
         """
         before, after = self._before, self._read()
         wall_s, own_s = after.wall_s - before.wall_s, after.own_s - before.own_s

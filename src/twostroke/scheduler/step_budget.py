@@ -197,7 +197,6 @@ class SloBudget:
             self._in_flight[batch.step] = _Decided(work, batch.num_prefill_tokens, batch.num_decode_tokens)
 
     def took(self, step: int, seconds: float) -> None:
-        """See StepBudget."""
         decided = self._in_flight.pop(step, None)
         if decided is None or seconds <= 0 or not decided.work.num_logits_rows:
             return

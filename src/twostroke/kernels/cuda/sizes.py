@@ -18,7 +18,6 @@ class Sizes:
     def weight(
         self, shape: tuple[int, int], quantized: QuantizedFormat | None, dtype: torch.dtype, *, gated: bool
     ) -> int:
-        """See PackedSizes."""
         if quantized is None:
             return PlainSizes().weight(shape, quantized, dtype, gated=gated)
         num_rows, num_inputs = shape
@@ -27,7 +26,6 @@ class Sizes:
         return num_rows * per_row + (0 if quantized.order_digest is None else 4 * num_inputs)
 
     def bias(self, num_rows: int, dtype: torch.dtype, *, gated: bool) -> int:
-        """See PackedSizes."""
         return PlainSizes().bias(num_rows, dtype, gated=gated)
 
 

@@ -75,7 +75,6 @@ class LlamaCpp:
         return times
 
     def score(self, token_ids: Sequence[int], first: int, path: str) -> int:
-        """See Scorer."""
         self._c.llama_memory_clear(self._c.llama_get_memory(self._context), False)
         work = [(token, place, 0, place + 1 >= first) for place, token in enumerate(token_ids[:-1])]
         num_rows = 0
