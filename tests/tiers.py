@@ -50,8 +50,7 @@ class TierList:
 
     @classmethod
     def read(cls, path: Path = SECOND_TIER) -> TierList:
-        """Read the list from a TOML file: a table `[[group]]` for each reason, with its `tests` and optionally
-        `keep`."""
+        """Read the list from a TOML file: a table `[[group]]` for each reason, with `tests` and optionally `keep`."""
         groups: list[dict[str, Any]] = tomllib.loads(path.read_text())["group"]
         return cls(Entry(name, group["reason"], group.get("keep", 0)) for group in groups for name in group["tests"])
 

@@ -1,5 +1,4 @@
-"""Pools that differ in block size, KV format, element type or quantization: what they report, and which caches stay
-apart.
+"""Pools that differ in block size, KV format, element type or quantization: their reports, and their separate caches.
 
 Workers are threads of this process, with the embedded model (bfloat16).
 """

@@ -1,4 +1,4 @@
-"""Turns of the event loop, dealt to requests one at a time, so that a burst of them delays nobody's tokens."""
+"""Turns of the event loop, given to requests one at a time, so that a burst of them delays no running stream."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ class Turns:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
-        """Return at once if no request has passed in the present turn, else in a later turn. First come, first
-        served."""
+        """Return in the present turn if no request has passed in it, else in a later one. First come, first served."""
         loop = asyncio.get_running_loop()
         if not self._is_taken:
             self._is_taken = True

@@ -114,8 +114,11 @@ class _Shape(NamedTuple):
         )
 
     def with_few_rows(self) -> _Shape:
-        """Return a model with one or two lines for the head. In a log the largest count of logits rows often occurs in
-        one step alone. A knot there would take that step's time, and what-ifs would follow its slope."""
+        """Return a model with one or two lines for the head.
+
+        In a log the largest count of logits rows often occurs in one step alone. A knot there would take that step's
+        time, and what-ifs would follow its slope.
+        """
         first, *_, last = (self.row_knots[0], *self.row_knots)
         bend = {_BEND} if first < _BEND and last >= 4 * _BEND else set[int]()
         return self._replace(row_knots=tuple(sorted({first, last} | bend)))

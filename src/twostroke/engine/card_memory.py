@@ -1,5 +1,4 @@
-"""The memory account of a GPU, one function for the engine, which measures its parts, and for plans, which predict
-them."""
+"""The memory account of a GPU: one function for the engine, which measures its parts, and plans, which predict them."""
 
 from __future__ import annotations
 
@@ -130,9 +129,12 @@ def _draft_bytes(config: EngineConfig, prepared: Prepared) -> int:
 
 
 def _recorded_bytes(config: EngineConfig, size: LargestStep, step_bytes: int) -> int:
-    """Return the bytes of recorded passes. They share one pool, as large as the largest pass needs. That is at most the
-    pass's share of the largest step, which also has logits and draws. Each pass keeps its result and plan: less than
-    the same again, since buckets are many and small."""
+    """Return the bytes of recorded passes.
+
+    They share one pool, as large as the largest pass needs. That is at most the pass's share of the largest step, which
+    also has logits and draws. Each pass keeps its result and plan: less than the same again, since buckets are many and
+    small.
+    """
     if config.load.device != "cuda" or config.load.enforce_eager:
         return 0
     share = min(1.0, bucket_of(config.scheduler.max_num_seqs) / size.max_tokens)

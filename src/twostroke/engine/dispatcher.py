@@ -328,8 +328,7 @@ class Dispatcher:
         outcome.orders.append(Order(place.decode, fetch))
 
     def _compare_numerics(self, sequence: _Sequence) -> NumericDrift:
-        """Note the numerics of the attempt's workers; return the differences between all workers that have run the
-        sequence."""
+        """Note the numerics of the attempt's workers; return how all workers of the sequence differ."""
         place = sequence.place
         is_last_token = sequence.request.max_tokens - len(sequence.token_ids) == 1
         alone = place.prefill if place is not None and is_last_token else None  # no decode is left to do

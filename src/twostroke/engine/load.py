@@ -87,8 +87,8 @@ class StepTimes:
 
     @property
     def s_per_unit(self) -> float:
-        """Seconds per unit; the whole time if all steps had equally many units, or if more units took no longer. 0
-        without steps."""
+        """Seconds per unit, 0 without steps; the whole time if unit counts were equal, or if more units took no
+        longer."""
         slope_s = self.slope_s
         if slope_s:
             return slope_s

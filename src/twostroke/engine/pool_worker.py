@@ -29,7 +29,7 @@ MAX_FAST_DEATHS = 3
 SOON_S = 5.0
 """A process that is dead so short a time after it was ready, and has made no token, died soon."""
 LATE_AFTER_S = 1.0
-"""Seconds without a step, while there is work, after which a worker may hang and others are preferred. Longer than most
+"""Seconds without a step, while there is work, after which others are preferred: it may hang. Longer than most
 steps."""
 LOADING_SILENCE_S = 60.0
 """From its start on a process loads its model; one that was stopped meanwhile, or hangs before it begins, is ended."""
@@ -112,7 +112,7 @@ class PoolWorker:
         self.facts: EngineFacts | None = None
         """Of the process that runs now; None while none does."""
         self.geometry: KVGeometry | None = None
-        """The same."""
+        """KV geometry of the process that runs now; None while none does."""
         self.has_started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when its model is loaded for the first time; raises SetupError where that is refused."""
 

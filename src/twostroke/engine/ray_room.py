@@ -1,4 +1,4 @@
-"""The resources that pool processes need from the nodes of a Ray cluster, and whether the nodes have them. Imports no
+"""Resources that pool processes need from the nodes of a Ray cluster, and whether the nodes have them. Imports no
 Ray."""
 
 from __future__ import annotations

@@ -39,8 +39,7 @@ class KVWay:
 def of_handing_over(
     source: str, prefilled_s: float, arrival_s: float, way: KVWay | None, receiver: EngineView
 ) -> Iterator[tuple[Cause, float]]:
-    """Yield each cause of the time between two processes, with the time at which it ends; the last ends with the
-    arrival.
+    """Yield each cause of the time between two processes, and its end; the last one ends with the arrival.
 
     Args:
         source: the process that computed the prompt.

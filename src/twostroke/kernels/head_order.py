@@ -43,8 +43,8 @@ class HeadOrder:
     keys: tuple[Section, ...]
     values: tuple[Section, ...]
     halves: int = 0
-    """Dimensions of V in int4 whose low and high halves share bytes; 0: adjacent dimensions share them, as in plain
-    order."""
+    """Dimensions of V in int4 whose low and high halves share bytes; 0: adjacent dimensions share them (plain
+    order)."""
 
     def fits(self, kv_format: KVFormat, head_dim: int, block_size: int) -> bool:
         """Return whether blocks can have this order; an order from another process may be invalid."""

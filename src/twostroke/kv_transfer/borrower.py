@@ -49,7 +49,7 @@ class KVBorrower:
         geometry: of this side.
         reading: of lenders' blocks that have another size or format.
         clock: in seconds.
-        allows_drift: whether to accept KV of other numerics.
+        allows_drift: take KV that was computed by other numerics.
         patience_s: how long a lender may say nothing at all.
         nixl: reads from lenders who lend by it; it is closed here.
     """

@@ -107,8 +107,7 @@ class RecodedConversion:
         return num_bytes
 
     def _stage(self, block_ids: Sequence[int], begin: int, end: int) -> int:
-        """Convert layers `begin` to `end` - 1 of some of their blocks into staged ones; return the number of bytes
-        read."""
+        """Convert layers `begin` to `end` - 1 of some of their blocks into staged ones; return the bytes read."""
         num_bytes = 0
         for rank in range(self._theirs.num_ranks):
             there = self._theirs.heads(rank)[list(block_ids), begin:end]

@@ -28,8 +28,10 @@ _Rule = Callable[[Signals], Fault | None]
 
 
 def faults_of(found: Signals, constraint: Constraint) -> tuple[Fault, ...]:
-    """Return all faults that apply. Stalls count only where they are the constraint: idle and compute-bound servers
-    also have some, without a fault."""
+    """Return all faults that apply.
+
+    Stalls count only where they are the constraint: idle and compute-bound servers also have some, without a fault.
+    """
     rules = (*_RULES, _stalls) if constraint is Constraint.PROMPTS else _RULES
     return tuple(fault for rule in rules if (fault := rule(found)) is not None)
 

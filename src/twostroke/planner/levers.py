@@ -22,7 +22,7 @@ _LIMITS = (3.0, 8.0, 20.0)
 _BASELINES = {"enable_chunked_prefill": "--no-enable-chunked-prefill", "mixing": "--mixing"}
 """Settings that keep prompts whole, and the flags that do."""
 _FEW_DECODES = 4
-"""Requests in a step up to which drafts are offered: with more, verification needs arithmetic that is not free."""
+"""Requests in a step from which on no drafts are offered: verifying them would cost arithmetic that is not free."""
 _INT8_BITS = 8.5
 """Bits per weight in 8-bit formats, with the share of the scales."""
 

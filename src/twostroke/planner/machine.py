@@ -18,8 +18,7 @@ from twostroke.planner.words import significant
 from twostroke.runner.machine_limits import measure_machine_limits
 
 MOST_APART, MOST_APART_BUSY = 3.0, 20.0
-"""Largest factor between two measurements of one machine: when it is idle, and when others were at work during
-either."""
+"""Largest factor between two measurements of one machine: when idle, and when others were at work during either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +147,8 @@ def _operators(device: Device, load: LoadConfig) -> Operators:
 
 
 def _memory_here(prepared: Prepared) -> tuple[int, int]:
-    """Return the memory for the model here, and the part of it that others use: all memory of a card, or the free
-    memory of the host."""
+    """Return the memory for the model here (all memory of a card, or the free memory of the host), and the part others
+    use."""
     free = free_bytes_of(prepared.device)
     if prepared.device.type != "cuda":
         return free, 0
@@ -158,8 +157,11 @@ def _memory_here(prepared: Prepared) -> tuple[int, int]:
 
 
 def _measured(config: EngineConfig, prepared: Prepared) -> MachineLimits:
-    """Measure this machine. A floor takes the better rate: on a processor without bfloat16 instructions torch is slow,
-    but our kernels compute in float32."""
+    """Measure this machine.
+
+    A floor takes the better rate: on a processor without bfloat16 instructions torch is slow, but our kernels compute
+    in float32.
+    """
     num_threads = prepared.num_threads * config.load.num_local_ranks
     int8 = int8_operators(config, prepared)
     found = measure_machine_limits(prepared.dtype, prepared.device, num_threads, int8)

@@ -30,7 +30,7 @@ class PlanOptions:
     price_per_hour: float | None = None
     """Of the device, or of all of them together, in any money: what a million output tokens cost."""
     prompt: str | None = None
-    """Text of one prompt, or @FILE: print its tokens as the server counts them, KV bytes, time to the first token,
+    """Text of one prompt, or @FILE: print its tokens as the server counts them, KV bytes, time to first token,
     price."""
     chat: bool = False
     """Render the prompt with the chat template, as one message of a user."""

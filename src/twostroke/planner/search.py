@@ -161,8 +161,7 @@ class _Runs:
         """Callback after each simulation."""
 
     def longest_of(self, candidate: Candidate) -> int:
-        """Return the tokens of the longest request that a candidate accepts; 0: the candidate does not fit into
-        memory."""
+        """Return the tokens of the longest request that a candidate accepts; 0: it does not fit into memory."""
         memory = self._memory_of(candidate)
         return 0 if memory is None else memory.max_model_len
 

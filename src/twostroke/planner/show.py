@@ -98,7 +98,7 @@ def _floor(plan: Plan) -> str:
 
 
 def _prompt(plan: Plan, prompt: PromptCost) -> str:
-    """Print the figures of one request."""
+    """Return the figures of one request, in lines."""
     seconds = prompt.ttft_floor_s if prompt.ttft_predicted_s is None else prompt.ttft_predicted_s
     form = "as one message by the chat template" if prompt.is_chat else "as a completion"
     kv = f"{prompt.kv_bytes:,} bytes of KV ({binary(prompt.kv_bytes)})"
@@ -116,7 +116,7 @@ def _prompt(plan: Plan, prompt: PromptCost) -> str:
 
 
 def _users(plan: Plan, asked: Asked) -> str:
-    """Print whether so many users fit, with the limit."""
+    """Return whether so many users fit, in words, with the limit."""
     memory = plan.memory
     fits = asked.num_requests <= asked.most
     at = "" if memory.utilization is None else f" at {memory.utilization:.0%} of the card"

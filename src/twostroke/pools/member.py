@@ -74,8 +74,7 @@ class Member:
     num_queued_prompt_tokens: int = 0
     """Not computed yet, of requests that it has taken."""
     silent_s: float = 0.0
-    """Seconds without a finished step although it has work. The worker may hang, so its queue counts as that much
-    longer."""
+    """Seconds without a finished step although it has work. It may hang, so its queue counts as that much longer."""
     num_running: int = 0
     """Streams that decode."""
     num_waiting: int = 0

@@ -59,8 +59,7 @@ class RouteReason(enum.StrEnum):
     SHORT_REMAINDER = "short_remainder"
     """What is not cached where it decodes is computed sooner than a hand-over is arranged."""
     PREFILL_BUSY = "prefill_busy"
-    """Mostly the prefill member's queue keeps the hand-over from paying. See why_alone.py for this and the next
-    three."""
+    """Mostly the prefill member's queue keeps the hand-over from paying. why_alone.py finds this and the next three."""
     SLOW_LINK = "slow_link"
     """Mostly the time of the KV transfer keeps it from paying."""
     MORE_IS_CACHED = "more_is_cached"
@@ -68,7 +67,7 @@ class RouteReason(enum.StrEnum):
     SLOW_PREFILL = "slow_prefill"
     """Mostly the prefill member's slower prefill keeps it from paying."""
     LOCAL_IS_CHEAPER = "local_is_cheaper"
-    """Even an idle prefill member would not pay, because a prefill beside them would make few streams late."""
+    """Even an idle prefill member would not pay: a prefill where the request decodes makes few streams late."""
     NO_DECODE_LEFT = "no_decode_left"
     """No decode member takes requests: a prefill member computes the prompt and decodes."""
     NO_DECODE_MEMBER = "no_decode_member"

@@ -159,8 +159,10 @@ class Router:
         return self._local_route(local, handed, why_alone(request, pair, local, self._config))
 
     def _stand_in(self, request: RouteRequest, keys: Sequence[bytes]) -> Route | None:
-        """Return a route to a prefill member that also decodes; None if a decode member takes requests, or no prefill
-        member has room."""
+        """Return a route to a prefill member that also decodes.
+
+        None if a decode member takes requests, or no prefill member has room.
+        """
         order = self._roster.for_prefill
         if len(self._roster.for_decode) or not len(order):
             return None

@@ -17,8 +17,7 @@ _CGROUP_V2 = Path("/sys/fs/cgroup")
 _CGROUP_V1 = Path("/sys/fs/cgroup/memory")
 _FLOAT32 = 4
 _RUNS_BYTES = 8 << 20
-"""Bytes of partial sums for products that do not fill a card: four runs of a 64 x 64 tile for each of about 128
-processors."""
+"""Bytes of partial sums for products that do not fill a card: four 64 x 64 tiles for each of about 128 processors."""
 
 
 def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_per_element: int) -> int:

@@ -203,8 +203,9 @@ class FixedOrder:
 
 
 class DeadlineOrder(FixedOrder):
-    """Order by the keys, also for prefills in progress: a chunk goes first to the head of the queue if its key is
-    earlier. The module says what makes a key earlier.
+    """Order by the keys, also for prefills in progress.
+
+    A chunk goes first to the head of the queue if its key is earlier. The module says what makes a key earlier.
 
     Args:
         key_of: function from a queued request to its key.

@@ -11,9 +11,9 @@ the limit. Its time comes from the fitted model (cost/step_model.py), corrected 
 (step_correction.py) and stretched: the limit is to hold for 99 of 100 steps, so the stretch follows the 99th percentile
 of measured / corrected.
 
-When nobody decodes, nobody waits for a token: the step may be as large as it may at all, or with a limit for TTFT as
-large as takes half of it. With a limit for TTFT alone the chunk is the smallest that is through in time, as a larger
-one would only make others wait.
+A step without decodes delays no running stream, so it may have the largest size; with a limit for TTFT it takes at most
+half of that limit. With a limit for TTFT alone the chunk is the smallest that is computed in time, because a larger one
+only makes other requests wait.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ _ENOUGH = 100
 _OWN_STEP = 0.5
 """Share of the TTFT limit that a step without decodes may take."""
 SPARSEST = 4
-"""Most steps between two chunks of a prompt where even LEAST_CHUNK is too much: it gets one at least every so many
-steps."""
+"""Where even LEAST_CHUNK is too much, a prompt still gets it at least once in so many steps."""
 _STRETCH = (0.3, 10.0)
 """Beyond, it is not the chunk that makes steps long."""
 
@@ -147,8 +146,10 @@ class SloBudget:
 
     @property
     def excess_s(self) -> float:
-        """Return the seconds by which a decode-only step exceeds its prediction, at the quantile that keeps the limit;
-        0 once enough steps beside prompts were measured."""
+        """Return the seconds by which a decode-only step exceeds its prediction.
+
+        It is the quantile that keeps the limit; 0 once enough steps beside prompts were measured.
+        """
         return 0.0 if len(self._beside_prompts) >= _ENOUGH else max(0.0, self._alone.value or 0.0)
 
     def tokens(self, now_s: float, running: Iterable[Request], head: Request | None) -> int:

@@ -25,8 +25,7 @@ def proc_with(folder: Path, stat: str) -> Path:
 
 
 def test_the_kernels_account_is_read(tmp_path: Path) -> None:
-    """Only processors that this process may use count. User, nice and system time is busy; interrupts count for no
-    process."""
+    """Only usable processors count. User, nice and system time is busy; interrupts count for no process."""
     line = f" {5 * TICKS} {2 * TICKS} {TICKS} 900 0 {50 * TICKS} {50 * TICKS} {4 * TICKS} 0 0\n"
     processors = sorted(os.sched_getaffinity(0))
     stat = "cpu 1 1 1 1 1 1 1 1 0 0\n" + "".join(f"cpu{i}{line}" for i in processors) + "cpu4096 9 9 9 9 9 9 9 9 0 0\n"

@@ -60,8 +60,7 @@ def test_a_request_that_is_handed_over() -> None:
 
 
 def waiting_for_the_receiver(*, prefilled_s: float = 1.0, first_s: float = 0.75, last_s: float, step_s: float) -> Lane:
-    """Return a history in which the receiver decodes for another request from `step_s` until 3 s, and then looks for
-    news."""
+    """Return a history whose receiver decodes for another request from `step_s` until 3 s, then looks for news."""
     log = PoolLog()
     log.arrive(D, "other#0.0", 0.0, arrival_s=0.0, max_tokens=9)
     log.prefill(D, "other#0.0", 0.0, 0.25)

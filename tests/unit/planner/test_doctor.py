@@ -90,8 +90,10 @@ def one_at_a_time() -> dict[str, Any]:
 
 
 def short_outputs() -> dict[str, Any]:
-    """Return a classifier's load: dozens of prompts with a few output tokens each. Decodes beside prompts take as long
-    as these."""
+    """Return a classifier's load: dozens of prompts with a few output tokens each.
+
+    Decodes beside prompts take as long as these.
+    """
     return {"workload": of_lengths([(300, 3)] * 40)}
 
 

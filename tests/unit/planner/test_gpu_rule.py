@@ -85,8 +85,10 @@ def text_of(plan: Plan) -> str:
 
 
 def share_of_weights(model: Published, num_ranks: int) -> int:
-    """Return the weight bytes of one rank. Rows are split, norms are copied to all ranks; norms of heads exist once per
-    head."""
+    """Return the weight bytes of one rank.
+
+    Rows are split, norms are copied to all ranks, and norms of heads exist once per head.
+    """
     norms = (2 * model.layers + 1) * model.hidden
     of_heads = model.layers * model.head_dim if model.family == "Qwen3" else 0
     dealt_out = (model.num_parameters - norms - 2 * of_heads) // num_ranks
@@ -94,8 +96,7 @@ def share_of_weights(model: Published, num_ranks: int) -> int:
 
 
 def kv_budget(model: Published, card_bytes: int, num_ranks: int, utilization: float = 0.9) -> int:
-    """Return the bytes that remain for KV after weights, rotary tables, the largest step, recorded passes and a
-    reserve."""
+    """Return the bytes for KV after weights, rotary tables, the largest step, recorded passes and a reserve."""
     tables = 2 * model.context * model.head_dim * 2
     q, qkv = model.heads * model.head_dim, (model.heads + 2 * model.kv_heads) * model.head_dim
     activations = 512 * 2 * (3 * model.hidden + max(qkv + q, 3 * model.intermediate))
@@ -166,7 +167,7 @@ def test_a_context_of_100_000_tokens(published: Path, name: str, num_ranks: int,
 
 
 def test_weights_are_counted_as_the_kernels_of_the_card_keep_them(published: Path) -> None:
-    """They take 8 bits a weight and a float16 scale for 128; embedding table and norms stay floats. A T4 has no
+    """They take 8 bits a weight and a float16 scale for 128; embedding table and norms stay floats. A T4 cannot run
     Triton."""
     model = MODELS["Llama-2-7B"]
     num_floats = model.vocab * model.hidden + (2 * 32 + 1) * 4096

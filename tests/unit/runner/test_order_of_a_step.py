@@ -103,8 +103,7 @@ def test_a_step_calls_its_parts_in_order(traced: tuple[TextEngine, Trace]) -> No
 
 
 def test_attention_reads_the_new_tokens_kv(traced: tuple[TextEngine, Trace]) -> None:
-    """The call's own K and V are stored after the earlier ones, which stay; the output is attention over all of
-    them."""
+    """The call's own K and V are stored after the earlier ones, which stay; attention is over all of them."""
     engine, trace = traced
     start(engine)
     engine.step()

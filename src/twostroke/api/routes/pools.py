@@ -85,8 +85,7 @@ def _shown(pools: ScalablePools) -> Response:
 
 
 def _hand_over(members: Sequence[PoolMember]) -> dict[str, Any] | None:
-    """Return the differences between the pools and how a hand-over treats them; None unless both pools have a running
-    worker."""
+    """Return the pools' differences and how a hand-over treats them; None unless both have a running worker."""
     sides = {role: [m.formats for m in members if m.role is role and m.formats] for role in Role}
     prefill, decode = sides[Role.PREFILL], sides[Role.DECODE]
     if not prefill or not decode:

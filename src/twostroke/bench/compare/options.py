@@ -36,8 +36,8 @@ class CompareOptions:
     env: tuple[str, ...] = ()
     """NAME=INTERPRETER: the Python of the environment with a peer in it; default: our own. Can be repeated."""
     precision: Precision | None = None
-    """Type of a folder's weights: bf16 (the default), int8 (peers: Q8_0) or int4 (peers: Q4_0). A GGUF file keeps its
-    own."""
+    """Type of a folder's weights: bf16 (the default), int8 (peers: Q8_0) or int4 (peers: Q4_0). GGUF files keep
+    theirs."""
     activation_quantization: ActivationQuantization | None = None
     """Of twostroke, as in its settings; the peers do as they do."""
     threads: int | None = None

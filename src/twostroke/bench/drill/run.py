@@ -35,8 +35,8 @@ class DrillOptions:
     decode: int = 2
     """Decode processes; the last that lives is left alone, but for last_decode."""
     last_decode: int = 6
-    """Afterwards: how often to kill the only decode process of a smaller pair of pools. A prefill process takes
-    over."""
+    """Afterwards: how often to kill the only decode process of a smaller pair of pools. A prefill process then
+    decodes."""
     every_s: float = 1.0
     """Between two faults, on average; a process needs some seconds to come back."""
     heartbeat_timeout_s: float = 1.0

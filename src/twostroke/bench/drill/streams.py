@@ -275,8 +275,7 @@ async def _kill_all_of(role: Role, engine: PooledEngine, drill: Drill, faults: F
 
 
 async def _disturb(engine: PooledEngine, drill: Drill, faults: Faults, seen: _Seen) -> None:
-    """Kill and freeze workers, one after the other; spare the last decode worker unless `Faults.only` names its
-    pool."""
+    """Kill and freeze workers in turn; spare the last decode worker unless `Faults.only` names its pool."""
     if faults.only is not None:
         await _kill_all_of(faults.only, engine, drill, faults, seen)
         return

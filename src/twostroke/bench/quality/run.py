@@ -146,7 +146,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Everything that was measured."""
+    """Results of all configurations and peers."""
 
     rows: tuple[Row, ...]
     """The model as stored, then each configuration."""

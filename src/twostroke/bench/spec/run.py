@@ -52,8 +52,7 @@ class SpecOptions:
     """What is compared."""
 
     methods: str = ",".join(KNOWN)
-    """Methods that draft, with commas between; none: a second engine without drafts, which shows the scatter of gated
-    runs."""
+    """Methods that draft, with commas between; none: a second engine without drafts, to show the scatter."""
     acceptances: str = "0.5,0.7,0.9"
     """Of the synthetic proposer, in the runs with fixed numbers of drafts."""
     num_drafts: str = "1,2,3,4,5,6,7,8"

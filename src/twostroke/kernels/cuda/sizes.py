@@ -8,8 +8,8 @@ from twostroke.kernels.quantized_weight import QuantizedFormat
 from twostroke.kernels.reference.linear import PlainSizes
 
 SPAN = 128
-"""Inputs that are read at once. In 4 bits, 64 bytes hold the first half of them in low bits and the second in high
-bits."""
+"""Inputs that are read at once. In 4 bits, 64 bytes hold the first half of them in their low bits, the second in
+high."""
 
 
 class Sizes:
