@@ -1,4 +1,4 @@
-"""The command line in a process of its own, without the seconds that imports take.
+"""The command line in a process of its own, without the seconds of its imports.
 
 One process imports what the commands need and forks for each command. A child has its own streams, working directory
 and exit code, and ends as any Python process does.
@@ -48,7 +48,7 @@ main()
 
 
 def twostroke(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a command, as a shell would: its output, its errors and its exit code."""
+    """Run a command as a shell would; return its output, its errors and its exit code."""
     with tempfile.TemporaryDirectory() as folder:
         streams = {name: Path(folder, name) for name in ("stdin", "stdout", "stderr")}
         streams["stdin"].write_bytes(stdin.encode())

@@ -71,7 +71,7 @@ def scheduled_tokens(batch: ScheduledBatch) -> dict[str, int]:
 
 
 def make_facts(num_blocks: int = 100) -> EngineFacts:
-    """An engine of a pool, small in everything."""
+    """Return the facts of a pool's engine, with small sizes."""
     return EngineFacts(
         model="m",
         tokenizer_path="",

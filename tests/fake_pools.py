@@ -318,7 +318,7 @@ class FakePools:
         self.dispatcher = Dispatcher(placer)
         self.workers: list[FakeWorker] = []
         self.missing: list[Role] = []
-        """Of workers that have died and are not started again yet."""
+        """Roles of workers that have died and were not started again."""
         self.zombies: list[FakeWorker] = []
         """Taken for dead; they still talk."""
         self.leaving: list[FakeWorker] = []
@@ -347,13 +347,13 @@ class FakePools:
         self.carry_out(self.dispatcher.worker_ready(member))
 
     def come_back(self) -> None:
-        """Start whoever is missing."""
+        """Start the missing workers."""
         missing, self.missing = self.missing, []
         for role in missing:
             self.start(role)
 
     def kill(self, worker: FakeWorker, *, really: bool, soon: bool = True) -> None:
-        """It dies, or is only taken for dead; another takes its place, soon or when it comes back."""
+        """Kill a worker, or only declare it dead. Another takes its place, now or in `come_back`."""
         self.workers.remove(worker)
         if really:
             self._die(worker)

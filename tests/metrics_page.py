@@ -1,4 +1,4 @@
-"""docs/metrics.md as programs read it, and what an exposition says beside it."""
+"""Parser of docs/metrics.md and of expositions, and the comparison of both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SGLANGS_OWN = re.compile(r"SGLang also gets\s+(.*?),? sums and labels", re.DOTA
 
 @cache
 def documented() -> dict[str, frozenset[str]]:
-    """Every metric on the page, by its full name, with its labels."""
+    """Return every metric on the page by its full name, with its labels."""
     return dict(_documented(PAGE.read_text(encoding="utf-8")))
 
 
@@ -37,7 +37,7 @@ def _documented(page: str) -> Iterator[tuple[str, frozenset[str]]]:
 
 
 def exposed(text: str) -> dict[str, frozenset[str]]:
-    """Every metric of an exposition, by its full name, with the labels that its samples have."""
+    """Return every metric of an exposition by its full name, with the labels of its samples."""
     found: dict[str, frozenset[str]] = {}
     for family in text_string_to_metric_families(text):
         name = family.name + ("_total" if family.type == "counter" else "")
@@ -46,7 +46,7 @@ def exposed(text: str) -> dict[str, frozenset[str]]:
 
 
 def check_documented(text: str) -> dict[str, frozenset[str]]:
-    """Everything that is exposed is on the page, with its labels; returns what is exposed."""
+    """Check that the page has every exposed metric with its labels; return the exposed metrics."""
     page, found = documented(), exposed(text)
     assert found, "nothing is exposed"
     assert set(found) <= set(page), f"not in docs/metrics.md: {sorted(set(found) - set(page))}"

@@ -1,4 +1,4 @@
-"""A hook on the operators of a model: what a pass calls, in order, with the sizes that say what each call is."""
+"""A hook on the operators of a model: the calls of a pass, in order, with the sizes that identify each call."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ class Call:
     """One call of a part of the engine."""
 
     what: str
-    """embed, product, gated product, append k v, attend, logits, sample."""
+    """Name: embed, product, gated product, append k v, attend, logits, sample."""
     rows: int
-    """Tokens that it computed."""
+    """Number of computed tokens."""
     size: int = 0
     """Columns of a product's result."""
     kv_len: int = 0
-    """Tokens whose K and V attention reads, of one sequence."""
+    """Number of tokens whose K and V attention reads, of one sequence."""
 
 
 @dataclass
 class Attended:
-    """One call of attention: its input, its output, and the K and V that are stored when it returns."""
+    """One call of attention: its input, its output, and the K and V in storage when it returns."""
 
     qkv: Tensor
     output: Tensor
     softmax_scale: float
     before: Tensor
-    """float32 [2, kv_len, num_kv_heads, head_dim]: what the sequence's slots held before the call."""
+    """The contents of the sequence's slots before the call: float32 [2, kv_len, num_kv_heads, head_dim]."""
     after: Tensor
 
 
 @dataclass
 class Trace:
-    """What was called since `clear`."""
+    """The calls since `clear`."""
 
     calls: list[Call] = field(default_factory=list)
     attended: list[Attended] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Trace:
 
 
 def trace_operators(monkeypatch: pytest.MonkeyPatch) -> Trace:
-    """Record the calls of every engine that is built from here on; the results are those of the parts themselves."""
+    """Record the calls of every engine that is built from now on. The results do not change."""
     trace = Trace()
     operators_for = preparation.operators_for
 
@@ -71,7 +71,7 @@ def trace_operators(monkeypatch: pytest.MonkeyPatch) -> Trace:
 
 
 def record_model(model: DecoderModel, monkeypatch: pytest.MonkeyPatch, trace: Trace) -> None:
-    """Record a model's embedding and logits, which are no operators of their own."""
+    """Record a model's embedding and logits, which are not operators."""
     embed, compute_logits = model.embed, model.compute_logits
 
     def recorded_embed(input_ids: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def _traced(operators: Operators, trace: Trace) -> Operators:
 
 
 class _TracedLinear:
-    """Another product, and a note of each call."""
+    """Wrapper of a product that records each call."""
 
     def __init__(self, inner: Linear, trace: Trace) -> None:
         self._inner, self._trace = inner, trace
@@ -138,7 +138,7 @@ class _TracedLinear:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Another operator's plan, and where the step's only sequence lies."""
+    """Wrapped plan of an operator, and the place of the step's only sequence."""
 
     inner: Any
     shape: GroupShape
@@ -148,7 +148,7 @@ class _Plan:
 
 
 class _TracedAttention:
-    """Another operator for steps of one sequence; its storage is read before and after each call."""
+    """Wrapper of an operator for steps of one sequence; it reads the storage before and after each call."""
 
     def __init__(self, inner: AttentionOperator, trace: Trace) -> None:
         self._inner, self._trace = inner, trace

@@ -97,7 +97,7 @@ class PoolLog:
         *,
         last_s: float = 0.0,
     ) -> None:
-        """Four million bytes, asked for and come, the last at `last_s`; the receiver hears of it at `end_s`."""
+        """Record a fetch of four million bytes; the last arrives at `last_s`, and the receiver notes it at `end_s`."""
         self.events.append(KVImportBegan(begin_s, D, import_id, name, (b"1", b"2"), 8, ((1, 2),)))
         traffic = 0 if problem else 4_000_000, begin_s, first_s
         self.events.append(KVImportEnded(end_s, D, import_id, name, problem, *traffic, last_byte_s=last_s))

@@ -1,4 +1,4 @@
-"""Shapes of published models, as their config.json has them, for plans: no weights."""
+"""Shapes of published models, as in their config.json, for plans: no weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Published:
     vocab: int
     context: int
     num_parameters: int
-    """As published; an oracle of the shape, not made from it."""
+    """Number of parameters as published; an oracle of the shape, not computed from it."""
     head_dim: int = 128
     is_tied: bool = False
     extra: dict[str, Any] | None = None
@@ -172,7 +172,7 @@ MODELS = {
 
 
 def write_published(folder: Path, name: str) -> Path:
-    """Write config.json and a small tokenizer, all that a plan with random weights needs."""
+    """Write config.json and a small tokenizer: enough for a plan with random weights."""
     model = MODELS[name]
     fields: dict[str, Any] = {
         "architectures": [f"{model.family}ForCausalLM"],

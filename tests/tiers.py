@@ -1,4 +1,4 @@
-"""The two tiers of tests: what `make test` runs within minutes, and what `make test-all` adds.
+"""The two tiers of tests: the one that `make test` runs within minutes, and the one that `make test-all` adds.
 
 A test is in the first tier unless `second_tier.toml` names it. An entry there names a file, a test, or a single case,
 and says why it can wait. `keep` leaves every n-th case of an entry in the first tier, so that each kind of path still
@@ -38,7 +38,7 @@ class TierList:
     """Tells the tier of each test.
 
     Args:
-        entries: of the second tier. No name may come twice.
+        entries: entries of the second tier. No name may come twice.
     """
 
     def __init__(self, entries: Iterable[Entry]) -> None:
@@ -50,15 +50,15 @@ class TierList:
 
     @classmethod
     def read(cls, path: Path = SECOND_TIER) -> TierList:
-        """Read the list from a TOML file: a table `[[group]]` for each reason, with its `tests` and perhaps `keep`."""
+        """Read the list from a TOML file: a table `[[group]]` for each reason, with `tests` and optionally `keep`."""
         groups: list[dict[str, Any]] = tomllib.loads(path.read_text())["group"]
         return cls(Entry(name, group["reason"], group.get("keep", 0)) for group in groups for name in group["tests"])
 
     def second(self, names: Iterable[str]) -> list[bool]:
-        """Say of each test whether it is in the second tier.
+        """Return for each test whether it is in the second tier.
 
         Args:
-            names: of all collected tests, relative to `tests/`, in their order.
+            names: names of all collected tests, relative to `tests/`, in their order.
         """
         seen: Counter[str] = Counter()
         verdicts: list[bool] = []
@@ -73,7 +73,7 @@ class TierList:
         return verdicts
 
     def entry_of(self, name: str) -> Entry | None:
-        """Return the entry that names this case, its test or its file: the most exact one."""
+        """Return the most specific entry that names this case, its test or its file."""
         test = name.partition("[")[0]
         file = test.partition("::")[0]
         return self._by_name.get(name) or self._by_name.get(test) or self._by_name.get(file)

@@ -225,12 +225,12 @@ class KVImportEnded:
     drift: str = ""
     """How the numerics of who computed it differ, where that was allowed."""
     last_byte_s: float = 0.0
-    """When all of it was there and the lender had confirmed it, or the fetching had failed; 0: not known. The engine
-    takes note of it between two steps, at `time_s`."""
+    """Time at which all of it had arrived and the lender had confirmed it, or fetching had failed; 0: not known. The
+    engine notes it between two steps, at `time_s`."""
 
     @property
     def done_s(self) -> float:
-        """When it was over, whether or not the engine had taken note of it."""
+        """Time at which it ended, whether or not the engine had noted it."""
         return self.last_byte_s or self.time_s
 
 
@@ -264,21 +264,20 @@ class MemorySampled:
 
 @dataclass(frozen=True, slots=True)
 class TokensDelivered:
-    """The tokens of one report of an engine are on their way to their clients. The process that speaks HTTP says so; no
-    engine does.
+    """The delivery of one engine report's tokens to their clients. The HTTP process records it, never an engine.
 
     The order is sampled_s <= sent_s <= received_s <= time_s.
     """
 
     time_s: float
-    """When the last of them was written to its connection."""
+    """Time at which the last token was written to its connection."""
     process: str
     sampled_s: float
-    """When the step's result was there: `time_s` of its StepCommitted."""
+    """Time of the step's result: `time_s` of its StepCommitted."""
     sent_s: float
-    """When the engine queued the report."""
+    """Time at which the engine queued the report."""
     received_s: float
-    """When the HTTP process had read it."""
+    """Time at which the HTTP process had read it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,12 @@ LogprobsAtPosition = dict[int, Logprob]
 
 
 NumericDrift = dict[str, list[str]]
-"""Name of a setting or fact to the values of the workers that made an answer, in the order in which they came:
-`{"kv_cache_dtype": ["int8", "bf16"]}`. Empty: all computed alike."""
+"""Differing settings or facts of the workers that made an answer: by name, the values in order of first use, such as
+`{"kv_cache_dtype": ["int8", "bf16"]}`. Empty: all workers compute with the same numerics."""
 
 
 def merged_drift(one: NumericDrift, other: NumericDrift) -> NumericDrift:
-    """Return the values of both under each name, each once.
+    """Return the values of both under each name, without duplicates.
 
     >>> merged_drift({"dtype": ["float32"]}, {"dtype": ["bfloat16", "float32"], "kernels": ["amx"]})
     {'dtype': ['float32', 'bfloat16'], 'kernels': ['amx']}
@@ -43,7 +43,7 @@ def merged_drift(one: NumericDrift, other: NumericDrift) -> NumericDrift:
 
 
 def drift_words(drift: NumericDrift) -> str:
-    """Return the values under each name, for people.
+    """Return the values under each name as readable text.
 
     >>> drift_words({"kv_cache_dtype": ["int8", "bf16"], "dtype": ["float32", "bfloat16"]})
     'kv_cache_dtype int8 and bf16, dtype float32 and bfloat16'
@@ -125,8 +125,8 @@ class RequestOutput(msgspec.Struct):
     error: str | None = None
     """Why it ended with finish_reason "error"."""
     numeric_drift: NumericDrift = {}
-    """Where the processes that ran it differ, where that is allowed and they do; one alone may have answered with other
-    tokens."""
+    """Differences between the processes that ran it, where drift is allowed. One process alone may have answered with
+    other tokens."""
     hidden_state: bytes | None = None
     """Of the prompt's last token behind the final norm, where that was asked for: float32 [hidden_size]."""
 

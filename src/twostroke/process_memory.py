@@ -9,12 +9,12 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """Return what is resident now, of a process; default: this one."""
+    """Return the resident bytes of a process; default: this one."""
     return _status_bytes("VmRSS", _STATUS if pid is None else Path(f"/proc/{pid}/status"))
 
 
 def peak_resident_bytes(pid: int | None = None) -> int:
-    """Return the most that was ever resident of a process, or since `reset_peak`; default: this one."""
+    """Return the peak resident bytes of a process, since its start or `reset_peak`; default: this one."""
     return _status_bytes("VmHWM", _STATUS if pid is None else Path(f"/proc/{pid}/status"))
 
 

@@ -173,7 +173,7 @@ def test_every_hop_of_a_token_is_recorded(server: ServerProcess, tmp_path: Path)
 
 
 def test_what_was_left_to_the_engine_is_told_as_it_was_chosen(server: ServerProcess) -> None:
-    """The server was started with "auto" for the types and the kernels."""
+    """The server starts with "auto" for the types and the kernels."""
     engine = server.http.get("/server_info").json()["engine"]
     assert (engine["dtype"], engine["kv_cache_dtype"], engine["block_size"]) == ("bfloat16", "bf16", 16)
     assert engine["num_threads"] >= 1

@@ -177,19 +177,19 @@ def test_a_worker_that_was_added_takes_over_when_nobody_else_is_left(undisturbed
 
 
 class Routes:
-    """Notes who was to decode what."""
+    """Event sink that notes the decode worker of each request."""
 
     def __init__(self) -> None:
         self.decoders: list[str] = []
 
     def append(self, event: Event, packed: PackedEvent) -> None:
-        """One event, in order."""
+        """Take one event, in order."""
         if isinstance(event, RequestRouted):
             self.decoders.append(event.decode)
 
 
 def test_a_prefill_worker_takes_the_streams_of_the_last_decode_worker(undisturbed: Drill) -> None:
-    """It does so before another decode worker has started, and takes new requests."""
+    """The prefill worker does so before another decode worker has started, and takes new requests."""
 
     async def scenario() -> dict[str, list[int]]:
         routes = Routes()
@@ -336,7 +336,6 @@ class OneProcessor(LocalLauncher):
     """A cluster of one node with one processor, which a decode process takes."""
 
     async def check_room(self, sizes: Mapping[Role, int]) -> None:
-        """See Launcher."""
         lack = shortage([{"CPU": 1.0}], sizes, dict.fromkeys(sizes, Wish(1, 1, None, False)), may_share=True)
         if lack is not None:
             limit = f"asks for {lack.num_wanted} x {lack.wish}; there is room for {lack.num_places}"
@@ -344,7 +343,7 @@ class OneProcessor(LocalLauncher):
 
 
 def test_a_size_that_no_node_holds_is_told_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Asked for by an administrator, and by the load."""
+    """An administrator asks for the size, then the load does."""
     few_blocks = EngineConfig.from_keywords(model="embedded", threads=1, num_kv_blocks=80)
     pools = PoolConfig(decode=1, max_decode=2, scaling_interval_s=0.05)
 

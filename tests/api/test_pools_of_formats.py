@@ -1,4 +1,4 @@
-"""Pools that differ in block size, KV format, element type or quantization: what is told, and what is kept apart.
+"""Pools that differ in block size, KV format, element type or quantization: their reports, and their separate caches.
 
 Workers are threads of this process, with the embedded model (bfloat16).
 """
@@ -33,21 +33,20 @@ NUM_TOKENS = 6
 
 
 class Chosen(LeastBusy):
-    """Hands over, or does not, as the test says."""
+    """Placer that hands over, or does not, as the test says."""
 
     hands_over = True
 
     def place(
         self, request: GenerationRequest, token_ids: Sequence[int], members: Sequence[Member], num_live: dict[str, int]
     ) -> Place | None:
-        """See Placer."""
         allowed = [member for member in members if self.hands_over or member.role is Role.DECODE]
         return super().place(request, token_ids, allowed, num_live)
 
 
 @dataclass
 class Found:
-    """What became of the same request, handed over twice and then computed where it decodes."""
+    """Results of the same request, handed over twice and then computed where it decodes."""
 
     answers: list[tuple[list[int], list[float]]] = field(default_factory=list[tuple[list[int], list[float]]])
     drifts: list[NumericDrift] = field(default_factory=list[NumericDrift])
@@ -79,7 +78,7 @@ async def answered(engine: PooledEngine, name: str) -> RequestOutput:
 
 
 def run(config: EngineConfig = CONFIG, **given: Any) -> Found:
-    """Of one pair of pools; with decode=1 alone, of one engine."""
+    """Return the results with one pair of pools; with decode=1 alone, of one engine."""
     found, placer = Found(), Chosen()
 
     async def ask_all() -> None:
@@ -105,7 +104,7 @@ def run(config: EngineConfig = CONFIG, **given: Any) -> Found:
 
 @pytest.fixture(scope="module")
 def alone() -> Found:
-    """One engine of the settings that both pools share."""
+    """Return the results of one engine with the settings that both pools share."""
     return run(prefill=0)
 
 
@@ -115,7 +114,7 @@ def alone() -> Found:
     ids=str,
 )
 def test_what_loses_nothing_needs_no_permission(given: dict[str, Any], alone: Found) -> None:
-    """Bits of one engine, in pools that are equal and of other block sizes; and no word of drift."""
+    """Tokens are those of one engine, with equal pools and with other block sizes, and no drift is reported."""
     found = run(**given)
     assert found.answers == alone.answers
     assert [end.problem or end.drift for end in found.imports] == ["", ""]
@@ -156,7 +155,7 @@ def test_pools_that_differ_say_so_and_keep_their_kv_apart(differing: str, alone:
     handed_over = found.answers[0]
     assert handed_over[0][0] == alone.answers[0][0][0]
     assert handed_over[1] == pytest.approx(alone.answers[0][1], abs=0.5), "the KV that came is that of this prompt"
-    # the third was computed where it decodes: of its own numerics, and of nothing that came from the other pool
+    # the third was computed where it decodes, with its own numerics and no KV from the other pool
     assert found.num_cached[2] == 0
     if "decode_config" not in given:
         assert found.answers[2] == alone.answers[0]

@@ -147,7 +147,7 @@ USAGES: dict[str, Callable[[str], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("path", USAGES)
 def test_usage_says_that_workers_of_different_formats_made_an_answer(path: str, differing: ServerProcess) -> None:
-    """Beside a stream, a prompt of 600 tokens is handed over, as soon as measured times say that it pays."""
+    """Beside a stream, a prompt of 600 tokens is handed over as soon as measured times say that it pays."""
     tenant = {"authorization": "Bearer tenant"}
     beside = {"model": "embedded", "prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}
     usage: dict[str, Any] = {}

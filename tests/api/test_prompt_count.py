@@ -1,4 +1,4 @@
-"""What `twostroke plan --prompt` counts is what the server's usage says of the same request."""
+"""The count of `twostroke plan --prompt` equals the server's usage of the same request."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class Engines:
         drifts = POOLS_OF_FORMATS in features
         prefill = {"kv_cache_dtype": "int8"} if drifts else {}
         asked = PoolConfig(prefill=1, decode=1, prefill_config=prefill, allow_numeric_drift=drifts)
-        PooledEngine(self._config(settings), asked)  # refuses what a server would refuse
+        PooledEngine(self._config(settings), asked)  # raises what a server would refuse
         run = Run()
         with tempfile.TemporaryDirectory() as folder:
             given = self._resolved(settings, spare=BLOCKS_TO_IMPORT)

@@ -63,7 +63,7 @@ class Feature:
     changes_answers: bool = False
     """The engine to compare with has it, too."""
     may_drift: bool = False
-    """Answers are of several numerics: none are compared with those of one engine."""
+    """Whether several numerics make the answers: none are compared with those of one engine."""
 
     def excludes(self, other: Feature) -> bool:
         """Whether they are two values of one setting."""

@@ -125,10 +125,10 @@ ALIKE: dict[str, Any] = {
 
 @pytest.mark.parametrize("knobs", OTHER_FORMATS, ids=str)
 def test_pools_of_other_formats(random_models: dict[str, Path], tmp_path: Path, knobs: str, transport: str) -> None:
-    """Whichever way KV goes, it is converted to the same bits; and it is that of the prompt, so answers stay near."""
+    """Every transport converts KV to the same bits. The KV is that of the prompt, so answers stay near."""
     family, prefill, decode = OTHER_FORMATS[knobs]
     given = {"model": str(random_models[family]), "threads": 1, "num_kv_blocks": 3000, "max_model_len": 256}
-    asked = requests()[:4]  # the last begins like another, of whose own KV it may or may not find some
+    asked = requests()[:4]  # the last one begins like another, and may or may not find its KV in the cache
     near = alone(EngineConfig.from_keywords(**given, **decode), asked)
 
     def handed_over(way: str) -> tuple[dict[str, Answer], list[KVImportEnded]]:

@@ -13,7 +13,7 @@ from twostroke.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class NaiveGeneration:
-    """What the loop made, and the tokens that it gave the model in each pass."""
+    """The loop's result, and the tokens that the model got in each pass."""
 
     token_ids: list[int]
     text: str

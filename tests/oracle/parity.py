@@ -17,7 +17,7 @@ from twostroke.model.loader import load_model, open_weights
 
 MAX_LOGPROB_ERROR = 1e-4
 MAX_LAYER_ERROR = 2e-5
-"""Of a layer's output in float32, as a share of its largest element."""
+"""Largest error of a layer's output in float32, as a share of its largest element."""
 
 
 def check_parity(
@@ -73,14 +73,14 @@ def check_parity(
 def check_layers(
     folder: Path, kind: str, changes: dict[str, Any], *, chunks: list[int], kernels: Kernels = "auto"
 ) -> None:
-    """Every layer's output of a prompt and of decoded tokens, from paged KV, against one pass of theirs.
+    """Compare every layer's output of a prompt and of decoded tokens, from paged KV, with one pass of transformers.
 
     Args:
-        folder: for the model.
-        kind: of architecture, by transformers' name.
-        changes: of its configuration.
+        folder: folder for the model.
+        kind: architecture by transformers' name.
+        changes: changes of its configuration.
         chunks: tokens of each step; those of one token are decodes.
-        kernels: ours.
+        kernels: our kernels.
     """
     theirs = naive_model.build(folder, kind, **changes)
     cpu = torch.device("cpu")

@@ -112,7 +112,7 @@ class HandoverMachine(RuleBasedStateMachine):
 
     @rule(seed=SEEDS)
     def die(self, seed: int) -> None:
-        """Its place is filled again at once, or for a while nobody of its pool may be left, or nobody at all."""
+        """Kill a worker. Another takes its place at once, or later; until then its pool, or both, may be empty."""
         if self.pools.workers:
             worker = self.pools.workers[seed % len(self.pools.workers)]
             self.pools.kill(worker, really=seed % 3 > 0, soon=seed % 2 > 0)

@@ -1,4 +1,4 @@
-"""docs/checklist.md: what it names is there."""
+"""Everything that docs/checklist.md names exists."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LINKED = sorted({target for shown in ROWS.values() for target in re.findall(r"\]
 
 @cache
 def names_in(file: Path) -> frozenset[str]:
-    """Return the functions of a test file and what is assigned at its top level."""
+    """Return the functions of a test file and the names assigned at its top level."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

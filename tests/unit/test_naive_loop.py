@@ -1,4 +1,4 @@
-"""The engine's greedy answers are those of the article's naive loop over transformers."""
+"""The engine's greedy answers equal those of the article's naive loop over transformers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def generate(folder: Path, prompts: tuple[str, ...], max_tokens: int) -> list[Re
 
 @pytest.mark.parametrize("family", SHAPES)
 def test_every_family_equals_the_naive_loop(family: str, random_models: dict[str, Path]) -> None:
-    """All prompts in one batch here, one after the other there."""
+    """All prompts run in one batch here, and one after the other there."""
     folder = random_models[family]
     for prompt, output in zip(PROMPTS, generate(folder, PROMPTS, 60), strict=True):
         expected = naive(folder, prompt, 60, (256,))
@@ -48,7 +48,7 @@ def test_every_family_equals_the_naive_loop(family: str, random_models: dict[str
 
 
 def test_the_embedded_model_equals_the_naive_loop() -> None:
-    """Weights that were trained, over some hundred tokens of code."""
+    """The model has trained weights, and makes some hundred tokens of code."""
     folder = find_model("embedded").path
     (output,) = generate(folder, PROMPTS[2:], 300)
     end = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
@@ -59,7 +59,7 @@ def test_the_embedded_model_equals_the_naive_loop() -> None:
 
 
 def test_both_stop_at_the_end_token(random_models: dict[str, Path], tmp_path: Path) -> None:
-    """A token of the middle of an answer becomes the end token of a copy of the model."""
+    """In a copy of the model, a token from the middle of an answer becomes the end token."""
     longer = naive(random_models["llama"], PROMPTS[1], 60, ()).token_ids
     end = next(i for i, token in enumerate(longer) if i >= 8 and token not in longer[:i])
     folder = tmp_path / "model"

@@ -1,4 +1,4 @@
-"""The list of the second tier: what it names exists, says why, and nothing is in neither tier."""
+"""The list of the second tier: every name exists, every entry has a reason, and every test is in a tier."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from twostroke.errors import InvalidParameter, TwostrokeError
 App = Callable[[Message, Receive, Send], Any]
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
-"""Liveness and readiness, for probes that hold no key; all others need one where keys are set."""
+"""Liveness and readiness paths. They need no key, because probes hold none."""
 PAGE_PATH = "/"
 """Opened in a browser, which asks its user for the key if it is challenged for a password, and sends it ever after."""
 ADMIN_PATHS = frozenset(
@@ -42,7 +42,7 @@ ADMIN_PATHS = frozenset(
 SHARED_PREFIXES = ("/v1/requests/", "/live/", "/page/")
 """A tenant sees its own here; the admin key sees everybody's."""
 SHARED_PATHS = frozenset({PAGE_PATH, "/v1/models", "/metrics"})
-"""What else the page and an administrator's scraper need."""
+"""Further paths that the page and an administrator's scraper need."""
 ABORT_SUFFIX = "/abort"
 """Of `/v1/requests/{id}/abort`."""
 GENERATING_PATHS = frozenset(

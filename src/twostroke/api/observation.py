@@ -33,7 +33,7 @@ from twostroke.packed_events import PackedEvent
 log = get_logger(__name__)
 
 MAX_FIELD_NAMES = 100
-"""Unknown fields that are counted apart."""
+"""Most unknown fields that are counted under their own names."""
 
 
 class Observation:
@@ -81,10 +81,10 @@ class Observation:
             self.tracer.append(event)
 
     def exposition(self, viewer: str = "") -> bytes:
-        """Return the text that Prometheus reads.
+        """Return the metrics as text in Prometheus's format.
 
         Args:
-            viewer: the tenant that asks, which sees no other tenant's name; "" sees all.
+            viewer: the tenant that scrapes. It sees no other tenant's name; "" sees all names.
         """
         return exposition(*self._collectors, self._tenants.seen_by(viewer))
 

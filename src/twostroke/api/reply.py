@@ -22,11 +22,11 @@ class TokenCounts:
     num_reasoning_tokens: int = 0
     """Of the output's."""
     numeric_drift: NumericDrift = field(default_factory=dict[str, list[str]])
-    """Where the workers that made it differ."""
+    """Differences between the numerics of the workers that made the answer."""
 
     @property
     def drift(self) -> dict[str, NumericDrift]:
-        """Return the field of `usage` that says so; empty where they do not differ."""
+        """Return the `numeric_drift` field of `usage`; empty where the workers do not differ."""
         return {"numeric_drift": self.numeric_drift} if self.numeric_drift else {}
 
 

@@ -30,8 +30,8 @@ SERVER_SEND = "server_send"
 WriteNow = Callable[[bytes], bool]
 """Writes a part of an answer that has begun, or says that the connection takes nothing just now."""
 WRITE_NOW = "twostroke.write_now"
-"""The ASGI extension in which a server that can do so leaves it, as `call`. `may_begin` says whether the head of the
-answer could be sent now without waiting."""
+"""The ASGI extension under which a server offers its immediate write, as `call`. `may_begin` says whether it could send
+the head of the answer now without waiting."""
 
 
 _MARK = f"\ue000 {secrets.token_hex(8)}"
@@ -138,7 +138,7 @@ class EventStream(Response):
         self._has_all = False
         """Whether the last event was made."""
         self._send: Send = _nowhere
-        """Passes the middlewares, which want to see the head."""
+        """The ASGI send that passes the middlewares; they need to see the head."""
         self._write_now: WriteNow = _cannot_write
         self._may_begin: Callable[[], bool] = _never
         self._awake: asyncio.Future[bytes] | None = None
@@ -203,9 +203,9 @@ class EventStream(Response):
         await self._send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
     def _pass_on(self, number: int, output: RequestOutput) -> bool:
-        """Writes an output that has come, without waking anybody, if the connection takes it; else it has to wait.
+        """Write an output at once, without waking a task, if the connection takes it; otherwise leave it waiting.
 
-        The first one brings the head with it. The last one is written before the task is woken to end the answer.
+        The first output brings the head with it. The last one is written before the task wakes to end the answer.
         """
         awake = self._awake
         if awake is None or awake.done():
@@ -239,10 +239,10 @@ class EventStream(Response):
 
 
 def _run_at_once(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine that has nothing to wait for, here and now: waking a task for it would take a turn of the loop.
+    """Run a coroutine that never waits. Waking a task for it would cost an iteration of the event loop.
 
     Raises:
-        AssertionError: it waits.
+        AssertionError: the coroutine waits.
     """
     try:
         coroutine.send(None)
@@ -253,11 +253,11 @@ def _run_at_once(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 async def _nowhere(_: Message) -> None:
-    """Stands in where nobody is answered."""
+    """Do nothing: the send function outside an answer."""
 
 
 def _never() -> bool:
-    """Stands in where the server has no such extension."""
+    """Return False: the `may_begin` of a server without the extension."""
     return False
 
 

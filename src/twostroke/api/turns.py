@@ -1,4 +1,4 @@
-"""Turns of the event loop, dealt to requests one at a time, so that a burst of them delays nobody's tokens."""
+"""Turns of the event loop, given to requests one at a time, so that a burst of them delays no running stream."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 
 
 class Turns:
-    """Lets one request through in each turn of the event loop.
+    """A gate that lets one request through in each turn of the event loop.
 
     Parsing and tokenizing a request takes half a millisecond. Without turns the loop prepares all requests that arrived
     together before it reads the engine's next report: 64 of them hold up the tokens of that report by 30 ms.
@@ -15,11 +15,11 @@ class Turns:
 
     def __init__(self) -> None:
         self._is_taken = False
-        """Whether somebody has had the present turn."""
+        """Whether a request has passed in the present turn."""
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
-        """Return at once if nobody else has had the present turn, else in a later one. First come, first served."""
+        """Return in the present turn if no request has passed in it, else in a later one. First come, first served."""
         loop = asyncio.get_running_loop()
         if not self._is_taken:
             self._is_taken = True

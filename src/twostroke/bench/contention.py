@@ -3,7 +3,7 @@
     others  = (busy time of the processors - processor time of the measured processes) / (processors x time)
     stolen  = time in which the hypervisor ran another guest / (processors x time)
 
-Interrupts count as nobody's: the kernel does not say for whom it serves them.
+Interrupts count for no process: the kernel does not say which process it serves them for.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from pathlib import Path
 from twostroke.engine.clock import monotonic_clock
 
 SHORTEST_S = 2.0
-"""Of an interval: the kernel counts in ticks of 10 ms, so a share of a shorter one says little."""
+"""Shortest interval, in seconds. The kernel counts in ticks of 10 ms, so the share of a shorter interval is inexact."""
 
 _PROC = Path("/proc")
 _USER, _NICE, _SYSTEM, _STEAL = 0, 1, 2, 7
-"""Fields of a processor's line in /proc/stat, behind its name."""
+"""Indices of a processor's fields in /proc/stat, after its name."""
 _OWN_FIELDS = slice(11, 15)
-"""Of /proc/PID/stat behind the command's name: user and system time, and those of children that have ended."""
+"""Fields of /proc/PID/stat after the command's name: user and system time, and those of children that have ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorTimes:
-    """One reading; seconds since some beginning, over all processors that this process may use."""
+    """One reading, in seconds since a fixed moment, summed over all processors that this process may use."""
 
     at_s: float
     busy_s: float
-    """Of any process."""
+    """Busy time for all processes."""
     stolen_s: float
     own_s: float
-    """Of the measured processes."""
+    """Processor time of the measured processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Contention:
 
     @property
     def share(self) -> float:
-        """Share that was not there for the measured processes."""
+        """Share of the processors' time that the measured processes could not have."""
         return self.others + self.stolen
 
 
@@ -58,10 +58,10 @@ def read_processor_times(pids: Iterable[int], proc: Path = _PROC) -> ProcessorTi
 
     Args:
         pids: the measured processes; those that have ended are left out.
-        proc: where the kernel writes it.
+        proc: folder in which the kernel writes the account.
 
     Returns:
-        None where it writes none.
+        None where there is no such account.
     """
     ticks_per_s = os.sysconf("SC_CLK_TCK")
     try:
@@ -80,8 +80,8 @@ def contention(readings: Sequence[ProcessorTimes], num_processors: int) -> list[
     """Return the intervals between readings, each at least SHORTEST_S long.
 
     Args:
-        readings: in the order of their times.
-        num_processors: that the readings are summed over.
+        readings: in order of time.
+        num_processors: number of processors that the readings are summed over.
 
     >>> first, last = ProcessorTimes(0.0, 50.0, 1.0, 20.0), ProcessorTimes(10.0, 65.0, 1.2, 30.0)
     >>> contention([first, last], 2)
@@ -94,7 +94,7 @@ def contention(readings: Sequence[ProcessorTimes], num_processors: int) -> list[
     found: list[Contention] = []
     for earlier, later in pairwise(kept):
         time_s = num_processors * (later.at_s - earlier.at_s)
-        own_s = max(0.0, later.own_s - earlier.own_s)  # a process that ended took its account with it
+        own_s = max(0.0, later.own_s - earlier.own_s)  # a process that ended no longer counts
         others_s = max(0.0, later.busy_s - earlier.busy_s - own_s)
         stolen_s = max(0.0, later.stolen_s - earlier.stolen_s)
         found.append(Contention(earlier.at_s, later.at_s, round(others_s / time_s, 6), round(stolen_s / time_s, 6)))
@@ -102,7 +102,7 @@ def contention(readings: Sequence[ProcessorTimes], num_processors: int) -> list[
 
 
 def worst_of_parts(intervals: Sequence[Contention], begin_s: float, end_s: float, num_parts: int) -> list[float | None]:
-    """Return the largest share of any interval that touches each of equal parts of a time; None where there is none.
+    """Return the largest share of any interval that overlaps each of the equal parts of a time; None where none does.
 
     >>> worst_of_parts([Contention(0, 4, 0.1, 0.0), Contention(4, 9, 0.3, 0.1)], 0, 12, 3)
     [0.1, 0.4, 0.4]
@@ -117,7 +117,7 @@ def worst_of_parts(intervals: Sequence[Contention], begin_s: float, end_s: float
 
 
 def _fields_of(proc: Path, processor: int) -> list[int]:
-    """The numbers of a processor's line."""
+    """Return the numbers of a processor's line."""
     lines = (proc / "stat").read_text(encoding="utf-8").splitlines()
     found = {name: rest for name, _, rest in (line.partition(" ") for line in lines)}
     numbers = [int(number) for number in found[f"cpu{processor}"].split()]
@@ -127,7 +127,7 @@ def _fields_of(proc: Path, processor: int) -> list[int]:
 
 
 def _ticks_of(proc: Path, pid: int) -> int:
-    """Processor time of a process; 0 once it has ended."""
+    """Return the processor time of a process; 0 once it has ended."""
     try:
         text = (proc / str(pid) / "stat").read_text(encoding="utf-8")
     except OSError:

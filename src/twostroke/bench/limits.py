@@ -34,7 +34,7 @@ class Limits:
     operations_per_s: Mapping[str, float]
     """Of a product of square matrices, by the type of the factors: float32, bfloat16, int8."""
     is_estimate: bool = False
-    """Others were at work while it was measured: the machine may do better."""
+    """Whether other processes were at work during the measurement: the machine may then do better."""
 
     def of(self, product: str) -> MachineLimits:
         """As costs want them.
@@ -53,13 +53,13 @@ class Limits:
         return Limits(max(self.bytes_per_s, other.bytes_per_s), rates, is_estimate)
 
     def as_json(self) -> dict[str, float | bool]:
-        """GB/s and GFLOP/s (or GOP/s), and whether they are an estimate."""
+        """Return GB/s, GFLOP/s (or GOP/s), and whether they are an estimate."""
         rates = {f"{name}_gflop_s": rate / 1e9 for name, rate in self.operations_per_s.items()}
         return {"read_gb_s": self.bytes_per_s / 1e9, **rates, "is_estimate": self.is_estimate}
 
 
 def words_of_limits(limits: Mapping[str, float | bool], form: str = ",.4g") -> str:
-    """Return what `Limits.as_json` says, as a line for people."""
+    """Return the figures of `Limits.as_json` as one readable line."""
     rates = ", ".join(
         f"{name.replace('_', ' ')} {rate:{form}}" for name, rate in limits.items() if name != "is_estimate"
     )

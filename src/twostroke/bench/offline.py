@@ -42,7 +42,7 @@ class OfflineOptions(WorkloadOptions):
     plots: bool = True
     """Draw a PNG beside the JSON (needs the extra 'bench')."""
     price_per_hour: float | None = None
-    """Of this machine, in any money: also says what a million tokens cost."""
+    """Price of this machine an hour, in any money: also says what a million tokens cost."""
 
     def __post_init__(self) -> None:
         """Checks what needs no model; every option changes something, or is refused."""
@@ -134,9 +134,10 @@ def cost_of(run: Run, price_per_hour: float | None, num_prompt_tokens: int | Non
     """Return the bill of a run (see `RunCost`); None without a price.
 
     Args:
-        run: a workload's way through an engine.
-        price_per_hour: of the machine.
-        num_prompt_tokens: of all requests; None: not known, and the cost of all tokens alike is left out.
+        run: the workload's run through an engine.
+        price_per_hour: price of the machine.
+        num_prompt_tokens: sum over all requests; None: not known, and the cost per token of prompts and output is left
+            out.
     """
     if price_per_hour is None:
         return None
@@ -148,7 +149,7 @@ def cost_of(run: Run, price_per_hour: float | None, num_prompt_tokens: int | Non
 
 
 def cost_line(cost: Mapping[str, Any]) -> str:
-    """The bill of a run (see `RunCost`), for people."""
+    """Return the bill of a run (see `RunCost`) as readable text."""
     parts = {
         "of output": cost["per_million_output_tokens"],
         "of prompts and output alike": cost["per_million_tokens"],

@@ -252,7 +252,7 @@ def diff(before: Path, after: Path) -> None:
 
 @app.command
 def summarize(event_log: Path, *, price_per_hour: float | None = None) -> None:
-    """The same figures for a run that wrote an event log (--event-log): throughput, latencies, limits.
+    """Report the figures of a run that wrote an event log (--event-log): throughput, latencies, limits.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Event logs as commands are given them: a file of another kind is refused with the command that reads it."""
+"""Reading of the event logs that commands take. A file of another kind is refused with the command that reads it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def read_logs(paths: Sequence[Path], name: str = "event_log") -> list[Event]:
     """Return the events of logs, by their times.
 
     Args:
-        paths: each of one process.
-        name: the parameter, as the caller spells it.
+        paths: one file per process.
+        name: the parameter as the caller spells it.
 
     Raises:
         InvalidParameter: a file cannot be read, or is a trace.
@@ -29,10 +29,10 @@ def read_logs(paths: Sequence[Path], name: str = "event_log") -> list[Event]:
 
 
 def refuse_traces(paths: Sequence[Path], name: str = "event_log") -> None:
-    """Refuse a Mooncake trace: it says what was asked and nothing of a run.
+    """Refuse a Mooncake trace: it holds requests but no run.
 
     Raises:
-        InvalidParameter: there is one.
+        InvalidParameter: one of the files is a trace.
     """
     for path in paths:
         if is_trace(path):
@@ -44,8 +44,8 @@ def events_of_text(text: str, source: str) -> list[Event]:
     """Return the events of a dump that a server sent.
 
     Args:
-        text: a line for each event.
-        source: where it comes from, for messages.
+        text: one line per event.
+        source: origin of the text, for messages.
 
     Raises:
         UnreadableEvent: a line is no event, or one of another version.

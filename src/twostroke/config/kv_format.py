@@ -40,11 +40,11 @@ INT4_PERPLEXITY_RISE = 0.2365
 """Measured rise of perplexity with KV in int4 on a real model (SmolLM2-135M-Instruct): benchmarks/results/
 quality-smollm2.json, which a test compares."""
 INT8_PERPLEXITY_RISE = 0.0036
-"""The same with KV in int8."""
+"""Measured rise of perplexity with KV in int8, on the same model."""
 
 
 def kv_format_warning(kv_format: KVFormat) -> str | None:
-    """Return what a user of a format has to know before it is used; None for formats that cost little."""
+    """Return the warning about a KV format; None for formats that cost little quality."""
     if kv_format != "int4":
         return None
     return (

@@ -1,4 +1,4 @@
-"""The engine of each pool: what both share, and what --prefill-config and --decode-config change of it."""
+"""The engine settings of each pool: shared ones, and those that --prefill-config and --decode-config change."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ NUMERIC_SETTINGS = (
     "kernels",
     "batch_invariant",
 )
-"""Where pools differ in one of these, tokens may differ."""
+"""Settings that change numerics: where pools differ in one of these, tokens may differ."""
 
 
 def prefill_engine(config: EngineConfig, pools: PoolConfig) -> EngineConfig:
-    """Return the settings of a prefill worker's engine: it drafts nothing.
+    """Return the engine settings of a prefill worker, without drafting.
 
     Raises:
-        InvalidParameter: a value of prefill_config is out of its range, or does not go with the others.
+        InvalidParameter: a value of prefill_config is out of its range, or contradicts another setting.
     """
     given: dict[str, Any] = dict(pools.prefill_config or {})
     flags = {
@@ -43,19 +43,19 @@ def prefill_engine(config: EngineConfig, pools: PoolConfig) -> EngineConfig:
 
 
 def decode_engine(config: EngineConfig, pools: PoolConfig) -> EngineConfig:
-    """Return the settings of a decode worker's engine.
+    """Return the engine settings of a decode worker.
 
     Raises:
-        InvalidParameter: a value of decode_config is out of its range, or does not go with the others.
+        InvalidParameter: a value of decode_config is out of its range, or contradicts another setting.
     """
     return _changed("decode_config", config, pools.decode_config or {})
 
 
 def check_numerics(config: EngineConfig, pools: PoolConfig) -> None:
-    """Check that both pools compute alike, as far as settings say, or that drift is allowed.
+    """Check that both pools compute with the same numerics, as far as settings say, or that drift is allowed.
 
     Raises:
-        InvalidParameter: a setting differs that tokens depend on, and drift is not allowed.
+        InvalidParameter: pools differ in a setting that tokens depend on, and drift is not allowed.
     """
     if pools.allow_numeric_drift:
         return
@@ -70,7 +70,7 @@ def check_numerics(config: EngineConfig, pools: PoolConfig) -> None:
 
 
 def _numerics(config: EngineConfig) -> dict[str, Any]:
-    """Return the values of NUMERIC_SETTINGS, defaults and other spellings decided where the model is not needed."""
+    """Return the values of NUMERIC_SETTINGS, with defaults and aliases resolved where that needs no model."""
     load = config.load
     found: dict[str, Any] = {name: getattr(load, name) for name in NUMERIC_SETTINGS if name != "kv_cache_dtype"}
     wanted = config.cache.kv_cache_dtype
@@ -82,12 +82,12 @@ def _numerics(config: EngineConfig) -> dict[str, Any]:
 
 
 def _changed(source: str, config: EngineConfig, given: Mapping[str, Any]) -> EngineConfig:
-    """Return a config with other values of some settings; errors name `source`."""
+    """Return a config with some settings changed; errors name `source`."""
     parts: dict[str, Any] = {"load": config.load, "cache": config.cache, "scheduler": config.scheduler}
     kinds = {"load": LoadConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
     of_part = {part: {f.name: given[f.name] for f in fields(kind) if f.name in given} for part, kind in kinds.items()}
     changed = of_part["load"]
-    if changed.get("quantization", "int4") != "int4":  # a group size of both pools is about int4 alone
+    if changed.get("quantization", "int4") != "int4":  # a shared group size applies to int4 alone
         changed.setdefault("group_size", None)
     if "kv_cache_memory" in given or "num_kv_blocks" in given:  # each replaces the other
         of_part["cache"] = {"kv_cache_memory": None, "num_kv_blocks": None, **of_part["cache"]}

@@ -34,7 +34,7 @@ PER_POOL = (
     "max_num_seqs",
     "max_num_batched_tokens",
 )
-"""What prefill_config and decode_config may set; all else is the same in both pools."""
+"""Settings that prefill_config and decode_config may change; all others are the same in both pools."""
 _SETTINGS_REMEDY = """For example '{"kv_cache_dtype": "int8"}'."""
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}")
 
@@ -122,7 +122,7 @@ class PoolConfig:
             self._refuse({"scaling_interval_s"}, "needs pools that change", "Add --max-prefill or --max-decode.")
 
     def _check_settings_of_pools(self) -> None:
-        """Checks names; values are checked with the settings that both pools share (config/pool_settings.py)."""
+        """Check names; values are checked with the settings that both pools share (config/pool_settings.py)."""
         for source in ("prefill_config", "decode_config"):
             given = getattr(self, source)
             if given is None:

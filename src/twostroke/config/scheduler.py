@@ -38,9 +38,9 @@ class SchedulerConfig:
     (99 of 100 steps), by the model of step times that `calibrate` fitted, or else by the machine's limits. Default: no
     limit but max_num_batched_tokens."""
     ttft_slo: str | float | None = None
-    """Limit of the time to the first token, such as 300ms: a prompt that takes longer by itself gives way to those that
-    can keep it, within a stated bound; /metrics counts who kept it. Without itl_slo, steps take no more prompt tokens
-    than keep it, too. Default: no limit."""
+    """Limit of the time to the first token, such as 300ms. A prompt that cannot keep it gives way to those that can,
+    within a bound; /metrics counts the requests that kept it. Without itl_slo, steps take no more prompt tokens than
+    keep it. Default: no limit."""
     flex_slowdown: float = 0.08
     """Requests of service tier "flex" take what the others leave: they may make a step of the others longer by this
     share, and the wait of one that comes in the middle of theirs."""

@@ -68,7 +68,7 @@ class ServerConfig:
     metrics_compat: tuple[MetricsNames, ...] = ()
     """Serve the metrics under these servers' names, too, for dashboards that people have."""
     otlp_traces_endpoint: str | None = None
-    """Where a trace of each request goes, by OTLP over HTTP: http://localhost:4318. A path /v1/traces may follow."""
+    """URL that takes a trace of each request by OTLP over HTTP: http://localhost:4318. A path /v1/traces may follow."""
     flight_recorder_minutes: float = 5.0
     """How much of the engine's past is kept, for timelines and for dumps."""
     flight_recorder_dir: Path | None = None

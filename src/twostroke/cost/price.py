@@ -1,4 +1,4 @@
-"""What tokens cost on a machine that is paid by the hour. Pure; in the money of the price."""
+"""The price of tokens on a machine that is paid by the hour. Pure; the unit is the money of the price."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _MOST = 1e15
 
 
 def check_price_per_hour(price_per_hour: object) -> None:
-    """Refuse a price that is no number above 0; None is no price.
+    """Refuse a price that is not a number above 0; None means no price.
 
     Raises:
-        InvalidParameter: it is none.
+        InvalidParameter: the price is not such a number.
     """
     if price_per_hour is not None:
         number(
@@ -28,7 +28,7 @@ def check_price_per_hour(price_per_hour: object) -> None:
 
 
 def cost_per_million_tokens(price_per_hour: float, tokens_per_s: float) -> float:
-    """Return the price of a million tokens at a rate.
+    """Return the price of a million tokens at a rate in tokens per second.
 
     >>> cost_per_million_tokens(3.6, 1000.0)
     1.0
@@ -38,26 +38,26 @@ def cost_per_million_tokens(price_per_hour: float, tokens_per_s: float) -> float
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """The bill of a run: the machine is paid from its start to its end, idle or not."""
+    """The bill of a run: the machine is paid from start to end, also while idle."""
 
     price_per_hour: float
     total: float
     per_million_output_tokens: float | None
-    """The whole bill on the output, prompts free, as `plan` says it. None: there was no output."""
+    """The whole bill over the output tokens, prompts free, as in `plan`. None: there was no output."""
     per_million_tokens: float | None
-    """The whole bill on prompts and output alike. None: there were no tokens, or nobody said how long prompts were."""
+    """The whole bill over prompt and output tokens. None: there were no tokens, or prompt lengths are unknown."""
 
     @classmethod
     def of(
         cls, price_per_hour: float, duration_s: float, *, num_prompt_tokens: int | None, num_output_tokens: int
     ) -> RunCost:
-        """Work the bill out.
+        """Compute the bill.
 
         Args:
-            price_per_hour: of the machine, or of all of them.
-            duration_s: of the run.
-            num_prompt_tokens: of requests that were answered, cached tokens among them; None: not known.
-            num_output_tokens: of the same requests.
+            price_per_hour: price of all machines of the run.
+            duration_s: length of the run.
+            num_prompt_tokens: sum over answered requests, cached tokens included; None: not known.
+            num_output_tokens: sum over the same requests.
 
         >>> RunCost.of(3.6, 10.0, num_prompt_tokens=3000, num_output_tokens=1000)
         RunCost(price_per_hour=3.6, total=0.01, per_million_output_tokens=10.0, per_million_tokens=2.5)

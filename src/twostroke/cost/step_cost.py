@@ -25,7 +25,7 @@ from twostroke.batch import ScheduledBatch
 from twostroke.cost.step_work import num_pairs, num_seen
 
 _ROUNDING = 1 + 1e-9
-"""Times are differences of clocks: a floor that is above a step by so little is not above it."""
+"""Tolerance for rounding: times are differences of clocks, so a floor within this factor of a step is not above it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class MachineLimits:
     flops_per_s: float
     bytes_per_s: float
     is_estimate: bool = False
-    """Others were at work while it was measured: the machine may do better."""
+    """Whether other processes were at work during the measurement: the machine may then do better."""
 
     @property
     def balance(self) -> float:
@@ -84,11 +84,11 @@ class MachineLimits:
         )
 
     def raised_by(self, cost: StepCost, seconds: float) -> MachineLimits:
-        """Return rates that allow a step which was seen: its floor is then no longer than it took.
+        """Return rates at which the floor of an observed step is at most its time.
 
         Args:
-            cost: of the step, at whatever rates.
-            seconds: that it took, from its start to its result.
+            cost: work of the step; its own rates do not matter.
+            seconds: time of the step, from its start to its result.
 
         >>> seen = StepCost(100.0, 40.0, 0.0, 0.0, 2.5, "memory", 4.0)
         >>> limits = MachineLimits(flops_per_s=100.0, bytes_per_s=10.0)
@@ -191,11 +191,11 @@ def step_cost(shape: ModelShape, shares: Iterable[Share], machine: MachineLimits
 
 
 def raised_by_steps(limits: MachineLimits, steps: Iterable[tuple[StepCost, float]]) -> MachineLimits:
-    """Return rates at which no step that was seen is faster than its floor.
+    """Return rates at which no observed step is faster than its floor.
 
     Args:
         limits: as measured or published.
-        steps: what each step asks for, and the seconds that it took.
+        steps: work of each step, and its seconds.
     """
     for cost, seconds in steps:
         limits = limits.raised_by(cost, seconds)

@@ -35,9 +35,9 @@ _HICCUP = 1.6
 _MEAN_ROUNDS = 6
 """Rounds of `fit_mean_step_model`; the predictions of real logs change by less than 1 % after four."""
 _BEND = 8
-"""Logits rows, about where arithmetic begins to bind the head."""
+"""Number of logits rows at about which arithmetic begins to bind the head."""
 _STUCK = 10.0
-"""Times the predicted: a step that took longer counts no more than this, as the process may have been stopped."""
+"""Largest measured / predicted time that counts; beyond it the process may have been stopped."""
 _ALIKE = 0.02
 """Counts of attention that differ by less are alike: a context grows by a token a step."""
 
@@ -72,7 +72,7 @@ def fit_step_model(steps: Iterable[TimedStep]) -> StepTimeModel:
 
 
 def fit_mean_step_model(steps: Iterable[TimedStep]) -> StepTimeModel:
-    """Return the model whose predictions add up to the measured time, hiccups included.
+    """Return the model whose predictions add up to the measured time, outliers included.
 
     `fit_step_model` describes the usual step. On a machine that others use, steps take longer on average, and a queue
     grows with the average. This fit divides each error by the predicted time instead of the measured one and
@@ -114,8 +114,11 @@ class _Shape(NamedTuple):
         )
 
     def with_few_rows(self) -> _Shape:
-        """With a line, or two, for the head. In a log the largest count of logits rows often comes with one step alone;
-        a knot there takes what that step has taken, and what-ifs go on along its slope."""
+        """Return a model with one or two lines for the head.
+
+        In a log the largest count of logits rows often occurs in one step alone. A knot there would take that step's
+        time, and what-ifs would follow its slope.
+        """
         first, *_, last = (self.row_knots[0], *self.row_knots)
         bend = {_BEND} if first < _BEND and last >= 4 * _BEND else set[int]()
         return self._replace(row_knots=tuple(sorted({first, last} | bend)))
@@ -194,9 +197,9 @@ def _solve(shape: _Shape, steps: Sequence[TimedStep]) -> list[float]:
 
 
 def _solve_scaled(rows: _Floats, goals: _Floats) -> list[float]:
-    """Solve with columns of similar size: pairs count millions, rises at most one."""
+    """Solve with columns scaled to similar size: pairs count millions, rises at most one."""
     scale = np.maximum(np.abs(rows).max(axis=0), 1e-30)
-    q, r = np.linalg.qr(rows / scale)  # as many rows as figures: a long log costs no more than a short one
+    q, r = np.linalg.qr(rows / scale)  # as many rows as unknowns: a long log costs no more than a short one
     found = _least_squares(r, q.T @ goals)
     return [float(value) for value in found / scale]
 

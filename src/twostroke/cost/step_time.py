@@ -15,7 +15,7 @@ _KEPT = 9
 only make a step longer."""
 _EXACT_UP_TO = 8
 _FEWEST_STEPS = 2
-"""Below, a small size's time may be a hiccup, or a line between others."""
+"""Fewest steps of a small size whose time is trusted: fewer may be an outlier, or a line between other sizes."""
 _SIZES_PER_DOUBLING = 4
 _FIRST_SLOPE = 0.25
 """Until larger sizes were seen, twice the tokens are taken to need 1.25 times the time: little enough to try it."""
@@ -91,10 +91,10 @@ class StepTimes:
         return max(0.5 * points[0][1], seconds + slope * (num_tokens - tokens))
 
     def least(self, num_tokens: int) -> float | None:
-        """Return the least that a step of so many query tokens may take, to find out whether it is worth trying.
+        """Return the least time that a step of so many query tokens may take, to decide whether to try that size.
 
-        Times jump where kernels change: a line between the sizes on both sides may hide that this one is still cheap.
-        So a small size of which less than two steps ran is taken to cost what the next smaller one does.
+        Times jump where kernels change. A line between the neighbouring sizes may hide that this size is still cheap.
+        So a small size with fewer than two steps is taken to cost as much as the next smaller one.
 
         >>> times = StepTimes()
         >>> for tokens, seconds in ((2, 1.0), (4, 2.0), (4, 2.0)):

@@ -4,9 +4,9 @@
     read from    the same, and else beside the model, where earlier releases wrote it:
                  FOLDER/twostroke-calibration.json, or FILE.gguf.twostroke-calibration.json
 
-A model's folder may be shared by machines, and step times are those of one, so nothing is written there. With weights
-that are quantized while loading, that are random or that are multiplied without batch invariance, the name says so:
-these have other step times, or are no model's.
+Machines may share a model's folder, and step times belong to one machine, so nothing is written there. The file's name
+says whether weights are quantized while loading, are random, or are multiplied without batch invariance: step times
+then differ, or belong to no real model.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def calibration_places(model: Path, load: LoadConfig) -> tuple[Path, ...]:
     path = model.resolve()
     key = hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()
     cache = Path.home() / ".cache" / "twostroke" / f"{path.name}-{key}-{name}"
-    if path.is_relative_to(_PACKAGE):  # nothing was ever written into the package
+    if path.is_relative_to(_PACKAGE):  # the package's own folder never held a calibration
         return (cache,)
     return cache, path / name if path.is_dir() else path.with_name(f"{path.name}.{name}")
 
@@ -91,7 +91,7 @@ def find_calibration(model: Path, load: LoadConfig, cache: CacheConfig) -> tuple
 
 
 def _why_not(found: Calibration, load: LoadConfig, cache: CacheConfig) -> str:
-    """Return why a calibration cannot be used here; empty: it can."""
+    """Return why a calibration cannot be used here; empty if it can."""
     differences = [
         *_differences(found.machine, Hardware.of_this_machine().as_json()),
         *_differences(found.load, {name: getattr(load, name) for name in (*_LOAD, "tensor_parallel_size")}),

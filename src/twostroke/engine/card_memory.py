@@ -1,5 +1,4 @@
-"""The memory account of a card: one function for the engine, which measures its parts, and for plans, which predict
-them."""
+"""The memory account of a GPU: one function for the engine, which measures its parts, and plans, which predict them."""
 
 from __future__ import annotations
 
@@ -26,24 +25,24 @@ from twostroke.runner.memory import card_step_bytes, step_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardUse:
-    """What a card has, and what is taken of it before there is a KV cache; in bytes, measured or predicted."""
+    """The memory of a GPU and its use apart from the KV cache; in bytes, measured or predicted."""
 
     total_bytes: int
     others_bytes: int
-    """Of other processes, and of this one beside its tensors."""
+    """Memory of other processes, and of this one outside of its tensors."""
     held_bytes: int
-    """Of all tensors that stay: weights and tables."""
+    """Memory of all tensors that stay: weights and tables."""
     step_bytes: int
-    """Of the largest step, beyond them."""
+    """Peak memory of the largest step beyond `held_bytes`."""
 
 
 def card_memory(config: EngineConfig, prepared: Prepared, use: CardUse) -> DeviceMemory:
     """Return the account that decides how many KV blocks a card holds.
 
     Args:
-        config: everything a user may set.
+        config: all settings of the engine.
         prepared: the model.
-        use: measured by the engine, predicted by a plan.
+        use: the card's memory, measured by the engine or predicted by a plan.
     """
     return DeviceMemory(
         total_bytes=use.total_bytes,
@@ -60,13 +59,13 @@ def card_memory(config: EngineConfig, prepared: Prepared, use: CardUse) -> Devic
 def account_for_card(
     config: EngineConfig, prepared: Prepared, *, total_bytes: int, others_bytes: int = 0
 ) -> MemoryAccount:
-    """Return the account of a card on which nothing was loaded, with a predicted step.
+    """Return the account of a card with nothing loaded, with a predicted step.
 
     Args:
-        config: everything a user may set.
-        prepared: the model, with the operators of a card.
-        total_bytes: of one card.
-        others_bytes: in use by others.
+        config: all settings of the engine.
+        prepared: the model, with the operators of a GPU.
+        total_bytes: memory of one card.
+        others_bytes: memory that other processes use.
 
     Raises:
         DoesNotFit: no room for KV is left, or an explicit size is too large, with the arithmetic.
@@ -108,7 +107,7 @@ def largest_step(config: EngineConfig, prepared: Prepared) -> LargestStep:
 
 
 def most_drafts(config: SpeculativeConfig | None, facts: DrafterFacts) -> int:
-    """Return the most tokens that are drafted for one request in a step; each of them is sampled for.
+    """Return the most draft tokens of one request in a step; each of them is sampled for.
 
     >>> most_drafts(None, DrafterFacts()), most_drafts(SpeculativeConfig(method="ngram"), DrafterFacts())
     (0, 8)
@@ -116,13 +115,13 @@ def most_drafts(config: SpeculativeConfig | None, facts: DrafterFacts) -> int:
     if config is None:
         return 0
     most = MAX_AUTO_DRAFTS if config.num_speculative_tokens == "auto" else config.num_speculative_tokens
-    if facts.max_drafts is None or facts.num_branch_blocks:  # with branches, more than there are in a row
+    if facts.max_drafts is None or facts.num_branch_blocks:  # branches hold more drafts than one row
         return most
     return min(most, facts.max_drafts)
 
 
 def _draft_bytes(config: EngineConfig, prepared: Prepared) -> int:
-    """Of drafters, which are built after the KV cache."""
+    """Return the bytes of drafters, which are built after the KV cache."""
     drafts = prepared.drafter_facts
     kept = drafts.bytes_per_token * step_tokens(config, prepared)
     kept += drafts.bytes_per_request * config.scheduler.max_num_seqs
@@ -130,9 +129,12 @@ def _draft_bytes(config: EngineConfig, prepared: Prepared) -> int:
 
 
 def _recorded_bytes(config: EngineConfig, size: LargestStep, step_bytes: int) -> int:
-    """Recorded passes share one pool, which is as large as the largest of them needs: no more than its share of the
-    largest step, which has logits and draws beside the pass. Each keeps its result and its plan: less than the same
-    again, since buckets are many and small."""
+    """Return the bytes of recorded passes.
+
+    They share one pool, as large as the largest pass needs. That is at most the pass's share of the largest step, which
+    also has logits and draws. Each pass keeps its result and plan: less than the same again, since buckets are many and
+    small.
+    """
     if config.load.device != "cuda" or config.load.enforce_eager:
         return 0
     share = min(1.0, bucket_of(config.scheduler.max_num_seqs) / size.max_tokens)

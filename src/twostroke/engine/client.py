@@ -65,8 +65,8 @@ class PoolMember:
     num_live: int
     """Sequences that need it."""
     formats: Mapping[str, str | int] = field(default_factory=dict[str, str | int])
-    """By name: its numerics (element type, KV format, quantization, kernels, device, version), and block_size,
-    tensor_parallel_size and kv_order, which say how KV lies in a block. Empty while no process runs."""
+    """Formats by name. Numerics: element type, KV format, quantization, kernels, device, version. Layout of KV in a
+    block: block_size, tensor_parallel_size, kv_order. Empty while no process runs."""
 
 
 Taker = Callable[[RequestOutput], bool]
@@ -175,14 +175,14 @@ class ScalablePools(Protocol):
 
     @property
     def no_room(self) -> str:
-        """Why the last larger size that was asked for, or that the load spoke for, cannot be had; empty: it can."""
+        """The reason why the last larger size, asked for or needed by the load, is refused; empty if it is not."""
         ...
 
     async def check_room(self, sizes: Mapping[Role, int]) -> None:
-        """Check that pools may have so many members, and, if one is to grow, that the machines could hold them.
+        """Check that pools may have so many members and, if one grows, that the machines could hold them.
 
         Raises:
-            InvalidParameter: they may not, or could not even if nothing else ran there.
+            InvalidParameter: the sizes are not allowed, or the machines could not hold them even when empty.
         """
         ...
 

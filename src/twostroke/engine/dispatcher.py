@@ -60,7 +60,8 @@ class Place:
 
     decode: str
     prefill: str | None = None
-    """None: the worker that decodes computes the prompt itself. It may be a prefill worker while no other is ready."""
+    """The worker that computes the prompt; None: the decode worker computes it. A prefill worker may decode while no
+    decode worker is ready."""
     reason: str = ""
     """In words."""
 
@@ -99,7 +100,7 @@ class Outcome:
     lost: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """Sequences that are given up, and why."""
     drifted: list[tuple[str, NumericDrift]] = field(default_factory=list[tuple[str, NumericDrift]])
-    """Sequences that workers of different numerics run, and where these differ."""
+    """Sequences that workers of different numerics run, with the differing settings."""
     placed: list[tuple[str, Place]] = field(default_factory=list[tuple[str, Place]])
     """Attempts, by their names at workers, and where they run."""
 
@@ -121,9 +122,9 @@ class _Sequence:
     num_fruitless: int = 0
     """Attempts in a row that have delivered nothing."""
     numerics: NumericDrift = field(default_factory=dict[str, list[str]])
-    """Of all workers that have run it: per name the values, in the order in which they came."""
+    """Numerics of all workers that have run the sequence: by name, the values in order of first use."""
     cache_salt: str | None = None
-    """Of the attempt; another than the request's where KV of other numerics is taken in."""
+    """Cache salt of the attempt; differs from the request's where KV of other numerics is imported."""
     num_scored: int = 0
     """Prompt positions whose log-probabilities are delivered."""
     news: SequenceNews | None = None
@@ -210,9 +211,10 @@ class Dispatcher:
         return outcome
 
     def worker_ready(self, member: Member) -> Outcome:
-        """A worker takes requests: sequences that wait for one go on.
+        """Note that a worker takes requests, and resume sequences that wait for one.
 
-        A decode worker also takes over what prefill workers decode because there was none: their KV is lent as always.
+        A decode worker also takes over the sequences that prefill workers decoded for lack of one; their KV is lent as
+        always.
         """
         self._members[member.worker_id] = member
         outcome = Outcome()
@@ -347,9 +349,9 @@ class Dispatcher:
         return {name: values for name, values in sequence.numerics.items() if len(values) > 1}
 
     def _cache_salt(self, sequence: _Sequence) -> str | None:
-        """Return by which names the attempt's workers keep its KV.
+        """Return the cache salt under which the attempt's workers keep its KV.
 
-        A decode worker that takes in KV of other numerics must not find it again under the names of its own.
+        A decode worker that imports KV of other numerics must not find it later under the hashes of its own KV.
         """
         place, salt = sequence.place, sequence.request.cache_salt
         if place is None or place.prefill is None:

@@ -35,9 +35,9 @@ class EngineFacts:
     kv_cache_dtype: str
     """Format of the KV cache, resolved: "bf16", never "auto"."""
     kernels: str
-    """Name of the operators that compute, with the level of instructions."""
+    """Name of the operators in use, with their instruction level."""
     num_threads: int
-    """Of each rank, on a CPU."""
+    """Threads of each rank, on a CPU."""
     kv_bytes_per_token: int
     """Of all ranks."""
     num_layers: int

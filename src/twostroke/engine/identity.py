@@ -36,15 +36,15 @@ def identity_facts(path: Path, config: ModelConfig, load: LoadConfig) -> dict[st
 def numerics_facts(
     kernels: str, device: str, load: LoadConfig, *, dtype: str, kv_format: KVFormat, quantization: str | None
 ) -> dict[str, str]:
-    """Return by what it is computed, named as the settings are where there is one.
+    """Return the facts that decide the numerics, named as the settings where there is one.
 
     Args:
-        kernels: name of the backend.
+        kernels: name of the operators.
         device: type of the device.
-        load: what the user asked for.
-        dtype: of activations.
-        kv_format: of K and V.
-        quantization: of the weights as the checkpoint stores them.
+        load: load settings of the user.
+        dtype: type of activations.
+        kv_format: format of K and V.
+        quantization: quantization of the weights as the checkpoint stores them.
     """
     quantized = load.quantization or quantization or "none"
     if load.quantization == "int4":

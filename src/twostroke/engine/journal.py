@@ -43,7 +43,7 @@ log = get_logger(__name__)
 MEMORY_EVERY_S = 10.0
 """Between two looks at the process's memory, while there are steps."""
 NOTEWORTHY = 1.2
-"""Times what was last said: limits that are raised by less are not said again."""
+"""Least factor by which raised limits must exceed the last reported ones to be reported again."""
 RING_CAPACITY = 4096
 """Events kept in memory: about two thousand steps, for a look at what just happened."""
 
@@ -73,7 +73,7 @@ class Journal:
         self._shape = shape
         self._machine = started.machine
         self._said = started.machine
-        """The limits that were last said aloud."""
+        """The limits that were reported last."""
         self._undone: dict[int, StepScheduled] = {}
         self._files = ExitStack()
         self.recent = EventRing(RING_CAPACITY)
@@ -120,7 +120,7 @@ class Journal:
             self._emit(MemorySampled(now_s, self._process, self._memory_bytes()))
 
     def _hold_against_limits(self, step: int, result_s: float) -> None:
-        """Raise the machine's limits where a step was faster than its floor: then that was no floor."""
+        """Raise the machine's limits where a step was faster than its floor."""
         decided = self._undone.pop(step, None)
         if decided is None or decided.cost is None or self._machine is None or self._said is None:
             return

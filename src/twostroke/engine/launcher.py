@@ -27,13 +27,13 @@ class Launcher(Protocol):
         ...
 
     async def check_room(self, sizes: Mapping[Role, int]) -> None:
-        """Check that there could be so many processes, were nothing else there.
+        """Check that the machines could hold so many processes if they were empty.
 
         Args:
-            sizes: processes of each pool.
+            sizes: number of processes of each pool.
 
         Raises:
-            InvalidParameter: there could not.
+            InvalidParameter: they could not.
         """
         ...
 
@@ -76,7 +76,7 @@ class LocalLauncher:
         """See Launcher."""
 
     async def check_room(self, sizes: Mapping[Role, int]) -> None:
-        """See Launcher: this machine takes as many as it is told to."""
+        """Accept every size: this machine starts as many processes as asked."""
 
     async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
         """See Launcher."""

@@ -40,7 +40,7 @@ class Load:
     prefill_s_per_token: float = 0.0
     """What a step takes longer for each token that it prefills."""
     decode_step_s: float = 0.0
-    """Where the line through steps without prefills begins: one of no sequences. See has_decoded."""
+    """Seconds of a step without prefills and without sequences: the intercept of the fitted line. See has_decoded."""
     step_s_per_sequence: float = 0.0
     """Its slope; 0 where all had as many sequences."""
     num_output_tokens: float = 0.0
@@ -50,12 +50,12 @@ class Load:
 
     @property
     def has_prefilled(self) -> bool:
-        """Whether the time of a prompt token was measured."""
+        """Whether the time per prompt token was measured."""
         return self.prefill_s_per_token > 0
 
     @property
     def has_decoded(self) -> bool:
-        """Whether a step without prefills was measured; where the line through them begins may be 0."""
+        """Whether a step without prefills was measured; the fitted line's intercept may still be 0."""
         return self.decode_step_s > 0 or self.step_s_per_sequence > 0
 
 
@@ -87,7 +87,8 @@ class StepTimes:
 
     @property
     def s_per_unit(self) -> float:
-        """The same; the whole time where all steps had as many, or those with more took no longer. 0 without steps."""
+        """Seconds per unit, 0 without steps; the whole time if unit counts were equal, or if more units took no
+        longer."""
         slope_s = self.slope_s
         if slope_s:
             return slope_s
@@ -95,9 +96,9 @@ class StepTimes:
 
     @property
     def line(self) -> tuple[float, float]:
-        """Seconds of a step without work and seconds a unit, neither below 0: together 0 only without steps.
+        """Seconds of a step without work, and seconds per unit; neither is below 0. Both are 0 only without steps.
 
-        Where steps take longer and longer with each unit, the free line would begin below 0; this one begins at 0.
+        Where steps take ever longer with each unit, an unconstrained line would start below 0; this one starts at 0.
         """
         slope_s = self.slope_s or 0.0
         base_s = self.base_s(slope_s)
@@ -201,7 +202,7 @@ class LoadMeter:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that were sent and have not ended, of both tiers."""
+        """Number of sequences, of both tiers, that were sent and have not ended."""
         return len(self._sequences)
 
     def knows(self, sequence_id: str) -> bool:

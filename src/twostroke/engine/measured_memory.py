@@ -124,7 +124,7 @@ def _measure(
         total_bytes=reading.total_bytes,
         others_bytes=reading.others_bytes,
         held_bytes=reading.held_bytes,
-        step_bytes=reading.peak_bytes,  # with the block of KV that they had: that much is not missed
+        step_bytes=reading.peak_bytes,  # includes the block of KV that the steps used; it is too small to matter
     )
     return card_memory(config, prepared, use)
 

@@ -139,7 +139,7 @@ class Progress(_Message):
     updates: Sequence[TokenUpdate]
     events: Sequence[PackedEvent]
     sent_s: float = 0.0
-    """When it was queued, on the clock that all processes of a machine share."""
+    """Time at which it was queued, on the clock that all processes of a machine share."""
 
 
 class CacheWasReset(_Message):

@@ -1,4 +1,4 @@
-"""What pools ask of the settings of their engines, checked before a process is started."""
+"""Checks of the engine settings of pools, before a process starts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def check_engines(config: EngineConfig, pools: PoolConfig, *, hands_over: bool) 
     """Check the settings of the engines of both pools.
 
     Args:
-        config: of both.
-        pools: what each changes of it.
+        config: settings of both pools.
+        pools: changes of each pool to it.
         hands_over: whether there are prefill workers.
 
     Raises:

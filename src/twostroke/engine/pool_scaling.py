@@ -42,10 +42,10 @@ WINDOW_S = 60.0
 
 
 class ObservedLoad:
-    """What arrived and what was made, over the last minute; and the ratio of the pools that it speaks for.
+    """Prompt and output tokens of the last minute, and the ratio of the pools that fits them.
 
-    The speeds that the ratio needs are measured by workers, which come and go: those of the last one that left stand in
-    until one that is there has measured its own.
+    Workers measure the speeds that the ratio needs. When the last worker of a pool has left, its speeds stand in until
+    a present worker has measured its own.
     """
 
     def __init__(self, tpot_target_s: float) -> None:
@@ -53,19 +53,19 @@ class ObservedLoad:
         self._seen: deque[tuple[float, int, int]] = deque()
         """When, prompt tokens, output tokens."""
         self._max_num_seqs: int | None = None
-        """Of a worker that decodes."""
+        """Number of slots of a decode worker."""
         self._prefilled: dict[Role, Load] = {}
-        """Of each pool, the last worker that left after it had computed prompts."""
+        """Load of the last worker of each pool that left after it had computed prompts."""
         self._decoded: dict[Role, Load] = {}
-        """The same, after it had decoded."""
+        """Load of the last worker of each pool that left after it had decoded."""
 
     def joined(self, role: Role, max_num_seqs: int) -> None:
-        """Take note of the slots of a worker that is ready."""
+        """Note the slots of a worker that is ready."""
         if role is not Role.PREFILL:
             self._max_num_seqs = max_num_seqs
 
     def left(self, role: Role, load: Load) -> None:
-        """Keep what a worker had measured that retires or has died."""
+        """Keep the measurements of a worker that retires or has died."""
         if load.has_prefilled:
             self._prefilled[role] = load
         if load.has_decoded:
@@ -107,7 +107,7 @@ class ObservedLoad:
 
 
 def _measured(loads: Sequence[tuple[Role, Load]], left: Mapping[Role, Load], role: Role) -> list[Load]:
-    """Return the loads of the workers of one pool, or the last that left it; without any, those of all workers."""
+    """Return the loads of one pool's workers, or of the last that left it; failing both, those of all workers."""
     of_role = [load for its_role, load in loads if its_role is role]
     if of_role:
         return of_role

@@ -29,7 +29,8 @@ MAX_FAST_DEATHS = 3
 SOON_S = 5.0
 """A process that is dead so short a time after it was ready, and has made no token, died soon."""
 LATE_AFTER_S = 1.0
-"""Beyond so much silence in the middle of work a worker may hang, and others are preferred. Longer than most steps."""
+"""Seconds without a step, while there is work, after which others are preferred: it may hang. Longer than most
+steps."""
 LOADING_SILENCE_S = 60.0
 """From its start on a process loads its model; one that was stopped meanwhile, or hangs before it begins, is ended."""
 RESTART_DELAYS_S = (0.0, 0.5, 2.0, 5.0, 10.0)
@@ -102,7 +103,7 @@ class PoolWorker:
         self._task: asyncio.Task[None] | None = None
         self._heard_s = 0.0
         self._progress_s = 0.0
-        """When it last reported a step, or was given work while it had none."""
+        """Time of its last step report, or of the work that it got while idle."""
         self._ready_s = float("inf")
         """When the model of the last process was loaded."""
         self.state = EngineState.STARTING
@@ -111,7 +112,7 @@ class PoolWorker:
         self.facts: EngineFacts | None = None
         """Of the process that runs now; None while none does."""
         self.geometry: KVGeometry | None = None
-        """The same."""
+        """KV geometry of the process that runs now; None while none does."""
         self.has_started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when its model is loaded for the first time; raises SetupError where that is refused."""
 
@@ -164,7 +165,7 @@ class PoolWorker:
             self._process.send(command)
 
     def silent_s(self, now_s: float) -> float:
-        """Return for how long it has had work and reported no step; 0 while that is no longer than a step may take."""
+        """Return the seconds without a step report while there is work; 0 while a step may still take that long."""
         silent_s = now_s - self._progress_s if self.meter.num_sequences else 0.0
         return silent_s if silent_s > LATE_AFTER_S else 0.0
 

@@ -137,7 +137,7 @@ class PooledEngine:
         return monotonic_clock()
 
     def health(self) -> EngineHealth:
-        """See EngineClient: it runs while somebody decodes, be it a prefill worker while no decode worker does."""
+        """Health of the pools: running while any worker decodes, even a prefill worker for lack of a decode worker."""
         num_requests = self._reception.num_streams
         num_restarts = sum(worker.num_restarts for worker in self._pool.workers)
         decoders = self._pool.of(Role.DECODE)
@@ -159,7 +159,7 @@ class PooledEngine:
 
     @property
     def _has_stand_in(self) -> bool:
-        """Whether some prefill worker can decode meanwhile."""
+        """Return whether a prefill worker can decode while no decode worker is ready."""
         return self._has_met and any(worker.is_ready for worker in self._pool.of(Role.PREFILL))
 
     def generate(  # noqa: PLR0913 (what there is to know of a request, by its names)
@@ -263,11 +263,9 @@ class PooledEngine:
 
     @property
     def no_room(self) -> str:
-        """See ScalablePools."""
         return self._no_room
 
     async def check_room(self, sizes: Mapping[Role, int]) -> None:
-        """See ScalablePools."""
         for role, number in sizes.items():
             self._pool.check_size(role, number)
         refusal = await self._refusal_of(sizes)
@@ -558,7 +556,7 @@ class PooledEngine:
             was_stalled = is_stalled
 
     def _look_for_late_workers(self) -> None:
-        """Tell the router which workers have finished no step for long: new requests had better go elsewhere."""
+        """Tell the router which workers have finished no step for long, so that it prefers others for new requests."""
         now_s = self.now_s()
         for worker in self._pool.workers:
             silent_s = worker.silent_s(now_s) if worker.is_ready else 0.0

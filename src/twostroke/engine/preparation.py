@@ -69,11 +69,11 @@ class MemoryAccount:
     draft_weight_bytes: int
     """Of a draft model's, or of heads that draft."""
     step_bytes: int
-    """Of the largest step."""
+    """Peak memory of the largest step."""
     context_bytes: int
-    """Of tables that grow with the longest request."""
+    """Memory of tables that grow with the longest request."""
     reserve_bytes: int
-    """Kept free beside them, and for recorded passes: of a card alone."""
+    """Memory kept free beside them, and for recorded passes; on a GPU only."""
     memory: KVRoom
     """What is free once all weights are there, and what of it must stay free beside the KV cache."""
     kv_bytes_per_token: int
@@ -89,8 +89,8 @@ def prepare(config: EngineConfig, rank: int = 0, *, planned: Operators | None = 
     Args:
         config: everything a user may set.
         rank: which of the ranks this is; its device depends on it.
-        planned: operators of a device that is not at hand, whose memory is counted and where nothing runs; None: those
-            of the device, which must be there.
+        planned: operators of a device that is not present; their memory is counted and nothing runs there. None: those
+            of the device, which must be present.
 
     Raises:
         SetupError: whatever can be refused before a weight is read.
@@ -172,10 +172,10 @@ def prepare(config: EngineConfig, rank: int = 0, *, planned: Operators | None = 
 
 
 def moved_to(config: EngineConfig, prepared: Prepared, operators: Operators) -> Prepared:
-    """Return the same model as planned for the device of `config`, with operators whose memory is counted.
+    """Return the same model planned for the device of `config`, with operators whose memory is counted.
 
     Raises:
-        InvalidParameter: several ranks cannot share it there.
+        InvalidParameter: several ranks cannot share the model there.
     """
     check_can_split(config, prepared.config, operators)
     moved = replace(prepared, device=device_of(config.load, 0), operators=operators)
@@ -365,7 +365,7 @@ def _what_would_fit(config: EngineConfig, prepared: Prepared, free: int) -> str:
 
 
 def int8_operators(config: EngineConfig, prepared: Prepared) -> Operators | None:
-    """Return the operators whose products of this model's weights are of 8 bits; None where they are of floats."""
+    """Return the operators that multiply this model's weights in 8 bits; None where products are of floats."""
     is_quantized = config.load.quantization is not None or prepared.weights.quantization is not None
     multiplies_codes = prepared.device.type == "cpu" and prepared.operators.keeps_quantized
     if not is_quantized or not multiplies_codes or config.load.activation_quantization == "none":

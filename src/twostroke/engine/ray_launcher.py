@@ -134,7 +134,7 @@ class RayLauncher:
     Args:
         config: of each engine.
         pools: how many there are at first, and which cluster.
-        nodes: tells the resources of each node that lives; tests give their own.
+        nodes: returns the resources of each live node; tests give their own.
 
     Raises:
         SetupError: Ray is not installed, or another version.
@@ -177,7 +177,7 @@ class RayLauncher:
             raise
 
     async def check_room(self, sizes: Mapping[Role, int]) -> None:
-        """See Launcher: by the nodes that are there now, as if nothing else ran on them."""
+        """Check the sizes against the present nodes, as if nothing else ran on them."""
         nodes = await asyncio.to_thread(self._nodes)
         self._most_cpus = max((node.get("CPU", 0.0) for node in nodes), default=0.0)
         lack = self._shortage(nodes, sizes)
@@ -231,10 +231,10 @@ class RayLauncher:
         await asyncio.to_thread(ray.shutdown)
 
     async def _check_that_a_node_holds(self, name: str, role: Role) -> None:
-        """Refuse at once what would wait for a place for nothing.
+        """Refuse at once a process that would wait in vain for a node.
 
         Raises:
-            SetupError: no node that is there could hold the process, were it empty.
+            SetupError: no present node could hold the process, even when empty.
         """
         nodes = await asyncio.to_thread(self._nodes)
         lack = self._shortage(nodes, {role: 1})
@@ -248,7 +248,7 @@ class RayLauncher:
         return Wish(num_ranks, self._num_cpus[role], name, is_spread)
 
     def _check_start(self, nodes: Sequence[Mapping[str, float]]) -> None:
-        """Check that the cluster would hold all, were it empty; what others use there may become free.
+        """Check that the cluster could hold all processes when empty; what others use there may become free.
 
         Raises:
             SetupError: it would not.

@@ -1,4 +1,5 @@
-"""What processes of the pools ask of the nodes of a Ray cluster, and whether these could hold so many. Knows no Ray."""
+"""Resources that pool processes need from the nodes of a Ray cluster, and whether the nodes have them. Imports no
+Ray."""
 
 from __future__ import annotations
 
@@ -10,18 +11,18 @@ from twostroke.pools.member import Role
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a process asks of the nodes."""
+    """Resources that a process needs."""
 
     num_ranks: int
     cpus_each: int
     role: str | None
-    """The custom resource of which each rank asks for one."""
+    """Custom resource of which each rank needs one."""
     is_spread: bool
-    """No node has processors for all ranks: each gets one of its own."""
+    """Whether each rank goes to a node of its own, because no node has processors for all of them."""
 
     @property
     def resources(self) -> list[dict[str, float]]:
-        """Of each actor."""
+        """Resources of each actor."""
         num_actors = self.num_ranks if self.is_spread else 1
         of_role = {} if self.role is None else {self.role: 1.0}
         return [{"CPU": float(self.cpus_each * self.num_ranks // num_actors), **of_role}] * num_actors
@@ -33,12 +34,12 @@ class Wish:
         return f"{words} on each of {self.num_ranks} nodes" if self.is_spread else words
 
     def num_places(self, nodes: Sequence[Mapping[str, float]]) -> int:
-        """How many such processes the nodes hold, were they empty."""
+        """Return the number of such processes that the nodes could hold when empty."""
         (wanted, *others) = self.resources
         fits = [int(min(node.get(name, 0) // number for name, number in wanted.items())) for node in nodes]
         if not others:
             return sum(fits)
-        number = 0  # each node has one rank of a process at most
+        number = 0  # each node holds at most one rank of a process
         while sum(min(number + 1, of_node) for of_node in fits) >= (number + 1) * self.num_ranks:
             number += 1
         return number
@@ -46,31 +47,31 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """More processes than the nodes could hold, were they empty."""
+    """More processes than the nodes could hold when empty."""
 
     wanted: Mapping[Role, int]
-    """Processes of each pool that share what is short."""
+    """Number of processes, by pool, that share the scarce resource."""
     wish: Wish
-    """What each asks for."""
+    """Resources that each process needs."""
     num_places: int
-    """Such processes that the nodes could hold."""
+    """Number of such processes that the nodes could hold."""
 
     @property
     def num_wanted(self) -> int:
-        """Processes, together."""
+        """Number of processes over all pools."""
         return sum(self.wanted.values())
 
 
 def shortage(
     nodes: Sequence[Mapping[str, float]], wanted: Mapping[Role, int], wishes: Mapping[Role, Wish], *, may_share: bool
 ) -> Shortage | None:
-    """Return what the nodes lack for so many processes; None: nothing.
+    """Return the shortage of the nodes for so many processes; None: there is none.
 
     Args:
-        nodes: resources of each.
-        wanted: processes of each pool.
-        wishes: what a process of each pool asks for.
-        may_share: processes of both pools ask for the same processors, so they are looked at together, too.
+        nodes: resources of each node.
+        wanted: number of processes, by pool.
+        wishes: resources that a process of each pool needs.
+        may_share: processes of both pools need the same processors, so both are also checked together.
     """
     asked: list[tuple[Mapping[Role, int], Wish]] = [({role: n}, wishes[role]) for role, n in wanted.items()]
     if may_share and len(wanted) > 1 and all(wanted.values()):
@@ -83,6 +84,6 @@ def shortage(
 
 
 def figures(node: Mapping[str, float], *, with_roles: bool) -> str:
-    """Return what a node has of what processes ask for, in words."""
+    """Return a node's amounts of the needed resources, in words."""
     names = ("CPU", *(role.value for role in (Role.PREFILL, Role.DECODE) if with_roles))
     return ", ".join(f"{node.get(name, 0):g} {name}" for name in names)

@@ -33,7 +33,7 @@ class Reception:
         self._tenants: dict[str, str] = {}
         """Whose each of them is."""
         self._drifts: dict[str, NumericDrift] = {}
-        """By request that workers of different numerics run: where they differ."""
+        """Differing numerics, by request that workers of different numerics run."""
         self._facts: EngineFacts | None = None
         self._tokenizer: Tokenizer | None = None
         self._inputs: InputProcessor | None = None
@@ -109,7 +109,7 @@ class Reception:
                 kind=kind,
             )
         except BaseException:
-            if request_id not in self._streams:  # else the name is in use, and what is known is about its user
+            if request_id not in self._streams:  # else the note is about the name's present user
                 self._forget(request_id)
             raise
         self._tenants[request_id] = tenant
@@ -141,10 +141,10 @@ class Reception:
                 stream.put(output)
 
     def note_drift(self, sequence_id: str, drift: NumericDrift) -> None:
-        """Have the outputs of a sequence's request say from now on that workers of different numerics run it."""
+        """Record that workers of different numerics run a sequence; its request's outputs say so from now on."""
         assert self._desk is not None, "an engine that runs has been met"
         request_id = self._desk.request_of(sequence_id)
-        if request_id is not None:  # its stream may not be there yet: a sequence has its place before
+        if request_id is not None:  # its stream may not exist yet: a sequence gets its place first
             self._drifts[request_id] = merged_drift(self._drifts.get(request_id, {}), drift)
 
     def lose(self, cause: str) -> None:

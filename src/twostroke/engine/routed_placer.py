@@ -53,7 +53,7 @@ class RoutedPlacer:
 
     @property
     def num_on_the_way(self) -> int:
-        """Hand-overs whose end is still to be heard of."""
+        """Number of hand-overs whose end was not reported yet."""
         return len(self._on_the_way)
 
     def left(self, worker_id: str) -> None:
@@ -90,7 +90,7 @@ class RoutedPlacer:
             self._put(worker_id, load)
 
     def silent(self, worker_id: str, load: Load, silent_s: float) -> None:
-        """It has work and has reported no step for so many seconds: it may hang."""
+        """Record that a worker has work and has reported no step for so many seconds: it may hang."""
         if worker_id in self._workers:
             self._put(worker_id, load, silent_s)
 

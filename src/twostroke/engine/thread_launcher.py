@@ -66,7 +66,7 @@ class ThreadLauncher:
         """See Launcher."""
 
     async def check_room(self, sizes: Mapping[Role, int]) -> None:
-        """See Launcher: this process takes as many as it is told to."""
+        """Accept every size: this process starts as many workers as asked."""
 
     async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
         """See Launcher.

@@ -1,4 +1,4 @@
-"""Why a sequence was on its way from one process to another, in words.
+"""The causes of the time that a sequence spends between two processes, in words.
 
     prompt computed        room for its KV       last byte                                arrival at the receiver
          | wait: step | wait: kv  |     transfer     | transfer (word of it) | wait: step     |
@@ -21,32 +21,32 @@ from twostroke.explain.segments import Label
 
 @dataclass(frozen=True, slots=True)
 class KVWay:
-    """How a prefix came to the receiver, as far as the history knows it."""
+    """The path of a prefix to the receiver, as far as the history knows it."""
 
     place: str
-    """Of the receiver."""
+    """Name of the receiver."""
     room_s: float = -inf
-    """When it had blocks there."""
+    """Time at which blocks were allocated there."""
     holders: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Requests that held blocks there then, with their tokens."""
+    """Requests that held blocks there at that time, with their tokens."""
     step_before: DecidedStep | None = None
-    """The step that ended there last before, at `stepped_s`."""
+    """The step there that ended last before that, at `stepped_s`."""
     stepped_s: float = -inf
     ended: KVImportEnded | None = None
-    """None while it is fetched."""
+    """The end of the fetch; None while it is in progress."""
 
 
 def of_handing_over(
     source: str, prefilled_s: float, arrival_s: float, way: KVWay | None, receiver: EngineView
 ) -> Iterator[tuple[Cause, float]]:
-    """Yield each cause of the time between two processes, and when it ends; the last ends with the arrival.
+    """Yield each cause of the time between two processes, and its end; the last one ends with the arrival.
 
     Args:
         source: the process that computed the prompt.
-        prefilled_s: when that was done.
-        arrival_s: when the receiver took the sequence in.
-        way: how its KV came; None: nobody knows.
-        receiver: what is known of that process at the arrival.
+        prefilled_s: time at which the prompt was computed.
+        arrival_s: time at which the receiver admitted the sequence.
+        way: path of its KV; None: not known.
+        receiver: state of the receiver at the arrival.
     """
     fetched = None if way is None else way.ended
     transfer = of_transfer(source, prefilled_s, fetched)
@@ -66,7 +66,7 @@ def of_handing_over(
 
 
 def _at(process: str, cause: Cause) -> Cause:
-    """The same, and where."""
+    """Return the same cause with its place."""
     return Cause(cause.label, f"at {process} {cause.reason}", cause.because_of)
 
 

@@ -115,7 +115,7 @@ class LaneBuilder:
         cause = causes.of_joining(event.request_id, event.time_s, view)
         if self._cause.label is Label.TRANSFER:
             last = self._handed_over(source, event, view, way)
-            cause = last if last.label is cause.label else cause  # it goes on to wait as it does
+            cause = last if last.label is cause.label else cause  # it keeps waiting for the same cause
         else:
             self._spend(self._cause, event.time_s, process="")
         self._count_what_was_delivered(event.arrival.num_prompt_tokens)
@@ -261,7 +261,7 @@ class LaneBuilder:
             self._cursor_s = until_s
 
     def _handed_over(self, source: str, event: RequestArrived, view: EngineView, way: KVWay | None) -> Cause:
-        """Spend the time since its prompt was computed at `source`; return the last cause."""
+        """Spend the time since `source` computed the prompt; return the last cause."""
         num_spans, prefilled_s, cause = len(self._spans), self._cursor_s, self._cause
         for cause, until_s in of_handing_over(source, prefilled_s, event.time_s, way, view):
             self._spend(cause, min(until_s, event.time_s))

@@ -58,7 +58,7 @@ class LaneReader:
         self._between: dict[str, LaneBuilder] = {}
         """By sequence."""
         self._ways = Remembered[int, KVWay]()
-        """Of prefixes that are fetched, or have been and wait for their sequence; by import."""
+        """Paths of prefixes that are being fetched, or that wait for their sequence; by import."""
         self._routes = Remembered[str, str]()
         """Why an attempt runs where it does, by its name there, until it has arrived."""
         self._told = Remembered[str, RequestFinishedByCaller]()

@@ -27,7 +27,7 @@ class Label(StrEnum):
     STALLED = "stalled"  # such steps, or steps it sat out, made long by the prefill of others
     KV_CHECK = "kv check"  # a cached block was computed again, before the step that would read it
     PREEMPTED = "preempted"  # its blocks were given to somebody more urgent
-    TRANSFER = "transfer"  # its KV and the word of it travel from one process to another; a receiver's step is a wait
+    TRANSFER = "transfer"  # KV and notices on the network; a receiver's step counts as a wait
     RESUME = "resumed elsewhere"  # from the loss of the process that ran it until another has taken it in
     END = "end"  # between its last step and its end
 
@@ -190,7 +190,7 @@ def _lane_fields(lane: Lane, origin_s: float) -> dict[str, Any]:
 
 
 def _parts(segments: Sequence[Segment], until_s: float) -> dict[str, float]:
-    """Return the milliseconds before a moment by label, in the order of the first of each; no time is left out."""
+    """Return the milliseconds before a time by label, in order of first occurrence; the parts cover all of the time."""
     parts_ns: dict[str, int] = {}
     for segment in segments:
         if segment.start_s < until_s:

@@ -338,7 +338,7 @@ def _of_card(
 def operators_to_plan(
     kernels: Kernels, activation_quantization: ActivationQuantization | None, *, has_triton: bool
 ) -> Operators:
-    """Return operators whose memory is that of a GPU's; they compute with torch, and nothing is computed with them.
+    """Return operators that count memory as on a GPU. They wrap torch's operators, and nothing runs on them.
 
     Args:
         kernels: as asked for; levels of the native kernels run on processors alone.

@@ -43,10 +43,11 @@ class HeadOrder:
     keys: tuple[Section, ...]
     values: tuple[Section, ...]
     halves: int = 0
-    """Dimensions of V in int4 whose low and high halves share bytes; 0: neighbours share them, as in plain order."""
+    """Dimensions of V in int4 whose low and high halves share bytes; 0: adjacent dimensions share them (plain
+    order)."""
 
     def fits(self, kv_format: KVFormat, head_dim: int, block_size: int) -> bool:
-        """Return whether blocks can lie so; an order that another process tells may be anything."""
+        """Return whether blocks can have this order; an order from another process may be invalid."""
         sections = (*self.keys, *self.values)
         are_whole = all(min(s.lanes, s.units, s.unit_bytes) > 0 and block_size % s.lanes == 0 for s in sections)
         wanted = slot_bytes(kv_format, head_dim)
@@ -63,7 +64,7 @@ class HeadOrder:
             values: whether they are V.
 
         Returns:
-            [n, block_size, slot bytes]; `kernels/reference/kv_codec.py` says what they stand for.
+            [n, block_size, slot bytes]; `kernels/reference/kv_codec.py` defines the bytes.
         """
         found: list[NDArray[np.uint8]] = []
         at = 0
@@ -109,7 +110,7 @@ def plain_order(kv_format: KVFormat, head_dim: int) -> HeadOrder:
 
 
 _PARAMS_BYTES = 4
-"""Scale and zero, behind the codes of a quantized slot."""
+"""Bytes of scale and zero, after the codes of a quantized slot."""
 
 
 def _tiles(num_heads: int, section: Section, block_size: int) -> Sequence[int]:
@@ -137,15 +138,15 @@ def _neighbours_to_halves(codes: NDArray[np.uint8], halves: int) -> NDArray[np.u
 
 
 def _groups(numbers: NDArray[np.uint8], width: int) -> list[NDArray[np.uint8]]:
-    """Return the last axis cut every `width` numbers."""
+    """Return the last axis cut into parts of `width` numbers."""
     return [numbers[..., at : at + width] for at in range(0, numbers.shape[-1], width)]
 
 
 def _unpack(codes: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return the low and the high four bits of each byte."""
+    """Return the low and the high four bits of each byte, separately."""
     return np.bitwise_and(codes, np.uint8(15)), np.right_shift(codes, np.uint8(4))
 
 
 def _pack(low: NDArray[np.uint8], high: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return bytes of these four bits each."""
+    """Return bytes made of pairs of 4-bit codes."""
     return np.bitwise_or(low, np.left_shift(high, np.uint8(4)))

@@ -72,11 +72,11 @@ def extend_hashes(
 
 
 def salt_of_drift(salt: str | None, numerics: Mapping[str, str]) -> str:
-    """Return the salt of a chain whose blocks may hold KV of other numerics than their worker's own.
+    """Return the salt for hashes of blocks whose KV may have other numerics than their worker.
 
     Args:
-        salt: of the request.
-        numerics: of the worker that computes the KV and lends it.
+        salt: salt of the request.
+        numerics: numerics of the worker that computes and lends the KV.
 
     >>> salt_of_drift(None, {"dtype": "float32"}) == salt_of_drift("tenant", {"dtype": "float32"})
     False

@@ -85,7 +85,7 @@ class Terms(_Frame, frozen=True):
     remote: RemoteMemory | None = None
     """Where NIXL reads it; None: its descriptors come with this frame, or it lies in the borrower's own process."""
     order: HeadOrder | None = None
-    """Where tokens are in a head of its blocks, for a borrower whose blocks have another format or order."""
+    """Places of tokens in a head of the lender's blocks, for a borrower whose blocks have another format or order."""
 
 
 class Ready(_Frame, frozen=True):

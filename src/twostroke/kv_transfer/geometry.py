@@ -14,19 +14,19 @@ _BLOCK_SIZE = "block_size"
 _RANKS = "ranks"
 _ORDER = "order in a block"
 KV_LAYOUT = ("block_size", "tensor_parallel_size", "kv_order")
-"""Of a process's formats, those that change no number."""
+"""Formats of a process that change no number."""
 KV_CACHE_DTYPE = "kv_cache_dtype"
-"""Among the numerics: the format of K and V, in the words of config/kv_format.py."""
+"""Name of the format of K and V among the numerics, in the words of config/kv_format.py."""
 
 
 class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
     """One side's facts, by names that people understand."""
 
     identity: dict[str, str]
-    """What is computed: model, position embedding and weights. It must be the same."""
+    """The identity of the numbers: model, position embedding and weights. Both sides must have the same."""
     numerics: dict[str, str]
-    """By what it is computed: element type, KV format, quantization, kernels, their version, device. Where it differs,
-    tokens may differ."""
+    """The numerics: element type, KV format, quantization, kernels, their version, device. Where they differ, tokens
+    may differ."""
     layout: dict[str, str]
     """How the bytes lie in a block. Its tokens and its share of the heads may be others: then blocks are taken apart
     (conversion.py). So may their order, where numerics may: then they are converted (recoding.py)."""
@@ -43,10 +43,10 @@ class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def kv_format(self) -> KVFormat:
-        """Of K and V.
+        """Format of K and V.
 
         Raises:
-            EngineError: it is none that is known here.
+            EngineError: the format is unknown here.
         """
         said = self.numerics.get(KV_CACHE_DTYPE, "")
         for kv_format in KV_FORMATS:
@@ -56,12 +56,12 @@ class KVGeometry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def formats(self) -> dict[str, str | int]:
-        """The numerics, and how KV lies in a block (KV_LAYOUT)."""
+        """Formats: the numerics, and the layout of KV in a block (KV_LAYOUT)."""
         lies = dict(zip(KV_LAYOUT, (self.block_size, self.num_ranks, self.layout.get(_ORDER, "")), strict=True))
         return {**self.numerics, **lies}
 
     def has_other_blocks(self, other: KVGeometry) -> bool:
-        """Whether blocks of `other` have to be converted before this side can read them."""
+        """Return whether blocks of `other` must be converted before this side can read them."""
         mine, yours = ((g.numerics.get(KV_CACHE_DTYPE), g.layout.get(_ORDER)) for g in (self, other))
         return mine != yours
 

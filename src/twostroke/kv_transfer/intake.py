@@ -40,7 +40,7 @@ class Lent:
     memory: KVMemory | None
     """All of them, where it is shared; else their bytes are brought."""
     order: HeadOrder | None = None
-    """Where tokens are in a head of its blocks; None: where they are in the borrower's."""
+    """Places of tokens in a head of its blocks; None: the same as in the borrower's."""
 
 
 class Bringing(contextlib.AbstractContextManager["Bringing"], Protocol):
@@ -111,15 +111,15 @@ class Intake(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BlockReading:
-    """How a borrower reads blocks that are not like its own."""
+    """Description of how a borrower reads blocks of another layout than its own."""
 
     order: OrderOf
-    """Where tokens are in a head of its own blocks."""
+    """Places of tokens in a head of the borrower's own blocks."""
     recode: Recode | None = None
-    """Between KV formats; None: only blocks of its own format are taken."""
+    """Converter between KV formats; None: only blocks of the borrower's own format are accepted."""
 
     def conversion(self, ours: KVMemory, theirs: KVMemory, lent: Lent) -> Conversion | RecodedConversion:
-        """Return what fills its blocks from the lender's, wherever these lie now."""
+        """Return the conversion of the lender's blocks into the borrower's, wherever the bytes lie now."""
         if lent.order is None:
             return Conversion(ours, theirs, self.order)
         assert self.recode is not None, "a format that this side cannot read was refused"

@@ -59,7 +59,7 @@ class KVLender:
         clock: in seconds.
         is_over: told of each lease that nobody will read any more, in a thread of the lender's.
         patience_s: how long a borrower may say nothing, or take nothing.
-        order: where tokens are in a head of its blocks, for borrowers of another format.
+        order: places of tokens in a head of its blocks, for borrowers of another format.
     """
 
     def __init__(  # noqa: PLR0913 (as of KVBorrower, and what the other side has to know of its blocks)

@@ -1,12 +1,12 @@
-"""KV of one format made into that of another: decoded, encoded again, and put where it belongs.
+"""Conversion of KV from one format to another: decode, encode again, and store in place.
 
 ```
 theirs: int8, 16 tokens  ──► slots ──► float32 ──► slots ──► staged: bf16, 16 tokens ──► ours: bf16, 32 tokens
                         their order    the codec         our order                conversion.py
 ```
 
-Block by block. Numbers change here, so only a borrower whose user allows drift takes such KV. Block sizes and ranks are
-none of this module's business: the staged blocks have the lender's, and a Conversion moves them.
+Conversion goes block by block. It changes numbers, so a borrower accepts such KV only if its user allows drift. Block
+sizes and ranks do not matter here: the staged blocks have the lender's, and a Conversion moves them.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from twostroke.kv_transfer.conversion import Conversion, OrderOf
 from twostroke.kv_transfer.memory import KVMemory, layers_of_group
 
 Recode = Callable[[NDArray[np.uint8], KVFormat, KVFormat], NDArray[np.uint8]]
-"""Slots [n, slot bytes] of one format in plain order, made into slots of another."""
+"""Converter of slots [n, slot bytes] from one format to another, both in plain order."""
 _STAGED_BYTES = 4 << 20
-"""So many bytes of blocks are converted at once."""
+"""Bytes of blocks that are converted at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRecoder:
-    """Makes heads of blocks of one format and order into heads of another. Pure."""
+    """Converter of block heads from one format and order to another. Pure."""
 
     recode: Recode
     kv_format: KVFormat
-    """Of what comes."""
+    """Format of the incoming blocks."""
     order: HeadOrder
     to_format: KVFormat
     to_order: HeadOrder
 
     def heads(self, heads: NDArray[np.uint8], block_size: int, *, values: bool) -> NDArray[np.uint8]:
-        """Return the same tokens in the other format.
+        """Return the tokens of some heads in the other format.
 
         Args:
-            heads: [n, bytes of a head], each the K, or the V, of one head of a block.
-            block_size: tokens in each, on both sides.
-            values: whether they are V.
+            heads: [n, bytes of a head], each the K or the V of one head of a block.
+            block_size: tokens in each block, on both sides.
+            values: whether the heads hold V.
 
         Returns:
             [n, bytes of a head in the other format].
@@ -56,13 +56,13 @@ class BlockRecoder:
 
 
 class RecodedConversion:
-    """From one pool's blocks to another's, of another format or order; blocks may have another size as well.
+    """Conversion from one pool's blocks to another's, of another format or order; block sizes may differ as well.
 
     Args:
         ours: the pool that is filled.
-        theirs: where its tokens are now.
-        order: of ours.
-        their_order: of a head of their blocks.
+        theirs: blocks that hold its tokens now.
+        order: places of tokens in our blocks.
+        their_order: places of tokens in a head of their blocks.
         recode: the codec.
     """
 
@@ -88,10 +88,10 @@ class RecodedConversion:
         first_missing: Sequence[int],
         layers: range,
     ) -> int:
-        """Fill our blocks, as far as they are missing, with the tokens of some of theirs; see Conversion.copy.
+        """Fill the missing tokens of our blocks from some of their blocks; see Conversion.copy.
 
         Returns:
-            Bytes of their blocks that were converted.
+            Number of bytes of their blocks that were converted.
         """
         num_bytes = 0
         for group_id, their_row in enumerate(their_rows):
@@ -107,7 +107,7 @@ class RecodedConversion:
         return num_bytes
 
     def _stage(self, block_ids: Sequence[int], begin: int, end: int) -> int:
-        """Convert layers `begin` to before `end` of some of their blocks into staged ones; return the bytes read."""
+        """Convert layers `begin` to `end` - 1 of some of their blocks into staged ones; return the bytes read."""
         num_bytes = 0
         for rank in range(self._theirs.num_ranks):
             there = self._theirs.heads(rank)[list(block_ids), begin:end]

@@ -40,7 +40,7 @@ class Fetched:
     busy_s: float = 0.0
     """While bytes came: without the time in which the lender had still to compute them."""
     last_byte_s: float = 0.0
-    """When all of it was there and the lender had confirmed it, or the fetching had failed; 0: not known."""
+    """Time at which all of it had arrived and the lender had confirmed it, or fetching had failed; 0: not known."""
 
 
 class LendingSide(Protocol):

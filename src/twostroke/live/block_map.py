@@ -67,7 +67,7 @@ class BlockMap:
 
     @property
     def num_usable(self) -> int:
-        """Blocks that are not out of use."""
+        """Number of blocks that are not out of use."""
         return self.num_blocks - len(self._out_of_use)
 
     def table(self, hashes: Sequence[bytes]) -> Table:

@@ -179,7 +179,7 @@ class LiveEngine:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """Of its metrics."""
+        """Labels of its metrics."""
         return self._metrics.labels
 
     # ------------------------------------------------------------------ what the page gets

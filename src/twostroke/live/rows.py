@@ -89,8 +89,10 @@ class LiveStep:
 
     @property
     def floor_s(self) -> float | None:
-        """The least time that the step could take. A step that was faster shows that the limits it was held against
-        were too low: by limits that are raised to it, its floor is the time that it took."""
+        """Return the least time that the step could take.
+
+        A step faster than its limits allow raises them: its floor is then the time that it took.
+        """
         if self.cost is None:
             return None
         return self.cost.seconds if self.done_s is None else min(self.cost.seconds, self.done_s - self.time_s)

@@ -20,7 +20,7 @@ class Kind(StrEnum):
 
 
 class CountedBy(StrEnum):
-    """Which part of a server counts a metric."""
+    """The part of a server that counts a metric."""
 
     ENGINE = "engine"
     """Each engine, from its events."""
@@ -38,7 +38,7 @@ class Family:
     kind: Kind
     help: str
     labels: tuple[str, ...] = ()
-    """Besides model_name and engine."""
+    """Labels besides model_name and engine."""
     bounds: tuple[float, ...] = ()
     """Upper ends of a histogram's buckets; the last one, +Inf, is understood."""
     is_vllms: bool = True

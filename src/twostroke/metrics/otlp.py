@@ -17,7 +17,7 @@ def request_tracer(endpoint: str, *, model: str, epoch_offset_ns: int) -> Reques
     """A tracer whose spans and durations go to `endpoint` by OTLP over HTTP, in the background.
 
     Args:
-        endpoint: of the collector, such as http://localhost:4318, or the URL that it takes traces at, such as
+        endpoint: URL of the collector, such as http://localhost:4318, or its URL for traces, such as
             http://localhost:4318/v1/traces. Metrics go to the path /v1/metrics beside it.
         model: what clients call it.
         epoch_offset_ns: see RequestTracer.

@@ -1,4 +1,4 @@
-"""How much KV memory each tenant holds."""
+"""Metric of the KV memory that each tenant holds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from twostroke.metrics.exposition import PREFIX
 from twostroke.metrics.instruments import Number, exposed
 
 MAX_TENANTS = 100
-"""Tenants with a series of their own; the others share one."""
+"""Most tenants with a series of their own; the others share one."""
 OTHERS = "others"
 
 NameOf = Callable[[str], str]
 
 
 class HoldsKV(Protocol):
-    """Knows the KV blocks of every running request (live/state.py)."""
+    """Source of the KV blocks that every running request holds (live/state.py)."""
 
     def kv_shares(self, name_of: NameOf) -> Iterable[tuple[Mapping[str, str], Mapping[str, float]]]:
         """Return, for each engine, its labels and the share of its KV blocks by `name_of(tenant)`."""
@@ -28,10 +28,10 @@ class HoldsKV(Protocol):
 
 
 class TenantKV:
-    """Remembers the tenants that held KV, so that a series falls to 0 instead of ending.
+    """The tenants that held KV, kept so that a series falls to 0 instead of ending.
 
     Args:
-        holds: knows who holds what.
+        holds: source of the present blocks.
     """
 
     def __init__(self, holds: HoldsKV) -> None:
@@ -39,10 +39,10 @@ class TenantKV:
         self._seen: dict[str, None] = {}
 
     def seen_by(self, viewer: str) -> Collector:
-        """Return the gauge as a tenant may see it: under its own name, and "others" for everybody else.
+        """Return the gauge as a tenant may see it: its own name, and "others" for all other tenants.
 
         Args:
-            viewer: the tenant that asks; "" sees every name (the administrator, or a server without keys).
+            viewer: the tenant that scrapes; "" sees every name (the administrator, or a server without keys).
         """
         if viewer:
             return _Seen(self._holds, {viewer: None}, lambda tenant: tenant if tenant == viewer else OTHERS)

@@ -2,7 +2,7 @@
 
 sizes    blocks, their bytes, the longest request: as planned, and as the engine had them
 times    where steps were calibrated: the requests of the run in simulated time, beside how they really were
-floors   else: each step of the run beside its floor at the plan's rates, which are raised to the fastest step first
+floors   otherwise: each step of the run beside its floor at the plan's rates, first raised to the fastest step
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ class SeenStep(NamedTuple):
 
     cost: StepCost
     seconds: float
-    """From its decision to its result."""
+    """Seconds from its decision to its result."""
     has_prefill: bool
 
 
 @dataclass(frozen=True, slots=True)
 class BesideFloors:
-    """Steps of one kind, and the least that they could take."""
+    """Steps of one kind, and their least possible times."""
 
     kind: str
     num_steps: int
     median_s: float
     median_floor_s: float
     share: float
-    """Of the time of all of them that their floors are: 1 is the machine at its limits."""
+    """Sum of the floors over sum of the times: 1 is the machine at its limits."""
     nearest: float
-    """The share of the step that is nearest to its floor, at most 1."""
+    """Floor over time of the step nearest to its floor, at most 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +70,16 @@ class AfterRun:
     sizes: tuple[Compared, ...]
     """Exact, where the engine was given what the plan was."""
     planned: dict[str, Any]
-    """Of times, as figures() has them; nothing without calibrated steps."""
+    """Planned times as in figures(); empty without calibrated steps."""
     measured: dict[str, Any]
     beside_floors: tuple[BesideFloors, ...]
-    """Without calibrated steps, and where the log is of the plan's machine."""
+    """Steps beside floors; only without calibrated steps, and for a log of the plan's machine."""
     why_not: str
-    """Why times are not compared; empty where they are."""
+    """Reason why times are not compared; empty where they are."""
 
 
 def steps_seen(events: Sequence[Event]) -> list[SeenStep]:
-    """Return what each step of a log asked of the machine, and how long it took."""
+    """Return the work of each step of a log, and its seconds."""
     decided: dict[tuple[str, int], StepScheduled] = {}
     seen: list[SeenStep] = []
     for event in events:
@@ -93,17 +93,17 @@ def steps_seen(events: Sequence[Event]) -> list[SeenStep]:
 
 
 def run_seen(events: Sequence[Event]) -> SeenRun:
-    """Return what a log shows of the machine that it ran on.
+    """Return what a log shows of its machine.
 
     Raises:
-        InvalidParameter: it is no log of one engine.
+        InvalidParameter: the log is not one of a single engine.
     """
     steps = tuple((step.cost, step.seconds) for step in steps_seen(events))
     return SeenRun(recording_of(events).started.machine, steps)
 
 
 def beside_floors(seen: Sequence[SeenStep], limits: MachineLimits) -> tuple[BesideFloors, ...]:
-    """Return the steps of a log beside their floors: those that only decode, and those that prefill."""
+    """Compare the steps of a log with their floors: decode-only steps, and steps with prefill."""
     kinds = {"decode steps": False, "steps with prefill": True}
     found: list[BesideFloors] = []
     for kind, has_prefill in kinds.items():
@@ -118,8 +118,7 @@ def beside_floors(seen: Sequence[SeenStep], limits: MachineLimits) -> tuple[Besi
 
 
 def compare(plan: Plan, events: Sequence[Event]) -> AfterRun:
-    """Hold a plan against the log of one engine; with a plan that was made with `run_seen(events)` no floor is above a
-    step.
+    """Compare a plan with the log of one engine. If the plan was made with `run_seen(events)`, no floor exceeds a step.
 
     Raises:
         InvalidParameter: the log is of another model, or none that can be replayed.

@@ -1,6 +1,6 @@
-"""The back-test: the recorded run in simulated time, with its own settings, held against what was measured.
+"""The back-test: the recorded run simulated with its own settings and compared with the measurement.
 
-Its error is what any prediction from the same log can be off by. Beyond a limit nothing is concluded from the log.
+Its error is the possible error of any prediction from the same log. Beyond a limit, nothing is concluded from the log.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 LIMIT = 0.25
-"""Largest |predicted / measured - 1| with which a prediction is still shown. A lever has to bring 10 %."""
+"""Largest |predicted / measured - 1| with which predictions are shown. A lever has to bring 10 %."""
 LEAST_REQUESTS = 10
-"""Requests with a token: with fewer, one odd request decides every percentile."""
+"""Fewest requests with a token: with fewer, one unusual request decides every percentile."""
 JUDGED = ("ttft_p50", "tpot_p50", "output_tok_s")
-"""Figures of a run that all have to be within the limit."""
+"""Figures of a run that must all be within the limit."""
 
 _REMEDY = "Record a longer run, on a machine that does nothing else."
 
 
 def errors(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, float]:
-    """Return predicted / measured - 1 of each figure that both have.
+    """Return predicted / measured - 1 of each figure that both sides have.
 
     >>> errors({"ttft_p50": 1.1, "itl_p50": None}, {"ttft_p50": 1.0, "itl_p50": 2.0})
     {'ttft_p50': 0.1}
@@ -32,7 +32,7 @@ def errors(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[st
 
 
 def refusal(predicted: Mapping[str, Any], measured: Mapping[str, Any], judged: Iterable[str] = JUDGED) -> str:
-    """Return why nothing is concluded from a back-test: figure, limit and remedy. Empty: it is near enough.
+    """Return why a back-test allows no conclusion: figure, limit and remedy. Empty: it is accurate enough.
 
     >>> refusal({"ttft_p50": 1.5}, {"ttft_p50": 1.0})
     'the back-test is off by +50.0% (ttft_p50), more than the 25% allowed. Record a longer run, on a machine that does \
@@ -47,7 +47,7 @@ nothing else.'
 
 
 def too_few(num_requests: int) -> str:
-    """Return why nothing is concluded from a handful of requests. Empty: there are enough."""
+    """Return why so few requests allow no conclusion. Empty: there are enough."""
     if num_requests >= LEAST_REQUESTS:
         return ""
     return f"the log holds {num_requests} requests with a token, fewer than the {LEAST_REQUESTS} needed. {_REMEDY}"

@@ -1,14 +1,14 @@
-"""What binds an engine, by the numbers of its history alone. Nothing is predicted here.
+"""The constraint that binds an engine, read from its history alone. Nothing is predicted here.
 
-    idle        nothing: steps run less than half of the time, and no limit keeps requests waiting
+    idle        nothing: steps run less than half of the time, and no limit makes requests wait
     compute     prompts: their arithmetic takes most of the working time, whatever the scheduler does
-    link        KV that is awaited from other processes
+    link        KV that is fetched from other processes
     KV, slots   requests that wait to be admitted
     prompts     decodes that wait for the prompts in their steps
-    the rest    what makes steps as long as they are
+    the rest    the parts of a step that make it long
 
-The order matters. A server that idles or that computes prompts all the time also has decodes that wait for a prompt. No
-setting of the scheduler changes what its users wait for.
+The order matters. A server that is idle or computes prompts all the time also has decodes that wait for a prompt, but
+no scheduler setting changes what its users wait for.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from twostroke.planner.back_test import too_few
 from twostroke.planner.signals import Signals
 
 _WAITED = 0.2
-"""Share of the working time: less is no queue."""
+"""Least share of the working time that counts as waiting."""
 _IDLE = 0.5
-"""Share of the time in which steps run: less is an idle server."""
+"""Share of the time in which steps run, below which a server is idle."""
 _COMPUTES = 0.75
-"""Share of the working time that goes into arithmetic for prompts: more leaves a scheduler nothing to gain."""
+"""Share of the working time for prompt arithmetic, above which the scheduler has nothing to gain."""
 _STALLED = 3.0
-"""Times the usual step: a decode that takes longer has waited for a prompt."""
+"""Factor on the usual step time above which a decode has waited for a prompt."""
 _KEPT = 1.1
-"""Times a limit that was given: up to here it counts as kept."""
+"""Factor on a given limit up to which the limit counts as kept."""
 _OWN = 0.5
-"""Share of the working time outside of the model's operators."""
+"""Share of the working time outside of the model's operators, above which that time binds."""
 _FEW_GAPS = 4
 
 
 class Constraint(StrEnum):
-    """What binds."""
+    """The constraint that binds an engine."""
 
     KV = "KV memory"
     SLOTS = "slots"
@@ -53,7 +53,7 @@ Found = tuple[Constraint, tuple[str, ...]]
 
 
 def constraint_of(found: Signals) -> Found:
-    """Return the first constraint that applies, and the evidence for it, a sentence each."""
+    """Return the first constraint that applies, and one sentence for each piece of evidence."""
     few = too_few(found.num_served)
     if few:
         return Constraint.UNKNOWN, (few,)
@@ -65,7 +65,7 @@ def constraint_of(found: Signals) -> Found:
 
 
 def own_limit_s(found: Signals) -> float | None:
-    """Return the limit of the time between tokens that the engine was given, in seconds."""
+    """Return the engine's limit of the time between tokens, in seconds."""
     return SchedulerConfig(**found.started.scheduler).itl_slo_s if found.started else None
 
 
@@ -97,7 +97,7 @@ def _link(found: Signals) -> Found | None:
 
 
 def _admission(found: Signals) -> Found | None:
-    """KV or slots, whichever kept requests waiting longer."""
+    """Return KV or slots, whichever made requests wait longer."""
     kv, slots = found.waited(Limit.KV), found.waited(Limit.SEQS)
     if kv > _WAITED and kv >= slots:
         used = f"{found.most_blocks_used:.0%} of the KV blocks were held at most"
@@ -125,7 +125,7 @@ def _prompts(found: Signals) -> Found | None:
 def stalls(found: Signals, factor: float) -> bool:
     """Return whether decodes beside prompts take `factor` times as long as others, and longer than their limit.
 
-    Equal quantiles are compared: whoever else uses the machine makes both of them longer.
+    Equal quantiles are compared, because other users of the machine lengthen both.
     """
     stalled, usual = found.stalled_itl, found.decode_step
     if not usual or stalled.get("count", 0) <= _FEW_GAPS or stalled["p99"] <= _KEPT * (own_limit_s(found) or 0.0):
@@ -141,7 +141,7 @@ def _engine(found: Signals) -> Found | None:
 
 
 def _steps(found: Signals) -> Found:
-    """Steps are as long as they must be."""
+    """Return compute or memory bandwidth, whichever makes steps long."""
     if found.compute_s > found.memory_s:
         return Constraint.COMPUTE, (f"arithmetic binds {found.compute_s / found.busy_s:.0%} of the working time",)
     share = found.memory_s / found.busy_s if found.busy_s else 0.0

@@ -27,7 +27,7 @@ class Device:
     fp8_flops_per_s: float | None
     source: str
     compute_capability: tuple[int, int]
-    """As torch names it; Triton's kernels begin at (8, 0)."""
+    """Version of the GPU's instructions as torch names it; Triton's kernels need (8, 0) or more."""
     price_per_hour: float | None = None
     """A list price; None: none that is the same everywhere is known."""
 

@@ -42,11 +42,11 @@ _SIMULATED = 6000
 _FEW = 24
 """Requests: fewer are no load to predict by."""
 _COSTS = ("ttft_p50", "tpot_p50")
-"""What a lever may cost."""
+"""Figures that a lever may make worse."""
 REFUSED = "no lever is offered"
-"""How a remark begins that refuses a conclusion."""
+"""Beginning of a remark that refuses a conclusion."""
 _KEEPS_OUT = (Constraint.KV, Constraint.SLOTS, Constraint.LINK)
-"""Constraints that delay a first token; the others delay the next one."""
+"""Constraints that delay the first token; the others delay later tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +56,9 @@ class Diagnosis:
     constraint: Constraint
     evidence: tuple[str, ...]
     levers: tuple[Lever, ...]
-    """Those predicted to bring 10 % or more; the best first, of those that change no answer, then of the others."""
+    """Levers predicted to bring 10 % or more: first those that change no answer, then the others, best first."""
     to_measure: tuple[Lever, ...]
-    """Those whose gain no log can tell."""
+    """Levers whose gain no log can tell."""
     faults: tuple[Fault, ...]
     signals: Signals
     example: str
@@ -102,13 +102,13 @@ def diagnose(
 def _tried(
     candidates: tuple[Lever, ...], events: Sequence[Event], step_times: StepTimeModel | None, signals: Signals
 ) -> tuple[tuple[Lever, ...], str]:
-    """Return the levers that help, and a remark on how that was found out, or why it was not."""
+    """Return the levers that help, and a remark on how they were tried, or why not."""
     try:
         known = after_gap(events)
         recording, measured = recording_of(known), run_of_log(known)
         _check_predictable(recording.started)
         model = step_times or fit_mean_step_model(measured_steps(events))
-    except InvalidParameter as error:  # an engine of a pool, too few steps: it is looked at all the same
+    except InvalidParameter as error:  # a pool engine or too few steps: diagnose without predictions
         return (), f"{REFUSED}, as nothing can be predicted: {error}"
     num_all = len(recording.requests)
     recording, measured = _latest(recording, measured, signals.num_steps * (1 + len(candidates)))
@@ -132,19 +132,19 @@ def _check_predictable(started: EngineStarted) -> None:
 
 
 def _predicted(lever: Lever, before: dict[str, float], recording: Recording, model: StepTimeModel) -> Lever:
-    """The lever with its figures in simulated time, beside those of the history."""
+    """Return the lever with its figures in simulated time, beside those of the history."""
     after = figures(predict(recording, model, WhatIf(settings=lever.settings)).run)
     metric = lever.metric
-    # without a step that has both strokes nobody waits for a prompt: a token then takes what all tokens take
+    # without a step with both prefill and decode, no decode waits for a prompt: its gap is that of all tokens
     reached = after[metric] if after[metric] is not None else after["itl_p50"]
     costs = {name: (before[name], after[name]) for name in _COSTS if before[name] and after[name] and name != metric}
     return replace(lever, before=before[metric], after=reached, costs=costs)
 
 
 def _latest(recording: Recording, measured: Run, num_steps: int) -> tuple[Recording, Run]:
-    """As many of the last requests as fit into the steps that may be simulated, of so many that all would take.
+    """Return the last requests, as many as the limit of simulated steps allows.
 
-    They begin where nobody waits, if there is such a moment: the simulation begins with an empty engine.
+    They begin where no request waits, if possible, because the simulation begins with an empty engine.
     """
     requests = recording.requests
     count = max(_FEW, len(requests) * _SIMULATED // max(num_steps, 1))
@@ -164,7 +164,7 @@ def _latest(recording: Recording, measured: Run, num_steps: int) -> tuple[Record
 
 
 def _empty_queue(run: Run) -> Callable[[float], bool]:
-    """Return a function that says whether nobody waits at a time."""
+    """Return a function that says whether no request waits at a given time."""
     served = sorted(run.requests, key=lambda one: one.times.arrival_s)
     arrivals_s = [one.times.arrival_s for one in served]
     scheduled_s = (one.times.scheduled_s for one in served)
@@ -178,14 +178,14 @@ def _empty_queue(run: Run) -> Callable[[float], bool]:
 
 
 def _run_since(run: Run, begin_s: float) -> Run:
-    """Those who arrived since; latencies are differences, so their times may stay as they are."""
+    """Return the requests that arrived since a time; latencies are differences, so their times need no shift."""
     requests = tuple(one for one in run.requests if one.times.arrival_s >= begin_s - 1e-9)
     steps = tuple(step for step in run.steps if step.end_s > begin_s)
     return Run(requests, steps, run.duration_s - begin_s)
 
 
 def _one_of_each(levers: Sequence[Lever]) -> list[Lever]:
-    """Of levers of one name, keep the one that gains most among those whose cost can be borne."""
+    """Keep, among levers of one name, the one that gains most and whose cost is acceptable."""
     sizes: dict[str, list[Lever]] = {}
     for lever in levers:
         sizes.setdefault(lever.name, []).append(lever)

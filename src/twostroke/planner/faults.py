@@ -10,9 +10,9 @@ from twostroke.planner.constraint import Constraint, own_limit_s, stalls
 from twostroke.planner.signals import Signals
 
 _STALLED = 8.0
-"""Times the usual step: nobody takes that for a slow token."""
+"""Factor on the usual step time above which a step is a fault and not just slow."""
 _LONG_CHUNK = 128
-"""Prompt tokens of one request in a step: fewer are no long prompt."""
+"""Fewest prompt tokens of one request in a step that make a long prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,10 @@ _Rule = Callable[[Signals], Fault | None]
 
 
 def faults_of(found: Signals, constraint: Constraint) -> tuple[Fault, ...]:
-    """Return all that apply. Stalls count where they are what binds: an idle server and a compute-bound one have some,
-    too, and nothing is wrong with them."""
+    """Return all faults that apply.
+
+    Stalls count only where they are the constraint: idle and compute-bound servers also have some, without a fault.
+    """
     rules = (*_RULES, _stalls) if constraint is Constraint.PROMPTS else _RULES
     return tuple(fault for rule in rules if (fault := rule(found)) is not None)
 
@@ -64,7 +66,7 @@ def _stalls(found: Signals) -> Fault | None:
 
 
 def _remedy_of_stalls(found: Signals, scheduler: dict[str, Any]) -> str:
-    """Limits below those that are set; nothing that is on already."""
+    """Return the remedy: limits tighter than those that are set, and nothing that is already on."""
     if not (scheduler["enable_chunked_prefill"] and scheduler["mixing"] == "mixed"):
         return "Leave out --no-enable-chunked-prefill and --mixing."
     own_s = own_limit_s(found)

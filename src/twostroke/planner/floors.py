@@ -67,14 +67,14 @@ class VerifyPoint:
     """A decode step that verifies drafts."""
 
     num_drafts: int
-    """Of each request."""
+    """Drafts of each request."""
     intensity: float
     """Operations per byte."""
     bound: Literal["compute", "memory"]
     floor_s: float
-    """Of the step, whatever drafts are accepted."""
+    """Least seconds of the step, however many drafts are accepted."""
     least_tpot_s: float
-    """The floor per token if all drafts are accepted."""
+    """Floor per token if all drafts are accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +121,12 @@ class Predictor:
         return FrontierPoint(batch, floor_s, predicted_s, cost.bound, price)
 
     def verification(self, batch: int, context: int, most_drafts: int) -> tuple[VerifyPoint, ...]:
-        """Return how intense a decode step is with 0, 1, 2 ... drafts of each request.
+        """Return the arithmetic intensity of a decode step with 0, 1, 2 ... drafts of each request.
 
         Args:
-            batch: requests of the step.
-            context: computed tokens of each.
-            most_drafts: of each.
+            batch: number of requests in the step.
+            context: computed tokens of each request.
+            most_drafts: largest number of drafts of each request.
         """
         points: list[VerifyPoint] = []
         for k in range(most_drafts + 1):

@@ -1,4 +1,4 @@
-"""Whether a history kept the limits of time that the server was given, and where no schedule can. Pure."""
+"""The limits of time that a history missed, and those that no schedule can keep. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.planner.signals import Signals
 
 LEAST_STEPS = 100
-"""Steps without a prompt, from which a 99th percentile says something."""
+"""Fewest steps without a prompt for a meaningful 99th percentile."""
 
 
 def limit_lines(found: Signals) -> tuple[str, ...]:
-    """Return a sentence for each limit that was missed at the 99th percentile.
+    """Return one sentence for each limit that was missed at the 99th percentile.
 
-    An ITL limit below what steps of decodes alone take cannot be kept by any chunk size; the sentence says so.
+    No chunk size keeps an ITL limit below the time of decode-only steps; the sentence then says so.
     """
     if found.started is None:
         return ()

@@ -1,4 +1,4 @@
-"""An upper bound of goodput without a simulation: the workers' time over the least work that requests can be. Pure.
+"""An upper bound of goodput without a simulation: the workers' time over the least possible work of requests. Pure.
 
     requests a second  <=  workers x m / (least seconds of the m smallest requests)     m: how many must keep the limits
 
@@ -30,11 +30,11 @@ def goodput_bound(
     """Return requests a second within the limits that workers cannot pass.
 
     Args:
-        requests: of the workload.
-        started: how each worker begins.
-        step_times: of each worker.
-        limits: to be kept.
-        num_workers: that compute at once.
+        requests: requests of the workload.
+        started: start-up event of each worker.
+        step_times: step times of each worker.
+        limits: limits that requests must keep.
+        num_workers: number of workers that compute at once.
     """
     block_size: int = started.layout["block_size"]
     longest_prompt = max(request.arrival.num_prompt_tokens for request in requests)

@@ -1,7 +1,7 @@
-"""Levers: for each constraint the settings that loosen it, as far as they are not pulled already.
+"""Levers: for each constraint, the settings that loosen it and are not yet in effect.
 
-A lever that the simulation knows has `settings` and is predicted. The gain of the others does not follow from a log, so
-they are only named as something to measure, with what measures them.
+A lever with `settings` can be simulated, and its gain is predicted. The gain of the others does not follow from a log;
+they are listed as something to measure, with the measurement to run.
 """
 
 from __future__ import annotations
@@ -16,54 +16,54 @@ from twostroke.planner.signals import Signals
 from twostroke.simulation.settings import WhatIf
 
 HELPS = 1.10
-"""Times better: less is no reason to change a setting."""
+"""Least gain factor that is worth a change of settings."""
 _LIMITS = (3.0, 8.0, 20.0)
-"""Times the usual step, for a limit of the time between tokens: the tighter, the longer prompts take."""
+"""Factors on the usual step time, as limits of the time between tokens: the tighter, the longer prompts take."""
 _BASELINES = {"enable_chunked_prefill": "--no-enable-chunked-prefill", "mixing": "--mixing"}
 """Settings that keep prompts whole, and the flags that do."""
 _FEW_DECODES = 4
-"""Requests in a step: with more, verifying drafts costs arithmetic that is not there."""
+"""Requests in a step from which on no drafts are offered: verifying them would cost arithmetic that is not free."""
 _INT8_BITS = 8.5
-"""Of a weight in 8 bits, its share of the scales included."""
+"""Bits per weight in 8-bit formats, with the share of the scales."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lever:
-    """Something to change, and what it is predicted to bring."""
+    """A change to make, and its predicted effect."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
-    """As `twostroke replay --set` takes them; empty where nothing here can be simulated."""
+    """Settings as for `twostroke replay --set`; empty where the change cannot be simulated."""
     flags: str
-    """As a server takes it."""
+    """Flags of the server."""
     metric: str
-    """Of figures()."""
+    """Name of the figure that improves, as in figures()."""
     is_exact: bool = True
     """Whether every request keeps its answer, bit for bit."""
     measure: str = ""
-    """What would tell its gain, where it cannot be simulated."""
+    """Measurement that would show its gain, where it cannot be simulated."""
     before: float | None = None
     after: float | None = None
-    """Predicted, both, for the same requests."""
+    """The figure before and after, both predicted, for the same requests."""
     costs: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
-    """Other figures, before and after, as predicted."""
+    """Other figures, before and after, predicted."""
 
     @property
     def ttft_cost(self) -> float:
-        """Times as long until the first token; 1: as it was, or not predicted."""
+        """Factor on the time to the first token; 1: unchanged, or not predicted."""
         before, after = self.costs.get("ttft_p50", (1.0, 1.0))
         return after / before
 
     @property
     def gain(self) -> float:
-        """Times better; 1: as it was, or not predicted."""
+        """Gain factor; 1: unchanged, or not predicted."""
         if not self.before or not self.after:
             return 1.0
         return self.after / self.before if self.metric.endswith("_tok_s") else self.before / self.after
 
 
 def levers_of(constraint: Constraint, found: Signals, link_bytes_per_s: float | None) -> tuple[Lever, ...]:
-    """Return everything that may loosen a constraint and is not on already."""
+    """Return every lever that may loosen a constraint and is not yet in effect."""
     started = found.started
     if started is None:
         return ()
@@ -81,7 +81,7 @@ def levers_of(constraint: Constraint, found: Signals, link_bytes_per_s: float | 
 
 
 def _baseline_levers(started: EngineStarted) -> list[Lever]:
-    """Leave out the baselines that were switched on."""
+    """Return levers that switch off the baselines that were switched on."""
     usual = {"batching": "continuous", "kv_reservation": "paged"}
     given = {**started.scheduler, **started.cache}
     settings = {name: value for name, value in usual.items() if given[name] != value}
@@ -109,7 +109,7 @@ def _kv_levers(started: EngineStarted) -> list[Lever]:
     if started.layout["kv_format"] not in ("bf16", "f16", "f32"):
         return found
     settings, flags = {"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8"
-    if started.cache["num_kv_blocks"] is not None:  # as many blocks as before would be half of the memory
+    if started.cache["num_kv_blocks"] is not None:  # the old number of blocks would be half of the memory
         more = WhatIf(settings=settings).apply(started).num_blocks
         settings, flags = settings | {"num_kv_blocks": more}, f"{flags} --num-kv-blocks {more}"
     return [*found, Lever(name="KV in 8 bits", flags=flags, metric="ttft_p99", is_exact=False, settings=settings)]
@@ -122,7 +122,7 @@ def _more_slots(started: EngineStarted) -> Lever:
 
 
 def _chunk_levers(found: Signals, started: EngineStarted) -> list[Lever]:
-    """Chunks as large as a few usual steps; several sizes, of which the prediction chooses one."""
+    """Return chunk limits of a few usual steps; the prediction chooses one of several sizes."""
     scheduler, own_s = started.scheduler, own_limit_s(found)
     has_chunks = scheduler["enable_chunked_prefill"] and scheduler["mixing"] == "mixed"
     levers: list[Lever] = []
@@ -131,7 +131,7 @@ def _chunk_levers(found: Signals, started: EngineStarted) -> list[Lever]:
         settings: dict[str, Any] = {"itl_slo": limit_s}
         flags = f"--itl-slo {limit_s * 1e3:g}ms"
         if own_s is not None and limit_s >= own_s:
-            continue  # no tighter than what is set
+            continue  # no tighter than the present limit
         if has_chunks:
             name = "a limit for the time between tokens" if own_s is None else "a tighter limit between tokens"
             levers.append(Lever(name=name, flags=flags, metric="itl_beside_prompts", settings=settings))
@@ -153,7 +153,7 @@ def _chunk_levers(found: Signals, started: EngineStarted) -> list[Lever]:
 
 
 def _pool_levers(found: Signals, started: EngineStarted, link_bytes_per_s: float | None) -> list[Lever]:
-    """A second machine like this one, where chunks are on and there are no pools yet."""
+    """Return a second machine like this one, where chunked prefill is on and there are no pools yet."""
     scheduler, cache = started.scheduler, started.cache
     is_chunked = scheduler["enable_chunked_prefill"] and scheduler["mixing"] == "mixed"
     if found.has_pools or not is_chunked:
@@ -186,7 +186,7 @@ def _draft_levers(found: Signals, started: EngineStarted) -> list[Lever]:
 
 
 def _weight_levers(found: Signals, started: EngineStarted) -> list[Lever]:
-    """Fewer bytes of weights, where they are what a step reads and are not in few bits already."""
+    """Return weight formats with fewer bytes, where weights dominate a step's reads and are not in few bits already."""
     bits = bits_per_weight(found, started)
     if bits is None or bits < HELPS * _INT8_BITS:
         return []
@@ -197,7 +197,7 @@ def _weight_levers(found: Signals, started: EngineStarted) -> list[Lever]:
 
 
 def bits_per_weight(found: Signals, started: EngineStarted) -> float | None:
-    """Return how many bits a weight takes, by what steps read. None: nobody measured the machine."""
+    """Return the bits per weight, computed from what steps read. None: the machine was not measured."""
     known = re.search(r"(\d+) parameters", started.model)
     if known is None or not found.weight_bytes:
         return None

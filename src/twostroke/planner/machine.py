@@ -1,4 +1,4 @@
-"""The machine that a plan is for: this one, measured, or a GPU whose figures are published."""
+"""The machine of a plan: this one, measured, or a GPU with published figures."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from twostroke.planner.words import significant
 from twostroke.runner.machine_limits import measure_machine_limits
 
 MOST_APART, MOST_APART_BUSY = 3.0, 20.0
-"""Times, between two measurements of one machine: of an idle one, and where others were at work in either."""
+"""Largest factor between two measurements of one machine: when idle, and when others were at work during either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where the model is to run: all ranks' devices together."""
+    """The machine that runs the model: the devices of all ranks together."""
 
     name: str
     limits: MachineLimits
     memory_bytes: int
     """Free bytes of this machine, or all bytes of all ranks' cards."""
     others_bytes: int = 0
-    """Of each card, in use by others."""
+    """Bytes of each card that other processes use."""
     price_per_hour: float | None
     is_published: bool
-    """Whether its figures are a data sheet's, not measured here."""
+    """Whether its figures come from a data sheet instead of a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenRun:
-    """What a run shows of its machine."""
+    """The findings of a run about its machine."""
 
     limits: MachineLimits | None
-    """As measured when it began; None: the log does not say."""
+    """Limits as measured at the start of the run; None: the log has none."""
     steps: tuple[tuple[StepCost, float], ...]
-    """What each step asked for, and the seconds that it took."""
+    """Work of each step, and its seconds."""
 
 
 def raised(machine: Machine, run: SeenRun) -> tuple[Machine, str]:
-    """Return the machine at rates which allow every step of a run on it, and in words what was raised, if anything."""
+    """Return the machine at rates that allow every step of a run on it, and in words what was raised, if anything."""
     before = machine.limits
     after = before if other_machine(before, run.limits) else raised_by_steps(before, run.steps)
     if after == before:
@@ -61,9 +61,9 @@ def raised(machine: Machine, run: SeenRun) -> tuple[Machine, str]:
 
 
 def other_machine(planned: MachineLimits, of_log: MachineLimits | None) -> str:
-    """Return in words that a log is of another machine; nothing where it may be of the same.
+    """Return in words that a log is from another machine; empty where it may be from this one.
 
-    The rate of memory tells: that of arithmetic depends on the type of the factors.
+    Only the memory rates are compared: the arithmetic rate depends on the type of the factors.
     """
     if of_log is None:
         return ""
@@ -76,14 +76,14 @@ def other_machine(planned: MachineLimits, of_log: MachineLimits | None) -> str:
 
 
 def prepared_for(config: EngineConfig, device_name: str | None) -> tuple[EngineConfig, Prepared]:
-    """Return the settings and the model as they are on a device.
+    """Return the settings and the model, prepared for a device.
 
     Args:
-        config: what would be given to the engine.
-        device_name: a GPU whose figures are published, which need not be there; None: the device of `config`.
+        config: settings of the engine.
+        device_name: a GPU with published figures, which need not be present; None: the device of `config`.
 
     Raises:
-        SetupError: no such model, or settings that do not go with the device.
+        SetupError: there is no such model, or the settings do not fit the device.
     """
     if device_name is None:
         return config, prepare(config)
@@ -93,7 +93,7 @@ def prepared_for(config: EngineConfig, device_name: str | None) -> tuple[EngineC
 
 
 def moved_to_device(config: EngineConfig, prepared: Prepared, device_name: str) -> tuple[EngineConfig, Prepared]:
-    """Return a prepared model as it would be on a published GPU, by the kernels that serve there."""
+    """Return a prepared model as it would be on a published GPU, with that GPU's kernels."""
     _, device = find_device(device_name)
     load = replace(config.load, device="cuda", kernels="auto", activation_quantization=None)
     config = replace(config, load=load)
@@ -101,7 +101,7 @@ def moved_to_device(config: EngineConfig, prepared: Prepared, device_name: str) 
 
 
 def machine_for(config: EngineConfig, options: PlanOptions, prepared: Prepared) -> Machine:
-    """Return the machine that is asked for; this one is measured."""
+    """Return the machine that the options ask for; measure it if it is this one."""
     if options.device_name is not None:
         return published_machine(options.device_name, config.load, prepared, options)
     memory, others = _memory_here(prepared)
@@ -116,7 +116,7 @@ def machine_for(config: EngineConfig, options: PlanOptions, prepared: Prepared) 
 
 
 def published_machine(name: str, load: LoadConfig, prepared: Prepared, options: PlanOptions) -> Machine:
-    """Return one device for each rank; their rates add up, what ranks send each other left out."""
+    """Return one device for each rank; their rates add up, and communication between ranks takes no time."""
     name, device = find_device(name)
     num_ranks = load.tensor_parallel_size
     price = options.price_per_hour
@@ -147,8 +147,8 @@ def _operators(device: Device, load: LoadConfig) -> Operators:
 
 
 def _memory_here(prepared: Prepared) -> tuple[int, int]:
-    """What there is for the model here, and what of it others have: of a card all that it has, of the host what is
-    free."""
+    """Return the memory for the model here (all memory of a card, or the free memory of the host), and the part others
+    use."""
     free = free_bytes_of(prepared.device)
     if prepared.device.type != "cuda":
         return free, 0
@@ -157,8 +157,11 @@ def _memory_here(prepared: Prepared) -> tuple[int, int]:
 
 
 def _measured(config: EngineConfig, prepared: Prepared) -> MachineLimits:
-    """A floor takes the better rate: where a processor has nothing for bfloat16, torch is slow in it, and our kernels
-    compute in float32."""
+    """Measure this machine.
+
+    A floor takes the better rate: on a processor without bfloat16 instructions torch is slow, but our kernels compute
+    in float32.
+    """
     num_threads = prepared.num_threads * config.load.num_local_ranks
     int8 = int8_operators(config, prepared)
     found = measure_machine_limits(prepared.dtype, prepared.device, num_threads, int8)

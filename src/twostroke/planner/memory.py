@@ -50,17 +50,17 @@ class MemoryPlan:
     quantization: str | None
     num_ranks: int
     memory_bytes: int
-    """For this rank, free or given; of a card, all that it has."""
+    """Memory for this rank, free or given; all memory of a card."""
     others_bytes: int
-    """Of a card's: in use by others."""
+    """Memory of a card that other processes use."""
     utilization: float | None
-    """Share of a card's memory that may be in use; None: not of a card."""
+    """Share of a card's memory that may be in use; None: not a card."""
     weight_bytes: int
     draft_weight_bytes: int
     step_bytes: int
     context_bytes: int
     reserve_bytes: int
-    """Of a card: kept free, and for recorded passes."""
+    """Memory of a card kept free, and for recorded passes."""
     kv_bytes: int
     kv_bytes_per_token: int
     kv_bytes_per_block: int
@@ -94,7 +94,7 @@ class MemoryPlan:
         return self.num_blocks // self.blocks_for(num_tokens)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return the most blocks that a request of so many tokens, prompt and output, takes."""
+        """Return the most blocks that a request of so many tokens, prompt and output, can need."""
         return blocks_of_request(self.layout, self.cache, num_tokens, self.max_tokens_per_step)
 
     def fits(self, num_requests: int, num_tokens: int) -> bool:
@@ -109,7 +109,7 @@ def plan_memory(config: EngineConfig, prepared: Prepared, memory_bytes: int, *, 
         config: everything a user may set.
         prepared: what it comes to.
         memory_bytes: free bytes of the machine; or all bytes of all ranks' cards.
-        others_bytes: of each card, in use by others.
+        others_bytes: bytes of each card that other processes use.
 
     Raises:
         DoesNotFit: the weights do not, with what is missing and what would fit; or a size that was asked for.
@@ -214,7 +214,7 @@ def _what_would_fit(config: EngineConfig, prepared: Prepared, room: int) -> str:
 
 
 def _sizes_that_fit(config: EngineConfig, prepared: Prepared, room: int) -> list[int]:
-    """The least number of cards, each with a share of the weights, that leaves room; none where no number does."""
+    """Return the least number of cards, each with a share of the weights, that leaves room; none if no number does."""
     if config.load.device != "cuda":
         return []
     now = config.load.tensor_parallel_size

@@ -11,7 +11,7 @@ from twostroke.planner.devices import find_device
 
 DEFAULT_PROMPTS = "128,512,2048,8192"
 DEFAULT_MAX_TOKENS = 16
-"""As of a request that does not say."""
+"""Output tokens of a request that does not set max_tokens."""
 DEFAULT_OTHERS = "L4,A100-80,H100-SXM"
 
 MAX_BYTES = 1 << 50
@@ -30,15 +30,16 @@ class PlanOptions:
     price_per_hour: float | None = None
     """Of the device, or of all of them together, in any money: what a million output tokens cost."""
     prompt: str | None = None
-    """Text of one prompt, or @FILE: its tokens as the server counts them, KV bytes, time to the first token, price."""
+    """Text of one prompt, or @FILE: print its tokens as the server counts them, KV bytes, time to first token,
+    price."""
     chat: bool = False
     """Render the prompt with the chat template, as one message of a user."""
     max_tokens: int = DEFAULT_MAX_TOKENS
     """Output tokens of that prompt."""
     requests: int | None = None
-    """Users at once: whether so many of the longest requests fit (see --max-model-len)."""
+    """Concurrent users: print whether so many of the longest requests fit (see --max-model-len)."""
     batch: int = 1
-    """Requests of a step that verifies drafts: what binds it with 0 to 8 drafts each."""
+    """Requests of a step that verifies drafts: print what binds the step with 0 to 8 drafts each."""
     prompt_lengths: str = DEFAULT_PROMPTS
     """Prompt tokens that the time to the first token is asked for, with commas between; those that no request may have
     are left out."""

@@ -5,7 +5,7 @@ limits, per device. Pure: no clock, no tensor, no I/O.
                      until a limit is missed
 
 goodput    requests a second that keep both limits, at the fastest rate up to which the limits are kept
-devices    GPUs, or cores of a CPU, that the candidate takes: traffic beyond its goodput takes several of it
+devices    GPUs or CPU cores of the candidate: traffic beyond its goodput needs several copies of it
 
 The limits are kept at a rate when the share `attainment` of all requests keeps both. A candidate is skipped without a
 simulation when an upper bound shows that it cannot reach the places that are asked for, so the places are those of an
@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One way to place a model.
+    """One placement of a model.
 
     >>> str(Candidate(prefill=1, decode=2, threads=None, ranks=2, max_num_batched_tokens=512, num_devices=6))
     '1 prefill : 2 decode, 2 ranks, budget 512'
@@ -38,7 +38,7 @@ class Candidate:
     """Tensor-parallel ranks of each worker."""
     max_num_batched_tokens: int
     num_devices: int
-    """Of all workers."""
+    """Number of devices of all workers."""
 
     @property
     def is_split(self) -> bool:
@@ -47,7 +47,7 @@ class Candidate:
 
     @property
     def num_workers(self) -> int:
-        """Processes, each with all of its ranks."""
+        """Number of processes; each has all of its ranks."""
         return max(1, self.prefill + self.decode)
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a request has to keep, and how many requests."""
+    """The limits of a request, and the share of requests that must keep them."""
 
     ttft_target_s: float
     tpot_target_s: float
@@ -80,7 +80,7 @@ class RequestTimesOf(Protocol):
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean seconds of a later token; None: there is none."""
+        """Mean seconds per later token; None: there is none."""
         ...
 
 
@@ -94,21 +94,21 @@ class Outcome:
     num_within_ttft: int
     num_within_tpot: int
     num_within: int
-    """Requests that keep both limits."""
+    """Number of requests that keep both limits."""
     ttft_p50_s: float
     ttft_p99_s: float
     tpot_p50_s: float
-    """0 where no request has a second token."""
+    """Median TPOT; 0 where no request has a second token."""
     tpot_p99_s: float
     duration_s: float
-    """From the first arrival to the last token."""
+    """Seconds from the first arrival to the last token."""
     num_output_tokens: int
     scheduler_limit: str = "none"
-    """What most steps were limited by: tokens, seqs, kv or none."""
+    """Limit that bound most steps: tokens, seqs, kv or none."""
 
     @property
     def share(self) -> float:
-        """Of the requests, those that keep both limits."""
+        """Share of the requests that keep both limits."""
         return self.num_within / self.num_requests
 
     @property
@@ -118,7 +118,7 @@ class Outcome:
 
     @property
     def output_tokens_per_s(self) -> float:
-        """Of all requests."""
+        """Output tokens per second of all requests."""
         return self.num_output_tokens / self.duration_s
 
     def keeps(self, limits: Limits) -> bool:
@@ -132,15 +132,15 @@ class Outcome:
 
 
 class Simulate(Protocol):
-    """Runs the workload with one candidate at one rate."""
+    """Function that runs the workload with one candidate at one rate."""
 
     def __call__(self, candidate: Candidate, rate_factor: float) -> Outcome:
-        """Return how it goes; the same arguments give the same outcome."""
+        """Return the outcome; the same arguments give the same outcome."""
         ...
 
 
 class Bound(Protocol):
-    """An upper bound of the goodput of a candidate over all rates, without a simulation."""
+    """Function that bounds a candidate's goodput over all rates from above, without a simulation."""
 
     def __call__(self, candidate: Candidate) -> float:
         """Return requests a second."""
@@ -148,26 +148,26 @@ class Bound(Protocol):
 
 
 class Space(NamedTuple):
-    """The candidates and the rates that are tried, slowest first."""
+    """The candidates and the rates to try, slowest rate first."""
 
     candidates: tuple[Candidate, ...]
     rate_factors: tuple[float, ...]
 
     @property
     def most_simulations(self) -> int:
-        """An upper bound."""
+        """Upper bound of the number of simulations."""
         return len(self.candidates) * len(self.rate_factors)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of a candidate."""
+    """The results of a candidate."""
 
     candidate: Candidate
     best: Outcome | None
-    """At the fastest rate up to which the limits are kept; None: they are missed at the slowest."""
+    """Outcome at the fastest rate up to which the limits are kept; None: they are missed at the slowest rate."""
     missed: Outcome | None
-    """At the first rate at which they are missed; None: they are kept at every rate."""
+    """Outcome at the first rate that misses the limits; None: they are kept at every rate."""
 
     @property
     def goodput(self) -> float:
@@ -176,7 +176,7 @@ class Found:
 
     @property
     def goodput_per_device(self) -> float:
-        """The same for each GPU or core."""
+        """Goodput for each GPU or core."""
         return self.goodput / self.candidate.num_devices
 
 
@@ -186,16 +186,16 @@ class Ranking:
 
     places: tuple[Found, ...]
     unsplit: Found | None
-    """The best that is one process, in a place or not; None: none keeps the limits."""
+    """The best candidate with one process, ranked or not; None: no such candidate keeps the limits."""
     nearest: Found | None
-    """Where none keeps the limits: the one whose requests keep them most often at the slowest rate."""
+    """Where no candidate keeps the limits: the one with the most requests within them at the slowest rate."""
     num_simulations: int
     num_skipped: int
-    """Candidates that the bound ruled out."""
+    """Number of candidates that the bound ruled out."""
 
 
 def num_that_must_keep(num_requests: int, limits: Limits) -> int:
-    """Return how many requests the attainment asks for; exact for shares of few digits.
+    """Return how many requests the attainment requires; exact for shares of few digits.
 
     >>> num_that_must_keep(100, Limits(ttft_target_s=1, tpot_target_s=1, attainment=0.99))
     99
@@ -206,20 +206,20 @@ def num_that_must_keep(num_requests: int, limits: Limits) -> int:
 def search(
     space: Space, limits: Limits, simulate: Simulate, *, bound: Bound | None = None, num_places: int = 5
 ) -> Ranking:
-    """Rank the candidates by goodput per device; among equals the one that comes first in the space is better.
+    """Rank the candidates by goodput per device; equal candidates keep the order of the space.
 
     Args:
-        space: what is tried.
-        limits: to be kept.
+        space: candidates and rates to try.
+        limits: limits that requests must keep.
         simulate: runs one candidate at one rate.
-        bound: no candidate has more goodput than it says; None: every candidate is simulated.
-        num_places: how many of the best are asked for.
+        bound: upper bound of a candidate's goodput; None: every candidate is simulated.
+        num_places: number of best candidates to return.
     """
     places: list[Found] = []
     misses: list[Found] = []
     unsplit: Found | None = None
     num_simulations = num_skipped = 0
-    # one process first: it is always judged against the splits, and the sort below is stable
+    # one process first: the splits are always compared with it, and the sort below is stable
     order = [c for c in space.candidates if not c.is_split] + [c for c in space.candidates if c.is_split]
     for candidate in order:
         least = places[-1].goodput_per_device if len(places) >= num_places else 0.0
@@ -241,7 +241,7 @@ def search(
 
 
 def _climb(candidate: Candidate, rates: Sequence[float], limits: Limits, simulate: Simulate) -> tuple[Found, int]:
-    """Return what came of a candidate, and how many simulations that took."""
+    """Return the results of a candidate, and the number of simulations."""
     best: Outcome | None = None
     for num_run, rate in enumerate(rates, 1):
         outcome = simulate(candidate, rate)
@@ -253,7 +253,7 @@ def _climb(candidate: Candidate, rates: Sequence[float], limits: Limits, simulat
 
 
 def _nearness(outcome: Outcome | None, limits: Limits) -> tuple[int, float]:
-    """Return an order: how many requests keep both limits, then how little the worse of the two is passed."""
+    """Return a sort key: how many requests keep both limits, then how closely the worse of the two limits is missed."""
     assert outcome is not None, "a candidate without a place has missed a limit"
     over = max(outcome.ttft_p99_s / limits.ttft_target_s, outcome.tpot_p99_s / limits.tpot_target_s)
     return outcome.num_within, -over
@@ -269,16 +269,16 @@ def outcome_of(
     num_output_tokens: int,
     scheduler_limit: str = "none",
 ) -> Outcome:
-    """Count who keeps the limits.
+    """Count the requests that keep the limits.
 
     Args:
-        times: of the requests that got a token; those that got none keep nothing.
-        limits: to be kept.
-        rate_factor: that requests arrived at.
-        num_requests: of the workload.
-        duration_s: of the run.
-        num_output_tokens: of the run.
-        scheduler_limit: what most steps were limited by.
+        times: latencies of the requests with a token; requests without one keep no limit.
+        limits: limits that requests must keep.
+        rate_factor: multiple of the workload's arrival rate.
+        num_requests: requests of the workload.
+        duration_s: seconds of the run.
+        num_output_tokens: output tokens of the run.
+        scheduler_limit: limit that bound most steps.
     """
     ttft = sorted(one.ttft_s for one in times)
     tpot = sorted(one.tpot_s for one in times if one.tpot_s is not None)
@@ -302,7 +302,7 @@ def outcome_of(
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that this share of the values does not exceed; 0 of none.
+    """Return the smallest value that at least this share of the values does not exceed; 0 if there are no values.
 
     >>> _quantile([1.0, 2.0, 3.0, 4.0], 0.5), _quantile([1.0, 2.0], 0.99), _quantile([], 0.5)
     (2.0, 2.0, 0.0)
@@ -317,15 +317,15 @@ def candidates_of(
     max_workers: int,
     max_devices: int,
 ) -> tuple[Candidate, ...]:
-    """Return one process and every split of up to `max_workers`, each with every budget, as far as devices last.
+    """Return one process and every split of up to `max_workers`, each with every budget, within the number of devices.
 
-    A split whose two sizes have a common divisor is left out: it is several of a smaller one.
+    A split whose two sizes have a common divisor is left out: it equals several copies of a smaller one.
 
     Args:
-        workers: threads (None on a GPU) and ranks of a worker, each a kind of its own.
-        budgets: tokens of a step.
-        max_workers: of a split.
-        max_devices: GPUs or cores of a candidate.
+        workers: threads (None on a GPU) and ranks of each kind of worker.
+        budgets: token budgets of a step.
+        max_workers: most workers of a split.
+        max_devices: most GPUs or cores of a candidate.
     """
     splits = [
         (prefill, total - prefill)

@@ -32,20 +32,20 @@ from twostroke.planner.what_if import Change, Outcome, TwoPools
 
 USUAL_CONTEXT = 1024
 MOST_VERIFIED = 8
-"""Drafts of each request, for what binds a step that verifies them."""
+"""Most drafts of each request in the verification steps of a plan."""
 DRAFTS = 4
 """Of a request in each step, for what speculation could bring."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A number of the longest requests at once, and how many there may be."""
+    """A number of concurrent longest requests, and the number that fits."""
 
     num_requests: int
     most: int
-    """As far as blocks go."""
+    """Most requests that the blocks hold."""
     most_of_all: int | None
-    """With all of a card's memory in use; None: not of a card."""
+    """Most requests with all of a card's memory in use; None: not a card."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +65,15 @@ class Plan:
     two_pools: TwoPools | None
     """None where no prompt of the lengths that are asked for fits."""
     verified_batch: int
-    """Requests of the steps of `verification`."""
+    """Requests in each of the steps of `verification`."""
     verification: tuple[VerifyPoint, ...]
     """A decode step with 0 to 8 drafts of each request."""
     prompt: PromptCost | None
-    """Of the prompt that is asked about; None: of none."""
+    """Cost of the prompt in question; None: there is none."""
     asked: Asked | None
-    """Whether so many users fit; None: that is not asked."""
+    """Whether so many users fit; None: the question was not asked."""
     raised: str
-    """What the limits were raised to by steps that were seen, in words; empty: they were not."""
+    """The limits that observed steps raised, in words; empty: none were raised."""
     drafting: tuple[Choice, ...]
     """Ways of drafting that were calibrated here, the fastest first."""
     step_times: StepTimeModel

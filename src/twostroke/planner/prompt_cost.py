@@ -1,4 +1,4 @@
-"""What one request takes: its prompt's tokens, counted as the server counts them, KV bytes, times and price."""
+"""The cost of one request: its prompt's tokens as the server counts them, KV bytes, times and price."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from twostroke.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptCost:
-    """One request that has the machine to itself."""
+    """Cost of one request that has the machine to itself."""
 
     num_prompt_tokens: int
-    """As `usage.prompt_tokens` of the same request says."""
+    """Prompt tokens as in `usage.prompt_tokens` of the same request."""
     is_chat: bool
     """Whether the prompt was rendered by the chat template."""
     max_tokens: int
     kv_bytes: int
-    """K and V of the prompt, in all layers and of all ranks."""
+    """Bytes of the prompt's K and V, in all layers and on all ranks."""
     kv_block_bytes: int
-    """Of the blocks that the prompt and its output take, of all ranks."""
+    """Bytes of the blocks that the prompt and its output take, on all ranks."""
     ttft_floor_s: float
     ttft_predicted_s: float | None
     total_s: float
-    """Until the last token: predicted, or a floor."""
+    """Seconds until the last token: predicted, or a floor."""
     is_predicted: bool
-    """Whether calibrated steps say so; else times and price are floors: estimates, below what is real."""
+    """Whether calibrated steps predict the times; otherwise times and price are floors, below the real values."""
     price: float | None
-    """Of the machine for that time, in the money of the price; None: no price is known."""
+    """Price of the machine for that time, in the money of the given price; None: no price is known."""
 
     @property
     def basis(self) -> str:
-        """How far times and price can be trusted."""
+        """Statement of how far times and price can be trusted."""
         return "calibrated" if self.is_predicted else "floor, an estimate"
 
 
 def cost_of_prompt(
     options: PlanOptions, prepared: Prepared, memory: MemoryPlan, predictor: Predictor, price_per_hour: float | None
 ) -> PromptCost:
-    """Count a prompt as the engine would, and say what it takes.
+    """Count a prompt as the engine would, and return its cost.
 
     Args:
         options: the prompt, whether it is a chat message, and the most output tokens.

@@ -64,10 +64,10 @@ class Replayed:
     """How far the step times are from the steps of the log."""
     back_test: Predicted
     what_ifs: tuple[Predicted, ...]
-    """Empty where they are refused."""
+    """Predictions; empty where they are refused."""
     unfinished: int
     refusal: str = ""
-    """Why no what-if was answered: the figure, the limit and the remedy. Empty: nothing speaks against them."""
+    """Reason why no what-if was answered: the figure, the limit and the remedy. Empty: none was refused."""
 
 
 def replay_log(
@@ -91,7 +91,7 @@ def replay_log(
     measured, steps = run_of_log(events), measured_steps(events)
     for what_if in what_ifs:
         check_rate_factor(what_if, recording.requests, measured.duration_s)
-        what_if.apply(recording.started)  # checked before anything is predicted
+        what_if.apply(recording.started)  # check before anything is predicted
     model = step_times or fit_mean_step_model(steps)
     back_test = predict(recording, model, WhatIf())
     refused = too_few(len(measured.requests)) or refusal(figures(back_test.run), figures(measured))
@@ -110,7 +110,7 @@ def replay_log(
 
 
 def measured_steps(events: Sequence[Event]) -> list[TimedStep]:
-    """Return the steps of the last run of a log. Steps that warmed the engine up had a machine in another state."""
+    """Return the steps of the last run of a log, without warm-up steps, which met the machine in another state."""
     found: list[Event] = []
     for event in events:
         if isinstance(event, EngineStarted):
@@ -158,7 +158,7 @@ def figures(run: Run) -> dict[str, Any]:
 
 
 def _mean_beside_prompts(run: Run) -> float | None:
-    """Mean gap before a token whose step also computed prompts: what a decode waits for them. None: no such gap."""
+    """Return the mean gap before a token whose step also computed prompts; None: there is no such gap."""
     ends = {step.end_s for step in run.steps if step.num_prefill_tokens}
     gaps = [
         later - earlier

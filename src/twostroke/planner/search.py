@@ -32,19 +32,19 @@ from twostroke.simulation.requests import Recording
 from twostroke.simulation.settings import WhatIf
 
 DEFAULT_LINK_BYTES_PER_S = 1.25e9
-"""Of a link that nobody has measured: 10 Gbit/s."""
+"""Assumed bandwidth of a link that was not measured: 10 Gbit/s."""
 DEFAULT_RANKS = (1, 2, 4)
 DEFAULT_GPUS = 8
 _OF_A_SEARCH = {"memory", "device_name", "price_per_hour", "link_bytes_per_s"}
-"""Options of a plan that a search takes, too."""
+"""Options of `plan` that a search takes, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerKind:
-    """Workers of one number of threads and ranks."""
+    """Workers with one number of threads and ranks."""
 
     threads: int | None
-    """Of each rank; None on a GPU."""
+    """Threads of each rank; None on a GPU."""
     ranks: int
     config: EngineConfig
     prepared: Prepared
@@ -54,13 +54,13 @@ class WorkerKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searched:
-    """Everything that a search found out."""
+    """Results of a search."""
 
     model: str
     machine: str
     predicted_by: str
     are_floors: bool
-    """Whether step times are the least that steps can take; real ones take longer."""
+    """Whether step times are floors; real steps take longer."""
     workload: SearchWorkload
     limits: Limits
     link_bytes_per_s: float
@@ -70,21 +70,21 @@ class Searched:
     price_per_device_hour: float | None
     notes: tuple[str, ...]
     device: str
-    """GPU or core."""
+    """Name of a device: GPU or core."""
 
 
 def search_placement(config: EngineConfig, plan: PlanOptions, options: SearchOptions) -> Searched:
     """Search the placements of a model.
 
     Args:
-        config: what would be given to each worker.
+        config: settings of each worker.
         plan: the machine, its memory, link and price.
         options: the workload, the limits and the candidates.
 
     Raises:
-        InvalidParameter: a machine without step times, a workload of which nothing fits, no candidate that fits, or
-            limits that no candidate keeps, with the nearest.
-        SetupError: no such model, or one that does not fit.
+        InvalidParameter: the machine has no step times, no request of the workload fits, no candidate fits, or no
+            candidate keeps the limits (with the nearest).
+        SetupError: there is no such model, or it does not fit.
     """
     _check(config, plan)
     notes: list[str] = []
@@ -142,7 +142,7 @@ def search_placement(config: EngineConfig, plan: PlanOptions, options: SearchOpt
 
 
 class _Runs:
-    """Simulated runs of candidates, and what they need of each kind of worker, worked out once."""
+    """Simulated runs of candidates, with cached inputs for each kind of worker."""
 
     def __init__(
         self,
@@ -158,10 +158,10 @@ class _Runs:
         self._memory: dict[Candidate, MemoryPlan | None] = {}
         self.workload = SearchWorkload("nothing", ())
         self.ran: Callable[[], object] = lambda: None
-        """Called after each simulation."""
+        """Callback after each simulation."""
 
     def longest_of(self, candidate: Candidate) -> int:
-        """Return the tokens of the longest request that a candidate takes; 0: it does not fit into memory."""
+        """Return the tokens of the longest request that a candidate accepts; 0: it does not fit into memory."""
         memory = self._memory_of(candidate)
         return 0 if memory is None else memory.max_model_len
 
@@ -172,7 +172,7 @@ class _Runs:
         return memory
 
     def simulate(self, candidate: Candidate, rate_factor: float) -> Outcome:
-        """Return how the workload goes with a candidate."""
+        """Return the outcome of the workload with a candidate."""
         settings: dict[str, object] = {"request_rate_factor": rate_factor}
         if candidate.is_split:
             settings |= {
@@ -196,7 +196,7 @@ class _Runs:
         )
 
     def bound(self, candidate: Candidate, fastest: float) -> float:
-        """Return requests a second that no rate lets a candidate pass."""
+        """Return a bound on a candidate's requests a second at any rate."""
         workload, started = self.workload, self._recording(candidate).started
         bound = goodput_bound(
             workload.requests,
@@ -224,12 +224,12 @@ class _Runs:
                 self._memory[candidate] = plan_memory(config, kind.prepared, self._bytes_of(candidate))
             except TwostrokeError:
                 if not candidate.is_split and not any(self._memory.values()):
-                    raise  # the model itself does not fit: the error says what would
+                    raise  # the model itself does not fit: the error says which size would
                 self._memory[candidate] = None
         return self._memory[candidate]
 
     def _bytes_of(self, candidate: Candidate) -> int:
-        """Return a worker's memory: its own devices', or its share of this machine."""
+        """Return a worker's memory: that of its own devices, or its share of this machine."""
         kind = self._kind_of(candidate)
         if self._plan.device_name is not None:
             asked = PlanOptions(device_name=self._plan.device_name, memory=self._plan.memory)
@@ -238,7 +238,7 @@ class _Runs:
         return free // candidate.num_workers
 
     def _recording(self, candidate: Candidate) -> Recording:
-        """Return the workload, and how each worker of the candidate begins."""
+        """Return the workload, and the start-up event of each worker of the candidate."""
         config, kind, memory = self._config_of(candidate), self._kind_of(candidate), self.memory_of(candidate)
         started = engine_started(
             config.scheduler,
@@ -256,7 +256,7 @@ class _Runs:
 def _kinds(
     config: EngineConfig, plan: PlanOptions, options: SearchOptions, notes: list[str]
 ) -> dict[tuple[int | None, int], WorkerKind]:
-    """Return the kinds of workers whose steps are known."""
+    """Return the kinds of workers with known step times."""
     of_machine = _published(config, plan, options, notes) if plan.device_name else _calibrated(config, options)
     found: dict[tuple[int | None, int], WorkerKind] = {}
     for kind in of_machine:
@@ -290,7 +290,7 @@ def _published(
 
 
 def _calibrated(config: EngineConfig, options: SearchOptions) -> Iterator[WorkerKind]:
-    """Yield the kind that is calibrated here, and those of the files that are given."""
+    """Yield the kind that is calibrated here, and those of the given calibration files."""
     prepared = prepare(config)
     calibration, words = find_calibration(prepared.path, config.load, config.cache)
     is_wanted = options.rank_counts is None or config.load.tensor_parallel_size in options.rank_counts
@@ -342,7 +342,7 @@ def _check(config: EngineConfig, plan: PlanOptions) -> None:
 
 
 def _unreachable(ranking: Ranking, limits: Limits, num_candidates: int) -> InvalidParameter:
-    """Return the error that names the limit, by how much it is missed, and the nearest candidate."""
+    """Return the error: the missed limit, by how much it is missed, and the nearest candidate."""
     found = ranking.nearest
     assert found is not None, "somebody is the nearest"
     assert found.missed is not None, "who has no place has missed a limit"
@@ -363,7 +363,7 @@ def _unreachable(ranking: Ranking, limits: Limits, num_candidates: int) -> Inval
 
 
 def _price(plan: PlanOptions) -> float | None:
-    """Return the price of a device's hour; of this machine the price is shared by its cores."""
+    """Return the price of a device's hour; the cores of this machine share its price."""
     if plan.device_name is None:
         return None if plan.price_per_hour is None else plan.price_per_hour / usable_processors()
     _, device = find_device(plan.device_name)

@@ -1,4 +1,4 @@
-"""What `twostroke plan --search` is asked."""
+"""Options of `twostroke plan --search`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class SearchOptions:
     """The workload, the limits, and the candidates of a placement search."""
 
     search: bool = False
-    """Search prefill : decode workers, ranks and token budgets for the most requests a second, per GPU or core, that
-    keep --ttft-target-s and --tpot-target-s, in simulated time. One process without a split is always a candidate."""
+    """Search prefill : decode workers, ranks and token budgets in simulated time. Rank them by requests a second, per
+    GPU or core, within --ttft-target-s and --tpot-target-s. One process without a split is always a candidate."""
     workload: Path | None = None
     """A Mooncake trace, or an event log that serve --event-log wrote; or give --request-rate with --input-len and
     --output-len instead."""
@@ -38,11 +38,11 @@ class SearchOptions:
     num_requests: int = 200
     """Requests to simulate: the first of a trace or log, or this many at --request-rate."""
     seed: int = 0
-    """Of arrivals and lengths at --request-rate."""
+    """Seed of arrivals and lengths at --request-rate."""
     ttft_target_s: float = 1.0
     """Limit of the time to the first token, in seconds."""
     tpot_target_s: float = 0.05
-    """Limit of the mean time of a later token, in seconds."""
+    """Limit of the mean time per later token, in seconds."""
     attainment: float = 0.99
     """Share of the requests that must keep both limits."""
     budgets: str = "256,512,1024,2048"
@@ -54,7 +54,7 @@ class SearchOptions:
     """Files that `twostroke calibrate --output` wrote with other --threads or ranks, with commas between: each is a
     kind of worker to try beside the calibration of this machine."""
     max_devices: int | None = None
-    """Most GPUs, or cores of this machine, that a candidate may take; default: 8 GPUs, or all cores."""
+    """Most GPUs, or cores of this machine, of a candidate; default: 8 GPUs, or all cores."""
     max_workers: int = 4
     """Most workers of a split, prefill and decode together."""
     rate_factors: str = "0.25,0.5,0.75,1,1.5,2,3,4,6,8,12,16,24,32"
@@ -64,7 +64,7 @@ class SearchOptions:
     """Candidates to show beside the winner."""
 
     def __post_init__(self) -> None:
-        """Check what needs no model."""
+        """Check the values that need no model."""
         if not self.search:
             self._refuse_without_search()
             return
@@ -83,22 +83,22 @@ class SearchOptions:
 
     @property
     def limits(self) -> Limits:
-        """To be kept."""
+        """The limits to keep."""
         return Limits(ttft_target_s=self.ttft_target_s, tpot_target_s=self.tpot_target_s, attainment=self.attainment)
 
     @property
     def token_budgets(self) -> tuple[int, ...]:
-        """Of a step."""
+        """The token budgets to try."""
         return whole_numbers("budgets", self.budgets, 1, MAX_PER_STEP)
 
     @property
     def rank_counts(self) -> tuple[int, ...] | None:
-        """Of a worker; None: the default."""
+        """The numbers of ranks to try; None: the default."""
         return None if self.ranks is None else whole_numbers("ranks", self.ranks, 1, MAX_RANKS)
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """Multiples of the workload's rate, rising, each once."""
+        """The multiples of the workload's rate, rising, without duplicates."""
         found: set[float] = set()
         for part in filter(None, (part.strip() for part in self.rate_factors.split(","))):
             try:
@@ -115,11 +115,11 @@ class SearchOptions:
 
     @property
     def calibration_files(self) -> tuple[Path, ...]:
-        """Beside the one of this machine."""
+        """The calibration files besides the one of this machine."""
         return tuple(Path(part.strip()) for part in self.calibrations.split(",") if part.strip())
 
     def lengths(self, name: str) -> Lengths:
-        """Of `input_len` or `output_len`; a number alone is that many tokens."""
+        """Return the distribution in `input_len` or `output_len`; a number alone is a fixed number of tokens."""
         text: str = getattr(self, name)
         return Lengths.parse(f"fixed:{text}" if text.strip().isdecimal() else text, name)
 

@@ -1,4 +1,4 @@
-"""The requests of a placement search: of a trace, of a recorded run, or at a rate; the first one arrives at 0 s."""
+"""The requests of a placement search: from a trace, from a recorded run, or at a rate. The first one arrives at 0 s."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ class SearchWorkload:
     name: str
     requests: tuple[SimulatedRequest, ...]
     num_too_long: int = 0
-    """Left out: longer than a request may be."""
+    """Number of requests left out because they are longer than a request may be."""
     num_without_tokens: int = 0
-    """Left out of a log: given up before the first token."""
+    """Number of a log's requests left out because they ended before the first token."""
 
     @property
     def span_s(self) -> float:
-        """From the first arrival to the last."""
+        """Seconds from the first arrival to the last."""
         return self.requests[-1].arrival.arrival_time_s
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of all requests."""
+        """Prompt tokens of all requests."""
         return sum(request.arrival.num_prompt_tokens for request in self.requests)
 
     @property
     def num_output_tokens(self) -> int:
-        """Of all requests."""
+        """Output tokens of all requests."""
         return sum(request.num_outputs for request in self.requests)
 
     @property
@@ -50,10 +50,10 @@ class SearchWorkload:
 
 
 def read_workload(options: SearchOptions, *, block_size: int, longest: int) -> SearchWorkload:
-    """Return the requests that are simulated.
+    """Return the requests to simulate.
 
     Args:
-        options: where they come from.
+        options: source of the requests.
         block_size: tokens of a KV block.
         longest: tokens of the longest request that a worker takes; longer ones are left out.
 

@@ -85,7 +85,7 @@ def advice(plan: Plan) -> list[str]:
 
 
 def _how(plan: Plan) -> str:
-    """Where the limits come from."""
+    """Return where the limits come from, in words."""
     how = "published" if plan.machine.is_published else "measured now"
     if plan.machine.limits.is_estimate:
         how = "an estimate, measured while others were at work"
@@ -93,12 +93,12 @@ def _how(plan: Plan) -> str:
 
 
 def _floor(plan: Plan) -> str:
-    """What a time from the machine's rates is called: no floor where the rates may be too low."""
+    """Return the word for a time from the machine's rates: not a floor if the rates may be too low."""
     return "estimate" if plan.machine.limits.is_estimate else "floor"
 
 
 def _prompt(plan: Plan, prompt: PromptCost) -> str:
-    """The figures of one request, in lines."""
+    """Return the figures of one request, in lines."""
     seconds = prompt.ttft_floor_s if prompt.ttft_predicted_s is None else prompt.ttft_predicted_s
     form = "as one message by the chat template" if prompt.is_chat else "as a completion"
     kv = f"{prompt.kv_bytes:,} bytes of KV ({binary(prompt.kv_bytes)})"
@@ -116,7 +116,7 @@ def _prompt(plan: Plan, prompt: PromptCost) -> str:
 
 
 def _users(plan: Plan, asked: Asked) -> str:
-    """Whether so many users fit, with the limit."""
+    """Return whether so many users fit, in words, with the limit."""
     memory = plan.memory
     fits = asked.num_requests <= asked.most
     at = "" if memory.utilization is None else f" at {memory.utilization:.0%} of the card"

@@ -13,7 +13,7 @@ from twostroke.planner.levers import Lever
 from twostroke.planner.signals import plain_signals
 
 _DEARER = 1.05
-"""Times a figure as it was: less is not worth a line."""
+"""Least factor on a figure that is worth a line."""
 
 
 def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What `twostroke plan --search` prints."""
+"""Output of `twostroke plan --search`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def print_search(found: Searched, console: Console | None = None) -> None:
 
 
 def conclusions(found: Searched) -> list[str]:
-    """Return what the table does not say, a sentence a line."""
+    """Return the conclusions that the table does not show, one sentence per line."""
     winner, unsplit = found.ranking.places[0], found.ranking.unsplit
     lines = [f"best: {winner.candidate}; {binds(winner, found.limits)}"]
     replicas = num_replicas(found, winner)
@@ -65,7 +65,7 @@ def conclusions(found: Searched) -> list[str]:
 
 
 def binds(found: Found, limits: Limits) -> str:
-    """Return what keeps a candidate from carrying more."""
+    """Return the limit that keeps a candidate from more goodput."""
     if found.missed is None:
         return "it keeps the limits at every rate that was tried (add faster --rate-factors)"
     missed = found.missed
@@ -82,7 +82,7 @@ def binds(found: Found, limits: Limits) -> str:
 
 
 def num_replicas(found: Searched, of: Found) -> int | None:
-    """Return how many of a candidate the workload's own rate takes; None where all requests come at once."""
+    """Return how many copies of a candidate the workload's own rate needs; None where all requests arrive at once."""
     if found.workload.span_s <= 0 or of.best is None:
         return None
     return math.ceil(1 / of.best.rate_factor)
@@ -97,7 +97,7 @@ def price_per_million(found: Searched, of: Found) -> float | None:
 
 
 def searched_json(found: Searched) -> dict[str, Any]:
-    """Return the same for programs; times in seconds."""
+    """Return the results as JSON for programs; times in seconds."""
     workload, limits, ranking = found.workload, found.limits, found.ranking
     return {
         "model": found.model,
@@ -207,7 +207,7 @@ def _split(found: Found) -> str:
 
 
 def _short(value: float) -> str:
-    """Return three digits, or all before the point.
+    """Return three significant digits, or all digits before the point.
 
     >>> _short(0.01234), _short(12.34), _short(12345.6)
     ('0.0123', '12.3', '12,346')

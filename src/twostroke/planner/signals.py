@@ -54,9 +54,9 @@ class Signals:
     memory_s: float = 0.0
     """Steps that memory binds."""
     prompt_s: float = 0.0
-    """Steps that arithmetic binds and that mostly compute prompts, for the first time."""
+    """Seconds of steps that arithmetic binds and that mostly compute prompts for the first time."""
     weight_bytes: float = 0.0
-    """Of the weights, as the largest step read them; 0: nobody measured the machine."""
+    """Bytes of the weights as the largest step read them; 0: the machine was not measured."""
     floor_s: float = 0.0
     """What the machine would have taken for these steps at best."""
     waiting_s: dict[Limit, float] = field(default_factory=dict[Limit, float])
@@ -70,7 +70,7 @@ class Signals:
     num_requests: int = 0
     """That ended."""
     num_served: int = 0
-    """That got a token, those included whose arrival a gap has swallowed."""
+    """Number of sequences with a token, including those whose arrival a gap in the log has dropped."""
     num_outputs: int = 0
     num_prompt_tokens: int = 0
     """Computed in first strokes, what was computed again included."""
@@ -104,7 +104,7 @@ class Signals:
     link_busy_s: float = 0.0
     link_bytes: int = 0
     has_pools: bool = False
-    """Whether prompts are computed in processes of their own."""
+    """Whether prefill workers compute prompts."""
     num_corrupt: int = 0
     memory_growth: float = 0.0
     """Bytes a second by which the process grew over the last half of the history, without KV blocks used for the first
@@ -306,7 +306,7 @@ class _Reader:
             self._blocks.append((event.time_s, seconds, found.started.num_blocks - batch.num_free_blocks))
 
     def _is_prompt_step(self, batch: ScheduledBatch) -> bool:
-        """Whether most tokens of a step are prompt tokens that were not computed before a preemption."""
+        """Return whether most tokens of a step are prompt tokens that were not computed before a preemption."""
         num_new = num_tokens = 0
         for share in batch.requests:
             num_tokens += share.num_scheduled_tokens
@@ -352,7 +352,7 @@ class _Reader:
             self._served.add(commit.request_id)
             self.found.num_served += 1
         if commit.finish_reason is not None:
-            self._served.discard(commit.request_id)  # its name may be used again
+            self._served.discard(commit.request_id)  # a later request may use the name again
 
     def _token(self, watched: _Watched, time_s: float, beside_prompts: bool) -> None:
         if watched.last_token_s is None:

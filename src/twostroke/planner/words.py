@@ -1,4 +1,4 @@
-"""Numbers for people: a value that is there is never rounded to nothing."""
+"""Readable numbers: a nonzero value is never rounded to zero."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Return a number with so many significant digits, without an exponent where it can be read without.
+    """Return a number with so many significant digits, without an exponent where it stays readable.
 
     >>> significant(12279.4), significant(2.5), significant(0.0042), significant(0.0000123), significant(0.0)
     ('12,279', '2.50', '0.00420', '1.23e-05', '0')

@@ -74,7 +74,7 @@ class Member:
     num_queued_prompt_tokens: int = 0
     """Not computed yet, of requests that it has taken."""
     silent_s: float = 0.0
-    """It has work and has finished no step for so long. It may hang: its queue counts as that much longer."""
+    """Seconds without a finished step although it has work. It may hang, so its queue counts as that much longer."""
     num_running: int = 0
     """Streams that decode."""
     num_waiting: int = 0
@@ -97,7 +97,7 @@ class Member:
     """What one stream more adds to a step; None while not measured: then step_s / max_num_seqs is taken."""
     transport: Transport = Transport.TCP
     numerics: str = ""
-    """By what it computes; KV of a member with another one is converted, and kept apart from its own."""
+    """Numerics of its computation. KV of a member with other numerics is converted and cached under other hashes."""
 
     def __post_init__(self) -> None:
         """Checks ranges: a member says this of itself, and one bad figure would turn every comparison."""

@@ -30,7 +30,7 @@ class RouteRequest:
 
     @property
     def has_full_block(self) -> bool:
-        """Whether there is KV to hand over: whole blocks of every member are."""
+        """Whether there is KV to hand over: at least one whole block of every member's size."""
         return self.num_prompt_tokens >= self.block_size
 
     def __post_init__(self) -> None:
@@ -49,29 +49,29 @@ class RouteReason(enum.StrEnum):
     NOT_ALLOWED = "not_allowed"
     """The request asks for something that does not travel."""
     NO_FULL_BLOCK = "no_full_block"
-    """The prompt is shorter than a block, and whole blocks are handed over."""
+    """The prompt is shorter than a block, and only whole blocks are handed over."""
     NO_PREFILL_MEMBER = "no_prefill_member"
-    """Nobody who computes prompts for others is ready."""
+    """No prefill member is ready."""
     PROMPT_TOO_LARGE = "prompt_too_large"
-    """No prefill member that is ready has KV blocks for the prompt."""
+    """No ready prefill member has KV blocks for the prompt."""
     KV_DOES_NOT_FIT = "kv_does_not_fit"
-    """The decode members cannot take the KV of any prefill member that is ready: other sizes of blocks or tokens."""
+    """The decode members cannot import the KV of any ready prefill member: block or token sizes differ."""
     SHORT_REMAINDER = "short_remainder"
     """What is not cached where it decodes is computed sooner than a hand-over is arranged."""
     PREFILL_BUSY = "prefill_busy"
-    """Mostly the prefill member's queue keeps the hand-over from paying. This and the next three: why_alone.py."""
+    """Mostly the prefill member's queue keeps the hand-over from paying. why_alone.py finds this and the next three."""
     SLOW_LINK = "slow_link"
-    """Mostly the time that KV travels."""
+    """Mostly the time of the KV transfer keeps it from paying."""
     MORE_IS_CACHED = "more_is_cached"
-    """Mostly that the decode member has more of the prompt cached."""
+    """Mostly the decode member's longer cached prefix keeps it from paying."""
     SLOW_PREFILL = "slow_prefill"
-    """Mostly that the prefill member computes prompts more slowly."""
+    """Mostly the prefill member's slower prefill keeps it from paying."""
     LOCAL_IS_CHEAPER = "local_is_cheaper"
-    """Not even an idle prefill member would pay: few streams would be late by a prefill where the request decodes."""
+    """Even an idle prefill member would not pay: a prefill where the request decodes makes few streams late."""
     NO_DECODE_LEFT = "no_decode_left"
     """No decode member takes requests: a prefill member computes the prompt and decodes."""
     NO_DECODE_MEMBER = "no_decode_member"
-    """No member at all is ready: the request goes nowhere."""
+    """No member is ready: the request cannot be routed."""
     TOO_LARGE = "too_large"
     """No member that decodes has so many KV blocks: the request goes nowhere."""
 

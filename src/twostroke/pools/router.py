@@ -111,7 +111,7 @@ class Router:
             self._remember(prefill_id, request)
 
     def _computes_alike(self, prefill_id: str, decode_id: str) -> bool:
-        """Whether KV that is handed over is found again by requests that are not."""
+        """Return whether two members' numerics are equal, so that KV from a hand-over is found by later requests."""
         giver, taker = (self._roster[i].member if i in self._roster else None for i in (prefill_id, decode_id))
         return giver is not None and taker is not None and giver.numerics == taker.numerics
 
@@ -159,8 +159,10 @@ class Router:
         return self._local_route(local, handed, why_alone(request, pair, local, self._config))
 
     def _stand_in(self, request: RouteRequest, keys: Sequence[bytes]) -> Route | None:
-        """Return a route to a prefill member that decodes, too; None where some decode member takes requests, or no
-        prefill member has room."""
+        """Return a route to a prefill member that also decodes.
+
+        None if a decode member takes requests, or no prefill member has room.
+        """
         order = self._roster.for_prefill
         if len(self._roster.for_decode) or not len(order):
             return None
@@ -210,7 +212,7 @@ class Router:
         return best
 
     def _why_no_pair(self, request: RouteRequest, decode_id: str) -> RouteReason:
-        """Return why no prefill member can compute the prompt for a member that decodes."""
+        """Return why no prefill member can compute the prompt for a decode member."""
         ready = [member_id for member_id in self._roster.for_prefill if member_id != decode_id]
         if not ready:
             return RouteReason.NO_PREFILL_MEMBER
@@ -302,7 +304,7 @@ def _kv_fits(giver: Member, taker: Member) -> bool:
 
 
 def _transfer_bytes(giver: Member, decode: DecodeSide) -> float:
-    """Return the bytes that travel: they are the giver's."""
+    """Return the bytes that travel, in the lender's format."""
     taker = decode.standing.member
     if giver.kv_bytes_per_token == taker.kv_bytes_per_token:
         return decode.transfer_bytes

@@ -1,6 +1,6 @@
-"""Why a hand-over does not pay: which one change at the prefill side would bring it nearest to paying.
+"""Why a hand-over does not pay: the one change on the prefill side that would bring it nearest to paying.
 
-as it is      cost of the best pair > cost alone
+as it is      cost of the best pair > cost of computing the prompt where it decodes
 if it were    idle | linked without delay | as warm | as fast    each alone: the cheapest names the reason
               all of them, and it would still not pay            nothing at the prefill side is the reason
 """
@@ -15,13 +15,13 @@ from twostroke.pools.route import Predicted, RouteReason, RouteRequest
 def why_alone(
     request: RouteRequest, pair: tuple[PrefillSide, DecodeSide, float], local: Predicted, config: RoutingConfig
 ) -> RouteReason:
-    """Return the reason why the prompt is computed where the request decodes.
+    """Return the reason why the decode member computes the prompt.
 
     Args:
-        request: which could be handed over.
-        pair: the cheapest prefill and decode members, and the seconds that KV travels between them.
-        local: the same without a hand-over; it costs no more.
-        config: what costs are compared by.
+        request: a request that could be handed over.
+        pair: the cheapest prefill and decode members, and the seconds of the KV transfer between them.
+        local: the decode member without a hand-over; it costs no more.
+        config: weights of the costs.
     """
     prefill, decode, transfer_s = pair
     local_s_per_token = local.prefill_s / (request.num_prompt_tokens - local.num_cached_tokens)

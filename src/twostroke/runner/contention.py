@@ -1,4 +1,4 @@
-"""Whether others were at work on the processors while something was measured, and a lock so that ours are not."""
+"""Detection of other processes at work during a measurement, and a lock between our own measurements."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 LEAST_OWN_SHARE = 0.85
-"""Of the processor time of its threads, that a measurement got which had the machine to itself."""
+"""Least share of its threads' processor time that a measurement gets on an idle machine."""
 MOST_OTHERS = 0.1
 """Processors that others may keep busy, as a share of all: below, it is what an idle machine does."""
 MOST_WAIT_S = 10.0
 """For the measurements of others, each of which takes less than a second."""
 _LOOK_EVERY_S = 0.02
 _TICKS_OF_CPU = slice(1, 9)
-"""user, nice, system, idle, iowait, irq, softirq, steal"""
+"""Fields: user, nice, system, idle, iowait, irq, softirq, steal."""
 _IDLE = (3, 4)
 
 
 class Reading(NamedTuple):
-    """Clocks at one moment, in seconds."""
+    """Clock values at one moment, in seconds."""
 
     wall_s: float
     own_s: float
     """Processor time of this process."""
     busy_s: float | None
-    """Processor time of everybody, stolen time included; None where the system does not say."""
+    """Processor time of all processes, stolen time included; None where the system does not report it."""
 
 
 class Contention(Protocol):
-    """Watches a stretch of time."""
+    """Protocol for detecting other work during a period."""
 
     def begin(self) -> None:
-        """Start to watch."""
+        """Begin the period."""
         ...
 
     def is_contended(self) -> bool:
-        """Return whether others were at work since then."""
+        """Return whether others were at work since `begin`."""
         ...
 
 
 class Meter:
-    """Compares this process's processor time with the clock and with everybody's.
+    """Comparison of this process's processor time with the clock and with that of all processes.
 
     Args:
-        num_threads: that the measured work keeps busy.
-        read: the clocks.
-        num_processors: of the machine.
-        num_usable: of them, that this process may run on.
+        num_threads: threads that the measured work keeps busy.
+        read: function that reads the clocks.
+        num_processors: processors of the machine.
+        num_usable: processors that this process may run on.
     """
 
     def __init__(
@@ -68,14 +68,13 @@ class Meter:
         self._before = Reading(0.0, 0.0, None)
 
     def begin(self) -> None:
-        """See Contention."""
         self._before = self._read()
 
     def is_contended(self) -> bool:
-        """See Contention.
+        """Return whether others were at work since `begin`.
 
-        Either this process did not get its processors, or others kept more than a tenth of all processors busy: they
-        share memory bandwidth and clock rate with it even where it got its own.
+        That is so if this process did not get its processors, or if others kept more than a tenth of all processors
+        busy: they share memory bandwidth and clock rate with it even where it got its own.
         """
         before, after = self._before, self._read()
         wall_s, own_s = after.wall_s - before.wall_s, after.own_s - before.own_s
@@ -110,7 +109,7 @@ def one_at_a_time(folder: Path | None = None, patience_s: float = MOST_WAIT_S) -
         _lock(fcntl, descriptor, patience_s)
         yield
     finally:
-        os.close(descriptor)  # gives the lock back
+        os.close(descriptor)  # releases the lock
 
 
 def _lock(fcntl: Any, descriptor: int, patience_s: float) -> None:

@@ -26,9 +26,9 @@ _SIDE_ON_CARD, _STREAM_BYTES_ON_CARD = 4096, 1 << 29
 """A GPU has done what keeps a processor busy before it is at its pace."""
 _REPEATS = 4
 _MOST_SERIES = 3
-"""While others are at work; they may pause."""
+"""Most series of measurements while others are at work; they may pause."""
 _PATIENCE_S = 0.5
-"""An engine that starts waits no longer for others to pause."""
+"""Seconds for which an engine at start-up waits for others to pause."""
 
 _Key = tuple[torch.dtype, torch.device, int, str | None]
 _measured: dict[_Key, MachineLimits] = {}
@@ -43,7 +43,7 @@ def measure_machine_limits(
         dtype: type of the weights; the matrix rate depends on it.
         device: where the model runs.
         num_threads: the engine's; torch's own number may be lower beside native kernels, and is left as it was.
-        int8: operators whose products are of 8 bits, where the model's are; None: they are of floats.
+        int8: operators that multiply in 8 bits, where the model's do; None: products are of floats.
 
     Returns:
         Operations per second of a square matrix product, bytes per second of reading memory. On a CPU the product is
@@ -65,11 +65,11 @@ def measure_machine_limits(
 def best_of_series(
     measure: Callable[[], MachineLimits], meter: Contention, clock: Callable[[], float] = time.perf_counter
 ) -> MachineLimits:
-    """Return the best of as many series as it takes until one had the machine to itself.
+    """Return the best of several series; stop after one that had the machine to itself.
 
     Args:
         measure: one series.
-        meter: says whether others were at work meanwhile.
+        meter: detects other work during a series.
         clock: seconds; no series begins later than half a second after the first.
 
     Returns:
@@ -114,10 +114,10 @@ def int8_rate(operators: Operators, dtype: torch.dtype, device: torch.device, si
     """Return operations per second of the backend's own products of 8-bit weights and activations.
 
     Args:
-        operators: whose products of quantized weights are of 8 bits.
-        dtype: of activations, before they are quantized.
-        device: where they run.
-        side: of the square weight, and rows of activations.
+        operators: operators that multiply quantized weights in 8 bits.
+        dtype: type of the activations before quantization.
+        device: device of the products.
+        side: size of the square weight, and rows of activations.
     """
     square = torch.ones(side, side, dtype=dtype, device=device)
     packed = operators.pack_linear(quantize_per_channel(square), None)

@@ -17,7 +17,7 @@ _CGROUP_V2 = Path("/sys/fs/cgroup")
 _CGROUP_V1 = Path("/sys/fs/cgroup/memory")
 _FLOAT32 = 4
 _RUNS_BYTES = 8 << 20
-"""Of products that do not fill a card: four runs of a tile of 64 x 64 for each of its 128 processors or so."""
+"""Bytes of partial sums for products that do not fill a card: four 64 x 64 tiles for each of about 128 processors."""
 
 
 def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_per_element: int) -> int:
@@ -65,13 +65,13 @@ def card_step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, b
     products       the runs of those that do not fill a card, in float32
     ```
 
-    A prediction, for plans: an engine measures its card.
+    The result is a prediction for plans: an engine measures its card.
 
     Args:
-        model: the shape.
-        max_tokens: of the largest step.
-        max_num_seqs: rows of logits that are sampled at once; prompt log-probabilities come in slices.
-        bytes_per_element: of weights and activations.
+        model: shape of the model.
+        max_tokens: tokens of the largest step.
+        max_num_seqs: rows of logits sampled at once; prompt log-probabilities are computed in slices.
+        bytes_per_element: bytes of a weight or activation.
     """
     q = model.num_heads * model.head_dim
     qkv = q + 2 * model.num_kv_heads * model.head_dim

@@ -231,7 +231,7 @@ class MeasuredDrafts:
         return seconds
 
     def _least_step_s(self, num_tokens: int) -> float:
-        """Return what a plan counts with: a small size that nobody knows is worth finding out about."""
+        """Return the step time that a plan uses; an unknown small size counts as cheap, so that it gets tried."""
         seconds = self._step_times.least(num_tokens)
         assert seconds is not None, "asked before a step was timed"
         return seconds

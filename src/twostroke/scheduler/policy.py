@@ -29,8 +29,8 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.request import Arrival, Request
 
 GIVES_WAY = 4.0
-"""Times its own prefill that a prompt gives way which cannot keep the limit: where the others take less than three
-quarters of the time it is through before that."""
+"""Factor on its own prefill time by which a prompt gives way when it cannot keep the limit. It is done sooner while
+other requests take less than three quarters of the time."""
 Key = tuple[float, int]
 """Urgency in seconds, smaller is more urgent; then the number of the arrival, so that keys are unique."""
 
@@ -38,11 +38,11 @@ Key = tuple[float, int]
 def make_policy(
     config: SchedulerConfig, prefill_s: Callable[[int], float] | None = None
 ) -> Callable[[Arrival, int], Key]:
-    """The function that gives an arrival its key.
+    """Return the function that gives an arrival its key.
 
     Args:
         config: with or without a limit for the TTFT.
-        prefill_s: seconds that a prompt of so many tokens takes by itself; None: nobody knows.
+        prefill_s: function from prompt tokens to the seconds of their prefill alone; None: unknown.
     """
     ageing_s = config.ageing_s if config.policy == "priority" else 0.0
     limit_s = config.ttft_slo_s
@@ -203,11 +203,12 @@ class FixedOrder:
 
 
 class DeadlineOrder(FixedOrder):
-    """The keys say it all, for prefills under way too: a chunk goes to the head of the queue first where its key is
-    earlier. See the module for what makes it earlier.
+    """Order by the keys, also for prefills in progress.
+
+    A chunk goes first to the head of the queue if its key is earlier. The module says what makes a key earlier.
 
     Args:
-        key_of: of a request that is in either queue.
+        key_of: function from a queued request to its key.
     """
 
     def __init__(self, key_of: Callable[[Request], Key]) -> None:
@@ -215,5 +216,5 @@ class DeadlineOrder(FixedOrder):
         self._key_of = key_of
 
     def goes_before(self, head: Request, prefill: Request) -> bool:
-        """By their keys."""
+        """Compare the keys."""
         return self._key_of(head) < self._key_of(prefill)

@@ -544,7 +544,7 @@ class Scheduler:
 
 
 def _prefill_s_of(step_times: PredictsSteps | None, layers: Layers | None) -> Callable[[int], float] | None:
-    """Seconds that a prompt of so many tokens takes by itself, where step times are known."""
+    """Return the seconds that a prompt of so many tokens takes by itself, where step times are known."""
     if step_times is None or layers is None:
         return None
     return lambda num_tokens: step_times.seconds(layers.work([(0, num_tokens, 1)]))

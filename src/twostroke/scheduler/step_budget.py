@@ -11,9 +11,9 @@ the limit. Its time comes from the fitted model (cost/step_model.py), corrected 
 (step_correction.py) and stretched: the limit is to hold for 99 of 100 steps, so the stretch follows the 99th percentile
 of measured / corrected.
 
-When nobody decodes, nobody waits for a token: the step may be as large as it may at all, or with a limit for TTFT as
-large as takes half of it. With a limit for TTFT alone the chunk is the smallest that is through in time, as a larger
-one would only make others wait.
+A step without decodes delays no running stream, so it may have the largest size; with a limit for TTFT it takes at most
+half of that limit. With a limit for TTFT alone the chunk is the smallest that is computed in time, because a larger one
+only makes other requests wait.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ LEAST_CHUNK = 16
 """Tokens of a prompt that go into a step whatever the limit says: it must get through some day."""
 QUANTILE = 0.99
 _SPREAD = 0.995
-"""Of ratios: a little above, as the largest of few ratios is passed more often than a quantile of many."""
+"""Quantile of the ratios, a little above 0.99, because few ratios exceed their own quantile more often than many do."""
 _ENOUGH = 100
-"""Steps beside a prompt until they speak for themselves; until then those without one count, too."""
+"""Steps beside a prompt that suffice for a quantile; until then steps without a prompt count, too."""
 _OWN_STEP = 0.5
-"""Of the limit for the TTFT, what a step may take in which nobody decodes."""
+"""Share of the TTFT limit that a step without decodes may take."""
 SPARSEST = 4
-"""Where even LEAST_CHUNK is too much, a prompt gets it in every so manyth step at least."""
+"""Where even LEAST_CHUNK is too much, a prompt still gets it at least once in so many steps."""
 _STRETCH = (0.3, 10.0)
 """Beyond, it is not the chunk that makes steps long."""
 
@@ -130,12 +130,13 @@ class SloBudget:
         self._ttft_slo_s = ttft_slo_s
         self._in_flight: dict[int, _Decided] = {}
         self._lateness = Lateness()
-        """Of steps with decodes."""
+        """Lateness of steps with decodes."""
         self._num_spared = 0
         """Steps without a prompt since the last with one."""
         self._correction = StepCorrection()
         self._beside_prompts, self._alone = StepSpread(_SPREAD), StepSpread(_SPREAD)
-        """Of steps with decodes and a part of a prompt, measured / corrected; of decodes alone, seconds beyond it."""
+        """Spread of steps with decodes and a prompt chunk, measured / corrected; and of decode-only steps, seconds
+        beyond the prediction."""
 
     @property
     def stretch(self) -> float:
@@ -145,8 +146,10 @@ class SloBudget:
 
     @property
     def excess_s(self) -> float:
-        """Seconds that a step of decodes alone goes beyond its prediction, at the quantile that is to keep the limit;
-        0 as soon as steps beside prompts speak for themselves."""
+        """Return the seconds by which a decode-only step exceeds its prediction.
+
+        It is the quantile that keeps the limit; 0 once enough steps beside prompts were measured.
+        """
         return 0.0 if len(self._beside_prompts) >= _ENOUGH else max(0.0, self._alone.value or 0.0)
 
     def tokens(self, now_s: float, running: Iterable[Request], head: Request | None) -> int:
@@ -182,9 +185,9 @@ class SloBudget:
         return len(decodes) + max(chunk, least)
 
     def _must_spare_decodes(self) -> bool:
-        """Whether this step has to do without a prompt: too many steps were late, and the last prompt is not long ago.
+        """Return whether this step must have no prompt: too many steps were late, and the last prompt is recent.
 
-        The smallest chunk may be too much for the limit on a machine whose steps scatter; fewer of them are not."""
+        On a machine whose steps scatter even the smallest chunk may exceed the limit; fewer chunks keep it."""
         self._num_spared += 1
         is_late = self._ttft_slo_s is None and self._lateness.share > 1 - QUANTILE
         return is_late and self._num_spared < SPARSEST
@@ -196,7 +199,6 @@ class SloBudget:
             self._in_flight[batch.step] = _Decided(work, batch.num_prefill_tokens, batch.num_decode_tokens)
 
     def took(self, step: int, seconds: float) -> None:
-        """See StepBudget."""
         decided = self._in_flight.pop(step, None)
         if decided is None or seconds <= 0 or not decided.work.num_logits_rows:
             return

@@ -1,4 +1,4 @@
-"""How far steps go beyond their prediction: an upper quantile of measured / predicted, from the latest of them.
+"""The excess of steps over their prediction: an upper quantile of measured / predicted over the latest steps.
 
     ratios of the last steps   |   . .:. :..  .       :    |
                                                   ▲ value: passed by 1 in 100
@@ -14,11 +14,11 @@ import bisect
 from collections import deque
 
 _KEPT = 400
-"""Ratios that count; enough for a 99th percentile that is not one step's doing."""
+"""Number of latest ratios that count; enough that no single step decides the 99th percentile."""
 
 
 class StepSpread:
-    """Learns ratios; starts from nothing.
+    """Quantile of the latest ratios; it starts without any.
 
     >>> spread = StepSpread(0.99)
     >>> spread.value is None
@@ -36,7 +36,7 @@ class StepSpread:
         self._sorted: list[float] = []
 
     def __len__(self) -> int:
-        """Ratios that count."""
+        """Return the number of ratios."""
         return len(self._sorted)
 
     @property
@@ -46,7 +46,7 @@ class StepSpread:
         return self._sorted[num - max(1, int(self._share * (num + 1) + 1e-9))] if num else None
 
     def learn(self, ratio: float) -> None:
-        """Take in a step; the oldest beyond the window is forgotten."""
+        """Add a step; forget the oldest beyond the window."""
         self._latest.append(ratio)
         bisect.insort(self._sorted, ratio)
         if len(self._latest) > _KEPT:
@@ -64,11 +64,11 @@ class Lateness:
 
     @property
     def share(self) -> float:
-        """Late steps over the window; a window that is not full counts as if the rest were in time."""
+        """Late steps over the size of the window; missing steps count as in time."""
         return self._num_late / _KEPT
 
     def learn(self, is_late: bool) -> None:
-        """Take in a step; the oldest beyond the window is forgotten."""
+        """Add a step; forget the oldest beyond the window."""
         if len(self._latest) == _KEPT:
             self._num_late -= self._latest[0]
         self._latest.append(is_late)

@@ -1,7 +1,7 @@
-"""The part of a history behind its gap, with arrivals made up for those who were there already.
+"""The part of a history after its gap, with synthetic arrivals for requests that were already there.
 
-A flight recorder drops its oldest events, so the arrivals of those who run or wait at the gap are gone. Each of them
-appears in a batch later. It then gets an arrival at the time of the gap, with the tokens that it brought:
+A flight recorder drops its oldest events, so the arrivals of requests that run or wait at the gap are lost. Each of
+them appears in a later batch. It then gets an arrival at the time of the gap, with the tokens that it had:
 
     dropped … | EngineStarted  EventsDropped  | step 812: a, b decode | … | step 840: admits c | …
                                  ^ a, b and c arrive here
@@ -28,7 +28,7 @@ from twostroke.request import Arrival
 
 
 def after_gap(events: Sequence[Event]) -> list[Event]:
-    """Return the events with arrivals in place of the last gap. Without a gap they come back as they are."""
+    """Return the events with arrivals in place of the last gap; unchanged if there is no gap."""
     place = max((i for i, event in enumerate(events) if isinstance(event, EventsDropped)), default=None)
     if place is None:
         return list(events)
@@ -44,12 +44,12 @@ def after_gap(events: Sequence[Event]) -> list[Event]:
 
 @dataclass(slots=True)
 class _Stranger:
-    """A request that was there before the gap."""
+    """A request that arrived before the gap."""
 
     num_tokens: int
-    """Known when it is first seen."""
+    """Number of its tokens that are known when it first appears."""
     num_outputs: int = 0
-    """Behind the gap."""
+    """Number of its output tokens after the gap."""
 
     def arrival(self, request_id: str, time_s: float, process: str) -> RequestArrived:
         arrival = Arrival(request_id, time_s, self.num_tokens, max(1, self.num_outputs))
@@ -57,13 +57,13 @@ class _Stranger:
 
 
 class _Strangers:
-    """Finds those who appear without having arrived."""
+    """Finder of the requests that appear without an arrival."""
 
     def __init__(self) -> None:
         self.found: dict[str, _Stranger] = {}
-        """In the order in which they appear."""
+        """Strangers in the order of their first appearance."""
         self.undecided: set[int] = set()
-        """Steps whose decision the gap has swallowed."""
+        """Steps whose decision was lost in the gap."""
         self._arrived: set[str] = set()
         self._gone: set[str] = set()
         self._decided: set[int] = set()
@@ -107,6 +107,6 @@ class _Strangers:
 
 
 def _num_tokens(share: ScheduledRequest) -> int:
-    """Tokens of a request that runs at the gap, as far as they are known: the prefix, and what this step computes."""
+    """Return the known tokens of a request that runs at the gap: the prefix, and the tokens that this step computes."""
     num_new = share.num_scheduled_tokens if share.stroke is Stroke.PREFILL else 1
     return share.num_computed_tokens + num_new

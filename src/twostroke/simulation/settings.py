@@ -22,7 +22,7 @@ _CACHE = {"block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "e
 _POOLS = {f.name for f in dataclasses.fields(SimulatedPools)}
 _OWN = {"request_rate_factor", "step_time_factor", "max_model_len"} | _POOLS
 _LEAST_MOVED = 0.01
-"""Share of a run by which the last arrival has to move for a request_rate_factor to have an effect."""
+"""Least shift of the last arrival, as a share of the run, for a request_rate_factor to have an effect."""
 _FORMATS: Mapping[str, KVFormat] = {"bf16": "bf16", "f32": "f32", "fp8": "fp8", "int8": "int8", "int4": "int4"}
 
 
@@ -132,7 +132,7 @@ def check_rate_factor(what_if: WhatIf, requests: Sequence[SimulatedRequest], dur
     """Refuse a request_rate_factor that moves no arrival by as much as a hundredth of the run.
 
     Raises:
-        InvalidParameter: the requests came at once, or nearly.
+        InvalidParameter: the requests arrived at once, or nearly.
     """
     factor = what_if.request_rate_factor
     if factor == 1 or not requests:

@@ -181,7 +181,7 @@ def test_what_can_be_written_at_once_wakes_nobody() -> None:
         (stream,) = stage.engine.streams
         await rest()
         for number in range(5):
-            stream.put(output(str(number)))  # without a turn of the loop between them; the first brings the head
+            stream.put(output(str(number)))  # no turn of the loop between them; the first output brings the head
         assert stage.text == "00 01 02 03 04 "
         stream.put(output("last", FinishReason.STOP))
         assert stage.text == "00 01 02 03 04 0last end"
@@ -203,7 +203,7 @@ def test_a_request_that_fails_ends_as_what_was_sent_allows(is_first: bool) -> No
         failed = output("", FinishReason.ERROR)
         failed.error = "it went wrong."
         stream.put(failed)
-        if is_first:  # nothing was sent: the framework answers with a status
+        if is_first:  # nothing was sent, so the framework answers with a status
             with pytest.raises(EngineError, match="it went wrong"):
                 await stage.task
             assert not stage.connection.has_begun

@@ -92,7 +92,7 @@ def test_the_admin_key_opens_administration_and_the_page_and_nothing_else() -> N
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[ServerProcess]:
-    """Two tenants and an administrator, one slot."""
+    """Start a server with two tenants, an administrator and one slot."""
     running = ServerProcess(
         *("--api-key", "ann:a", "--api-key", "bob:b", "--admin-api-key", "admin", "--max-num-seqs", "1")
     )

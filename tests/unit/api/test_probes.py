@@ -1,4 +1,4 @@
-"""Probes of the deployment files ask paths that the server has and that mean what the probe is for."""
+"""Probes of the deployment files ask paths that the server has, and each path means what its probe is for."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from twostroke.engine.client import EngineHealth, EngineState
 REPOSITORY = Path(__file__).parents[3]
 MANIFESTS = sorted((REPOSITORY / "deploy").glob("*.y*ml"))
 READY = {EngineState.RUNNING}
-"""Requests are taken."""
+"""States in which requests are taken."""
 ALIVE = {EngineState.STARTING, EngineState.RUNNING, EngineState.DRAINING}
-"""A new process would not be better off."""
+"""States in which a restart would not help."""
 WANTED = {"readinessProbe": READY, "startupProbe": READY, "livenessProbe": ALIVE, "HEALTHCHECK": ALIVE}
 
 
 def containers(node: Any) -> Iterator[dict[str, Any]]:
-    """Every container anywhere in a manifest."""
+    """Return every container anywhere in a manifest."""
     if isinstance(node, dict):
         yield from node.get("containers", [])
     for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
@@ -37,13 +37,13 @@ def containers(node: Any) -> Iterator[dict[str, Any]]:
 
 
 def gateways() -> list[dict[str, Any]]:
-    """The containers that run our server."""
+    """Return the containers that run our server."""
     documents = [document for path in MANIFESTS for document in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
     return [c for document in documents for c in containers(document) if c.get("command", [""])[0] == "twostroke"]
 
 
 def probes() -> list[tuple[str, str]]:
-    """Kind and path of every probe."""
+    """Return kind and path of every probe."""
     found = [
         (kind, probe["httpGet"]["path"]) for c in gateways() for kind, probe in c.items() if kind.endswith("Probe")
     ]
@@ -53,7 +53,7 @@ def probes() -> list[tuple[str, str]]:
 
 
 async def states_with_200(path: str) -> set[EngineState]:
-    """In which states of its engine the server's own route answers 200."""
+    """Return the engine states in which the server's own route answers 200."""
     engine, app = SimpleNamespace(), FastAPI()
     context: Any = SimpleNamespace(engine=engine)
     app.include_router(operations_router(context))

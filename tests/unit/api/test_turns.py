@@ -1,4 +1,4 @@
-"""Requests that arrive together are prepared one a turn of the event loop."""
+"""Requests that arrive together are prepared one per turn of the event loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from twostroke.api.turns import Turns
 
 
 async def _passed(number: int, cancelled: frozenset[int] = frozenset()) -> list[tuple[int, int]]:
-    """Who passed in which turn of the loop, of so many that come at once; some of them leave before it is theirs."""
+    """Return (request, turn of the loop) for so many simultaneous requests; some are cancelled before their turn."""
     loop = asyncio.get_running_loop()
     turns, turn, passed = Turns(), 0, list[tuple[int, int]]()
 

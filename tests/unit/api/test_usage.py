@@ -1,4 +1,4 @@
-"""What an answer says of its cost, and of who made it."""
+"""The usage of an answer: its cost, and the numerics of its workers."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def test_work_that_does_not_fit_the_context_is_refused(random_models: dict[str, 
 
 
 def test_a_gguf_file_is_run_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By ours and by whoever reads such files; the others say that they do not."""
+    """Our engine and the peers that read such files run it; the others report that they do not."""
     monkeypatch.setattr(limits, "_STREAM_BYTES", 1 << 22)
     monkeypatch.setattr(limits, "_SIDES", (64,))
     model = fixture("llama-wide-q4_k_m")

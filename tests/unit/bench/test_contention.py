@@ -1,4 +1,4 @@
-"""What other processes take of the processors, and what a soak makes of it."""
+"""Processor time of other processes, and how a soak judges it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def proc_with(folder: Path, stat: str) -> Path:
 
 
 def test_the_kernels_account_is_read(tmp_path: Path) -> None:
-    """Of the processors that this process may use; user, nice and system are busy, interrupts are nobody's."""
+    """Only usable processors count. User, nice and system time is busy; interrupts count for no process."""
     line = f" {5 * TICKS} {2 * TICKS} {TICKS} 900 0 {50 * TICKS} {50 * TICKS} {4 * TICKS} 0 0\n"
     processors = sorted(os.sched_getaffinity(0))
     stat = "cpu 1 1 1 1 1 1 1 1 0 0\n" + "".join(f"cpu{i}{line}" for i in processors) + "cpu4096 9 9 9 9 9 9 9 9 0 0\n"

@@ -1,4 +1,4 @@
-"""README's tables: they say what the results say, and a loss is shown as one."""
+"""README's tables show the figures of the results, losses included."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _saved(folder: Path, name: str, results: dict[str, Any], **config: Any) -> B
 
 
 def test_readme_has_the_tables_of_the_committed_results() -> None:
-    """After new results: make figures."""
+    """Run `make figures` after new results."""
     page = (ROOT / "README.md").read_text()
     assert put_into(page, render(ROOT / "benchmarks/results")) == page
 

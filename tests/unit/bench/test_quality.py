@@ -174,7 +174,7 @@ def test_a_text_that_is_too_short_is_refused(random_models: dict[str, Path], tmp
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_the_float32_side_is_that_of_transformers(random_models: dict[str, Path], family: str) -> None:
-    """Two passes of 512 tokens and less, with a window in some of qwen2's layers."""
+    """The text takes two passes of up to 512 tokens, and some of qwen2's layers have a window."""
     ids = [(7 * i * i + 3 * i) % 256 for i in range(600)]
     config = EngineConfig.from_keywords(model=str(random_models[family]), max_model_len=640, threads=1, **FLOAT32)
     ours = torch.cat(list(WholeDistributions(config, 640, as_numbers=True).log_probs(ids, 100)))
@@ -216,7 +216,7 @@ for line in sys.stdin:
 def test_a_peer_stands_beside_ours_or_says_why_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: int
 ) -> None:
-    """An engine to which every token is alike: its perplexity is the size of the vocabulary."""
+    """The peer finds all tokens equally likely: its perplexity is the size of the vocabulary."""
     model = fixture("llama-q4_0")
     vocab_size = find_model(str(model)).config().vocab_size
     script = tmp_path / "indifferent.py"

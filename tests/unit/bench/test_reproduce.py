@@ -93,7 +93,7 @@ def test_long_prompt_leaves_everybody_a_token_a_step(tmp_path: Path) -> None:
 
 
 def test_what_is_recorded_of_a_step_does_not_grow_with_the_prompt(tmp_path: Path) -> None:
-    """A step names the blocks that it adds, not those that the request has."""
+    """The record of a step names the blocks that it adds, not all blocks of the request."""
     length = 131_072
     workload = of_lengths([(length, 4)], vocab_size=4096)
     log = tmp_path / "events.jsonl"

@@ -1,4 +1,4 @@
-"""Occupancy, step time over content and the price of paging: their arithmetic, and each whole on a tiny model."""
+"""Occupancy, step time over content and the price of paging: their arithmetic, and each benchmark on a tiny model."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def batch_of(**updates: tuple[int, tuple[int, ...]]) -> ScheduledBatch:
 
 
 def test_neighbours_that_lie_apart_are_counted() -> None:
-    """Of the first group; a row that is replaced from some entry on counts as it is now."""
+    """Only the first KV group counts. A row that is partly replaced counts in its present form."""
     watch = TableWatch()
     watch(batch_of(a=(0, (3, 4, 9)), b=(0, (7,))))
     watch(batch_of(a=(2, (5, 6)), b=(1, ())))

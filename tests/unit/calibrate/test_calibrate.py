@@ -203,7 +203,7 @@ def test_two_models_of_one_name_have_calibrations_of_their_own(tmp_path: Path, h
 
 
 def test_a_calibration_beside_a_model_is_read_where_the_cache_has_none(tmp_path: Path, home: Path) -> None:
-    """Releases before wrote it there."""
+    """Earlier releases wrote it there."""
     SOME.write(tmp_path / "twostroke-calibration.json")
     assert find_calibration(tmp_path, LOAD, CacheConfig()) == (SOME, "calibrated: twostroke-calibration.json")
     newer = replace(SOME, context_tokens=2)

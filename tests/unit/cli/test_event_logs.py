@@ -58,7 +58,7 @@ def test_a_log_of_another_version_is_refused_by_version(
 
 @pytest.mark.parametrize("version", [EVENT_LOG_VERSION - 1, EVENT_LOG_VERSION + 1])
 def test_the_live_pages_recording_refuses_another_version(version: int, lines: list[str], tmp_path: Path) -> None:
-    """Also where only a later file of several is of another version."""
+    """It does so even if only a later one of several files is of another version."""
     mine, other = tmp_path / "mine.jsonl", tmp_path / "other.jsonl"
     mine.write_text(with_version(lines, EVENT_LOG_VERSION))
     other.write_text(with_version(lines, version))

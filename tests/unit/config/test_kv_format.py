@@ -1,4 +1,4 @@
-"""What is said of KV formats is what was measured."""
+"""Statements about KV formats equal the measured figures."""
 
 from __future__ import annotations
 

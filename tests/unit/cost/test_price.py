@@ -1,4 +1,4 @@
-"""What tokens cost: the arithmetic, and prices that are none."""
+"""The price of tokens: the arithmetic, and the refusal of invalid prices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits that are raised to what was seen: no step is faster than its floor."""
+"""Limits raised to observed steps: no step is faster than its floor."""
 
 from __future__ import annotations
 

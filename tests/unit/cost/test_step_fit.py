@@ -77,7 +77,7 @@ def test_a_window_cuts_what_is_seen() -> None:
 
 
 def test_a_mean_fit_adds_up_to_the_time_that_was_measured() -> None:
-    """Steps take up to four times as long by chance; what is fitted to the usual step is far below their sum."""
+    """Steps take up to four times as long by chance; a fit to the usual step falls far below their sum."""
     dice = random.Random(0)
     noisy = [step._replace(seconds=step.seconds * (1 + 3 * dice.random())) for step in some_steps(1) for _ in range(3)]
     measured_s = sum(step.seconds for step in noisy)
@@ -96,7 +96,7 @@ def test_a_process_that_was_stopped_does_not_decide_a_mean_fit() -> None:
 
 
 def test_a_slow_step_with_more_rows_than_all_others_does_not_bend_a_mean_fit() -> None:
-    """The step that admits most prompts at once is slow by chance: more rows than it has stay cheap."""
+    """The step that admits most prompts at once is slow by chance; predictions for more rows stay low."""
     layers = Layers([None] * 12)
     works = [layers.work([(context, 1, 1)] * rows) for rows in (1, 2, 3, 4) for context in range(50, 450, 50)]
     largest = layers.work([(0, 64, 1)] * 6)

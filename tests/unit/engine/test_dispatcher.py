@@ -204,7 +204,7 @@ def test_scores_of_a_prompt_are_told_once_whoever_computes_it() -> None:
     first = dispatcher.take_in("d0", [made("r", 0, prompt_logprobs=scores[:4])])
     dispatcher.worker_gone("d0", "it died")
     dispatcher.worker_ready(member("d1", Role.DECODE))
-    second = dispatcher.take_in("d1", [made("r@2", 0, 5, prompt_logprobs=scores)])  # p had it meanwhile
+    second = dispatcher.take_in("d1", [made("r@2", 0, 5, prompt_logprobs=scores)])  # meanwhile p had the sequence
     told = [update.news for outcome in (first, second) for update in outcome.updates]
     assert [(news.prompt_logprobs_start, len(news.prompt_logprobs)) for news in told if news] == [(1, 4), (5, 5)]
 
@@ -262,7 +262,7 @@ def test_a_hand_over_by_other_numerics_is_named() -> None:
 
 
 def test_kv_of_other_numerics_has_names_of_its_own() -> None:
-    """A request that runs where it decodes, or in pools that compute alike, keeps its own salt."""
+    """A request that runs where it decodes, or in pools of equal numerics, keeps its own salt."""
 
     def salts(dispatcher: Dispatcher) -> list[str | None]:
         orders = dispatcher.add(request()).orders

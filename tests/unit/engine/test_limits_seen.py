@@ -1,4 +1,4 @@
-"""An engine's limits while it runs: a step that is faster than its floor raises them, in the log and on the page."""
+"""An engine's limits at run time: a step faster than its floor raises them, in the log and on the page."""
 
 from __future__ import annotations
 

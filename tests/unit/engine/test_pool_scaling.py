@@ -52,7 +52,7 @@ def test_full_caches_add_decode_workers() -> None:
 
 
 def observed() -> ObservedLoad:
-    """A minute in which 6,000 prompt tokens came and 600 were made."""
+    """Return the load of a minute with 6,000 prompt tokens and 600 output tokens."""
     load = ObservedLoad(tpot_target_s=0.05)
     for worker in (PREFILL, DECODE):
         load.joined(worker.role, 64)
@@ -70,14 +70,14 @@ def test_the_ratio_is_what_the_workers_of_each_pool_measured() -> None:
 
 
 def test_a_load_is_not_forgotten_with_the_worker_that_measured_it() -> None:
-    """It leaves when its pool shrinks, or dies; who is there has not measured anything yet."""
+    """The worker leaves when its pool shrinks, or dies; the remaining ones have not measured anything yet."""
     load, idle = observed(), Load(8)
     before = load.suggested([PREFILL, DECODE], 60.0)
     assert before is not None
     for worker in (PREFILL, DECODE):
         assert worker.load is not None
         load.left(worker.role, worker.load)
-        load.left(worker.role, idle)  # and another that has done nothing
+        load.left(worker.role, idle)  # and another that has measured nothing
     assert load.suggested([replace(PREFILL, load=idle), replace(DECODE, load=idle)], 60.0) == before
     assert load.suggested([replace(PREFILL, load=None), replace(DECODE, load=None, facts=None)], 60.0) == before
     slower = Load(8, prefill_s_per_token=0.002)
@@ -91,7 +91,7 @@ def test_a_load_is_not_forgotten_with_the_worker_that_measured_it() -> None:
     "step_s", [lambda n: 1e-6 * n**2, lambda n: 0.001 * n, lambda n: 0.02, lambda n: 0.03 + 0.001 * n]
 )
 def test_steps_of_any_shape_count_as_measured(step_s: Callable[[int], float]) -> None:
-    """A line through steps that take longer and longer would begin below 0: then it begins at 0."""
+    """An unconstrained line through steps that take ever longer would begin below 0; here it begins at 0."""
     times = StepTimes()
     for number in (1, 2, 4, 8, 16, 32):
         times.add(number, step_s(number))

@@ -66,12 +66,12 @@ def test_kv_goes_through_memory_on_one_machine_and_by_tcp_in_a_cluster() -> None
 
 
 def launcher(monkeypatch: pytest.MonkeyPatch, nodes: list[Mapping[str, float]], **given: Any) -> RayLauncher:
-    """One that is told of these nodes, as Ray tells of them; Ray itself need not be there."""
+    """Return a launcher with these nodes, in Ray's form; Ray need not be installed."""
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "2.60.0")
     of_engine = {name: given.pop(name) for name in ("threads", "tensor_parallel_size") if name in given}
     pools = PoolConfig(decode=1, cluster="head:6379", **given)
     made = RayLauncher(EngineConfig.from_keywords(**of_engine), pools, nodes=lambda: nodes)
-    made._most_cpus = max(node.get("CPU", 0.0) for node in nodes)  # as `open` finds
+    made._most_cpus = max(node.get("CPU", 0.0) for node in nodes)  # as `open` computes it
     return made
 
 
@@ -113,7 +113,7 @@ def test_a_size_that_the_nodes_hold_is_not_refused_and_a_new_node_counts(monkeyp
 
 
 def test_a_process_that_no_node_holds_is_refused_at_once_and_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its node has died, or the load asks for more: nobody waits a minute for a place that is not there."""
+    """Its node has died, or the load asks for more: no request waits a minute for a node that does not exist."""
     made = launcher(monkeypatch, [SMALL], threads=4)
     told = r"decode-1.1 asks for 4 CPUs, and no node holds it: .* has room for 0 .*\(1 nodes: 2 CPU\)"
     with pytest.raises(SetupError, match=told):

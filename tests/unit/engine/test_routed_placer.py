@@ -1,4 +1,4 @@
-"""What the gateway asks the router about a request, and the reason that timelines show."""
+"""The gateway's questions to the router about a request, and the reason that timelines show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from twostroke.pools.member import Role
 from twostroke.sampling_params import SamplingParams
 
 DECODE_LOAD = Load(64, num_running=60, step_s=0.02)
-"""Many streams would be late by a prefill beside them."""
+"""Load with many streams, which a prefill beside them would make late."""
 
 
 def place(num_tokens: int, decode_load: Load = DECODE_LOAD, *, params: dict[str, Any] | None = None) -> Place:
@@ -57,7 +57,7 @@ def test_an_idle_decode_worker_has_time() -> None:
 
 
 def test_the_speed_of_a_hand_over_is_not_awaited_for_ever() -> None:
-    """Of workers that left nothing will come; what is remembered of them would grow with every death."""
+    """A worker that left reports no end of its hand-overs; remembering them would leak memory with every death."""
     placer = RoutedPlacer(RoutingConfig())
     for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE)):
         placer.joined(Member(name, role, None, 16, 64), make_facts(), "shm")

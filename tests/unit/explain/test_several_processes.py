@@ -60,7 +60,7 @@ def test_a_request_that_is_handed_over() -> None:
 
 
 def waiting_for_the_receiver(*, prefilled_s: float = 1.0, first_s: float = 0.75, last_s: float, step_s: float) -> Lane:
-    """The receiver decodes for another request from `step_s` until 3 s, and looks for news then."""
+    """Return a history whose receiver decodes for another request from `step_s` until 3 s, then looks for news."""
     log = PoolLog()
     log.arrive(D, "other#0.0", 0.0, arrival_s=0.0, max_tokens=9)
     log.prefill(D, "other#0.0", 0.0, 0.25)
@@ -88,7 +88,7 @@ def test_the_receivers_running_step_is_no_transfer() -> None:
 
 
 def test_a_step_that_began_later_is_waited_for_from_then_on() -> None:
-    """Until then the word of it was on its way, as no step of the receiver was running."""
+    """Until then the notice of it was in transit, because no step of the receiver was running."""
     lane = waiting_for_the_receiver(last_s=1.25, step_s=2.0)
     assert pieces(lane)[2:4] == [(Label.TRANSFER, 2.0, D), (Label.WAIT_STEP, 3.125, D)]
 
@@ -106,7 +106,7 @@ def test_a_log_that_does_not_say_when_the_last_byte_came_leaves_all_of_it_to_the
 
 
 def test_waits_before_the_transfer_have_their_causes() -> None:
-    """The receiver hears of the request behind a step, and has blocks for it behind another two."""
+    """The receiver notes the request after one step, and has blocks for it after another two."""
     log = PoolLog()
     log.arrive(D, "other#0.0", 0.0, arrival_s=0.0, max_tokens=9)
     log.prefill(D, "other#0.0", 0.0, 2.0, num_tokens=7)

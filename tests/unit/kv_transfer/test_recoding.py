@@ -1,4 +1,4 @@
-"""KV of one format into blocks of another: the numbers that the definition gives, token by token."""
+"""KV of one format into blocks of another: the numbers follow the definition, token by token."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def order_of(name: str, kv_format: KVFormat, head_dim: int, block_size: int) -> 
 
 
 class Side:
-    """A pool, tables of a prefix in it, and a reader of its numbers that shares nothing with what is tested."""
+    """A pool, tables of a prefix in it, and a reader of its numbers that shares no code with the tested one."""
 
     def __init__(self, layout: KVLayout, order_name: str, num_tokens: int, rng: np.random.Generator) -> None:
         self.layout, self.order_name = layout, order_name
@@ -43,7 +43,7 @@ class Side:
         return order_of(self.order_name, self.layout.kv_format, self.layout.head_dim, self.layout.block_size)
 
     def write(self, numbers: np.ndarray) -> None:
-        """[groups, layers in a block, 2, heads, tokens, head_dim], each rounded to the format."""
+        """Write [groups, layers in a block, 2, heads, tokens, head_dim], each number rounded to the format."""
         size, kv_format = self.layout.block_size, self.layout.kv_format
         heads = self.memory.heads(0)
         for group, row in enumerate(self.rows):
@@ -56,7 +56,7 @@ class Side:
                     heads[block_id, :, kind] = runs.reshape(*vectors.shape[:2], -1)
 
     def read(self) -> torch.Tensor:
-        """The same shape, by the backend's own reader."""
+        """Return the numbers in the shape of `write`, by the backend's own reader."""
         size, kv_format, head_dim = self.layout.block_size, self.layout.kv_format, self.layout.head_dim
         groups = []
         for row in self.rows:
@@ -84,7 +84,7 @@ class Side:
 def test_every_number_is_that_of_the_definition(
     data: st.DataObject, seed: int, kv_format: KVFormat, to_format: KVFormat, head_dim: int
 ) -> None:
-    """Random sizes, orders, beginnings, ends and layers; what is not asked for stays as it was."""
+    """Sizes, orders, beginnings, ends and layers are random; what is not converted stays as it was."""
     their_size, our_size = data.draw(SIZES), data.draw(SIZES)
     theirs_by, ours_by = (
         data.draw(st.sampled_from(["plain", "native"] if one in NATIVE_FORMATS else ["plain"]))

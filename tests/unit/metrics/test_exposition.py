@@ -118,7 +118,7 @@ def test_the_gateways_contract(metrics: EngineMetrics) -> None:
 
 
 def test_the_cache_info_names_the_format_that_is_used(metrics: EngineMetrics) -> None:
-    """The engine was started with `kv_cache_dtype` "auto", which says nothing of what a block holds."""
+    """The engine started with `kv_cache_dtype` "auto", which does not say what a block holds."""
     (started,) = [event for event in random_load(3) if isinstance(event, EngineStarted)]
     (info,) = families(metrics, Compat.VLLM)["vllm:cache_config_info"].samples
     assert started.cache["kv_cache_dtype"] == "auto"

@@ -1,4 +1,4 @@
-"""docs/metrics.md has every metric of every configuration, and none besides."""
+"""docs/metrics.md has every metric of every configuration, and no other."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], list[Event]]] = {
     "tenants": ({"api_key": ("ann:a", "bob:b"), "admin_api_key": "c"}, random_load(2)),
     "the live page with texts": ({"live_text": True}, random_load(2)),
 }
-"""Settings of a server, and what its engines tell."""
+"""Settings of a server, and events of its engines."""
 
 
 def text_of(settings: dict[str, Any], events: Iterable[Event], folder: Path) -> str:
-    """The text of /metrics: the route returns what `exposition` makes."""
+    """Return the text of /metrics: the route returns the result of `exposition`."""
     events = list(events)
     has_pools = any(event.process.startswith("prefill") for event in events)
     config = ServerConfig(**settings, flight_recorder_dir=folder)

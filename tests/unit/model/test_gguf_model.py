@@ -89,7 +89,7 @@ def test_logits_are_those_of_the_dequantized_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama-wide-q4_k_m", "qwen3-wide-q6_k"])
 def test_float_numbers_are_those_that_ggml_dequantizes(name: str) -> None:
-    """What `bench quality` holds others against: not even scales are rounded."""
+    """`bench quality` compares other formats with these numbers: not even scales are rounded."""
     expected = naive_model.logits(dequantized_model(name), PROMPT)[:-1].log_softmax(-1)
     config = EngineConfig.from_keywords(model=str(fixture(name)), max_model_len=512, threads=1, **FLOAT32)
     found = torch.cat(list(WholeDistributions(config, 512, as_numbers=True).log_probs(PROMPT, 1)))

@@ -85,7 +85,7 @@ def test_logits_equal_transformers(case: str, kernels: Kernels, tmp_path: Path) 
 @pytest.mark.parametrize("kernels", ["reference", "auto"])
 @pytest.mark.parametrize("case", CASES)
 def test_every_layers_output_equals_transformers(case: str, kernels: Kernels, tmp_path: Path) -> None:
-    """MHA, GQA and MQA; two chunks of a prompt and three decodes."""
+    """Covers MHA, GQA and MQA, with two chunks of a prompt and three decodes."""
     kind, changes = CASES[case]
     check_layers(tmp_path, kind, changes, chunks=[40, 21, 1, 1, 1], kernels=kernels)
 

@@ -90,23 +90,26 @@ def one_at_a_time() -> dict[str, Any]:
 
 
 def short_outputs() -> dict[str, Any]:
-    """Prompts by the dozen, and a few tokens of each: a classifier. Decodes beside prompts take as long as these."""
+    """Return a classifier's load: dozens of prompts with a few output tokens each.
+
+    Decodes beside prompts take as long as these.
+    """
     return {"workload": of_lengths([(300, 3)] * 40)}
 
 
 def short_outputs_in_few_slots() -> dict[str, Any]:
-    """The same with a queue for slots, which more slots would not shorten."""
+    """Return the load of `short_outputs` with a queue for slots, which more slots would not shorten."""
     return short_outputs() | {"scheduler": SchedulerConfig(max_num_seqs=4)}
 
 
 def idle() -> dict[str, Any]:
-    """Two requests every now and then; while one answers, the prompt of the other is computed."""
+    """Return two requests at a time; while one decodes, the prompt of the other is computed."""
     arrivals = [30.0 * (i // 2) + 0.5 * (i % 2) for i in range(24)]
     return {"workload": with_arrivals(of_lengths([(700, 40)] * 24), arrivals)}
 
 
 def idle_in_bursts() -> dict[str, Any]:
-    """Little to do, and then more requests at once than there are slots: that is a queue."""
+    """Return bursts of more requests than slots, with idle time between them: a burst is a queue."""
     arrivals = [30.0 * (i // 12) for i in range(48)]
     return {
         "workload": with_arrivals(of_lengths([(32, 48)] * 48), arrivals),
@@ -116,7 +119,7 @@ def idle_in_bursts() -> dict[str, Any]:
 
 @functools.cache
 def log_of(case: Any, noise: float = 0.05) -> list[Event]:
-    """The log of a case, made once; no test changes it."""
+    """Return the log of a case, made once; no test changes it."""
     return history(**case(), noise=noise)
 
 
@@ -331,7 +334,7 @@ def test_a_log_of_drafts_is_not_predicted() -> None:
 
 
 def test_a_lever_that_brings_less_than_a_tenth_is_not_offered() -> None:
-    """A queue for slots, of requests whose time goes into arithmetic: twice the slots make steps twice as long."""
+    """Requests queue for slots, but their time goes into arithmetic: twice the slots make steps twice as long."""
     linear = StepTimeModel(
         layers=Curve((1, 512), (0.01, 5.12)), head=Curve((1, 64), (0.001, 0.002)), pair_s=0.0, seen_s=0.0
     )
@@ -353,7 +356,7 @@ def test_every_lever_that_is_offered_brings_a_tenth_and_is_not_on_yet(case: Any)
 
 
 def test_a_limit_that_is_set_and_broken_gets_only_tighter_ones() -> None:
-    """The step times that it goes by are far too short, as on a machine that has become slow."""
+    """The engine's step times are far too short, as on a machine that has become slow."""
     case = large_chunks() | {"scheduler": SchedulerConfig(max_num_batched_tokens=1024, itl_slo=0.2)}
     started, *others = log_of(large_chunks, 0.0)
     assert isinstance(started, EngineStarted)

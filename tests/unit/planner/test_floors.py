@@ -79,7 +79,7 @@ def test_the_frontier_trades_time_for_rate(most: int, context: int, flops: float
 
 @given(st.integers(1, 64), st.integers(1, 20_000))
 def test_intensity_rises_with_the_drafts_that_are_verified(batch: int, context: int) -> None:
-    """Against the sums by hand: weights are read once, K and V that are seen once a request, whatever k is."""
+    """The sums by hand: weights are read once, and each request's K and V once, whatever k is."""
     points = ON_H100.verification(batch, context, 8)
     assert [point.num_drafts for point in points] == list(range(9))
     layers = 32 * LLAMA_3_8B.num_layer_parameters
@@ -96,7 +96,7 @@ def test_intensity_rises_with_the_drafts_that_are_verified(batch: int, context: 
 
 
 def test_verification_goes_from_memory_to_compute() -> None:
-    """A batch of 64 waits for its weights without drafts, and for arithmetic with eight of each."""
+    """A batch of 64 waits for its weights without drafts, and for arithmetic with eight drafts each."""
     bounds = [point.bound for point in ON_H100.verification(64, 1024, 8)]
     assert bounds[0] == "memory"
     assert bounds == sorted(bounds, reverse=True), "never back"
@@ -107,7 +107,7 @@ def test_verification_goes_from_memory_to_compute() -> None:
 
 @pytest.mark.parametrize(("name", "tokens_per_s"), [("A100-80", 2039e9), ("H100-SXM", 3350e9), ("H200", 4800e9)])
 def test_a_larger_card_is_faster_for_one_stream_by_its_bandwidth_alone(name: str, tokens_per_s: float) -> None:
-    """Three times the arithmetic or twice the memory change nothing for one request."""
+    """Three times the arithmetic or twice the memory changes nothing for one request."""
     limits = find_device(name)[1].limits(name, "bfloat16")
     point = Predictor(LLAMA_3_8B, limits).tpot(1, 1024)
     base = ON_H100.tpot(1, 1024)
@@ -116,7 +116,7 @@ def test_a_larger_card_is_faster_for_one_stream_by_its_bandwidth_alone(name: str
 
 
 def test_the_floor_of_a_large_model_is_its_weights_over_the_bandwidth_of_all_ranks() -> None:
-    """Llama-3-70B in bfloat16: 139 GB of matrices, without the table of embeddings, of which a step reads a row."""
+    """Llama-3-70B in bfloat16 has 139 GB of matrices, without the embedding table, of which a step reads one row."""
     shape = ModelShape(
         hidden_size=8192,
         intermediate_size=28672,

@@ -1,4 +1,4 @@
-"""Plans for published models on published cards, against arithmetic of its own: the rule of a GPU's memory."""
+"""Plans for published models on published cards, compared with independent arithmetic: the rule of a GPU's memory."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ FITS = [
     ("Qwen3-32B", "A100-80", 1),
 ]
 TOO_LARGE = [
-    # the model, the card, what is said to fit instead
+    # the model, the card, the suggestion that fits
     ("Llama-3.1-70B", "H100-SXM", "--tensor-parallel-size 2 or --quantization int4"),
     ("Qwen2.5-32B", "L40S", "--tensor-parallel-size 2 or --quantization int8"),
     ("Llama-2-13B", "A10", "--tensor-parallel-size 2 or --quantization int8"),
@@ -85,7 +85,10 @@ def text_of(plan: Plan) -> str:
 
 
 def share_of_weights(model: Published, num_ranks: int) -> int:
-    """Bytes of a rank: rows are dealt out, norms are everybody's; those of heads are kept once a head."""
+    """Return the weight bytes of one rank.
+
+    Rows are split, norms are copied to all ranks, and norms of heads exist once per head.
+    """
     norms = (2 * model.layers + 1) * model.hidden
     of_heads = model.layers * model.head_dim if model.family == "Qwen3" else 0
     dealt_out = (model.num_parameters - norms - 2 * of_heads) // num_ranks
@@ -93,7 +96,7 @@ def share_of_weights(model: Published, num_ranks: int) -> int:
 
 
 def kv_budget(model: Published, card_bytes: int, num_ranks: int, utilization: float = 0.9) -> int:
-    """What is left for KV: weights, tables of rotations, the largest step, passes recorded of it, a reserve."""
+    """Return the bytes for KV after weights, rotary tables, the largest step, recorded passes and a reserve."""
     tables = 2 * model.context * model.head_dim * 2
     q, qkv = model.heads * model.head_dim, (model.heads + 2 * model.kv_heads) * model.head_dim
     activations = 512 * 2 * (3 * model.hidden + max(qkv + q, 3 * model.intermediate))
@@ -164,7 +167,8 @@ def test_a_context_of_100_000_tokens(published: Path, name: str, num_ranks: int,
 
 
 def test_weights_are_counted_as_the_kernels_of_the_card_keep_them(published: Path) -> None:
-    """8 bits a weight, a float16 scale for 128; the table of embeddings and norms stay floats. A T4 has no Triton."""
+    """They take 8 bits a weight and a float16 scale for 128; embedding table and norms stay floats. A T4 cannot run
+    Triton."""
     model = MODELS["Llama-2-7B"]
     num_floats = model.vocab * model.hidden + (2 * 32 + 1) * 4096
     num_codes = model.num_parameters - num_floats
@@ -187,7 +191,7 @@ def test_what_a_user_may_set_changes_the_plan(published: Path) -> None:
 
 
 def test_a_change_of_device_follows_its_rule(published: Path) -> None:
-    """From a plan for this machine, whose rule is another."""
+    """The change starts from a plan for this machine, which has another rule."""
     config = EngineConfig.from_keywords(model=str(published / "Qwen2.5-0.5B"), load_format="dummy", threads=1)
     plan = make_plan(config, PlanOptions(memory=8 * GB, compare="L4"))
     (change,) = [change for change in plan.changes if change.name == "on L4"]
@@ -199,7 +203,7 @@ def test_a_change_of_device_follows_its_rule(published: Path) -> None:
 
 
 def test_plan_and_engine_have_one_rule(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The function that the engine sizes its cache by, given what the plan predicts, gives the plan's blocks."""
+    """With the plan's predictions, the engine's own sizing function gives the plan's blocks."""
     from twostroke.engine import card_memory, measured_memory
 
     assert measured_memory.card_memory is card_memory.card_memory

@@ -1,4 +1,4 @@
-"""What doctor says of the limits that a server was given."""
+"""The doctor's report on the limits that a server was given."""
 
 from __future__ import annotations
 

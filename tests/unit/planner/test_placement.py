@@ -1,4 +1,4 @@
-"""The placement search against an exhaustive one, and what must hold of any ranking."""
+"""The placement search compared with an exhaustive one, and properties of every ranking."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RATES = (0.5, 1.0, 2.0)
 
 
 def started(budget: int) -> EngineStarted:
-    """An engine of two layers with room for everybody."""
+    """Return an engine of two layers with room for all requests."""
     layout = KVLayout.of((None, None), block_size=16, num_kv_heads=1, head_dim=2, kv_format="f32")
     scheduler = SchedulerConfig(max_num_batched_tokens=budget)
     cache = CacheConfig(block_size=16, num_kv_blocks=256)
@@ -44,7 +44,7 @@ Table = dict[tuple[Candidate, float], Outcome]
 
 @st.composite
 def spaces(draw: st.DrawFn) -> tuple[Space, dict[tuple[Candidate, float], list[Times]]]:
-    """A few candidates, and the latencies of four requests of each at each rate."""
+    """Draw a few candidates, and for each the latencies of four requests at each rate."""
     budgets = draw(st.lists(st.sampled_from([64, 128, 256]), min_size=1, max_size=2, unique=True))
     kinds = draw(st.lists(st.sampled_from([(None, 1), (None, 2)]), min_size=1, max_size=2, unique=True))
     candidates = candidates_of(workers=kinds, budgets=budgets, max_workers=3, max_devices=6)
@@ -56,7 +56,7 @@ def spaces(draw: st.DrawFn) -> tuple[Space, dict[tuple[Candidate, float], list[T
 
 
 def table_of(runs: dict[tuple[Candidate, float], list[Times]], limits: Limits) -> Table:
-    """Runs of four requests; the faster they come, the sooner it is over."""
+    """Return runs of four requests; the faster they arrive, the sooner the run ends."""
     return {
         (candidate, rate): outcome_of(
             times, limits, rate_factor=rate, num_requests=4, duration_s=4 / rate, num_output_tokens=8
@@ -66,7 +66,7 @@ def table_of(runs: dict[tuple[Candidate, float], list[Times]], limits: Limits) -
 
 
 def found(space: Space, table: Table, limits: Limits, *, num_places: int = 2, slack: float | None = None) -> Ranking:
-    """By the search, with a bound that is `slack` above the best outcome of a candidate; None: without one."""
+    """Return the search's result, with a bound `slack` above the best outcome of a candidate; None: without a bound."""
 
     def bound(candidate: Candidate) -> float:
         return max(table[candidate, rate].goodput for rate in RATES) + (slack or 0.0)
@@ -81,7 +81,7 @@ def found(space: Space, table: Table, limits: Limits, *, num_places: int = 2, sl
 
 
 def exhaustive(space: Space, table: Table, limits: Limits) -> list[tuple[Candidate, float]]:
-    """Every candidate with its goodput per device, best first: the definition, word for word."""
+    """Return every candidate with its goodput per device, best first, by the definition."""
     kept: list[tuple[Candidate, float]] = []
     for candidate in space.candidates:
         goodputs: list[float] = []

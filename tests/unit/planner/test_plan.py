@@ -65,7 +65,7 @@ def test_a_plan_says_what_changes_would_do() -> None:
 
 
 def test_a_plan_warns_of_kv_in_int4() -> None:
-    """Where it is asked for, and where it is one of the changes; README and help tell the same figure."""
+    """It warns if int4 is asked for, and if it is one of the changes; README and help have the same figure."""
     assert f"note: {kv_format_warning('int4')}" in text_of(plan_of("embedded", kv_cache_dtype="int4"))
     beside = text_of(plan_of("embedded"))
     assert f"note: {kv_format_warning('int4')}" not in beside
@@ -195,7 +195,7 @@ def test_predicted_times_of_a_run_are_those_of_the_step_times(
 
 
 SLOW = MachineLimits(flops_per_s=1e5, bytes_per_s=1e6)
-"""Of a machine that was measured while others were at work, much too low."""
+"""Limits of a machine that was measured while others were at work: much too low."""
 
 
 def slow_machine(monkeypatch: pytest.MonkeyPatch, limits: MachineLimits) -> None:
@@ -203,7 +203,7 @@ def slow_machine(monkeypatch: pytest.MonkeyPatch, limits: MachineLimits) -> None
 
 
 def with_limits(events: list[Event], limits: MachineLimits | None) -> list[Event]:
-    """The log as if the machine had been measured so."""
+    """Return the log with these limits of the machine."""
     return [replace(event, machine=limits) if isinstance(event, EngineStarted) else event for event in events]
 
 
@@ -250,7 +250,7 @@ def test_the_log_of_another_machine_raises_nothing_and_gives_no_ratio(
 
 
 def test_small_figures_are_not_rounded_to_nothing(random_models: dict[str, Path]) -> None:
-    """A tiny model on a large card: microseconds, and changes by a hundred times."""
+    """A tiny model on a large card has times of microseconds, and changes by a factor of a hundred."""
     plan = plan_of("embedded", {"device_name": "B200", "compare": "L4,T4", "memory": None})
     text = text_of(plan)
     assert re.search(r"(?<![\d.,])0\.0+(?![\d])", text) is None, text

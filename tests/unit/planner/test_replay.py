@@ -1,4 +1,4 @@
-"""Replay answers what-ifs only where simulating the recorded run gives back what was measured."""
+"""Replay answers what-ifs only where the simulated run matches the measured one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_back_test_that_holds_lets_what_ifs_through() -> None:
 
 
 def test_a_machine_that_others_use_does_not_spoil_the_back_test() -> None:
-    """Steps take up to four times as long by chance; predictions add up to the time that was measured."""
+    """Steps take up to four times as long by chance; predictions add up to the measured time."""
     found = replay_log(log_of(40, noise=3.0), [MORE_SLOTS])
     assert found.refusal == ""
     assert figures(found.back_test.run)["output_tok_s"] == pytest.approx(figures(found.measured)["output_tok_s"], 0.05)

@@ -1,4 +1,4 @@
-"""`twostroke plan --search` on the embedded model: workloads, candidates, what it says, and what it refuses."""
+"""`twostroke plan --search` on the embedded model: workloads, candidates, output and refusals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FEW: dict[str, Any] = {
 
 
 def calibration(threads: int) -> Calibration:
-    """Of a machine that takes SLOW for its steps."""
+    """Return the calibration of a machine with the step times SLOW."""
     return Calibration(
         model="embedded",
         load={"threads": threads, "tensor_parallel_size": 1},
@@ -55,7 +55,7 @@ def searched(plan: PlanOptions | None = None, load: dict[str, Any] | None = None
 
 @pytest.fixture
 def calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine has four cores and a calibration of one thread."""
+    """Set up a machine of four cores with a calibration of one thread."""
     monkeypatch.setattr(search, "find_calibration", lambda *_: (calibration(1), "calibrated: a.json"))
     monkeypatch.setattr(search, "usable_processors", lambda: 4)
 

@@ -72,7 +72,7 @@ def test_a_prompt_stays_for_the_reason_that_is_told(
 
 
 def test_every_reason_has_a_situation() -> None:
-    """Those of requests that are handed over, or go nowhere, have tests of their own below."""
+    """Reasons of requests that are handed over, or cannot be routed, have tests of their own below."""
     others = {
         RouteReason.HAND_OVER_PAYS,
         RouteReason.NO_DECODE_LEFT,
@@ -238,7 +238,7 @@ def test_nobody_stands_in_who_has_no_room() -> None:
 
 @pytest.mark.parametrize("silent_s", [2.0, 14.0])
 def test_a_member_that_reports_nothing_any_more_is_passed_over(silent_s: float) -> None:
-    """It looks idle: its last report was that of an idle member."""
+    """The member looks idle, because its last report was that of an idle member."""
     busy = decode_member(1, num_running=6, num_queued_prompt_tokens=500)
     assert router_of(decode_member(0), busy).route(request()).decode_id == "d0"
     assert router_of(decode_member(0, silent_s=silent_s), busy).route(request()).decode_id == "d1"
@@ -321,7 +321,7 @@ def test_kv_of_another_format_is_handed_over_and_its_bytes_are_the_givers() -> N
 
 @pytest.mark.parametrize("is_alike", [True, False])
 def test_kv_of_other_numerics_is_not_taken_for_a_members_own(is_alike: bool) -> None:
-    """What was converted has names of its own: a request that runs where it decodes does not find it."""
+    """Converted KV has hashes of its own: a request that runs where it decodes does not find it."""
     router = router_of(prefill_member(0, **({} if is_alike else OTHER_FORMAT)), decode_member(0, **BUSY))
     asked = request(804, chain("turn", 50))
     route = router.route(asked)

@@ -1,4 +1,4 @@
-"""Whether others were at work: told from processor times that are given, and what a measurement does about it."""
+"""Detection of other work from given processor times, and its effect on a measurement."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def after(own_s: float, busy_s: float | None, wall_s: float = 1.0) -> Reading:
     ("end", "is_contended"),
     [
         (after(2.0, 2.0), False),
-        (after(1.9, 2.0), False),  # others did a twentieth of what there is
-        (after(1.2, 2.0), True),  # two threads got what one and a fifth would have had
-        (after(1.8, 2.3), True),  # we had our processors, and memory was shared
-        (after(1.2, None), True),  # a system that says nothing of others
+        (after(1.9, 2.0), False),  # others took a twentieth of the processors
+        (after(1.2, 2.0), True),  # two threads got the time of one and a fifth
+        (after(1.8, 2.3), True),  # we had our processors, but shared the memory
+        (after(1.2, None), True),  # a system that does not report others
         (after(2.0, None), False),
         (after(0.0, 0.0, wall_s=0.0), False),
     ],
@@ -47,7 +47,7 @@ def test_more_threads_than_processors_are_no_contention() -> None:
 
 
 class Contended:
-    """Is told which series had company."""
+    """Meter that knows which series were contended."""
 
     def __init__(self, *series: bool) -> None:
         self.series = iter(series)
@@ -92,7 +92,7 @@ def test_a_start_does_not_wait_for_others_for_long() -> None:
 
 
 def test_workers_do_not_measure_at_the_same_time(tmp_path: Path) -> None:
-    """The second one begins when the first has ended."""
+    """The second one begins after the first has ended."""
     log: list[str] = []
     is_there = threading.Event()
 

@@ -52,7 +52,7 @@ def test_it_is_measured_on_as_many_threads_as_are_said_and_leaves_their_number_a
 
 
 def test_products_of_eight_bits_are_the_limit_of_quantized_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the kernels that multiply them; a faster product of floats counts for them, too."""
+    """The kernels' own products count, and a faster product of floats does, too."""
     monkeypatch.setattr(machine_limits, "_measured", {})
     monkeypatch.setattr(machine_limits, "_STREAM_BYTES", 1 << 20)
     monkeypatch.setattr(machine_limits, "best_matrix_rate", lambda *_: 2e9)

@@ -35,7 +35,7 @@ def config_of(folder: Path, kernels: str) -> EngineConfig:
 
 @pytest.fixture(scope="module")
 def plain_tokens(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The answers of engines that nothing watches, by kernels; built before any test changes a thing."""
+    """Return the answers of untraced engines, by kernels; built before any test installs a hook."""
     found: dict[str, tuple[int, ...]] = {}
     for kernels in KERNELS:
         engine = build_text_engine(config_of(folder, kernels))
@@ -64,7 +64,7 @@ def traced(
 
 
 def layer(num_tokens: int, kv_len: int) -> list[Call]:
-    """What a layer calls."""
+    """Return the calls of a layer."""
     return [
         Call("product", num_tokens, (HEADS + 2 * KV_HEADS) * HEAD_DIM),  # q, k and v
         Call("append k v", num_tokens),
@@ -76,7 +76,7 @@ def layer(num_tokens: int, kv_len: int) -> list[Call]:
 
 
 def expected(num_tokens: int, kv_len: int) -> list[Call]:
-    """A whole step of one request; logits are of the last token alone."""
+    """Return the calls of a whole step of one request; only the last token has logits."""
     layers = [call for _ in range(NUM_LAYERS) for call in layer(num_tokens, kv_len)]
     return [Call("embed", num_tokens), *layers, Call("logits", 1), Call("product", 1, 320), Call("sample", 1)]
 
@@ -92,7 +92,7 @@ def tokens_of(engine: TextEngine) -> tuple[int, ...]:
 
 
 def test_a_step_calls_its_parts_in_order(traced: tuple[TextEngine, Trace]) -> None:
-    """Prefill first, then one token a step; the KV that attention reads has the new token's in it."""
+    """Prefill comes first, then one token a step; the KV that attention reads includes the new token's."""
     engine, trace = traced
     start(engine)
     for num_tokens, kv_len in ((21, 21), (1, 22), (1, 23), (1, 24)):
@@ -103,7 +103,7 @@ def test_a_step_calls_its_parts_in_order(traced: tuple[TextEngine, Trace]) -> No
 
 
 def test_attention_reads_the_new_tokens_kv(traced: tuple[TextEngine, Trace]) -> None:
-    """The call's own K and V are stored behind the earlier ones, which stay; the output is attention over all."""
+    """The call's own K and V are stored after the earlier ones, which stay; attention is over all of them."""
     engine, trace = traced
     start(engine)
     engine.step()
@@ -125,5 +125,5 @@ def test_attention_reads_the_new_tokens_kv(traced: tuple[TextEngine, Trace]) -> 
 def test_a_traced_engine_makes_the_same_tokens(
     plain_tokens: dict[str, tuple[int, ...]], traced: tuple[TextEngine, Trace], request: pytest.FixtureRequest
 ) -> None:
-    """The hook changes no result."""
+    """The hook does not change the tokens."""
     assert tokens_of(traced[0]) == plain_tokens[request.node.callspec.params["traced"]]

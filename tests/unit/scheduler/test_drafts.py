@@ -129,7 +129,7 @@ def test_what_is_owed_is_paid_while_requests_come_and_go(lifetime: int) -> None:
 
 
 class Cliff(Machine):
-    """Steps of up to three tokens cost about one, and four twice that: a 4-bit GGUF file's 1.5 billion weights."""
+    """Step times with a jump: up to three tokens cost about one, and four twice that, as for 4-bit GGUF weights."""
 
     TIMES = (1.0, 0.95, 1.01, 2.03, 2.22, 2.44, 2.67, 2.91, 3.04)
 
@@ -147,7 +147,7 @@ class Cliff(Machine):
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.8, 0.95])
 def test_sizes_before_a_jump_of_the_step_time_are_found(acceptance: float) -> None:
-    """On a line between two and four tokens, three would not pay, and nobody would ever know."""
+    """On a line between two and four tokens, three would not pay, and the engine would never try them."""
     machine = Cliff(acceptance)
     rate = machine.run(600)[0]
     assert rate >= 0.99
@@ -161,10 +161,10 @@ def test_sizes_before_a_jump_of_the_step_time_are_found(acceptance: float) -> No
 def test_learning_that_drafts_do_not_pay_costs_a_hundredth(
     num_requests: int, acceptance: float, round_s: float
 ) -> None:
-    """What `bench spec` asks of the gate: 15 runs of 96 steps by new requests, at recorded acceptances and costs.
+    """The load is that of `bench spec`: 15 runs of 96 steps by new requests, at recorded acceptances and costs.
 
-    A round for many requests takes longer, so nothing pays but in the run that finds out. The bound is the account's:
-    0.7 % of the time, and four steps that may be owed in one run.
+    A round for many requests takes longer, so drafting pays only in the run that finds this out. The bound is the
+    account's: 0.7 % of the time, and four steps that may be owed in one run.
     """
     machine = Machine(acceptance, num_requests, per_token=0.08, round_s=round_s * num_requests**0.5)
     gate, dice = MeasuredDrafts(8), random.Random(0)
@@ -183,7 +183,7 @@ def test_learning_that_drafts_do_not_pay_costs_a_hundredth(
 
 
 def test_a_gate_that_drafts_nothing_does_little() -> None:
-    """Counted in calls of functions, which no clock and no neighbour changes. A step of four requests makes 1,650."""
+    """The test counts function calls, which no clock or other process changes. A step of four requests makes 1,650."""
     gate, machine, dice = MeasuredDrafts(8), Machine(0.0, 4, round_s=0.8), random.Random(0)
     requests = [Request(make_arrival(f"r{i}")) for i in range(4)]
     for _ in range(600):
@@ -195,7 +195,7 @@ def test_a_gate_that_drafts_nothing_does_little() -> None:
         calls += 1
 
     class Counted(MeasuredDrafts):
-        """The same gate, its work counted."""
+        """The same gate, with its work counted."""
 
         def __init__(self) -> None:
             vars(self).update(vars(gate))

@@ -117,7 +117,7 @@ def test_with_a_limit_for_ttft_alone_chunks_are_as_small_as_is_in_time() -> None
 
 
 def chat_with_a_document(num_chats: int = 150) -> list[SimulatedRequest]:
-    """Short prompts all the time, and one that takes 1.5 s by itself."""
+    """Return short prompts all the time, and one that takes 1.5 s by itself."""
     chats = [SimulatedRequest(make_arrival(f"p{i}", 24, 4, arrival_time_s=0.1 * i), 4) for i in range(num_chats)]
     return [*chats, SimulatedRequest(make_arrival("long", 1800, 4, arrival_time_s=1.01), 4)]
 
@@ -211,11 +211,11 @@ TIGHT = StepTimeModel(
     pair_s=3e-9,
     seen_s=2e-8,
 )
-"""Eight decodes take 4.6 ms, as those of R5 do."""
+"""Step times in which eight decodes take 4.6 ms, as in R5."""
 
 
 class Noisy:
-    """TIGHT, on a machine whose steps scatter: by a factor, now and then by more, or by some milliseconds."""
+    """TIGHT with random step times: scaled by a factor, sometimes by a larger one, or longer by some milliseconds."""
 
     def __init__(self, seed: int, *, sigma: float = 0.0, hiccups: float = 0.0, stalls: float = 0.0) -> None:
         self._random = Random(seed)
@@ -230,7 +230,7 @@ class Noisy:
 
 
 def late_share(seed: int, itl_slo: float, **noise: float) -> float:
-    """Of the gaps of eight decodes until the last of six prompts is through, those above the limit."""
+    """Return the share of late gaps of eight decodes, until the last of six prompts is computed."""
     kv = make_kv(2000, block_size=16, max_model_len=LONG, enable_prefix_caching=False)
     config = SchedulerConfig(itl_slo=itl_slo, max_num_batched_tokens=2048)
     scheduler = Scheduler(config, kv, max_model_len=LONG, step_times=TIGHT, layers=LAYERS)

@@ -41,12 +41,12 @@ def test_the_pieces_are_the_articles(tokenizer: Tokenizer) -> None:
 
 
 def test_ranks_alone_give_the_same_ids(ranks: dict[bytes, int]) -> None:
-    """The slow rule, without a list of merges: join the two neighbours of the lowest rank."""
+    """The slow rule needs no list of merges: join the two neighbours of the lowest rank."""
     assert [ranks[token] for word in WORDS for token in o200k.merge(word, ranks)] == TOKEN_IDS
 
 
 def test_every_substring_that_is_a_token_takes_part(part: dict[str, Any], ranks: dict[bytes, int]) -> None:
-    """The part decides as the whole: without the longer tokens the ids are others."""
+    """The part needs every such token: without the longer ones the ids differ."""
     assert part["num_ranks"] == 199_998
     assert len([token for token in ranks if len(token) == 1]) == 256
     shorter = {token: rank for token, rank in ranks.items() if len(token) < 4}

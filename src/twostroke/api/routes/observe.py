@@ -17,7 +17,7 @@ def observe_router(context: ServerContext) -> APIRouter:
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
-        """For Prometheus. A tenant sees no other tenant's name; the administrator sees all."""
+        """Return the metrics for Prometheus. A tenant sees no other tenant's name; the administrator sees all."""
         return Response(observation.exposition(request.state.tenant), media_type=CONTENT_TYPE)
 
     return router

@@ -35,17 +35,19 @@ def pools_router(context: ServerContext) -> APIRouter:
 
     @router.get("/pools", responses=_NO_POOLS)
     async def show() -> Response:
-        """Show the workers, where the pools differ, and the ratio that the load speaks for.
+        """Show the workers, the differences between the pools, and the ratio that fits the load.
 
-        Of each worker: its pool, its state, its formats and how many sequences need it. `no_room` says why the last
-        larger size cannot be had, or is null.
+        Each worker has its pool, state, formats and the number of sequences that need it. `no_room` says why the last
+        larger size is refused, or is null.
         """
         return _shown(_pools(context))
 
     @router.post("/pools", responses=_NO_POOLS)
     async def resize(body: PoolSizes) -> Response:
-        """Change the sizes of the pools while they serve. Workers that leave end what they have first. More than the
-        nodes of a cluster could hold are refused, and nothing is changed.
+        """Change the sizes of the pools while they serve.
+
+        Workers that leave first finish their requests. A size beyond what the nodes of a cluster could hold is refused,
+        and nothing changes.
 
         Where the load decides (--max-prefill, --max-decode), it may decide otherwise later.
         """
@@ -83,7 +85,7 @@ def _shown(pools: ScalablePools) -> Response:
 
 
 def _hand_over(members: Sequence[PoolMember]) -> dict[str, Any] | None:
-    """Return where the pools differ, and what a hand-over does about it; None unless both have a worker that runs."""
+    """Return the pools' differences and how a hand-over treats them; None unless both have a running worker."""
     sides = {role: [m.formats for m in members if m.role is role and m.formats] for role in Role}
     prefill, decode = sides[Role.PREFILL], sides[Role.DECODE]
     if not prefill or not decode:

@@ -36,7 +36,8 @@ class CompareOptions:
     env: tuple[str, ...] = ()
     """NAME=INTERPRETER: the Python of the environment with a peer in it; default: our own. Can be repeated."""
     precision: Precision | None = None
-    """Of a folder's weights: bf16 (the default), int8 (peers: Q8_0) or int4 (peers: Q4_0). A GGUF file has its own."""
+    """Type of a folder's weights: bf16 (the default), int8 (peers: Q8_0) or int4 (peers: Q4_0). GGUF files keep
+    theirs."""
     activation_quantization: ActivationQuantization | None = None
     """Of twostroke, as in its settings; the peers do as they do."""
     threads: int | None = None
@@ -101,7 +102,7 @@ class CompareOptions:
 
     @property
     def weights(self) -> str:
-        """Type of the weights, as engines are told: bf16, int8, int4, or gguf for a file as it is."""
+        """Type of the weights in the engines' words: bf16, int8, int4, or gguf for a file as it is."""
         return "gguf" if self.is_gguf else self.precision or "bf16"
 
     @property

@@ -35,7 +35,8 @@ class DrillOptions:
     decode: int = 2
     """Decode processes; the last that lives is left alone, but for last_decode."""
     last_decode: int = 6
-    """Afterwards: how often the only decode process of a smaller pair of pools is killed. A prefill process goes on."""
+    """Afterwards: how often to kill the only decode process of a smaller pair of pools. A prefill process then
+    decodes."""
     every_s: float = 1.0
     """Between two faults, on average; a process needs some seconds to come back."""
     heartbeat_timeout_s: float = 1.0
@@ -98,7 +99,7 @@ def run_drill(options: DrillOptions) -> dict[str, Any]:
 def _last_decode(
     config: EngineConfig, requests: Sequence[tuple[str, SamplingParams]], quiet: Drill, options: DrillOptions
 ) -> dict[str, Any]:
-    """Kill the only decode process again and again, then the only prefill process; return what the streams noticed.
+    """Kill the only decode process repeatedly, then the only prefill process; return how the streams were disturbed.
 
     Raises:
         AssertionError: a stream is not the undisturbed one.

@@ -29,7 +29,7 @@ from twostroke.sampling_params import SamplingParams
 from twostroke.scheduler.replay import scheduler_at_end
 
 STILL_ARRIVES_S = 0.5
-"""Tokens of a worker that was killed so long ago may still arrive."""
+"""Seconds after a kill during which tokens of the killed worker may still arrive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class Faults:
     seed: int = 0
     """Of who it is."""
     only: Role | None = None
-    """Workers of this pool alone, by SIGKILL, the last that lives included; None: of both, and the last one that
-    decodes is left alone."""
+    """The pool whose workers are killed by SIGKILL, the last live one included; None: both pools, but never the last
+    decode worker."""
     resizes: bool = False
     """Every now and then a pool gets one worker more, and one less again."""
 
@@ -172,7 +172,7 @@ class _Seen:
         self._resumed_s: dict[str, float] = {}
         self._delivered_s: dict[str, list[float]] = {}
         self.killed_s: list[float] = []
-        """When all workers of a pool were killed at once."""
+        """Times at which all workers of a pool were killed at once."""
 
     def append(self, event: Event, packed: PackedEvent) -> None:
         """One event, in order."""
@@ -191,13 +191,13 @@ class _Seen:
 
     @property
     def num_begun(self) -> int:
-        """Requests of which tokens have come."""
+        """Number of requests that have received tokens."""
         return len(self._delivered_s)
 
     def pauses_s(self) -> list[float]:
-        """Return the longest time between two tokens around each kill, of requests that had some before and after.
+        """Return the longest time between two tokens around each kill, for requests with tokens before and after it.
 
-        What the dead worker had sent may still arrive for a moment.
+        Tokens that the dead worker had sent may still arrive for a moment.
         """
         pauses: list[float] = []
         for times_s in self._delivered_s.values():
@@ -275,7 +275,7 @@ async def _kill_all_of(role: Role, engine: PooledEngine, drill: Drill, faults: F
 
 
 async def _disturb(engine: PooledEngine, drill: Drill, faults: Faults, seen: _Seen) -> None:
-    """Kills and freezes, one after the other; never the last that decodes, unless that is what is asked for."""
+    """Kill and freeze workers in turn; spare the last decode worker unless `Faults.only` names its pool."""
     if faults.only is not None:
         await _kill_all_of(faults.only, engine, drill, faults, seen)
         return

@@ -26,7 +26,7 @@ is not larger than the peer's."""
 
 
 class Sources:
-    """The results of a folder; each machine and state of the code that one was measured on gets a letter."""
+    """The results of a folder. Each pair of machine and commit that results were measured on gets a letter."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -38,12 +38,12 @@ class Sources:
         return load(path) if path.is_file() else None
 
     def letter(self, result: BenchResult) -> str:
-        """Return the letter of the machine and commit that a result is of."""
+        """Return the letter of a result's machine and commit."""
         return self._letters.setdefault((_machine(result), _commit(result)), _letter_of(len(self._letters)))
 
     @property
     def lines(self) -> list[str]:
-        """What the letters stand for."""
+        """Return a line for each letter: its machine and commit."""
         machines: dict[str, list[str]] = {}
         for (machine, commit), letter in self._letters.items():
             machines.setdefault(machine, []).append(f"{letter} {commit}")
@@ -66,7 +66,7 @@ def _commit(result: BenchResult) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What is rendered."""
+    """The rows of the three tables."""
 
     rows: Sequence[Row] = ROWS
     compared: Sequence[tuple[str, str]] = COMPARED
@@ -134,7 +134,7 @@ def _compared(compared: Sequence[tuple[str, str]], sources: Sources) -> str:
 
 
 def _beside(peer: Mapping[str, Any] | None, work: str) -> str:
-    """Write a peer's figure, and how many times faster ours is."""
+    """Return a peer's figure, and how many times faster ours is."""
     figure = None if peer is None else peer["figures"].get(work)
     if figure is None:
         return ""

@@ -1,4 +1,4 @@
-"""What the tables show. A new row is a line here and a JSON under benchmarks/results."""
+"""The rows of the tables. A new row is a line here and a JSON under benchmarks/results."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ ROWS: tuple[Row, ...] = (
     *_offline("qwen3-0.6b-int8", "the same, 8-bit weights"),
     *_offline("qwen3-0.6b-int4", "the same, 4-bit weights"),
 )
-"""Of the first table."""
+"""Rows of the first table."""
 
 COMPARED: tuple[tuple[str, str], ...] = (
     ("SmolLM2-135M-Instruct, Q4_1", "compare-SmolLM2-135M-Instruct.Q4_1"),
@@ -125,16 +125,16 @@ COMPARED: tuple[tuple[str, str], ...] = (
     ("the same, 4 bits", "compare-qwen3-int4"),
     ("Llama-3.2-1B's shape, 8 bits", "compare-llama1b-int8"),
 )
-"""Of the second table: models, and `bench compare`'s results."""
+"""Rows of the second table: models, and the results of `bench compare`."""
 
 PEERS = ("llama.cpp", "openvino", "vllm")
-"""Of the second table."""
+"""Columns of the second table."""
 
 QUALITY: tuple[tuple[str, str], ...] = (
     ("SmolLM2-135M-Instruct, Q4_1", "quality-smollm2"),
     ("Qwen2.5-Coder-1.5B, Q4_K_M", "quality-qwen-coder"),
 )
-"""Of the third table: models, and `bench quality`'s results."""
+"""Rows of the third table: models, and the results of `bench quality`."""
 
 QUALITY_ROWS: tuple[tuple[str, str], ...] = (
     ("base", "ours"),

@@ -1,4 +1,4 @@
-"""One figure of a saved result: where it stands, and how it is written. Pure."""
+"""One figure of a saved result: its place in the JSON and its format. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from twostroke.bench.report import BenchResult
 from twostroke.errors import InvalidParameter
 
 Figure = Callable[[BenchResult], str]
-"""Reads a result and writes one of its figures."""
+"""Function that reads a result and returns one of its figures as text."""
 
 
 def claim(what: str, form: str = "{:.2f}", part: str = "measured", scale: float = 1.0) -> Figure:
     """Return a figure of a reproduction's claim.
 
     Args:
-        what: the claim's words.
-        form: how the number is written.
+        what: the words of the claim.
+        form: format of the number.
         part: "measured" or "predicted".
         scale: factor on the number.
     """
@@ -27,17 +27,17 @@ def claim(what: str, form: str = "{:.2f}", part: str = "measured", scale: float 
 
 
 def predicted(what: str, form: str = "{:.2f}", scale: float = 1.0) -> Figure:
-    """Return what was predicted for a claim."""
+    """Return the predicted figure of a claim."""
     return claim(what, form, "predicted", scale)
 
 
 def at(*path: str, form: str = "{:.2f}") -> Figure:
-    """Return a figure by the names that lead to it in `results`."""
+    """Return the figure under a path of names in `results`."""
     return partial(_at, path, form)
 
 
 def tokens_per_s() -> Figure:
-    """Return requests at once over their median TPOT, of `bench offline`."""
+    """Return the number of concurrent requests divided by their median TPOT, for `bench offline`."""
     return _tokens_per_s
 
 
@@ -65,7 +65,7 @@ def _tokens_per_s(result: BenchResult) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table: what was measured, in which result, and which figures of it."""
+    """A line of a table: what was measured, in which result, and which of its figures."""
 
     what: str
     result: str
@@ -73,16 +73,16 @@ class Row:
     measured: tuple[Figure, ...]
     predicted: tuple[Figure, ...] = ()
     is_counted: bool = False
-    """Whether the figures are counts, which no kernel and no machine changes."""
+    """Whether the figures are counts, which do not depend on kernels or machine."""
     words: str = "{}"
-    """Around the measured figures."""
+    """Text around the measured figures."""
 
 
 def operators_of(result: BenchResult) -> str:
-    """Return which operators a result says it was measured on.
+    """Return the operators that a result was measured with.
 
-    The setting `kernels` came with the native kernels: a load without it was of torch's operators. A reproduction
-    says it since `bench table` is there.
+    Loads have the setting `kernels` since native kernels exist: a load without it used torch's operators. Reproductions
+    record it since `bench table` exists.
     """
     config = result.config
     if "kernels" in config:

@@ -29,7 +29,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Tokens that are read at once, and which of them are scored."""
+    """Tokens that the model reads at once; `first` says which of them are scored."""
 
     token_ids: tuple[int, ...]
     first: int
@@ -37,12 +37,12 @@ class Window:
 
     @property
     def num_scored(self) -> int:
-        """Tokens that are scored."""
+        """Number of scored tokens."""
         return len(self.token_ids) - self.first
 
     @property
     def scored(self) -> tuple[int, ...]:
-        """The tokens that are scored."""
+        """The scored tokens."""
         return self.token_ids[self.first :]
 
 
@@ -57,14 +57,14 @@ class Distance:
     nats: float = 0.0
     """Negative log-likelihood of the text."""
     float32_nats: float = 0.0
-    """The same of the float32 side."""
+    """Negative log-likelihood of the text in float32."""
 
     def add(self, reference: Tensor, found: Tensor, token_ids: Sequence[int]) -> None:
         """Count some positions.
 
         Args:
             reference: log-probabilities of float32. [rows, vocab_size]
-            found: those that are measured. [rows, vocab_size]
+            found: log-probabilities of the measured model. [rows, vocab_size]
             token_ids: the text's next token of each row.
         """
         kl = (reference.exp() * (reference - found)).sum(-1, dtype=torch.float64).clamp_min(0.0)
@@ -110,13 +110,13 @@ class Distance:
 
 
 class KeptDistributions:
-    """Log-probabilities in a file: float32 [positions, vocab_size]."""
+    """A file of log-probabilities: float32 [positions, vocab_size]."""
 
     def __init__(self, path: Path, num_positions: int, vocab_size: int) -> None:
         self._rows: npt.NDArray[np.float32] = np.memmap(path, np.float32, "w+", shape=(num_positions, vocab_size))
 
     def put(self, at: int, found: Iterable[Tensor]) -> None:
-        """Keep rows from position `at` on."""
+        """Store rows from position `at` on."""
         for rows in found:
             self._rows[at : at + len(rows)] = rows.cpu().numpy()
             at += len(rows)
@@ -149,7 +149,7 @@ def first_positions(windows: Iterable[Window], most: int) -> list[Window]:
 
 @contextmanager
 def kept_distributions(num_positions: int, vocab_size: int) -> Generator[tuple[KeptDistributions, Path]]:
-    """Open a temporary file for so many positions, and the folder it is in.
+    """Open a temporary file with room for a number of positions, and its folder.
 
     Raises:
         InvalidParameter: the folder for temporary files has no room for them.

@@ -1,7 +1,7 @@
 """llama.cpp's distance from float32 on the same GGUF file and text, beside ours.
 
-It runs in the environment that was given, driven as in `bench compare`, and gets the same token ids. It writes the
-logits of a window to a temporary file; we read them a few rows at a time.
+llama.cpp runs in the environment that the user names, driven as in `bench compare`, with the same token ids. It writes
+the logits of a window to a temporary file; this module reads a few rows at a time.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from twostroke.sampling.logprobs import num_slice_rows
 
 LLAMA_CPP = "llama.cpp"
 KV_TYPES = {"kv_cache_dtype=int8": "q8_0", "kv_cache_dtype=int4": "q4_0"}
-"""llama.cpp's nearest type of K and V for a configuration of ours."""
+"""The nearest type of K and V in llama.cpp for each of our configurations."""
 
 _ANSWER_LIMIT_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
 class PeerRow:
-    """How llama.cpp did with one type of K and V, or why there is no figure."""
+    """llama.cpp's figures with one type of K and V, or the reason why there are none."""
 
     name: str
     about: dict[str, str]
@@ -37,7 +37,7 @@ class PeerRow:
     failure: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return what a result says."""
+        """Return the entry of a result file."""
         found = None if self.distance is None else self.distance.as_json()
         return {"about": self.about, "failure": self.failure, "against_float32": found}
 
@@ -62,14 +62,14 @@ def interpreter_of(env: Sequence[str]) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class PeerScorer:
-    """Scores windows by llama.cpp."""
+    """Scorer of windows by llama.cpp."""
 
     interpreter: Path
     model: Path
     threads: int
     vocab_size: int
     folder: Path
-    """For the logits of a window."""
+    """Folder for the logits of a window."""
 
     def row(self, windows: Sequence[Window], kept: KeptDistributions, kv_type: str | None) -> PeerRow:
         """Score all windows with K and V of one type (None: llama.cpp's default)."""

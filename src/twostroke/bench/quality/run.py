@@ -82,11 +82,11 @@ class QualityOptions:
     max_text_tokens: int | None = None
     """Score only so many tokens of the text; at least 256."""
     float32_positions: int = 2048
-    """Positions of the text whose distribution over the vocabulary is held against float32 on the same weights; 0
-    leaves it out. They take 4 bytes x the vocabulary each, in a temporary file."""
+    """Positions of the text whose distributions are compared with float32 on the same weights; 0 leaves it out. Each
+    takes 4 bytes x the vocabulary in a temporary file."""
     env: tuple[str, ...] = ()
-    """llama.cpp=INTERPRETER: the Python of an environment with llama-cpp-python in it, to hold llama.cpp against
-    float32 too. The model is a GGUF file then."""
+    """llama.cpp=INTERPRETER: the Python of an environment with llama-cpp-python, to compare llama.cpp with float32 too.
+    The model is then a GGUF file."""
     num_needles: int = 16
     """Passages of the retrieval task for each distance; 0 leaves it out."""
     threads: int | None = None
@@ -136,7 +136,7 @@ class Row:
     """Of perplexity over the first row's, as a share."""
     most_rise: float | None
     distance: Distance | None = None
-    """From float32 on the same weights; None where that was left out."""
+    """Distance from float32 on the same weights; None where it was not measured."""
 
     @property
     def holds(self) -> bool:
@@ -146,10 +146,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Everything that was measured."""
+    """Results of all configurations and peers."""
 
     rows: tuple[Row, ...]
-    """The model as it is, then each configuration."""
+    """The model as stored, then each configuration."""
     peers: tuple[PeerRow, ...] = ()
     """llama.cpp, where its environment was given."""
 
@@ -189,7 +189,7 @@ def run_quality(options: QualityOptions) -> Quality:
 
 
 def _windows(options: QualityOptions, documents: list[Document], context: int) -> list[Window]:
-    """Return the windows that score the first positions, as many as are held against float32."""
+    """Return the windows that score the positions to be compared with float32."""
     cut = (
         Window(document.token_ids[begin:end], first - begin)
         for document in documents
@@ -201,7 +201,7 @@ def _windows(options: QualityOptions, documents: list[Document], context: int) -
 def _distances(
     options: QualityOptions, configurations: Sequence[str], cut: Sequence[Window], context: int
 ) -> tuple[dict[str, Distance], tuple[PeerRow, ...]]:
-    """Hold each configuration, and llama.cpp where it was given, against float32."""
+    """Compare each configuration, and llama.cpp where given, with float32."""
     if not cut:
         return {}, ()
     float32 = WholeDistributions(_engine_config(options, FLOAT32, context), context, as_numbers=True)
@@ -237,7 +237,7 @@ def _distance(
 
 
 def _engine_config(options: QualityOptions, keywords: Mapping[str, Any], context: int) -> EngineConfig:
-    """Return an engine's settings, in one process: several ranks compute the same bits."""
+    """Return an engine's settings for one process: several ranks compute the same bits."""
     of_ranks = ("tensor_parallel_size", "tensor_parallel_address")
     given = {"threads": options.threads, **{name: value for name, value in keywords.items() if name not in of_ranks}}
     return EngineConfig.from_keywords(model=options.model, max_model_len=context, **given)

@@ -1,4 +1,4 @@
-"""What `bench quality` measured, for people."""
+"""Printed tables of `bench quality`."""
 
 from __future__ import annotations
 

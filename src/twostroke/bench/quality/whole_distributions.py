@@ -1,4 +1,4 @@
-"""A model that is asked for its distribution over the whole vocabulary at every position of a text.
+"""A model that returns its distribution over the whole vocabulary at every position of a text.
 
 It uses the engine's own loader, operators and KV storage, so K and V are read as they are stored. It has no scheduler:
 a token's logits do not depend on the batch or on the chunks, so these are the bits that a server computes.
@@ -26,10 +26,10 @@ from twostroke.runner.kv_storage import KVStorage
 from twostroke.sampling.logprobs import num_slice_rows
 
 FLOAT32: Mapping[str, Any] = {"kernels": "reference", "dtype": "float32", "batch_invariant": False}
-"""Settings of the model that others are held against."""
+"""Settings of the model that the others are compared with."""
 
 _CHUNK = 512
-"""Tokens of one pass."""
+"""Tokens per pass."""
 
 
 class FloatNumbers:
@@ -65,7 +65,7 @@ class WholeDistributions:
     """A loaded model, scored window by window.
 
     Args:
-        config: of the engine. Ranks are ignored: their bits are those of one process.
+        config: settings of the engine. Ranks are ignored: their bits are those of one process.
         context: tokens of the longest window.
         as_numbers: whether quantized weights become the float32 numbers that they stand for.
     """

@@ -35,7 +35,7 @@ class ReproduceOptions:
     model: str = "embedded"
     """Model folder for everything that needs a model."""
     label: str | None = None
-    """What results are called behind their name, as in doctor-loads-LABEL.json; default: the model's file name."""
+    """Suffix of the result's file name, as in doctor-loads-LABEL.json; default: the model's file name."""
     threads: int | None = None
     """Threads of the model's operators; default: the processors this process may use."""
     traces: Path = DEFAULT_TRACES

@@ -4,7 +4,7 @@ The budget of a step is shared: eight decodes leave 504 of 512 tokens for the pr
 waits longer than one of them. Memory is bounded by the chunk: beyond the KV itself it must not grow with the prompt.
 (Attention over the whole prompt at once would hold 131k x 131k scores per head: 64 GiB each.)
 
-Twice: by the engine alone with the model, and by a server with one layer of it (long_prompt_served.py).
+It runs twice: by the engine alone with the model, and by a server with one layer of it (long_prompt_served.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SHORT_PROMPT = 16
 WORKING_BYTES = 256 << 20
 """What a step may take beside weights and KV."""
 HTTP_BYTES = 64 << 20
-"""What the HTTP process may take for the prompt: its body, its token ids, and copies of these."""
+"""Most memory that the HTTP process may take for the prompt: its body, its token ids, and copies of these."""
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:

@@ -1,7 +1,7 @@
-"""The same long prompt through `twostroke serve`: memory of both processes, TTFT, and the short requests' tokens.
+"""A long prompt through `twostroke serve`: memory of both processes, TTFT, and the short requests' tokens.
 
-The model is the embedded one's shape with a single layer and random weights: what a server holds and does for a prompt
-of that length beside attention is what is looked at here.
+The model is the embedded one's shape with a single layer and random weights. The benchmark measures what a server holds
+and does for such a prompt apart from attention.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from twostroke.served_run import Run
 
 BLOCK_SIZE = 16
 MORE_TOKENS = 64
-"""Of each short request, beyond a token for each step of the long prompt, which may begin a little later."""
+"""Output tokens of each short request beyond one per step of the long prompt, because it may begin a little later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What became of it."""
+    """Measurements of the served run."""
 
     run: Run
-    """Everything that the engine did, by its event log."""
+    """The run as the engine's event log records it."""
     http_growth_bytes: int
-    """Most that the HTTP process took beyond what it had before."""
+    """Largest growth of the HTTP process's memory."""
     engine_growth_bytes: int
-    """Of the engine process; its KV is part of it, as memory is there when it is written for the first time."""
+    """Largest growth of the engine process's memory, KV included: memory becomes resident when it is first written."""
     kv_bytes: int
     ttft_s: float
-    """Of the long prompt, at the client."""
+    """TTFT of the long prompt, at the client."""
     itl_s: dict[str, float]
-    """Of the short requests, at the client."""
+    """ITL percentiles of the short requests, at the client."""
     log_bytes: int
 
     @property
     def num_starved(self) -> int:
-        """Steps between a request's first token and its last that brought it none, of all requests."""
+        """Steps between a request's first and last token that brought it no token, summed over all requests."""
         ends = [step.end_s for step in self.run.steps]
         starved = 0
         for request in self.run.requests:
@@ -79,11 +79,11 @@ def serve_long_prompt(long_prompt: int, num_short: int, budget: int, *, threads:
     """Serve one long prompt beside short requests, over HTTP.
 
     Args:
-        long_prompt: its tokens.
-        num_short: requests that decode meanwhile.
-        budget: tokens of a step.
-        threads: of the model; None: the processors of this machine.
-        seed: of the prompts.
+        long_prompt: tokens of the long prompt.
+        num_short: number of short requests that decode meanwhile.
+        budget: tokens per step.
+        threads: threads of the model; None: one for each processor of this machine.
+        seed: seed of the prompts.
 
     Raises:
         SetupError: the server does not start, or a request failed.

@@ -1,10 +1,10 @@
-"""Slots in use, step by step: a saw-tooth with static batching, nearly all of them with continuous batching.
+"""Slots in use at each step: a saw-tooth with static batching, nearly all slots with continuous batching.
 
     static       16 ▇▇▅▃▂▁▇▇▆▄▂▁▇…      full when a batch begins, falling until its longest ends
-    continuous   16 ▇▇▇▇▇▇▇▇▇▇▇▇▇…      full while anybody waits
+    continuous   16 ▇▇▇▇▇▇▇▇▇▇▇▇▇…      full while any request waits
 
-The series are counted by the real scheduler around an executor that computes nothing, and must equal the ideal
-schedules (bench/slots.py) step by step. On a model the same load gives them over time.
+The real scheduler counts the series with an executor that computes nothing. They must equal the ideal schedules
+(bench/slots.py) step by step. On a model, the same load shows occupancy over time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from twostroke.served_run import Run
 SLOTS = 16
 LENGTHS = Lengths.exponential(64)
 GROUPS = 8
-"""Static batches."""
+"""Number of static batches."""
 MODES = ("static", "continuous")
 _SCHEDULES = {"static": static_schedule, "continuous": continuous_schedule}
 
@@ -76,7 +76,7 @@ def occupancy_of(schedule: Iterator[SlotStep]) -> Iterator[int]:
 
 
 def num_teeth(series: Sequence[int]) -> int:
-    """Count the steps at which occupancy rises behind a fall: each is a new batch of a saw-tooth.
+    """Count the steps at which occupancy rises after a fall: each is a new batch of a saw-tooth.
 
     >>> num_teeth([4, 3, 1, 4, 2, 4, 4, 3]), num_teeth([4, 4, 4, 3, 1])
     (2, 0)
@@ -99,20 +99,20 @@ def _claims(
     yield Claim.equal("static: batches that begin behind the first (teeth)", GROUPS - 1, num_teeth(counted["static"]))
     yield Claim.equal("continuous: steps at which occupancy rises", 0, num_teeth(counted["continuous"]))
     waited = {mode: [step.num_seqs for step in run.steps if step.num_waiting] for mode, run in runs.items()}
-    # of a batch's last request alone there is at least one step, where the longest is longer than the second
+    # the last request of a batch runs alone for at least one step if it is longer than the second longest
     yield Claim.at_most("static: fewest slots in use while somebody waits", SLOTS // 4, min(waited["static"]))
     yield Claim.equal("continuous: fewest slots in use while somebody waits", SLOTS, min(waited["continuous"]))
 
 
 def _num_differing(ideal: Sequence[int], found: Sequence[int]) -> int:
-    """Steps at which two series differ, those that only one has among them."""
+    """Return the number of steps at which two series differ, including steps that only one of them has."""
     same_length = min(len(ideal), len(found))
     differing = sum(a != b for a, b in zip(ideal[:same_length], found[:same_length], strict=True))
     return differing + abs(len(ideal) - len(found))
 
 
 def _workload(options: ReproduceOptions) -> Workload:
-    # prompts of one token: each step of a request makes a token
+    # prompts of one token, so that each step of a request makes a token
     return synthetic(
         SyntheticSpec(
             num_requests=SLOTS * GROUPS,

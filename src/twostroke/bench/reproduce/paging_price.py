@@ -1,10 +1,10 @@
 """The price of paging: time of a decode step over scattered KV blocks, beside KV that lies in one piece.
 
-    scattered    blocks of 16 tokens from a pool that requests which grew side by side have mixed
-    in order     the same blocks, one run for each request (--kv-reservation contiguous)
-    contiguous   runs of blocks of 128 tokens, which is how far attention walks at a time: no indirection inside
+    scattered    blocks of 16 tokens from a pool that concurrently growing requests have mixed
+    in order     the same blocks, one contiguous run per request (--kv-reservation contiguous)
+    contiguous   runs of blocks of 128 tokens, the span that attention reads at a time: no indirection inside
 
-The work is the same, and so are the tokens. How scattered the blocks were is counted from the block tables themselves.
+The work and the tokens are the same. How scattered the blocks are is counted from the block tables.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from twostroke.config.scheduler import SchedulerConfig
 
 BLOCK_SIZE = 16
 CASES = ((1, 128), (1, 512), (1, 2048), (8, 128), (8, 512), (8, 2048), (32, 128), (32, 512))
-"""(requests, context of each)"""
+"""Pairs of (number of requests, context tokens of each)."""
 LAYOUTS = ("scattered", "in order", "contiguous")
 FEWEST_APART = 0.5
-"""Share of neighbours in a block table that lie apart, for blocks that count as scattered."""
+"""Least share of neighbours in a block table that lie apart, for blocks that count as scattered."""
 
 
 @dataclass(slots=True)
 class TableWatch:
-    """Follows block tables, of the first KV group, from what batches say of them."""
+    """The block tables of the first KV group, followed through the batches."""
 
     tables: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
-    """By request."""
+    """Block table by request."""
 
     def __call__(self, batch: ScheduledBatch) -> None:
-        """Hear of a batch."""
+        """Update the tables from a batch."""
         for request in batch.requests:
             if not request.block_tables or not request.block_tables[0].block_ids:
                 continue
@@ -62,14 +62,14 @@ class TableWatch:
 
 @dataclass(frozen=True, slots=True)
 class PagedCase:
-    """One batch and context: medians of rounds that stood side by side."""
+    """One batch size and context: medians of rounds that ran in turn."""
 
     step_s: Mapping[str, Sequence[float]]
-    """By layout, of whole engine steps, one a round."""
+    """Seconds of whole engine steps by layout, one per round."""
     operator_s: Mapping[str, Sequence[float]]
-    """Of these, in the model's operators."""
+    """Seconds of `step_s` that the model's operators take, by layout."""
     apart: Mapping[str, float]
-    """By layout, share of neighbouring blocks that lie apart."""
+    """Share of neighbouring blocks that lie apart, by layout."""
 
     def price(self, layout: str, *, operators_only: bool = False) -> float:
         """Return how many times as long a step over scattered blocks takes: the median of the rounds' ratios."""
@@ -115,7 +115,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 
 def claims_of(measured: Mapping[tuple[int, int], PagedCase]) -> Iterator[Claim]:
-    """Report the ratios; what is claimed is that the layouts are what their names say."""
+    """Report the ratios; claim only that each layout is as its name says."""
     for case, found in measured.items():
         name = _name(case)
         yield Claim.at_least(f"{name}: scattered blocks that lie apart, share", FEWEST_APART, found.apart["scattered"])
@@ -129,7 +129,7 @@ def claims_of(measured: Mapping[tuple[int, int], PagedCase]) -> Iterator[Claim]:
 def _engine(
     options: ReproduceOptions, layout: str, cases: Sequence[tuple[int, int]], steps: int, watch: TableWatch
 ) -> ModelEngine:
-    """An engine with room for every case."""
+    """Return an engine with room for every case."""
     longest = max(context for _, context in cases) + steps + 2
     most = max(batch for batch, _ in cases)
     # a budget that takes all prompts at once, so that every other step is decode only
@@ -144,9 +144,9 @@ def _engine(
 
 
 def _mixing(cases: Sequence[tuple[int, int]], seed: int) -> Workload:
-    """Requests that grow side by side, a block at a time, until they hold as many blocks as the largest case.
+    """Return requests that grow concurrently, a block at a time, until they hold as many blocks as the largest case.
 
-    Neighbours in a table then are as far apart as there are requests, and they come back to the pool like that.
+    Their blocks interleave in the pool, and are freed in that order.
     """
     dice = np.random.default_rng((seed, 1))
     most, longest = max(batch for batch, _ in cases), max(context for _, context in cases)
@@ -157,7 +157,7 @@ def _mixing(cases: Sequence[tuple[int, int]], seed: int) -> Workload:
 
 
 _SOME_TOKENS = 128
-"""Ids that every vocabulary has; which ones does not matter for time."""
+"""Token ids that every vocabulary has; step time does not depend on the ids."""
 
 
 def _measure(

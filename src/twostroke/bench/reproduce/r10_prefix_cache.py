@@ -8,11 +8,11 @@ The published ideals (36.6 % and 64.0 % of all prompt blocks) count every block 
 too. Ours count what an engine can use: full blocks, and never the block with the prompt's last token, which has to be
 computed to be sampled from. That costs 0.04 and 0.18 percentage points.
 
-The gain in TTFT is less than the share of tokens that are found says: a step takes a time that does not depend on its
-tokens, and a token behind a cached prefix still attends to all of it. So it is predicted by the step-time model, fitted
-a moment before (cost/step_model.py), from lengths and predicted hits; by tokens alone it is shown beside that. Each
-request runs several times, all of them after a reset of the cache, and its median counts: a hiccup of the machine in
-one of 500 requests is more than the gain.
+The gain in TTFT is smaller than the share of cached tokens. A step has a fixed time that does not depend on its tokens,
+and a token after a cached prefix still attends to all of it. So the step-time model predicts the gain from lengths and
+predicted hits (cost/step_model.py); it is fitted just before. The prediction by tokens alone stands beside it. Each
+request runs several times, always after a reset of the cache, and its median counts: one hiccup of the machine in 500
+requests exceeds the gain.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TTFT_REQUESTS = 500
 ROUNDS = 3
 """Times that each request runs; its median counts."""
 POINTS = 0.05
-"""How far the gain may be from the prediction."""
+"""Largest accepted difference between the gain and its prediction."""
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
@@ -126,13 +126,13 @@ def _hits(workload: Workload, entries: list[TraceEntry], capacity: int | None, t
 
 @dataclass(frozen=True, slots=True)
 class _StepTimes:
-    """Of steps of this model on this machine."""
+    """Step times of this model on this machine."""
 
     model: StepTimeModel
     layers: Layers
 
     def prefill_s(self, num_prompt: int, num_cached: int) -> float:
-        """Seconds of a prompt's chunks, of which the first `num_cached` tokens were found."""
+        """Return the seconds of a prompt's chunks, with the first `num_cached` tokens cached."""
         seconds = 0.0
         for start in range(num_cached, num_prompt, ONE_AT_A_TIME.max_num_batched_tokens):
             count = min(ONE_AT_A_TIME.max_num_batched_tokens, num_prompt - start)
@@ -141,7 +141,7 @@ class _StepTimes:
 
     @property
     def fixed_s(self) -> float:
-        """Seconds of a step of one token that sees nothing: what no hit saves."""
+        """Seconds of a one-token step without context: the part that no hit saves."""
         return self.model.seconds(self.layers.work([(0, 1, 1)]))
 
 
@@ -153,7 +153,7 @@ def _measured_step_times(options: ReproduceOptions) -> _StepTimes:
 
 
 def _predicted(workload: Workload, step_times: _StepTimes) -> dict[str, float]:
-    """What the cache does to TTFTs, from lengths and predicted hits alone."""
+    """Return the predicted effect of the cache on TTFTs, from lengths and predicted hits alone."""
     replay = LruReplay(None, SPEC.block_size)
     lengths = [len(request.prompt_token_ids) for request in workload.requests]
     found = [replay.run(request) * SPEC.block_size for request in workload.requests]
@@ -186,7 +186,7 @@ def _ttft(workload: Workload, options: ReproduceOptions, step_times: _StepTimes)
             engine.engine.reset_prefix_cache()
             rounds[name].append([])
         for index, request in enumerate(workload.requests):
-            # in turn, so that neither always finds the processor's caches full of the other's
+            # alternate, so that neither run always finds the processor's caches filled by the other
             for name in sorted(engines, reverse=bool(index % 2)):
                 rounds[name][-1].append(engines[name].run(Workload((request,))))
     for engine in engines.values():

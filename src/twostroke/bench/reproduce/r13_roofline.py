@@ -1,8 +1,8 @@
 """R13: the roofline of decode. A step that makes one token of one request reads every weight and its KV once.
 
 Predicted is what must be read over the bandwidth measured in the same run. Measured is TPOT at several contexts. The
-claim is that the measured limits hold: where a step is faster than they allow, the limits are raised to what it shows,
-and by how much is the figure (1: they hold). The share of the floor that is reached is reported.
+claim is that the measured limits hold. Where a step is faster than they allow, the limits are raised to fit it; the
+claim's figure is the factor (1: they hold). The share of the floor that is reached is reported.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     machine = sweep.raised(measured)
     floors = {point.context: point.floor_s(machine) for point in sweep.by_context}
     in_memory = all(point.cost.weight_bytes > _LARGEST_CACHE for point in sweep.by_context)
-    # the weights of a small model stay in the caches, and the bandwidth of memory bounds nothing
+    # a small model's weights stay in the caches, so memory bandwidth is no bound
     is_judged = options.full and in_memory and not limits.is_estimate
     raised = machine.bytes_per_s / measured.bytes_per_s
     claims = [Claim.at_most("bandwidth that steps show, over the measured", 1.0, raised, 1.0).judged(is_judged)]

@@ -90,7 +90,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 
 def _unkeepable(limits: dict[str, float], floor_s: float) -> Iterator[str]:
-    """Say which limits no chunk size keeps on this machine."""
+    """Return which limits no chunk size keeps on this machine."""
     for name, limit_s in limits.items():
         if floor_s > limit_s:
             alone = f"a step without any prompt takes {floor_s * 1e3:.3g} ms at p99"
@@ -156,7 +156,7 @@ def _claims(
     *,
     full: bool,
 ) -> list[Claim]:
-    """A limit that steps without any prompt break is not judged, and says so: no chunk size keeps it."""
+    """Return the claims. A limit that steps without prompts already break is reported as unkeepable, not judged."""
     claims: list[Claim] = []
     fixed = [name for name in measured if name not in limits]
     for name in fixed:

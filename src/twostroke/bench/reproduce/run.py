@@ -102,7 +102,7 @@ def _chosen(names: Sequence[str]) -> list[str]:
 
 
 def _with_kernels(config: Mapping[str, Any], options: ReproduceOptions) -> Mapping[str, Any]:
-    """Add the operators that a model of this run computes with by default, where a model runs."""
+    """Add the default operators of a model, where a model runs."""
     if not options.with_model:
         return config
     return {"kernels": operators_for(torch.device("cpu"), torch.bfloat16).name, **config}

@@ -195,25 +195,25 @@ def _ask(server: LocalServer, model: str, workload: Workload, request_ids: Seque
 
 @dataclass(frozen=True, slots=True)
 class _Delays:
-    """Seconds from one hop to the next, of every token; a list for each stream, in the order of its tokens."""
+    """Seconds between the points that a token passes; one list per stream, in token order."""
 
     sampled_to_sent: list[list[float]]
-    """The engine accounts for the step and encodes its report."""
+    """Time in which the engine accounts for the step and encodes its report."""
     sent_to_received: list[list[float]]
-    """Between the processes, until the event loop has read it."""
+    """Time between the processes, until the event loop has read the report."""
     received_to_written: list[list[float]]
-    """The HTTP process makes the step's events and writes them; until the last of them is written."""
+    """Time in which the HTTP process makes and writes the step's events, until the last one is written."""
     received_to_read: list[list[float]]
-    """From the report in the HTTP process to this token's event at the client."""
+    """Time from the report in the HTTP process to this token's event at the client."""
     sampled_to_read: list[list[float]]
-    """All of it."""
+    """Time from sampling to the client."""
 
     def percentiles(self) -> dict[str, dict[str, float]]:
-        """Return those of each segment over all tokens."""
+        """Return the percentiles of each segment over all tokens."""
         return {name: percentiles([s for stream in getattr(self, name) for s in stream]) for name in self.__slots__}
 
     def by_place(self) -> dict[str, dict[str, float]]:
-        """Return those of the whole delay by the token's place in its stream."""
+        """Return the percentiles of the whole delay by the token's place in its stream."""
         streams = self.sampled_to_read
         return {
             "first": percentiles([stream[0] for stream in streams]),
@@ -223,7 +223,7 @@ class _Delays:
 
 
 def _delays(options: ReproduceOptions, workload: Workload) -> tuple[_Delays, float, dict[str, Any]]:
-    """Return the delay of every token in its segments, the median step, and latencies as the client saw them."""
+    """Return each token's delay by segment, the median step, and the latencies at the client."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "events"
         names = [f"r{i}" for i in range(len(workload))]
@@ -245,17 +245,17 @@ def _delays(options: ReproduceOptions, workload: Workload) -> tuple[_Delays, flo
 def _segments(
     steps: Sequence[StepCommitted], delivered: Mapping[float, TokensDelivered], read_s: Mapping[str, Sequence[float]]
 ) -> _Delays:
-    """Put together when each token was sampled, sent, received, written and read.
+    """Match the times at which each token was sampled, sent, received, written and read.
 
     Args:
-        steps: in order, with the tokens that each made of whom.
-        delivered: by the time of their step's result.
-        read_s: when the client had read each token, by request.
+        steps: steps in order, with the tokens that each made by request.
+        delivered: delivery events by the time of their step's result.
+        read_s: times at which the client had read each token, by request.
     """
     sampled: dict[str, list[float]] = {}
     for step in steps:
         for commit in step.commits:
-            caller, _, _ = commit.request_id.rpartition("#")  # the engine's own number of it comes last
+            caller, _, _ = commit.request_id.rpartition("#")  # the engine appends a number of its own
             sampled.setdefault(caller, []).extend([step.time_s] * commit.num_tokens)
     delays = _Delays([], [], [], [], [])
     for caller, reads in read_s.items():

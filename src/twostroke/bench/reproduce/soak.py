@@ -46,11 +46,11 @@ GOAL_WORST_WINDOW = 1.5
 """Times the median window's p99."""
 WINDOWS = 12
 MOST_CONTENTION = 0.1
-"""Share of the processors that other processes may take in a twelfth that is judged, in any interval of some seconds.
-Less cannot stretch a step to GOAL_WORST_WINDOW times its length; one interval of an hour's 720 is more than 1 % of a
+"""Largest share of the processors that other processes may take in any interval of a judged twelfth. A smaller share
+cannot stretch a step to GOAL_WORST_WINDOW times its length. One of an hour's 720 intervals covers more than 1 % of a
 twelfth's requests, so it can move a p99."""
 _FEWEST_JUDGED = WINDOWS // 2
-"""With fewer twelfths to compare, p99 is reported and not judged."""
+"""Fewest judged twelfths: with fewer, p99 is reported and not judged."""
 _WARM_UP = 0.5
 """Share of the run before memory counts."""
 _VANISHING = 0.05
@@ -182,12 +182,12 @@ def _memory(soak: _Soak, *, full: bool) -> Iterator[Claim]:
 def latency_claims(
     windows: Mapping[str, Sequence[Mapping[str, float]]], taken: Sequence[float | None], *, full: bool
 ) -> Iterator[Claim]:
-    """The worst p99 of the judged twelfths, against their median.
+    """Compare the worst p99 of the judged twelfths with their median.
 
     Args:
         windows: percentiles of "itl" and "ttft", by twelfth.
-        taken: the largest share of the processors that other processes took, by twelfth; None where nobody knows, and
-            such a twelfth is judged.
+        taken: the largest share of the processors that other processes took, by twelfth; None where it is unknown, and
+            that twelfth is judged.
         full: False reports and does not judge.
     """
     judged = [share is None or share <= MOST_CONTENTION for share in taken]
@@ -204,7 +204,7 @@ def latency_claims(
 
 
 def contention_remarks(taken: Sequence[float | None]) -> tuple[str, ...]:
-    """Name the twelfths that are not judged, with the share of the processors that others took in them."""
+    """Name the twelfths that are not judged, with the share of the processors that other processes took."""
     left_out = [
         f"{i} ({share:.0%})" for i, share in enumerate(taken, 1) if share is not None and share > MOST_CONTENTION
     ]
@@ -225,7 +225,7 @@ def contention_remarks(taken: Sequence[float | None]) -> tuple[str, ...]:
 
 
 def _thinned(busy: Sequence[Contention]) -> Sequence[Contention]:
-    """At most some 120 of the intervals."""
+    """Return about 120 of the intervals at most."""
     return busy[:: max(1, len(busy) // 120)]
 
 
@@ -244,7 +244,7 @@ async def _watch(server: LocalServer, every_s: float, soak: _Soak) -> None:
         others = [pid for pid in _family(server.pid) if pid not in (server.pid, engine)]
         for name, pids in (("http", [server.pid]), ("engine", [engine]), ("others", others)):
             soak.memory[name].append(sum(map(anonymous_bytes, pids)))
-        # this process, too: it is the clients
+        # this process, too: it runs the clients
         reading = read_processor_times([os.getpid(), server.pid, engine, *others])
         if reading is not None:
             soak.processors.append(reading)

@@ -1,8 +1,8 @@
 """Time of a decode step at a fixed batch and context, over prompts of different content.
 
-A step reads the same weights and as much KV whatever the tokens mean, so a hard question costs no more a token than an
-easy one: it only takes more tokens. Each content is run in turn, again and again, in one engine; how far the contents
-lie apart stands beside how far the runs of one content do.
+A step reads the same weights and the same amount of KV whatever the tokens mean. So a hard question costs no more per
+token than an easy one; it only takes more tokens. One engine runs each content in turn, repeatedly. The spread between
+contents is compared with the spread between runs of one content.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BATCHES = (1, 8)
 CONTEXT = 512
 CONTENTS = ("one token, repeated", "two tokens, alternating", "code", "random tokens")
 GOAL_SPREAD = 0.05
-"""Between the fastest and the slowest content, over the time of a step."""
+"""Largest difference between the fastest and the slowest content, as a share of the step time."""
 Prompts = Sequence[tuple[int, ...]]
 
 
@@ -68,7 +68,7 @@ def claims_of(measured: Mapping[int, Mapping[str, Sequence[float]]], *, full: bo
     """Compare the contents of each batch size.
 
     Args:
-        measured: by batch size and content, the median step of each round, in seconds.
+        measured: median step of each round, in seconds, by batch size and content.
         full: False reports and does not judge.
     """
     for batch, of_batch in measured.items():

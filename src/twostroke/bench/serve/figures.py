@@ -67,12 +67,12 @@ class Slo:
 
 
 def figures_of(run: LoadRun, slo: Slo, price_per_hour: float | None = None) -> dict[str, Any]:
-    """Everything a result file holds of a run; times in seconds, rates per second.
+    """Return everything that a result file holds of a run; times in seconds, rates per second.
 
     Args:
-        run: what was sent and what came back.
-        slo: what counts as good.
-        price_per_hour: of the server's machines; None leaves out the cost.
+        run: the requests that were sent and their answers.
+        slo: the limits that a good request keeps.
+        price_per_hour: price of the server's machines; None leaves out the cost.
     """
     well = [e for e in run.exchanges if e.failure is None]
     duration_s = run.duration_s

@@ -62,7 +62,7 @@ class ServeOptions(WorkloadOptions):
     """Where the number of tokens in a chunk comes from: 'usage' counts along (stream_options.continuous_usage_stats),
     'token-ids' of each chunk (return_token_ids), or 'chunks': one each, for servers that refuse both."""
     price_per_hour: float | None = None
-    """Of the server's machines, in any money: also says what a million tokens cost."""
+    """Price of the server's machines an hour, in any money: also says what a million tokens cost."""
     timeout: float = 600.0
     """Seconds until a request is given up."""
     server_metrics: bool = True

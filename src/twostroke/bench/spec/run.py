@@ -41,7 +41,7 @@ SYNTHETIC = "synthetic"
 OF_A_MODEL = ("early_exit", "draft_model", "medusa", "eagle")
 """Those that draw drafts from a distribution."""
 CONTROL = "none"
-"""A second engine without drafts, in the place of one under the gate: how far apart two equal engines come out here."""
+"""Method of a second engine without drafts, in place of one under the gate: shows how much two equal engines differ."""
 KNOWN = (SYNTHETIC, "ngram", *OF_A_MODEL, CONTROL)
 
 _REMEDY = "Give numbers with commas between, or '' for none."
@@ -52,7 +52,7 @@ class SpecOptions:
     """What is compared."""
 
     methods: str = ",".join(KNOWN)
-    """Who drafts; none: nobody, as a control of the runs under the gate, which tells their scatter."""
+    """Methods that draft, with commas between; none: a second engine without drafts, to show the scatter."""
     acceptances: str = "0.5,0.7,0.9"
     """Of the synthetic proposer, in the runs with fixed numbers of drafts."""
     num_drafts: str = "1,2,3,4,5,6,7,8"

@@ -28,10 +28,10 @@ class PrefillPoint:
         return sum(machine.floor_s(cost) for cost in self.cost)
 
     def raised(self, machine: MachineLimits) -> MachineLimits:
-        """Return limits at which the prompt is not faster than its floor."""
+        """Return limits raised so that the prompt is not faster than its floor."""
         if self.floor_s(machine) <= self.ttft_s:
             return machine
-        # what is known is the time of all steps, not of each: both rates are raised alike
+        # only the time of all steps together is known: raise both rates alike
         factor = self.floor_s(machine) / self.ttft_s
         rates = machine.flops_per_s * factor, machine.bytes_per_s * factor
         return MachineLimits(*rates, machine.is_estimate)

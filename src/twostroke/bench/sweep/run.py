@@ -54,7 +54,7 @@ class SweepOptions:
     repeats: int = 3
     """Prompts of each length; the median counts."""
     price_per_hour: float | None = None
-    """Of this machine, in any money: also says what a million input and output tokens cost."""
+    """Price of this machine an hour, in any money: also says what a million input and output tokens cost."""
     name: str = ""
     """Of the files that are written; default: sweep-MODEL, with the quantization."""
     results: Path = DEFAULT_FOLDER
@@ -101,7 +101,7 @@ class Sweep:
     by_batch: tuple[DecodePoint, ...]
 
     def raised(self, machine: MachineLimits) -> MachineLimits:
-        """Return limits at which no point is faster than its floor; the same where none is."""
+        """Return limits at which no point is faster than its floor; unchanged if none is."""
         for prompt in self.prefill:
             machine = prompt.raised(machine)
         for point in (*self.by_context, *self.by_batch):
@@ -109,11 +109,11 @@ class Sweep:
         return machine
 
     def as_json(self, machine: MachineLimits, price_per_hour: float | None = None) -> dict[str, Any]:
-        """Times in seconds, rates in tokens per second, shares of the floor at most 1: see `raised`.
+        """Return times in seconds, rates in tokens per second, shares of the floor at most 1 (see `raised`).
 
         Args:
-            machine: its limits.
-            price_per_hour: of it; None leaves out the cost.
+            machine: the limits of the machine.
+            price_per_hour: price of the machine; None leaves out the cost.
         """
         decode_alone, decode_full = self.by_batch[0], self.by_batch[-1]
         fastest = max(self.prefill, key=lambda point: point.tok_s)

@@ -1,4 +1,4 @@
-"""Bytes of weights as Triton's kernels keep them. Needs no Triton, so that a plan can count them on any machine."""
+"""Bytes of weights in the layout of Triton's kernels. Needs no Triton, so that a plan can count them on any machine."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from twostroke.kernels.quantized_weight import QuantizedFormat
 from twostroke.kernels.reference.linear import PlainSizes
 
 SPAN = 128
-"""Inputs that are read at once; of 4 bits the first half of them is low and the second high in 64 bytes."""
+"""Inputs that are read at once. In 4 bits, 64 bytes hold the first half of them in their low bits, the second in
+high."""
 
 
 class Sizes:
-    """Floats as torch keeps them; codes, scales, mins and orders as QuantizedLinear does."""
+    """Sizes of floats as torch keeps them; of codes, scales, mins and orders as QuantizedLinear does."""
 
     def weight(
         self, shape: tuple[int, int], quantized: QuantizedFormat | None, dtype: torch.dtype, *, gated: bool
     ) -> int:
-        """See PackedSizes."""
         if quantized is None:
             return PlainSizes().weight(shape, quantized, dtype, gated=gated)
         num_rows, num_inputs = shape
@@ -26,12 +26,11 @@ class Sizes:
         return num_rows * per_row + (0 if quantized.order_digest is None else 4 * num_inputs)
 
     def bias(self, num_rows: int, dtype: torch.dtype, *, gated: bool) -> int:
-        """See PackedSizes."""
         return PlainSizes().bias(num_rows, dtype, gated=gated)
 
 
 def row_bytes(num_inputs: int, bits: int) -> int:
-    """Return the bytes of one row's codes, filled up to whole spans.
+    """Return the bytes of one row's codes, padded to whole spans.
 
     >>> row_bytes(130, 8), row_bytes(130, 4)
     (130, 128)

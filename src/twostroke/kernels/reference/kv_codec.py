@@ -48,9 +48,9 @@ def decode(slots: Tensor, kv_format: KVFormat, dtype: torch.dtype) -> Tensor:
 
 
 def recode(slots: NDArray[np.uint8], kv_format: KVFormat, to_format: KVFormat) -> NDArray[np.uint8]:
-    """Return slots [n, slot bytes] of one format in another: decoded to float32 and encoded again.
+    """Return slots [n, slot bytes] converted to another format: decoded to float32 and encoded again.
 
-    Slots of the same format stay as they are: codes that are encoded a second time may come out differently.
+    Slots of the same format stay unchanged, because encoding decoded codes again may change them.
     """
     if kv_format == to_format:
         return slots

@@ -70,7 +70,7 @@ class Layout:
         return QuantizedWeight(codes, scales, mins, self.bits, self.group_size, dtype)
 
     def numbers(self, blocks: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return the float32 numbers [N, K] that blocks [N, num_blocks, block_bytes] stand for, nothing rounded."""
+        """Return the unrounded float32 numbers [N, K] that blocks [N, num_blocks, block_bytes] encode."""
         num_rows, num_columns = shape
         found = torch.empty(shape, dtype=torch.float32)
         for begin in range(0, num_rows, step := max(1, _AT_ONCE // num_columns)):
@@ -78,7 +78,7 @@ class Layout:
             codes = groups.codes.float()
             if groups.minima is None:
                 numbers = groups.scales[..., None] * (codes - self.zero)
-            else:  # their codes count from the minimum, not from the middle
+            else:  # these formats count codes from the minimum, not from the middle
                 numbers = groups.scales[..., None] * codes - groups.minima[..., None]
             found[begin : begin + step] = numbers.flatten(1)
         return found

@@ -77,7 +77,7 @@ class GGUFWeights:
         return REPACKED[tensor.type.name].repack(blocks, (len(blocks), tensor.shape[1]), dtype)
 
     def read_numbers(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
-        """Return the numbers that a weight stands for, by ggml's formulas in float32: no scale is rounded."""
+        """Return the numbers that a weight encodes, by ggml's formulas in float32: no scale is rounded."""
         tensor = self._stored[name]
         data, places = torch.from_numpy(tensor.data), self._places(name, rows)
         if not tensor.type.is_quantized:

@@ -1,8 +1,8 @@
-"""Five loads on a real engine, and the verdict of the doctor on each: the right lever, or nothing to do.
+"""Five loads on a real engine, and the doctor's verdict on each: the right lever, or nothing to do.
 
     a run with a user's settings ──► event log ──► diagnose ──► constraint and first lever ──► right or wrong
 
-Verdicts do not depend on how fast the machine is or on what else it does, so they are judged in small runs, too.
+Verdicts do not depend on the machine's speed or its other work, so small runs are judged, too.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ ROUNDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A load on an engine, and the verdict that it deserves."""
+    """A load on an engine, and its correct verdict."""
 
     constraint: Constraint
     lever: str | None
-    """The first that is to be offered; None: nothing is to be done."""
+    """Name of the first lever to offer; None: there is nothing to do."""
     context: int
-    """Tokens of the longest request that the engine takes."""
+    """Tokens of the longest request that the engine accepts."""
     lengths: tuple[tuple[int, int], ...]
     """Tokens of prompt and output of each request."""
     arrivals_s: tuple[float, ...] = ()
-    """Of each request; empty: all come at once."""
+    """Arrival of each request; empty: all arrive at once."""
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
 
     def workload(self, vocab_size: int) -> Workload:
-        """The requests, with tokens of a vocabulary."""
+        """Return the requests, with tokens of a vocabulary."""
         requests = of_lengths(self.lengths, vocab_size=vocab_size)
         return with_arrivals(requests, self.arrivals_s) if self.arrivals_s else requests
 
     def is_right(self, found: Diagnosis) -> bool:
-        """Return whether this is the verdict, and nothing is advised where nothing is to be done."""
+        """Return whether this is the correct verdict, without advice where there is nothing to do."""
         lever = found.levers[0].name if found.levers else None
         is_quiet = self.lever is not None or not (found.to_measure or found.faults)
         return (found.constraint, lever) == (self.constraint, self.lever) and is_quiet
@@ -79,7 +79,7 @@ LOADS: dict[str, Load] = {
     "compute-bound short outputs": Load(
         constraint=Constraint.COMPUTE, lever=None, context=512, lengths=((300, 3),) * 24
     ),
-    "idle": Load(  # two at a time: while one answers, the prompt of the other is computed
+    "idle": Load(  # two requests at a time: while one decodes, the prompt of the other is computed
         constraint=Constraint.NONE,
         lever=None,
         context=512,
@@ -90,7 +90,7 @@ LOADS: dict[str, Load] = {
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """Run every load, in turn and once or five times, and have the doctor look at each log."""
+    """Run every load, in turn and once or five times, and diagnose each log."""
     title = "Five loads, and the doctor's verdict on each"
     if not options.with_model:
         remarks = ("times need a model: nothing was run",)
@@ -98,7 +98,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     rounds = ROUNDS if options.full else 1
     vocab_size = options.vocab_size()
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in LOADS}
-    for _ in range(rounds):  # in turn, so that a bad hour of the machine is everybody's
+    for _ in range(rounds):  # in turn, so that a slow period of the machine affects all loads
         for name, load in LOADS.items():
             rows[name].append(_verdict(options, load, vocab_size))
     return Reproduction(

@@ -64,7 +64,7 @@ def test_goodput_counts_what_keeps_every_limit() -> None:
 
 
 def test_a_price_says_what_a_million_tokens_cost() -> None:
-    """The whole bill, idle time and refused requests with it, on the tokens that came."""
+    """The whole bill, with idle time and refused requests, is divided by the output tokens."""
     first = exchange(0.0, {1.0: 1, 2.0: 1}, prompt_tokens=10, completion_tokens=2)
     second = exchange(0.0, {1.0: 1, 4.0: 2}, prompt_tokens=5, completion_tokens=3)
     refused = exchange(0.0, {}, failure="429", end_s=0.75)

@@ -35,7 +35,7 @@ class LoadOrder:
     model: str
     """A Hugging Face folder or a GGUF file, whichever the engine reads."""
     precision: str
-    """bf16, int8 or int4; gguf: as the file has them."""
+    """Type of the weights: bf16, int8 or int4; "gguf" keeps those of the file."""
     activation_quantization: str | None
     """As twostroke's setting; other engines do as they do."""
     threads: int
@@ -44,7 +44,7 @@ class LoadOrder:
     max_num_seqs: int
     """Most requests at once."""
     kv_cache_dtype: str | None = None
-    """Type of K and V by the engine's own name for it; None is its default. Asked of engines that `score`."""
+    """Type of K and V by the engine's own name; None is its default. Only engines that `score` get it."""
 
 
 class Unsupported(Exception):
@@ -77,7 +77,7 @@ class Scorer(Protocol):
             path: where they go: float32 [len(token_ids) - first, vocab_size], native byte order.
 
         Returns:
-            How many rows were written.
+            Number of rows that were written.
         """
         ...
 

@@ -5,8 +5,8 @@ than llama.cpp's own greedy sampler. Only a prompt's last token gets logits. Fla
 ("auto"), KV is its default, 16 bits, unified over the sequences. Prompts are cut into batches of 2,048 tokens, computed
 512 at a time (its defaults); a batch of decodes holds one token of every sequence.
 
-To be scored (`bench quality`) it reads a text in batches of 64 tokens, all of which get logits: llama.cpp keeps those
-of a whole batch, and 2,048 rows of a vocabulary of 150,000 would take more than a gigabyte.
+For `bench quality` it reads a text in batches of 64 tokens, all of which get logits. llama.cpp keeps the logits of a
+whole batch: 2,048 rows of a vocabulary of 150,000 would take more than a gigabyte.
 """
 
 from __future__ import annotations
@@ -75,7 +75,6 @@ class LlamaCpp:
         return times
 
     def score(self, token_ids: Sequence[int], first: int, path: str) -> int:
-        """See Scorer."""
         self._c.llama_memory_clear(self._c.llama_get_memory(self._context), False)
         work = [(token, place, 0, place + 1 >= first) for place, token in enumerate(token_ids[:-1])]
         num_rows = 0
@@ -107,7 +106,7 @@ class LlamaCpp:
             raise RuntimeError(f"llama_decode of {len(work)} tokens returned {code}")
 
     def _logits(self, i: int) -> Any:
-        """Of the last batch, those of its i-th token: float32 [vocab_size], good until the next batch."""
+        """Return the logits of the last batch's i-th token: float32 [vocab_size], valid until the next batch."""
         logits = self._c.llama_get_logits_ith(self._context, i)
         return self._numpy.ctypeslib.as_array(ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (self._vocab_size,))
 

@@ -20,7 +20,7 @@ class Twostroke:
     """The engine with its defaults, but for the prefix cache, which is off for everybody."""
 
     def __init__(self, order: LoadOrder) -> None:
-        """Loads the folder or file."""
+        """Load the folder or file."""
         import twostroke
         from twostroke.bench.model_engine import model_engine
         from twostroke.config.cache import CacheConfig
