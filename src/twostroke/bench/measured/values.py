@@ -14,21 +14,20 @@ Figure = Callable[[BenchResult], str]
 """Reads a result and writes one of its figures."""
 
 
-def claim(what: str, form: str = "{:.2f}", part: str = "measured", scale: float = 1.0) -> Figure:
+def claim(what: str, form: str = "{:.2f}", part: str = "measured") -> Figure:
     """Return a figure of a reproduction's claim.
 
     Args:
         what: the claim's words.
         form: how the number is written.
         part: "measured" or "predicted".
-        scale: factor on the number.
     """
-    return partial(_claim, what, form, part, scale)
+    return partial(_claim, what, form, part)
 
 
-def predicted(what: str, form: str = "{:.2f}", scale: float = 1.0) -> Figure:
+def predicted(what: str, form: str = "{:.2f}") -> Figure:
     """Return what was predicted for a claim."""
-    return claim(what, form, "predicted", scale)
+    return claim(what, form, "predicted")
 
 
 def at(*path: str, form: str = "{:.2f}") -> Figure:
@@ -41,10 +40,10 @@ def tokens_per_s() -> Figure:
     return _tokens_per_s
 
 
-def _claim(what: str, form: str, part: str, scale: float, result: BenchResult) -> str:
+def _claim(what: str, form: str, part: str, result: BenchResult) -> str:
     for found in result.results["claims"]:
         if found["what"] == what:
-            return form.format(found[part] * scale)
+            return form.format(found[part])
     known = ", ".join(repr(found["what"]) for found in result.results["claims"])
     raise InvalidParameter("result", result.bench, f"has no claim {what!r}; it has {known}")
 
@@ -74,8 +73,6 @@ class Row:
     predicted: tuple[Figure, ...] = ()
     is_counted: bool = False
     """Whether the figures are counts, which no kernel and no machine changes."""
-    words: str = "{}"
-    """Around the measured figures."""
 
 
 def operators_of(result: BenchResult) -> str:
