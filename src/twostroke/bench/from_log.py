@@ -50,6 +50,20 @@ def run_of_log(events: Iterable[Event]) -> Run:
     return Run(served, tuple(reader.steps), reader.steps[-1].end_s)
 
 
+def prompt_tokens_of(events: Iterable[Event]) -> int:
+    """Return the prompt tokens of all requests of the run that `run_of_log` reads.
+
+    A request that never got a token counts: its prompt may have been computed.
+    """
+    num_tokens = 0
+    for event in events:
+        if isinstance(event, EngineStarted | MeasurementBegan):
+            num_tokens = 0
+        elif isinstance(event, RequestArrived):
+            num_tokens += event.arrival.num_prompt_tokens
+    return num_tokens
+
+
 @dataclass(slots=True)
 class _Reader:
     requests: dict[str, ServedRequest] = field(default_factory=dict[str, ServedRequest])

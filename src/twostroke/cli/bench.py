@@ -11,10 +11,10 @@ from cyclopts import App, Parameter
 from twostroke.bench.compare.options import CompareOptions
 from twostroke.bench.drill.run import DrillOptions, print_drill, run_drill
 from twostroke.bench.fleet import print_fleets
-from twostroke.bench.from_log import run_of_log
+from twostroke.bench.from_log import prompt_tokens_of, run_of_log
 from twostroke.bench.handover.run import HandoverOptions, run_handover
 from twostroke.bench.handover.show import print_handover
-from twostroke.bench.measured.render import put_into, render
+from twostroke.bench.measured.render import put_into, read_page, render
 from twostroke.bench.offline import OfflineOptions, cost_of, print_summary, run_offline
 from twostroke.bench.operators.run import KernelOptions, print_kernels, run_kernels
 from twostroke.bench.quality.run import QualityOptions, run_quality
@@ -32,11 +32,12 @@ from twostroke.bench.start import StartOptions, print_starts, run_start
 from twostroke.bench.summary import summarize as summary_of
 from twostroke.bench.sweep.run import SweepOptions, run_sweep
 from twostroke.bench.sweep.show import print_sweep
-from twostroke.cli.event_logs import read_logs
+from twostroke.cli.event_logs import read_run
 from twostroke.cli.flags import CacheFlags, LoadByFlags, LoadFlags, SchedulerFlags
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.price import check_price_per_hour
+from twostroke.errors import InvalidParameter
 from twostroke.planner.accuracy import PredictionOptions, print_prediction, run_prediction
 
 app = App(name="bench", help="Measure: results are JSON with commit, hardware and configuration.")
@@ -219,7 +220,7 @@ def sweep(
 
 @app.command
 def table(
-    *, results: Path = DEFAULT_FOLDER, page: Path = Path("README.md"), write: bool = False, check: bool = False
+    *, results: Path = DEFAULT_FOLDER, page: Path | None = None, write: bool = False, check: bool = False
 ) -> None:
     """README's tables of measurements, made from the saved results.
 
@@ -228,20 +229,30 @@ def table(
     results
         The folder of results.
     page
-        The page that holds the tables between two marks.
+        The page that holds the tables between two marks, for --write and --check; default: README.md.
     write
         Put them there, instead of printing them.
     check
         Only compare: the exit code is 1 when the page has other tables.
     """
-    text = page.read_text(encoding="utf-8") if write or check else ""
+    if write and check:
+        raise InvalidParameter("check", True, "cannot be given beside --write", "Give one of the two.")
+    if page is not None and not (write or check):
+        raise InvalidParameter("page", str(page), "changes nothing by itself", "Give --write or --check as well.")
+    if not any(results.glob("*.json")):
+        raise InvalidParameter("results", str(results), "is no folder of results (*.json)", "Give one that is.")
     rendered = render(results)
-    if write:
-        page.write_text(put_into(text, rendered), encoding="utf-8")
-    elif check:
-        sys.exit(int(put_into(text, rendered) != text))
-    else:
+    if not (write or check):
         print(rendered, end="")
+        return
+    page = page or Path("README.md")
+    text = read_page(page)
+    changed = put_into(text, rendered, page)
+    if write:
+        page.write_text(changed, encoding="utf-8")
+    elif changed != text:
+        print(f"{page} has other tables; run `make figures` (twostroke bench table --write)", file=sys.stderr)
+        sys.exit(1)
 
 
 @app.command
@@ -262,5 +273,7 @@ def summarize(event_log: Path, *, price_per_hour: float | None = None) -> None:
         Of the machine, in any money: also says what a million tokens cost.
     """
     check_price_per_hour(price_per_hour)
-    run = run_of_log(read_logs((event_log,)))
-    print_summary({**summary_of(run), "cost": cost_of(run, price_per_hour)})
+    events = read_run((event_log,))
+    run = run_of_log(events)
+    cost = cost_of(run, price_per_hour, prompt_tokens_of(events))
+    print_summary({**summary_of(run), "cost": cost})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from twostroke.cli.event_logs import events_of_text, read_logs
+from twostroke.cli.event_logs import events_of_text, read_run
 from twostroke.cli.flags import JsonFlag
 from twostroke.errors import InvalidParameter
 from twostroke.events import Event
@@ -42,7 +42,7 @@ def doctor(
 
     if bool(event_log) == (url is not None):
         raise InvalidParameter("event_log", event_log, "give either a file or a server (--url)")
-    events = read_logs(event_log) if url is None else _recorded(url, api_key)
+    events = read_run(event_log) if url is None else _recorded(url, api_key)
     found = diagnose(events, link_bytes_per_s=link_bytes_per_s)
     if json_output:
         print(json.dumps(diagnosis_json(found)))

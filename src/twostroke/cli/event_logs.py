@@ -9,8 +9,10 @@ from typing import cast
 
 from twostroke.engine.event_sinks import merged_events
 from twostroke.errors import InvalidParameter, UnreadableEvent
-from twostroke.events import Event, from_json
+from twostroke.events import Event, StepCommitted, from_json
 from twostroke.simulation.trace import is_trace
+
+_RUN_FIRST = "Give the file that --event-log wrote, once its engine has answered requests."
 
 
 def read_logs(paths: Sequence[Path], name: str = "event_log") -> list[Event]:
@@ -21,11 +23,35 @@ def read_logs(paths: Sequence[Path], name: str = "event_log") -> list[Event]:
         name: the parameter as the caller spells it.
 
     Raises:
-        InvalidParameter: a file cannot be read, or is a trace.
+        InvalidParameter: a file cannot be read, or is a trace, or no file holds an event.
         UnreadableEvent: a line is no event, or one of another version.
     """
     refuse_traces(paths, name)
-    return list(merged_events(paths))
+    events = list(merged_events(paths))
+    if not events:
+        raise InvalidParameter(name, _named(paths), "holds no event", _RUN_FIRST)
+    return events
+
+
+def read_run(paths: Sequence[Path], name: str = "event_log") -> list[Event]:
+    """Return the events of the logs of a run in which steps ended.
+
+    Args:
+        paths: each of one process.
+        name: the parameter, as the caller spells it.
+
+    Raises:
+        InvalidParameter: as `read_logs` raises, or no step ever ended.
+        UnreadableEvent: a line is no event, or one of another version.
+    """
+    events = read_logs(paths, name)
+    if not any(isinstance(event, StepCommitted) for event in events):
+        raise InvalidParameter(name, _named(paths), "holds no finished step", _RUN_FIRST)
+    return events
+
+
+def _named(paths: Sequence[Path]) -> str:
+    return ", ".join(map(str, paths))
 
 
 def refuse_traces(paths: Sequence[Path], name: str = "event_log") -> None:

@@ -172,9 +172,29 @@ class LoadBesideModel(LoadByFlags):
     model: Annotated[str, Parameter(parse=False)] = "embedded"
 
 
+class GivenDevice(str):
+    """A device that a flag names: unlike the default, it can contradict --device-name."""
+
+    __slots__ = ()
+
+
+def _read_device(_: type, tokens: Sequence[Token]) -> GivenDevice:
+    return GivenDevice(tokens[0].value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadToPlan(LoadBesideModel):
+    """What is loaded, for a plan, which may be of a device that is not here."""
+
+    device: Annotated[Device, Parameter(converter=_read_device)] = "cpu"
+    """Where the model runs: 'cpu', or 'cuda' for one NVIDIA GPU, several with tensor_parallel_size; --device-name is of
+    GPUs."""
+
+
 LoadFlags = Annotated[LoadByFlags, Parameter(name="*", group="Model")]
 PresetFlag = Annotated[Preset | None, Parameter(group="Scheduler")]
 FairSchedulerFlags = Annotated[FairScheduler, Parameter(name="*", group="Scheduler")]
+LoadToPlanFlags = Annotated[LoadToPlan, Parameter(name="*", group="Model")]
 LoadBesideModelFlags = Annotated[LoadBesideModel, Parameter(name="*", group="Model")]
 
 

@@ -8,12 +8,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from twostroke.cli.event_logs import read_logs
+from twostroke.cli.event_logs import read_run
 from twostroke.cli.flags import (
     CacheFlags,
+    GivenDevice,
     JsonFlag,
-    LoadBesideModel,
-    LoadBesideModelFlags,
+    LoadToPlan,
+    LoadToPlanFlags,
     ModelFlag,
     SchedulerFlags,
     SpeculationFlag,
@@ -22,6 +23,7 @@ from twostroke.cli.flags import (
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.errors import InvalidParameter
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.search_options import SearchOptions
 
@@ -32,7 +34,7 @@ def plan(  # noqa: PLR0913 (what an engine is given, and what is asked)
     *,
     model_flag: ModelFlag = None,
     options: Annotated[PlanOptions, Parameter(name="*", group="Plan")] = PlanOptions(),
-    load: LoadBesideModelFlags = LoadBesideModel(),
+    load: LoadToPlanFlags = LoadToPlan(),
     cache: CacheFlags = CacheConfig(),
     scheduler: SchedulerFlags = SchedulerConfig(),
     speculative_config: SpeculationFlag = None,
@@ -55,6 +57,9 @@ def plan(  # noqa: PLR0913 (what an engine is given, and what is asked)
     from twostroke.planner.plan import make_plan  # loads torch
 
     loaded = with_model(load, by_place=model, by_flag=model_flag)
+    if options.device_name is not None and isinstance(loaded.device, GivenDevice) and loaded.device != "cuda":
+        limit = f"contradicts --device-name {options.device_name}, which is a GPU"
+        raise InvalidParameter("--device", str(loaded.device), limit, "Give one of the two.")
     if options.device_name is not None:  # a GPU, whether there is one here or not
         loaded = replace(loaded, device="cuda")
     config = EngineConfig(
@@ -66,7 +71,7 @@ def plan(  # noqa: PLR0913 (what an engine is given, and what is asked)
     if search.search:
         _search(config, options, search, as_json=json_output)
         return
-    measured = None if options.measured is None else read_logs((options.measured,), "measured")
+    measured = None if options.measured is None else read_run((options.measured,), "measured")
     made = make_plan(config, options, run=run_seen(measured) if measured else None)
     if options.png is not None:
         from twostroke.planner.figure import draw_plan

@@ -35,6 +35,11 @@ class KVRoom(Protocol):
         ...
 
     @property
+    def account(self) -> str:
+        """Where `default_bytes` comes from."""
+        ...
+
+    @property
     def remedy(self) -> str:
         """What makes more room; a sentence without its end."""
         ...
@@ -68,6 +73,12 @@ class FreeMemory:
             f"{self.free_bytes:,} bytes are free - {self.step_bytes:,} for the activations of the largest step - "
             f"{self.context_bytes:,} for the tables of the longest request"
         )
+
+    @property
+    def account(self) -> str:
+        """Where `default_bytes` comes from."""
+        taken = f"of which KV takes {self.default_bytes:,} unless a size is given"
+        return f"{self.arithmetic} = {self.usable_bytes:,}, {taken}"
 
     @property
     def remedy(self) -> str:
@@ -191,8 +202,8 @@ def _num_blocks(layout: KVLayout, config: CacheConfig, memory: KVRoom, num_scrat
     if asked is None:
         if default < least:
             raise DoesNotFit(
-                f"{memory.arithmetic} = {usable:,}, of which KV takes {default:,} unless a size is given; one KV block "
-                f"takes {per_block:,}. {memory.remedy}, or lower --block-size (now {layout.block_size})."
+                f"{memory.account}; one KV block takes {per_block:,}. {memory.remedy}, or lower --block-size "
+                f"(now {layout.block_size})."
             )
         return default // per_block - num_scratch
     if asked > usable:

@@ -2,7 +2,8 @@
 
 sizes    blocks, their bytes, the longest request: as planned, and as the engine had them
 times    where steps were calibrated: the requests of the run in simulated time, beside how they really were
-floors   otherwise: each step of the run beside its floor at the plan's rates, first raised to the fastest step
+         (not where the log is of another machine)
+floors   else: each step of the run beside its floor at the plan's rates, which are raised to the fastest step first
 """
 
 from __future__ import annotations
@@ -133,12 +134,13 @@ def compare(plan: Plan, events: Sequence[Event]) -> AfterRun:
     predicted: dict[str, Any] = {}
     measured: dict[str, Any] = {}
     floors: tuple[BesideFloors, ...] = ()
-    if plan.is_predicted:
+    if plan.is_predicted and not why_not:
         replayed = replay_log(events, (), plan.step_times)
         predicted, measured = figures(replayed.back_test.run), figures(replayed.measured)
-        why_not = ""
     elif not why_not:
         floors = beside_floors(steps_seen(events), plan.machine.limits)
+        if not floors:
+            why_not = "no finished step of the log says what it cost"
     return AfterRun(
         sizes=(
             Compared("kv_bytes_per_block", memory.layout.bytes_per_block, layout.bytes_per_block),

@@ -1,6 +1,6 @@
 """The constraint that binds an engine, read from its history alone. Nothing is predicted here.
 
-    idle        nothing: steps run less than half of the time, and no limit makes requests wait
+    idle        nothing: steps run less than half of the time, no limit keeps requests waiting, and itl_slo is kept
     compute     prompts: their arithmetic takes most of the working time, whatever the scheduler does
     link        KV that is fetched from other processes
     KV, slots   requests that wait to be admitted
@@ -27,9 +27,9 @@ _IDLE = 0.5
 _COMPUTES = 0.75
 """Share of the working time for prompt arithmetic, above which the scheduler has nothing to gain."""
 _STALLED = 3.0
-"""Factor on the usual step time above which a decode has waited for a prompt."""
-_KEPT = 1.1
-"""Factor on a given limit up to which the limit counts as kept."""
+"""Times the usual step: a decode that takes longer has waited for a prompt."""
+KEPT = 1.1
+"""Times a limit that was given: up to here it counts as kept."""
 _OWN = 0.5
 """Share of the working time outside of the model's operators, above which that time binds."""
 _FEW_GAPS = 4
@@ -75,6 +75,9 @@ def _idle(found: Signals) -> Found | None:
     waits_for_link = found.link_s > _WAITED * found.busy_s
     if found.busy >= _IDLE or waits_for_link or any(found.waited(limit) > _WAITED for limit in limits):
         return None
+    own_s = own_limit_s(found)
+    if own_s is not None and found.itl.get("p99", 0.0) > KEPT * own_s:
+        return None  # whoever waits longer for a token than was allowed is not served well, however idle the server is
     return Constraint.NONE, (f"steps ran in {found.busy:.0%} of the time, and nobody waited for long to be admitted",)
 
 
@@ -128,7 +131,7 @@ def stalls(found: Signals, factor: float) -> bool:
     Equal quantiles are compared, because other users of the machine lengthen both.
     """
     stalled, usual = found.stalled_itl, found.decode_step
-    if not usual or stalled.get("count", 0) <= _FEW_GAPS or stalled["p99"] <= _KEPT * (own_limit_s(found) or 0.0):
+    if not usual or stalled.get("count", 0) <= _FEW_GAPS or stalled["p99"] <= KEPT * (own_limit_s(found) or 0.0):
         return False
     return any(stalled[quantile] > factor * usual[quantile] for quantile in ("p90", "p99"))
 

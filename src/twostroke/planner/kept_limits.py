@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.planner.constraint import KEPT
 from twostroke.planner.signals import Signals
 
 LEAST_STEPS = 100
@@ -10,7 +11,7 @@ LEAST_STEPS = 100
 
 
 def limit_lines(found: Signals) -> tuple[str, ...]:
-    """Return one sentence for each limit that was missed at the 99th percentile.
+    """Return a sentence for each limit that was missed at the 99th percentile, by more than `KEPT` allows.
 
     No chunk size keeps an ITL limit below the time of decode-only steps; the sentence then says so.
     """
@@ -20,17 +21,17 @@ def limit_lines(found: Signals) -> tuple[str, ...]:
     lines: list[str] = []
     alone_s, itl_s = found.decode_step.get("p99", 0.0), found.itl.get("p99", 0.0)
     limit_s = config.itl_slo_s
-    if limit_s is not None and alone_s > limit_s and found.decode_step["count"] >= LEAST_STEPS:
+    if limit_s is not None and alone_s > KEPT * limit_s and found.decode_step["count"] >= LEAST_STEPS:
         lines.append(
             f"itl_slo {_ms(limit_s)} cannot be kept: a step without any prompt takes {_ms(alone_s)} at the 99th "
             "percentile. Give a larger --itl-slo or fewer --max-num-seqs."
         )
-    elif limit_s is not None and itl_s > limit_s:
+    elif limit_s is not None and itl_s > KEPT * limit_s:
         lines.append(
             f"itl_slo {_ms(limit_s)} was missed: the time between tokens is {_ms(itl_s)} at the 99th percentile"
         )
     ttft_s = found.ttft.get("p99", 0.0)
-    if config.ttft_slo_s is not None and ttft_s > config.ttft_slo_s:
+    if config.ttft_slo_s is not None and ttft_s > KEPT * config.ttft_slo_s:
         lines.append(f"ttft_slo {_ms(config.ttft_slo_s)} was missed: the TTFT is {_ms(ttft_s)} at the 99th percentile")
     return tuple(lines)
 

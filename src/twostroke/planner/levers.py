@@ -126,6 +126,8 @@ def _chunk_levers(found: Signals, started: EngineStarted) -> list[Lever]:
     scheduler, own_s = started.scheduler, own_limit_s(found)
     has_chunks = scheduler["enable_chunked_prefill"] and scheduler["mixing"] == "mixed"
     levers: list[Lever] = []
+    if own_s is not None and found.decode_step.get("p99", 0.0) > own_s:
+        return levers  # a tighter limit cannot be kept either: a step without any prompt takes longer
     for times in _LIMITS:
         limit_s = round(times * found.decode_step.get("p50", 0.02), 4)
         settings: dict[str, Any] = {"itl_slo": limit_s}

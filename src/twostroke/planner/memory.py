@@ -3,7 +3,7 @@ of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from twostroke.config.cache import CacheConfig
@@ -12,6 +12,7 @@ from twostroke.config.kv_format import resolve_kv_format
 from twostroke.config.load import DEFAULT_GROUP_SIZE, QuantizationOnLoad
 from twostroke.engine.card_memory import account_for_card
 from twostroke.engine.preparation import (
+    MemoryAccount,
     Prepared,
     account_for_memory,
     loaded_weight_bytes,
@@ -54,7 +55,7 @@ class MemoryPlan:
     others_bytes: int
     """Memory of a card that other processes use."""
     utilization: float | None
-    """Share of a card's memory that may be in use; None: not a card."""
+    """Share of a card's memory that may be in use; None: not of a card, or a size of KV memory is given and decides."""
     weight_bytes: int
     draft_weight_bytes: int
     step_bytes: int
@@ -117,10 +118,7 @@ def plan_memory(config: EngineConfig, prepared: Prepared, memory_bytes: int, *, 
     own_bytes = memory_bytes // config.load.num_local_ranks
     is_card = config.load.device == "cuda"
     _check_weights_fit(config, prepared, own_bytes, others_bytes)
-    if is_card:
-        account = account_for_card(config, prepared, total_bytes=own_bytes, others_bytes=others_bytes)
-    else:
-        account = account_for_memory(config, prepared, free_bytes=memory_bytes)
+    account = _account(config, prepared, own_bytes, others_bytes)
     model, layout, sizing = prepared.config, prepared.layout, account.sizing
     return MemoryPlan(
         model=prepared.path.name,
@@ -131,7 +129,7 @@ def plan_memory(config: EngineConfig, prepared: Prepared, memory_bytes: int, *, 
         num_ranks=prepared.num_ranks,
         memory_bytes=own_bytes,
         others_bytes=others_bytes,
-        utilization=config.cache.utilization if is_card else None,
+        utilization=config.cache.utilization if is_card and not has_size(config.cache) else None,
         weight_bytes=account.weight_bytes,
         draft_weight_bytes=account.draft_weight_bytes,
         step_bytes=account.step_bytes,
@@ -150,6 +148,22 @@ def plan_memory(config: EngineConfig, prepared: Prepared, memory_bytes: int, *, 
         cache=config.cache,
         max_tokens_per_step=max_tokens_per_step(config, model),
     )
+
+
+def _account(config: EngineConfig, prepared: Prepared, own_bytes: int, others_bytes: int) -> MemoryAccount:
+    """Return the engine's account for a rank that has so many bytes; raise DoesNotFit as the engine does."""
+    if config.load.device == "cuda":
+        return account_for_card(config, prepared, total_bytes=own_bytes, others_bytes=others_bytes)
+    return account_for_memory(config, prepared, free_bytes=own_bytes * config.load.num_local_ranks)
+
+
+def has_size(cache: CacheConfig) -> bool:
+    """Whether a size of KV memory is given, so that no share of a card decides it.
+
+    >>> has_size(CacheConfig()), has_size(CacheConfig(num_kv_blocks=9)), has_size(CacheConfig(kv_cache_memory=1 << 20))
+    (False, True, True)
+    """
+    return cache.num_kv_blocks is not None or cache.kv_cache_memory is not None
 
 
 def kinds_of(layer_windows: Sequence[int | None], layout: KVLayout) -> tuple[KVKind, ...]:
@@ -191,11 +205,21 @@ def _check_weights_fit(config: EngineConfig, prepared: Prepared, own_bytes: int,
     if needed <= room:
         return
     missing = f"the weights of {prepared.path.name} take {needed:,} bytes of {words}: {needed - room:,} more"
-    raise DoesNotFit(f"{missing} than there are. {_what_would_fit(config, prepared, room - drafts)}")
+    what_would = _what_would_fit(config, prepared, own_bytes, others_bytes)
+    raise DoesNotFit(f"{missing} than there are. {what_would}")
 
 
-def _what_would_fit(config: EngineConfig, prepared: Prepared, room: int) -> str:
-    words = [f"--tensor-parallel-size {size}" for size in _sizes_that_fit(config, prepared, room)]
+def _what_would_fit(config: EngineConfig, prepared: Prepared, own_bytes: int, others_bytes: int) -> str:
+    """Return settings with which the whole engine fits, not its weights alone."""
+
+    def fits(changed: EngineConfig, moved: Prepared) -> bool:
+        try:
+            _account(changed, moved, own_bytes, others_bytes)
+        except (DoesNotFit, InvalidParameter):
+            return False
+        return True
+
+    words = [f"--tensor-parallel-size {size}" for size in _sizes_that_fit(config, prepared, fits)]
     sizes: dict[str, int] = {}
     is_quantized = config.load.quantization is not None or prepared.weights.quantization is not None
     for quantization in () if is_quantized else SMALLER:
@@ -204,17 +228,21 @@ def _what_would_fit(config: EngineConfig, prepared: Prepared, room: int) -> str:
         except InvalidParameter:
             continue
         sizes[quantization] = loaded_weight_bytes(smaller, prepared, prepared.num_ranks)
-    words += [f"--quantization {name} ({size:,} bytes)" for name, size in sizes.items() if size < room]
+        if fits(smaller, prepared):
+            words.append(f"--quantization {quantization} ({sizes[quantization]:,} bytes)")
     if words:
         return f"What would fit: {' or '.join(words)}."
     if is_quantized:
         return "They are quantized already; take more memory, or a smaller model."
     found = ", ".join(f"{name} takes {size:,}" for name, size in sizes.items())
-    return f"Quantized weights would not fit either ({found}); take more memory, or a smaller model."
+    beside = ", beside the largest step and one KV block" if found else ""
+    return f"Quantized weights would not fit either ({found}{beside}); take more memory, or a smaller model."
 
 
-def _sizes_that_fit(config: EngineConfig, prepared: Prepared, room: int) -> list[int]:
-    """Return the least number of cards, each with a share of the weights, that leaves room; none if no number does."""
+def _sizes_that_fit(
+    config: EngineConfig, prepared: Prepared, fits: Callable[[EngineConfig, Prepared], bool]
+) -> list[int]:
+    """The least number of cards, each with a share of the model, on which it fits; none where no number does."""
     if config.load.device != "cuda":
         return []
     now = config.load.tensor_parallel_size
@@ -224,6 +252,7 @@ def _sizes_that_fit(config: EngineConfig, prepared: Prepared, room: int) -> list
             check_can_split(split, prepared.config, prepared.operators)
         except InvalidParameter:
             continue
-        if loaded_weight_bytes(split, prepared, size) < room:
+        layout = replace(prepared.layout, num_kv_heads=prepared.config.num_kv_heads // size)
+        if fits(split, replace(prepared, layout=layout, num_ranks=size)):
             return [size]
     return []

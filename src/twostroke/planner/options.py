@@ -39,7 +39,7 @@ class PlanOptions:
     requests: int | None = None
     """Concurrent users: print whether so many of the longest requests fit (see --max-model-len)."""
     batch: int = 1
-    """Requests of a step that verifies drafts: print what binds the step with 0 to 8 drafts each."""
+    """Requests of a step that verifies drafts, at most max_num_seqs: what binds it with 0 to 8 drafts each."""
     prompt_lengths: str = DEFAULT_PROMPTS
     """Prompt tokens that the time to the first token is asked for, with commas between; those that no request may have
     are left out."""

@@ -8,6 +8,7 @@ from functools import partial
 
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import QuantizationOnLoad
+from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.calibration import Choice, choices_of
 from twostroke.cost.roofline import roofline
 from twostroke.cost.step_model import PredictsSteps, StepTimeModel
@@ -45,7 +46,7 @@ class Asked:
     most: int
     """Most requests that the blocks hold."""
     most_of_all: int | None
-    """Most requests with all of a card's memory in use; None: not a card."""
+    """With all of a card's memory in use; None: no share of a card decides how many fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ class Plan:
     verified_batch: int
     """Requests in each of the steps of `verification`."""
     verification: tuple[VerifyPoint, ...]
-    """A decode step with 0 to 8 drafts of each request."""
+    """A decode step with 0 to 8 drafts of each request, as far as a step has room for them."""
     prompt: PromptCost | None
     """Cost of the prompt in question; None: there is none."""
     asked: Asked | None
@@ -138,7 +139,9 @@ def make_plan(
         base=base,
         changes=_changes(case, options),
         verified_batch=options.batch,
-        verification=predictor.verification(_batch(options, base.num_requests, context), context, MOST_VERIFIED),
+        verification=predictor.verification(
+            _batch(options, base.num_requests, context, config.scheduler), context, _most_verified(options, config)
+        ),
         prompt=None
         if options.prompt is None
         else cost_of_prompt(options, prepared, memory, predictor, machine.price_per_hour),
@@ -211,11 +214,23 @@ class _Case:
         return replace(self, config=config, prepared=prepared, machine=machine, steps=None)
 
 
-def _batch(options: PlanOptions, num_requests: int, context: int) -> int:
-    if options.batch > num_requests:
+def _batch(options: PlanOptions, num_requests: int, context: int, scheduler: SchedulerConfig) -> int:
+    batch = options.batch
+    if batch > num_requests:
         limit = f"does not fit: at most {num_requests} requests of {context} tokens do"
-        raise InvalidParameter("batch", options.batch, limit, "Lower it, or --context.")
-    return options.batch
+        raise InvalidParameter("batch", batch, limit, "Lower it, or --context.")
+    if batch > scheduler.max_num_seqs:
+        limit = f"is more than run at once, {scheduler.max_num_seqs}"
+        raise InvalidParameter("batch", batch, limit, "Raise --max-num-seqs.")
+    if batch > scheduler.max_num_batched_tokens:
+        limit = f"is more than the tokens of a step, {scheduler.max_num_batched_tokens}"
+        raise InvalidParameter("batch", batch, limit, "Raise --max-num-batched-tokens.")
+    return batch
+
+
+def _most_verified(options: PlanOptions, config: EngineConfig) -> int:
+    """Return the most drafts of each request that a step of so many requests has room for."""
+    return min(MOST_VERIFIED, config.scheduler.max_num_batched_tokens // options.batch - 1)
 
 
 def _asked(case: _Case, options: PlanOptions, memory: MemoryPlan) -> Asked | None:
@@ -223,7 +238,7 @@ def _asked(case: _Case, options: PlanOptions, memory: MemoryPlan) -> Asked | Non
         return None
     most_of_all: int | None = None
     if memory.utilization is not None:
-        cache = replace(case.config.cache, gpu_memory_utilization=1.0, kv_cache_memory=None, num_kv_blocks=None)
+        cache = replace(case.config.cache, gpu_memory_utilization=1.0)
         whole = plan_memory(
             replace(case.config, cache=cache),
             case.prepared,

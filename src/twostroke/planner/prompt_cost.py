@@ -108,7 +108,8 @@ def read_prompt(given: str) -> str:
     remedy = "Give the path of a text file, or @@ for a prompt that begins with @."
     try:
         return Path(given[1:]).expanduser().read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidParameter("prompt", given, f"cannot be read ({error.strerror})", remedy) from error
+    except (OSError, RuntimeError) as error:  # a RuntimeError: there is no such user whose home ~ names
+        why = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
+        raise InvalidParameter("prompt", given, f"cannot be read ({why})", remedy) from error
     except UnicodeDecodeError as error:
         raise InvalidParameter("prompt", given, f"is no text in UTF-8 (byte {error.start})", remedy) from error

@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.config.kv_format import kv_format_warning
-from twostroke.planner.memory import KVKind
-from twostroke.planner.plan import Asked, Plan
+from twostroke.planner.memory import KVKind, MemoryPlan
+from twostroke.planner.plan import MOST_VERIFIED, Asked, Plan
 from twostroke.planner.prompt_cost import PromptCost
 from twostroke.planner.what_if import Change, Outcome
 from twostroke.planner.words import binary, milliseconds, significant
@@ -35,7 +35,8 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     _say(console, f"\ndecoding, {plan.context} tokens of context each, up to {plan.most_requests} requests")
     console.print(_frontier(plan))
     requests = "1 request" if plan.verified_batch == 1 else f"{plan.verified_batch} requests"
-    _say(console, f"\na decode step of {requests} that verifies drafts, {plan.context} tokens of context each")
+    end = "" if len(plan.verification) > MOST_VERIFIED else "; more drafts exceed --max-num-batched-tokens"
+    _say(console, f"\na decode step of {requests} that verifies drafts, {plan.context} tokens of context each{end}")
     console.print(_verification(plan))
     _say(console, "\nwhat a change would do (GB of weights, requests by their blocks, x: times what it is)")
     console.print(_changes(plan))
@@ -119,13 +120,20 @@ def _users(plan: Plan, asked: Asked) -> str:
     """Return whether so many users fit, in words, with the limit."""
     memory = plan.memory
     fits = asked.num_requests <= asked.most
-    at = "" if memory.utilization is None else f" at {memory.utilization:.0%} of the card"
     more = "" if asked.most_of_all is None else f", {asked.most_of_all:,} at 100%"
     what = f"{asked.num_requests:,} requests of {memory.max_model_len:,} tokens"
-    line = f"{what} {'fit' if fits else 'do not fit'}: at most {asked.most:,} do{at}{more}"
+    line = f"{what} {'fit' if fits else 'do not fit'}: at most {asked.most:,} do{_decided_by(memory)}{more}"
     if fits and asked.num_requests > memory.max_num_seqs:
         line += f"; only {memory.max_num_seqs:,} run at once (--max-num-seqs)"
     return line
+
+
+def _decided_by(memory: MemoryPlan) -> str:
+    """Return what sized the KV cache, in words; nothing where it is what is free."""
+    if memory.utilization is not None:
+        return f" at {memory.utilization:.0%} of the card"
+    given = {"--num-kv-blocks": memory.cache.num_kv_blocks, "--kv-cache-memory": memory.cache.kv_cache_memory}
+    return "".join(f" with {flag} {value}" for flag, value in given.items() if value is not None)
 
 
 def _verification(plan: Plan) -> Table:

@@ -7,13 +7,16 @@ from typing import Any
 
 from rich.console import Console
 
+from twostroke.planner.constraint import Constraint
 from twostroke.planner.doctor import REFUSED, Diagnosis
 from twostroke.planner.kept_limits import limit_lines
 from twostroke.planner.levers import Lever
 from twostroke.planner.signals import plain_signals
 
 _DEARER = 1.05
-"""Least factor on a figure that is worth a line."""
+"""Times a figure as it was: less is not worth a line."""
+_WITHOUT_SETTING = (Constraint.UNKNOWN, Constraint.LINK, Constraint.ENGINE)
+"""Constraints of which no lever is known: that is not the same as having nothing to do."""
 
 
 def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
@@ -50,10 +53,17 @@ def _lever_lines(found: Diagnosis) -> Iterator[str]:
         yield f"{'  or   ' if i else '[bold]lever[/]'}    {lever.name}: {lever.flags}"
         yield from (f"  {line}" for line in _effects(lever))
     if not found.levers:
-        yield "[bold]lever[/]    " + ("none" if found.remark.startswith(REFUSED) else "nothing to do")
+        yield f"[bold]lever[/]    {_without_lever(found)}"
     for lever in found.to_measure:
         yield f"measure  {lever.name}: {lever.flags}"
         yield f"  not predicted: {lever.measure}"
+
+
+def _without_lever(found: Diagnosis) -> str:
+    """Return what stands in place of a lever where none is offered."""
+    is_refused = found.remark.startswith(REFUSED) or found.constraint in _WITHOUT_SETTING
+    is_open = is_refused or found.to_measure or limit_lines(found.signals)
+    return "none that can be predicted" if is_open else "nothing to do"
 
 
 def diagnosis_json(found: Diagnosis) -> dict[str, Any]:

@@ -21,8 +21,8 @@ _SCHEDULER = {f.name for f in dataclasses.fields(SchedulerConfig)}
 _CACHE = {"block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "enable_prefix_caching", "kv_reservation"}
 _POOLS = {f.name for f in dataclasses.fields(SimulatedPools)}
 _OWN = {"request_rate_factor", "step_time_factor", "max_model_len"} | _POOLS
-_LEAST_MOVED = 0.01
-"""Least shift of the last arrival, as a share of the run, for a request_rate_factor to have an effect."""
+_AT_ONCE = 0.01
+"""Share of a run: requests that come within less of it came at once, and have no rate."""
 _FORMATS: Mapping[str, KVFormat] = {"bf16": "bf16", "f32": "f32", "fp8": "fp8", "int8": "int8", "int4": "int4"}
 
 
@@ -129,7 +129,7 @@ class WhatIf:
 
 
 def check_rate_factor(what_if: WhatIf, requests: Sequence[SimulatedRequest], duration_s: float) -> None:
-    """Refuse a request_rate_factor that moves no arrival by as much as a hundredth of the run.
+    """Refuse a request_rate_factor where requests come within a hundredth of the run, before and after.
 
     Raises:
         InvalidParameter: the requests arrived at once, or nearly.
@@ -139,7 +139,7 @@ def check_rate_factor(what_if: WhatIf, requests: Sequence[SimulatedRequest], dur
         return
     times_s = [request.arrival.arrival_time_s for request in requests]
     span_s = max(times_s) - min(times_s)
-    if abs(span_s / factor - span_s) >= _LEAST_MOVED * duration_s:
+    if max(span_s, span_s / factor) >= _AT_ONCE * duration_s:
         return
     came = "came at once" if span_s == 0 else f"came within {span_s:.3g} s of a run of {duration_s:.3g} s"
     raise InvalidParameter(

@@ -10,6 +10,7 @@ import pytest
 from twostroke.bench.measured.render import BEGIN, END, Tables, put_into, render
 from twostroke.bench.measured.values import Row, at, claim, operators_of, predicted
 from twostroke.bench.report import BenchResult, save
+from twostroke.cli.bench import table
 from twostroke.errors import InvalidParameter
 
 ROOT = Path(__file__).parents[3]
@@ -36,7 +37,7 @@ def _saved(folder: Path, name: str, results: dict[str, Any], **config: Any) -> B
 def test_readme_has_the_tables_of_the_committed_results() -> None:
     """Run `make figures` after new results."""
     page = (ROOT / "README.md").read_text()
-    assert put_into(page, render(ROOT / "benchmarks/results")) == page
+    assert put_into(page, render(ROOT / "benchmarks/results"), ROOT) == page
 
 
 def test_a_row_shows_its_figures_and_one_without_a_result_says_so(tmp_path: Path) -> None:
@@ -99,7 +100,35 @@ def test_operators_are_those_that_the_result_names(tmp_path: Path, config: dict[
 
 
 def test_a_page_without_marks_is_refused_and_the_rest_of_one_is_left() -> None:
-    with pytest.raises(InvalidParameter, match="has no lines"):
-        put_into("text", "tables")
-    page = put_into(f"before\n{BEGIN}\nold\n{END}\nafter\n", "new")
+    with pytest.raises(InvalidParameter, match=r"page='some\.md': has no lines"):
+        put_into("text", "tables", Path("some.md"))
+    page = put_into(f"before\n{BEGIN}\nold\n{END}\nafter\n", "new", Path("some.md"))
     assert page == f"before\n{BEGIN}\n\nnew\n{END}\nafter\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"write": True, "check": True}, "check=True: cannot be given beside --write"),
+        ({"page": Path("README.md")}, "page='README.md': changes nothing by itself. Give --write or --check"),
+        ({"results": Path("nowhere")}, "results='nowhere': is no folder of results"),
+        ({"results": ROOT / "src"}, "is no folder of results"),
+        ({"check": True, "page": Path("nowhere.md")}, r"page='nowhere\.md': cannot be read \(No such file"),
+        ({"check": True, "page": ROOT / "CHANGELOG.md"}, r"page='.*CHANGELOG\.md': has no lines"),
+    ],
+    ids=str,
+)
+def test_a_table_that_cannot_be_made_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidParameter, match=words):
+        table(**{"results": ROOT / "benchmarks/results", **given})
+
+
+def test_a_page_with_other_tables_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, results = tmp_path / "page.md", ROOT / "benchmarks/results"
+    page.write_text(f"{BEGIN}\nold\n{END}\n")
+    with pytest.raises(SystemExit) as exited:
+        table(results=results, page=page, check=True)
+    assert exited.value.code == 1
+    assert f"{page} has other tables; run `make figures`" in capsys.readouterr().err
+    table(results=results, page=page, write=True)
+    table(results=results, page=page, check=True)

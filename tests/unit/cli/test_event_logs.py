@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from timed_engine import history
 from traces import conversations, write_trace
 from twostroke.api.view import recording_of
+from twostroke.bench.from_log import prompt_tokens_of
 from twostroke.bench.workload import of_lengths
 from twostroke.cli import bench, explain
 from twostroke.cli.doctor import doctor
@@ -20,7 +22,7 @@ from twostroke.cli.replay import replay
 from twostroke.cli.view import view
 from twostroke.config.cache import CacheConfig
 from twostroke.errors import InvalidParameter, UnreadableEvent
-from twostroke.events import EVENT_LOG_VERSION, to_json
+from twostroke.events import EVENT_LOG_VERSION, from_json, to_json
 from twostroke.planner.options import PlanOptions
 
 DOORS: dict[str, Callable[[Path], object]] = {
@@ -80,6 +82,32 @@ def test_a_trace_is_no_event_log(door: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="is a Mooncake trace, and no event log") as refused:
         DOORS[door](path)
     assert f"twostroke replay {path} --model MODEL" in str(refused.value)
+
+
+NAMES = {"doctor": "event_log", "plan --measured": "measured", "bench summarize": "event_log"}
+
+
+@pytest.mark.parametrize("door", NAMES)
+def test_a_log_without_events_or_steps_is_refused_by_name(door: str, lines: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    for kept, words in (([], "holds no event"), (lines[:1], "holds no finished step")):
+        path.write_text("".join(f"{line}\n" for line in kept))
+        with pytest.raises(InvalidParameter) as refused:
+            DOORS[door](path)
+        assert str(refused.value).startswith(f"{NAMES[door]}='{path}': {words}. Give the file that --event-log wrote")
+
+
+def test_the_cost_of_prompts_and_output_alike(
+    lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    assert prompt_tokens_of(map(from_json, lines)) == 3 * 8
+    bench.summarize(path, price_per_hour=3600.0)
+    words = re.findall(r"[\d,.]+(?= (?:in all|per))", capsys.readouterr().out)
+    total, of_output, alike = (float(word.replace(",", "")) for word in words)
+    assert of_output == pytest.approx(total / 12 * 1e6, rel=1e-3)
+    assert alike == pytest.approx(total / (12 + 24) * 1e6, rel=1e-3)
 
 
 @pytest.mark.parametrize("version", [EVENT_LOG_VERSION, EVENT_LOG_VERSION - 1])

@@ -50,8 +50,8 @@ def test_for_people_and_another_device() -> None:
     ("arguments", "words"),
     [
         (["--device-name", "H1000"], "Known: T4, A10"),
-        (["--memory", "10000000"], "What would fit: --quantization int8"),
-        (["--memory", "100"], "would not fit either"),
+        (["--memory", "10000000"], "would not fit either (int8 takes"),
+        (["--device", "cpu", "--device-name", "L4"], "--device='cpu': contradicts --device-name L4, which is a GPU"),
         (["--memory", "-5"], "memory=-5"),
         (["--context", "4096"], "context=4096"),
         (["--prompt-lengths", "many"], "no whole number"),

@@ -10,7 +10,12 @@ import pytest
 
 from twostroke import LLM
 from twostroke.config import cache
-from twostroke.config.kv_format import INT4_PERPLEXITY_RISE, INT8_PERPLEXITY_RISE, kv_format_warning
+from twostroke.config.kv_format import (
+    INT4_PERPLEXITY_RISE,
+    INT8_PERPLEXITY_RISE,
+    INT8_PERPLEXITY_RISE_OF_CODER,
+    kv_format_warning,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -21,7 +26,10 @@ def test_the_warning_tells_the_measured_rise() -> None:
         assert told == pytest.approx(found[f"kv_cache_dtype={name}"]["perplexity_rise"], abs=5e-5)
     other = json.loads((ROOT / "benchmarks/results/quality-qwen-coder.json").read_text())["results"]
     assert other["kv_cache_dtype=int4"]["perplexity_rise"] > 100, "unusable"
-    assert other["kv_cache_dtype=int8"]["perplexity_rise"] < 0.05
+    rise = other["kv_cache_dtype=int8"]["perplexity_rise"]
+    assert pytest.approx(rise, abs=5e-5) == INT8_PERPLEXITY_RISE_OF_CODER
+    for told in (INT8_PERPLEXITY_RISE, INT8_PERPLEXITY_RISE_OF_CODER):
+        assert f"int8: {told:.1%}" in (kv_format_warning("int4") or "")
 
 
 def test_help_and_readme_tell_the_same() -> None:

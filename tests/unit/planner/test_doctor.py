@@ -117,6 +117,16 @@ def idle_in_bursts() -> dict[str, Any]:
     }
 
 
+def engine_time() -> dict[str, Any]:
+    """Small steps, for an engine that takes long itself."""
+    return {"workload": every(0.5, [(32, 60)] * 12)}
+
+
+def a_handful() -> dict[str, Any]:
+    """Too few to judge by."""
+    return {"workload": of_lengths([(32, 64)] * 9)}
+
+
 @functools.cache
 def log_of(case: Any, noise: float = 0.05) -> list[Event]:
     """Return the log of a case, made once; no test changes it."""
@@ -291,7 +301,7 @@ def test_kv_blocks_that_are_used_for_the_first_time_are_no_leak() -> None:
 
 
 def test_an_engine_that_is_slow_itself_is_named() -> None:
-    found = diagnose(history(every(0.5, [(32, 60)] * 12), own_s=0.05))
+    found = diagnose(history(**engine_time(), own_s=0.05))
     assert found.constraint is Constraint.ENGINE
 
 
@@ -320,7 +330,7 @@ def test_without_a_back_test_that_holds_no_lever_is_offered() -> None:
     assert "more than the 25% allowed" in found.remark
     console = Console(record=True, width=160)
     print_diagnosis(found, console)
-    assert "lever    none" in console.export_text()
+    assert "lever    none that can be predicted" in console.export_text()
     near = diagnose(log_of(few_slots, 0.0), scaled(STEP_TIMES, 1.2))
     assert near.levers, near.remark
 
@@ -435,6 +445,24 @@ def test_what_is_printed_and_what_programs_read() -> None:
     data = json.loads(json.dumps(diagnosis_json(found)))
     assert data["levers"][0]["settings"] == {"max_num_seqs": 8}
     assert data["levers"][0]["gain"] > 1.05
+
+
+@pytest.mark.parametrize(
+    ("case", "own_s", "says"),
+    [
+        (idle, 0.0, "nothing to do"),
+        (short_outputs, 0.0, "nothing to do"),
+        (one_at_a_time, 0.0, "none that can be predicted"),
+        (engine_time, 0.05, "none that can be predicted"),
+        (a_handful, 0.0, "none that can be predicted"),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_nothing_to_do_is_said_only_where_that_is_so(case: Any, own_s: float, says: str) -> None:
+    console = Console(record=True, width=160)
+    print_diagnosis(diagnose(history(**case(), own_s=own_s)), console)
+    (line,) = [line for line in console.export_text().splitlines() if line.startswith("lever")]
+    assert line.split(maxsplit=1)[1].strip() == says
 
 
 @pytest.mark.parametrize("itl_slo", ["300ms", 0.3])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections import Counter
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,11 @@ from rich.console import Console
 
 from published_models import MODELS, Published, write_published
 from twostroke.config.engine import EngineConfig
+from twostroke.engine.preparation import Prepared, prepare
 from twostroke.errors import DoesNotFit
 from twostroke.kv_cache.device_memory import DeviceMemory
 from twostroke.planner.devices import devices
+from twostroke.planner.memory import SMALLER, plan_memory, with_quantization
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.plan import Plan, make_plan
 from twostroke.planner.report import as_json
@@ -132,6 +136,35 @@ def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic(
     said = str(refusal.value)
     assert f"take {weights:,} bytes of 0.9 x {CARD_BYTES[card]:,} = {room:,}: {weights - room:,} more" in said
     assert f"What would fit: {remedy}" in said
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_is_said_to_fit_does_and_all_that_does_is_said(published: Path, device: str) -> None:
+    """Of every size of memory below the weights': beside them there has to be room for a step and a block."""
+    given = {"model": str(published / "Qwen2.5-0.5B"), "load_format": "dummy", "threads": 1}
+    config = EngineConfig.from_keywords(**given)
+    prepared = prepare(config)
+    if device == "cuda":
+        config = replace(config, load=replace(config.load, device="cuda"))
+    weight_bytes = plan_memory(config, prepared, 4 * GB).weight_bytes
+    counts: Counter[bool] = Counter()
+    for memory in range(weight_bytes // 4, weight_bytes, weight_bytes // 40):
+        said = refusal(config, prepared, memory)
+        for quantization in SMALLER:
+            fits = not refusal(with_quantization(config, prepared, quantization), prepared, memory)
+            assert (f"--quantization {quantization} (" in said) is fits, (memory, said)
+            counts[fits] += 1
+    assert counts[True] >= 5
+    assert counts[False] >= 5
+
+
+def refusal(config: EngineConfig, prepared: Prepared, memory_bytes: int) -> str:
+    """Why it does not fit; empty where it does."""
+    try:
+        plan_memory(config, prepared, memory_bytes)
+    except DoesNotFit as error:
+        return str(error)
+    return ""
 
 
 def test_the_cards_here_are_those_of_the_table() -> None:

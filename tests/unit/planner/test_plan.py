@@ -20,7 +20,7 @@ from twostroke.cost.step_cost import MachineLimits
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.engine.event_sinks import read_events
 from twostroke.errors import InvalidParameter, SetupError
-from twostroke.events import EngineStarted, Event
+from twostroke.events import EngineStarted, Event, StepScheduled
 from twostroke.planner import machine
 from twostroke.planner.after_run import compare, run_seen, steps_seen
 from twostroke.planner.figure import draw_plan
@@ -112,6 +112,35 @@ def test_a_change_that_cannot_be_had_says_why(random_models: dict[str, Path], tm
     assert "KV in int8: not possible; kv_cache_dtype='int8': is planned without speculation" in why[0]
     on_floats = plan_of(str(random_models["llama"]), {"compare": "L4"})
     assert any("on L4: not possible" in line and "float32" in line for line in advice(on_floats))
+
+
+def test_verified_drafts_end_where_a_step_does() -> None:
+    wide = plan_of("embedded", {"batch": 3})
+    narrow = plan_of("embedded", {"batch": 3}, max_num_batched_tokens=16, max_num_seqs=3)
+    assert [point.num_drafts for point in wide.verification] == list(range(9))
+    assert [point.num_drafts for point in narrow.verification] == list(range(5)), "3 x (1 + 4) tokens of 16"
+    assert "more drafts exceed --max-num-batched-tokens" in text_of(narrow)
+    assert "more drafts exceed" not in text_of(wide)
+    with pytest.raises(InvalidParameter, match=r"batch=5: is more than the tokens of a step, 4\. Raise --max-num-ba"):
+        plan_of("embedded", {"batch": 5}, max_num_batched_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        ({"num_kv_blocks": 600}, "fit: at most 2 do with --num-kv-blocks 600"),
+        ({"kv_cache_memory": 600 * 16 * 4608}, f"fit: at most 2 do with --kv-cache-memory {600 * 16 * 4608}"),
+        ({}, "fit: at most 12 do at 90% of the card, 15 at 100%"),
+    ],
+    ids=str,
+)
+def test_a_size_that_is_given_decides_and_no_share_of_the_card(size: dict[str, int], words: str) -> None:
+    text = text_of(
+        plan_of("embedded", {"device_name": "L4", "requests": 2, "memory": 400 << 20}, device="cuda", **size)
+    )
+    assert words in text
+    assert ("of the card" in text) is (not size)
+    assert ("of them may be in use" in text) is (not size)
 
 
 def test_ranks_have_a_device_each() -> None:
@@ -247,6 +276,24 @@ def test_the_log_of_another_machine_raises_nothing_and_gives_no_ratio(
     assert "times are not compared: the log is of another machine (3,000 GB/s there, 0.00100 planned)" in (
         " ".join(console.export_text().split())
     )
+
+
+def test_predicted_times_are_not_held_against_the_log_of_another_machine(
+    random_models: dict[str, Path], run_of_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_machine(monkeypatch, SLOW)
+    events = with_limits(list(read_events(run_of_llama)), MachineLimits(1e14, 3e12))
+    steps = StepTimeModel(layers=Curve((1, 512), (0.25, 0.25)), head=Curve((1,), (0.0,)), pair_s=0.0, seen_s=0.0)
+    config = EngineConfig.from_keywords(model=str(random_models["llama"]), threads=1)
+    after = compare(make_plan(config, PlanOptions(memory=MEMORY), steps), events)
+    assert (after.planned, after.measured, after.beside_floors) == ({}, {}, ())
+    assert "another machine" in after.why_not
+
+
+def test_steps_without_a_cost_say_why_there_is_no_table(random_models: dict[str, Path], run_of_llama: Path) -> None:
+    events = [replace(e, cost=None) if isinstance(e, StepScheduled) else e for e in read_events(run_of_llama)]
+    after = compare(plan_of(str(random_models["llama"])), events)
+    assert after.why_not == "no finished step of the log says what it cost"
 
 
 def test_small_figures_are_not_rounded_to_nothing(random_models: dict[str, Path]) -> None:

@@ -81,6 +81,10 @@ def test_requests_that_came_at_once_have_no_rate() -> None:
         replay_log(log_of(apart_s=0.0001), [FASTER])
     assert len(replay_log(log_of(apart_s=0.0), [WhatIf(settings={"request_rate_factor": 1})]).what_ifs) == 1
     assert len(replay_log(log_of(), [FASTER]).what_ifs) == 1
+    barely = WhatIf(settings={"request_rate_factor": 1.001})
+    assert len(replay_log(log_of(), [barely]).what_ifs) == 1, "they came over time, whatever the factor"
+    slower = WhatIf(settings={"request_rate_factor": 0.0001})
+    assert len(replay_log(log_of(apart_s=0.0001), [slower]).what_ifs) == 1, "then they come over time"
 
 
 def test_steps_that_warmed_the_engine_up_are_not_fitted() -> None:

@@ -91,8 +91,28 @@ def render(folder: Path, tables: Tables | None = None) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def put_into(page: str, rendered: str) -> str:
+def read_page(path: Path) -> str:
+    """Return the text of a page.
+
+    Raises:
+        InvalidParameter: it cannot be read, or is no text.
+    """
+    remedy = "Give the page that holds the tables (--page)."
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidParameter("page", str(path), f"cannot be read ({error.strerror})", remedy) from error
+    except UnicodeDecodeError as error:
+        raise InvalidParameter("page", str(path), f"is no text in UTF-8 (byte {error.start})", remedy) from error
+
+
+def put_into(page: str, rendered: str, path: Path) -> str:
     """Return a page with the tables between its marks.
+
+    Args:
+        page: its text.
+        rendered: the tables.
+        path: of the page, for the message.
 
     Raises:
         InvalidParameter: the page has no such marks.
@@ -100,7 +120,7 @@ def put_into(page: str, rendered: str) -> str:
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise InvalidParameter("page", page[:40], f"has no lines {BEGIN!r} and {END!r}")
+        raise InvalidParameter("page", str(path), f"has no lines {BEGIN!r} and {END!r}")
     return f"{before}{begin}\n\n{rendered}\n{end}{after}"
 
 
@@ -113,8 +133,7 @@ def _rows(rows: Sequence[Row], sources: Sources) -> str:
             continue
         expected, found = (" / ".join(figure(result) for figure in part) for part in (row.predicted, row.measured))
         operators = "(counted)" if row.is_counted else operators_of(result)
-        measured = row.words.format(found)
-        lines.append(_line(row.what, f"`{row.result}`", operators, expected, measured, sources.letter(result)))
+        lines.append(_line(row.what, f"`{row.result}`", operators, expected, found, sources.letter(result)))
     return "\n".join(lines)
 
 

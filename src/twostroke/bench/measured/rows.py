@@ -95,7 +95,7 @@ ROWS: tuple[Row, ...] = (
         is_counted=True,
     ),
     Row(
-        "a prompt of 32,768 tokens beside short requests: steps in which one of these waits",
+        "a long prompt beside short requests: steps in which one of these waits",
         "long-prompt",
         (claim("of these, steps in which a short request got no token, on the model", "{:.0f}"),),
         (predicted("of these, steps in which a short request got no token, on the model", "{:.0f}"),),

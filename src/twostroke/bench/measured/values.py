@@ -14,21 +14,20 @@ Figure = Callable[[BenchResult], str]
 """Function that reads a result and returns one of its figures as text."""
 
 
-def claim(what: str, form: str = "{:.2f}", part: str = "measured", scale: float = 1.0) -> Figure:
+def claim(what: str, form: str = "{:.2f}", part: str = "measured") -> Figure:
     """Return a figure of a reproduction's claim.
 
     Args:
         what: the words of the claim.
         form: format of the number.
         part: "measured" or "predicted".
-        scale: factor on the number.
     """
-    return partial(_claim, what, form, part, scale)
+    return partial(_claim, what, form, part)
 
 
-def predicted(what: str, form: str = "{:.2f}", scale: float = 1.0) -> Figure:
-    """Return the predicted figure of a claim."""
-    return claim(what, form, "predicted", scale)
+def predicted(what: str, form: str = "{:.2f}") -> Figure:
+    """Return what was predicted for a claim."""
+    return claim(what, form, "predicted")
 
 
 def at(*path: str, form: str = "{:.2f}") -> Figure:
@@ -41,10 +40,10 @@ def tokens_per_s() -> Figure:
     return _tokens_per_s
 
 
-def _claim(what: str, form: str, part: str, scale: float, result: BenchResult) -> str:
+def _claim(what: str, form: str, part: str, result: BenchResult) -> str:
     for found in result.results["claims"]:
         if found["what"] == what:
-            return form.format(found[part] * scale)
+            return form.format(found[part])
     known = ", ".join(repr(found["what"]) for found in result.results["claims"])
     raise InvalidParameter("result", result.bench, f"has no claim {what!r}; it has {known}")
 
@@ -73,9 +72,7 @@ class Row:
     measured: tuple[Figure, ...]
     predicted: tuple[Figure, ...] = ()
     is_counted: bool = False
-    """Whether the figures are counts, which do not depend on kernels or machine."""
-    words: str = "{}"
-    """Text around the measured figures."""
+    """Whether the figures are counts, which no kernel and no machine changes."""
 
 
 def operators_of(result: BenchResult) -> str:
