@@ -83,15 +83,21 @@ def find_calibration(model: Path, load: LoadConfig, cache: CacheConfig) -> tuple
     reasons: list[str] = []
     for place in places:
         found = Calibration.read(place)
-        why_not = _why_not(found, load, cache)
-        if not why_not:
+        reason = why_not(found, load, cache)
+        if not reason:
             return found, f"calibrated: {place.name}"
-        reasons.append(f"{place.name} {why_not}")
+        reasons.append(f"{place.name} {reason}")
     return None, "; ".join(reasons)
 
 
-def _why_not(found: Calibration, load: LoadConfig, cache: CacheConfig) -> str:
-    """Return why a calibration cannot be used here; empty if it can."""
+def why_not(found: Calibration, load: LoadConfig, cache: CacheConfig) -> str:
+    """Return why a calibration cannot be used here; empty: it can.
+
+    Args:
+        found: the calibration.
+        load: how the model is loaded here.
+        cache: of the engine here.
+    """
     differences = [
         *_differences(found.machine, Hardware.of_this_machine().as_json()),
         *_differences(found.load, {name: getattr(load, name) for name in (*_LOAD, "tensor_parallel_size")}),

@@ -104,12 +104,12 @@ def machine_for(config: EngineConfig, options: PlanOptions, prepared: Prepared) 
     """Return the machine that the options ask for; measure it if it is this one."""
     if options.device_name is not None:
         return published_machine(options.device_name, config.load, prepared, options)
-    memory, others = _memory_here(prepared)
+    memory, others = memory_here(prepared, options.memory)
     return Machine(
         name="this machine",
         limits=_measured(config, prepared),
-        memory_bytes=memory if options.memory is None else options.memory,
-        others_bytes=others if options.memory is None else 0,
+        memory_bytes=memory,
+        others_bytes=others,
         price_per_hour=options.price_per_hour,
         is_published=False,
     )
@@ -146,9 +146,17 @@ def _operators(device: Device, load: LoadConfig) -> Operators:
     return operators_to_plan(load.kernels, load.activation_quantization, has_triton=has_triton)
 
 
-def _memory_here(prepared: Prepared) -> tuple[int, int]:
-    """Return the memory for the model here (all memory of a card, or the free memory of the host), and the part others
-    use."""
+def memory_here(prepared: Prepared, asked: int | None) -> tuple[int, int]:
+    """Return the bytes that `plan_memory` takes of this machine, and those that others have of each card.
+
+    Of cards these are all bytes of all ranks, of the host what is free.
+
+    Args:
+        prepared: the model on its device.
+        asked: bytes to plan with instead, of which others have none; None: what there is.
+    """
+    if asked is not None:
+        return asked, 0
     free = free_bytes_of(prepared.device)
     if prepared.device.type != "cuda":
         return free, 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twostroke.config.checks import number, switch, text, whole_number, whole_numbers
+from twostroke.cost.price import check_price_per_hour
 from twostroke.errors import InvalidParameter
 from twostroke.planner.devices import find_device
 
@@ -28,7 +29,8 @@ class PlanOptions:
     """Plan for a GPU whose figures are published, such as H100-SXM, instead of this machine. With tensor_parallel_size
     each rank has one."""
     price_per_hour: float | None = None
-    """Of the device, or of all of them together, in any money: what a million output tokens cost."""
+    """Of the device, or of all ranks' devices together, in any money: what a million output tokens cost. With --search:
+    of one GPU of the named kind, or of this whole machine, whose cores share it."""
     prompt: str | None = None
     """Text of one prompt, or @FILE: print its tokens as the server counts them, KV bytes, time to first token,
     price."""
@@ -67,9 +69,9 @@ class PlanOptions:
             text("prompt", self.prompt)
         switch("chat", self.chat)
         self._check_prompt()
-        for name in ("price_per_hour", "link_bytes_per_s"):
-            if getattr(self, name) is not None:
-                number(name, getattr(self, name), 0, 1e15, "more than 0", low_open=True)
+        check_price_per_hour(self.price_per_hour)
+        if self.link_bytes_per_s is not None:
+            number("link_bytes_per_s", self.link_bytes_per_s, 0, 1e15, "more than 0", low_open=True)
         _ = self.prompts
         for name in (*self.others, *(() if self.device_name is None else (self.device_name,))):
             find_device(name)

@@ -11,17 +11,20 @@ from functools import partial
 from tqdm.auto import tqdm
 
 from twostroke.batch import Limit
+from twostroke.bench.command import model_name
 from twostroke.config.engine import EngineConfig
+from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.calibration import Calibration
 from twostroke.cost.roofline import roofline
 from twostroke.cost.step_model import StepTimeModel
-from twostroke.engine.calibrated import find_calibration
+from twostroke.engine.calibrated import find_calibration, why_not
 from twostroke.engine.journal import engine_started
-from twostroke.engine.preparation import Prepared, free_bytes_of, model_shape, prepare, usable_processors
-from twostroke.errors import InvalidParameter, TwostrokeError
+from twostroke.engine.preparation import Prepared, model_shape, prepare, usable_processors
+from twostroke.errors import DoesNotFit, InvalidParameter, TwostrokeError
+from twostroke.explain.words import counted
 from twostroke.planner.devices import devices, find_device
 from twostroke.planner.least_work import goodput_bound
-from twostroke.planner.machine import prepared_for, published_machine
+from twostroke.planner.machine import memory_here, prepared_for, published_machine
 from twostroke.planner.memory import MemoryPlan, plan_memory
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.placement import Candidate, Limits, Outcome, Ranking, Space, candidates_of, outcome_of, search
@@ -99,15 +102,28 @@ def search_placement(config: EngineConfig, plan: PlanOptions, options: SearchOpt
     link = plan.link_bytes_per_s or DEFAULT_LINK_BYTES_PER_S
     runs = _Runs(kinds, plan, options.limits, link)
     longest = max((runs.longest_of(candidate) for candidate in candidates), default=0)
+    if not longest and runs.why_not is not None:
+        if not isinstance(runs.why_not, DoesNotFit):
+            raise runs.why_not
+        remedy = f"In a search ranks are those of --ranks, as far as --max-devices ({most_devices}) lasts."
+        words = f"No candidate fits into memory. Of {candidates[0]}: {runs.why_not} {remedy}"
+        raise DoesNotFit(words) from runs.why_not
     if not longest:
         limit = f"leaves no candidate: the smallest worker takes {min(_devices_of(kind) for kind in kinds)}"
         raise InvalidParameter("max_devices", most_devices, limit, "Give more devices or memory, or fewer --ranks.")
     runs.workload = read_workload(options, block_size=config.cache.block_size, longest=longest)
-    fitting = tuple(one for one in candidates if runs.longest_of(one) >= runs.workload.longest)
-    if len(fitting) < len(candidates):
-        notes.append(f"{len(candidates) - len(fitting)} candidates are left out: their memory holds shorter requests")
-    if not any(one.is_split for one in fitting):
+    loading = tuple(one for one in candidates if runs.longest_of(one))
+    fitting = tuple(one for one in loading if runs.longest_of(one) >= runs.workload.longest)
+    for number, why in (
+        (len(candidates) - len(loading), "the model does not fit into their memory"),
+        (len(loading) - len(fitting), "their memory holds shorter requests"),
+    ):
+        if number:
+            notes.append(f"left out: {counted(number, 'candidate')}, as {why}")
+    if not any(one.is_split for one in candidates):
         notes.append(_no_split(kinds, most_devices, config.load.model, is_gpu=plan.device_name is not None))
+    elif not any(one.is_split for one in fitting):
+        notes.append("no split is searched: none of them fits")
     factors = options.factors if runs.workload.span_s > 0 else (1.0,)
     if factors == (1.0,) != options.factors:
         notes.append("all requests come at once, so there is no rate to change")
@@ -156,6 +172,10 @@ class _Runs:
         self._limits = limits
         self._link = link_bytes_per_s
         self._memory: dict[Candidate, MemoryPlan | None] = {}
+        self._here: dict[tuple[int | None, int], tuple[int, int]] = {}
+        """Bytes of this machine for each kind of worker, read once: what is free changes by itself."""
+        self.why_not: TwostrokeError | None = None
+        """Why the first candidate that does not fit does not."""
         self.workload = SearchWorkload("nothing", ())
         self.ran: Callable[[], object] = lambda: None
         """Callback after each simulation."""
@@ -220,22 +240,25 @@ class _Runs:
     def _memory_of(self, candidate: Candidate) -> MemoryPlan | None:
         if candidate not in self._memory:
             kind, config = self._kind_of(candidate), self._config_of(candidate)
+            num_bytes, others = self._bytes_of(candidate)
             try:
-                self._memory[candidate] = plan_memory(config, kind.prepared, self._bytes_of(candidate))
-            except TwostrokeError:
-                if not candidate.is_split and not any(self._memory.values()):
-                    raise  # the model itself does not fit: the error says which size would
+                self._memory[candidate] = plan_memory(config, kind.prepared, num_bytes, others_bytes=others)
+            except TwostrokeError as error:
+                self.why_not = self.why_not or error
                 self._memory[candidate] = None
         return self._memory[candidate]
 
-    def _bytes_of(self, candidate: Candidate) -> int:
-        """Return a worker's memory: that of its own devices, or its share of this machine."""
+    def _bytes_of(self, candidate: Candidate) -> tuple[int, int]:
+        """Return a worker's memory, its own devices' or its share of this machine, and what others have of it."""
         kind = self._kind_of(candidate)
         if self._plan.device_name is not None:
             asked = PlanOptions(device_name=self._plan.device_name, memory=self._plan.memory)
-            return published_machine(self._plan.device_name, kind.config.load, kind.prepared, asked).memory_bytes
-        free = free_bytes_of(kind.prepared.device) if self._plan.memory is None else self._plan.memory
-        return free // candidate.num_workers
+            return published_machine(self._plan.device_name, kind.config.load, kind.prepared, asked).memory_bytes, 0
+        key = candidate.threads, candidate.ranks
+        if key not in self._here:
+            self._here[key] = memory_here(kind.prepared, self._plan.memory)
+        num_bytes, others = self._here[key]
+        return num_bytes // candidate.num_workers, others // candidate.num_workers
 
     def _recording(self, candidate: Candidate) -> Recording:
         """Return the workload, and the start-up event of each worker of the candidate."""
@@ -260,7 +283,10 @@ def _kinds(
     of_machine = _published(config, plan, options, notes) if plan.device_name else _calibrated(config, options)
     found: dict[tuple[int | None, int], WorkerKind] = {}
     for kind in of_machine:
-        found.setdefault((kind.threads, kind.ranks), kind)
+        key = kind.threads, kind.ranks
+        if key in found:
+            notes.append(f"left out ({kind.predicted_by}): workers of as many threads and ranks are there already")
+        found.setdefault(key, kind)
     if not found:
         raise InvalidParameter("ranks", options.ranks, "leaves no kind of worker", "Leave it out.")
     return found
@@ -318,9 +344,13 @@ def _calibrated(config: EngineConfig, options: SearchOptions) -> Iterator[Worker
         )
         if options.rank_counts is not None and load.tensor_parallel_size not in options.rank_counts:
             continue
-        if of_file.model != config.load.model:
-            limit = f"is of {of_file.model}, not of {config.load.model}"
+        if of_file.model != model_name(config.load.model):
+            limit = f"is of {of_file.model}, not of {model_name(config.load.model)}"
             raise InvalidParameter("calibrations", str(path), limit, "Give files of the model that is searched.")
+        reason = why_not(of_file, load, config.cache)
+        if reason:
+            remedy = "Calibrate on this machine with the settings that are searched, and with --output."
+            raise InvalidParameter("calibrations", str(path), reason, remedy)
         other = replace(config, load=load)
         ready = prepare(other)
         words = f"calibrated: {path.name}"
@@ -334,6 +364,12 @@ def _check(config: EngineConfig, plan: PlanOptions) -> None:
     if not config.cache.enable_prefix_caching:
         limit = "KV is handed over through the prefix cache, so no split can be searched"
         raise InvalidParameter("enable_prefix_caching", False, limit, "Leave it on.")
+    budget = config.scheduler.max_num_batched_tokens
+    if budget != SchedulerConfig().max_num_batched_tokens:
+        raise InvalidParameter("max_num_batched_tokens", budget, "has no part in a search", "Give --budgets.")
+    ranks = config.load.tensor_parallel_size
+    if plan.device_name is not None and ranks != 1:
+        raise InvalidParameter("tensor_parallel_size", ranks, "has no part in a search of a device", "Give --ranks.")
     for option in fields(plan):
         given = getattr(plan, option.name)
         if option.name not in _OF_A_SEARCH and given != option.default:
@@ -373,9 +409,9 @@ def _price(plan: PlanOptions) -> float | None:
 def _no_split(kinds: dict[tuple[int | None, int], WorkerKind], most: int, model: str, *, is_gpu: bool) -> str:
     least = 2 * min(_devices_of(kind) for kind in kinds)
     if is_gpu:
-        return f"no split is searched: it takes {least} GPUs and more, of which there are {most}"
+        return f"no split is searched: it takes {least} GPUs and more, and {most} may be taken (--max-devices)"
     return (
-        f"no split is searched: two workers take {least} cores and more, of which there are {most}. Calibrate workers "
+        f"no split is searched: two workers take {least} cores and more, and {most} may be taken. Calibrate workers "
         f"of fewer threads (twostroke calibrate {model} --threads 1 --no-drafts --output one-thread.json) and add "
         "--calibrations one-thread.json"
     )

@@ -11,6 +11,7 @@ from twostroke.config.load import MAX_RANKS
 from twostroke.config.pools import MAX_WORKERS
 from twostroke.config.scheduler import MAX_PER_STEP
 from twostroke.errors import InvalidParameter
+from twostroke.planner.back_test import LEAST_REQUESTS
 from twostroke.planner.placement import Limits
 
 MAX_RATE_FACTORS = 32
@@ -22,8 +23,9 @@ class SearchOptions:
     """The workload, the limits, and the candidates of a placement search."""
 
     search: bool = False
-    """Search prefill : decode workers, ranks and token budgets in simulated time. Rank them by requests a second, per
-    GPU or core, within --ttft-target-s and --tpot-target-s. One process without a split is always a candidate."""
+    """Search prefill : decode workers, ranks and token budgets for the most requests a second, per GPU or core, that
+    keep --ttft-target-s and --tpot-target-s, in simulated time. One process without a split is always a candidate.
+    --price-per-hour is then of one GPU, or of this whole machine."""
     workload: Path | None = None
     """A Mooncake trace, or an event log that serve --event-log wrote; or give --request-rate with --input-len and
     --output-len instead."""
@@ -36,7 +38,7 @@ class SearchOptions:
     output_len: str = "128"
     """Output tokens of a request, in the same forms."""
     num_requests: int = 200
-    """Requests to simulate: the first of a trace or log, or this many at --request-rate."""
+    """Requests to simulate, 10 and more: the first of a trace or log, or this many at --request-rate."""
     seed: int = 0
     """Seed of arrivals and lengths at --request-rate."""
     ttft_target_s: float = 1.0
@@ -72,7 +74,7 @@ class SearchOptions:
             number(name, getattr(self, name), 0, 1e6, "more than 0 and at most 1000000 seconds", low_open=True)
         number("attainment", self.attainment, 0, 1, "more than 0 and at most 1 (a share)", low_open=True)
         whole_number("trace_divisor", self.trace_divisor, 1)
-        whole_number("num_requests", self.num_requests, 1, MAX_REQUESTS)
+        whole_number("num_requests", self.num_requests, LEAST_REQUESTS, MAX_REQUESTS)
         whole_number("seed", self.seed, 0, 2**32 - 1)
         whole_number("max_workers", self.max_workers, 1, MAX_WORKERS)
         whole_number("runners_up", self.runners_up, 0, 1000)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import numpy as np
 
 from twostroke.engine.event_sinks import read_events
 from twostroke.errors import InvalidParameter
+from twostroke.explain.words import counted
+from twostroke.planner.back_test import LEAST_REQUESTS, too_few
 from twostroke.planner.search_options import SearchOptions
 from twostroke.request import Arrival
 from twostroke.simulation.requests import SimulatedRequest, recording_of
@@ -58,15 +61,29 @@ def read_workload(options: SearchOptions, *, block_size: int, longest: int) -> S
         longest: tokens of the longest request that a worker takes; longer ones are left out.
 
     Raises:
-        InvalidParameter: a file that is neither a trace nor an event log, or none of its requests fits.
+        InvalidParameter: a file that is neither a trace nor an event log, or too few of its requests fit.
     """
-    if options.workload is None:
-        return _fitting(SearchWorkload("requests at a rate", _at_a_rate(options)), options, longest)
-    if is_trace(options.workload):
-        entries = read_trace(options.workload)[: options.num_requests]
-        found, _ = requests_of_trace(entries, block_size=block_size, divisor=options.trace_divisor)
-        return _fitting(SearchWorkload(options.workload.name, found), options, longest)
-    return _fitting(_of_log(options.workload, options, block_size), options, longest)
+    path = options.workload
+    if path is None:
+        found = SearchWorkload("requests at a rate", _at_a_rate(options))
+    elif is_trace(path):
+        with _named(path):
+            entries = read_trace(path)[: options.num_requests]
+        requests, _ = requests_of_trace(entries, block_size=block_size, divisor=options.trace_divisor)
+        found = SearchWorkload(path.name, requests)
+    else:
+        found = _of_log(path, options, block_size)
+    return _fitting(found, options, longest)
+
+
+@contextmanager
+def _named(path: Path) -> Generator[None]:
+    """Raise what a reader refuses as a fault of this file and of --workload."""
+    try:
+        yield
+    except InvalidParameter as error:
+        remedy = error.remedy or "Name a Mooncake trace, or an event log that serve --event-log wrote."
+        raise InvalidParameter("workload", str(path), error.limit, remedy) from error
 
 
 def _of_log(path: Path, options: SearchOptions, block_size: int) -> SearchWorkload:
@@ -74,13 +91,17 @@ def _of_log(path: Path, options: SearchOptions, block_size: int) -> SearchWorklo
         raise InvalidParameter("trace_divisor", options.trace_divisor, "is for a trace; this is an event log")
     if not path.is_file():
         raise InvalidParameter("workload", str(path), "is no file", "Name a Mooncake trace or an event log.")
-    recording = recording_of(read_events(path))
-    ran = [replace(one, ended_after_s=None) for one in recording.requests if one.num_outputs][: options.num_requests]
+    with _named(path):
+        recording = recording_of(read_events(path))
+    ran = [replace(one, ended_after_s=None) for one in recording.requests if one.num_outputs]
+    few = too_few(len(ran))
+    if few:
+        raise InvalidParameter("workload", str(path), f"is too short to conclude anything: {few.removesuffix('.')}")
     before = recording.started.layout["block_size"]
     if max(before, block_size) % min(before, block_size):
         limit = f"is recorded with blocks of {before} tokens, which {block_size} does not fit"
         raise InvalidParameter("workload", str(path), limit, f"Give --block-size {before}.")
-    requests = with_block_size(ran, before, block_size)
+    requests = with_block_size(ran[: options.num_requests], before, block_size)
     without = sum(not one.num_outputs for one in recording.requests)
     return SearchWorkload(path.name, requests, num_without_tokens=without)
 
@@ -102,14 +123,19 @@ def _at_a_rate(options: SearchOptions) -> tuple[SimulatedRequest, ...]:
 def _fitting(workload: SearchWorkload, options: SearchOptions, longest: int) -> SearchWorkload:
     """Return the requests that a worker takes, with the first arrival at 0 s."""
     fits = [request for request in workload.requests if _num_tokens(request) <= longest]
+    remedy = "Shorten requests (--trace-divisor, --input-len), give more memory (--memory), or another model."
+    name = "workload" if options.workload is not None else "request_rate"
+    value = str(options.workload or options.request_rate)
     if not fits:
         shortest = min((_num_tokens(request) for request in workload.requests), default=0)
         limit = f"holds no request of at most {longest} tokens, the longest that a worker takes"
         if shortest:
             limit += f"; its shortest has {shortest}"
-        remedy = "Shorten requests (--trace-divisor, --input-len), give more memory (--memory), or another model."
-        name = "workload" if options.workload is not None else "request_rate"
-        raise InvalidParameter(name, str(options.workload or options.request_rate), limit, remedy)
+        raise InvalidParameter(name, value, limit, remedy)
+    if len(fits) < LEAST_REQUESTS:
+        limit = f"has {counted(len(fits), 'request')} of at most {longest} tokens, the longest that a worker takes"
+        limit += f"; with fewer than {LEAST_REQUESTS}, one odd request decides every percentile"
+        raise InvalidParameter(name, value, limit, f"Give more requests. {remedy}")
     return replace(workload, requests=_from_0(fits), num_too_long=len(workload.requests) - len(fits))
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from twostroke.cost.price import cost_per_million_tokens
+from twostroke.explain.words import counted
 from twostroke.planner.placement import Found, Limits, Outcome
 from twostroke.planner.search import Searched
+from twostroke.planner.words import milliseconds, significant
 
+_Cell = Callable[[Found, Outcome], str]
 _SCHEDULER_LIMITS = {"tokens": "the token budget", "seqs": "slots (max_num_seqs)", "kv": "KV blocks"}
 
 
@@ -20,26 +24,29 @@ def print_search(found: Searched, console: Console | None = None) -> None:
     console = console or Console()
 
     def say(line: str) -> None:
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     workload, limits, ranking = found.workload, found.limits, found.ranking
-    rate = "all at once" if workload.span_s <= 0 else f"{_short(len(workload.requests) / workload.span_s)} requests/s"
+    num_requests, span_s = len(workload.requests), workload.span_s
+    rate = "all at once" if span_s <= 0 else f"{significant((num_requests - 1) / span_s)} requests/s"
     say(
-        f"{workload.name}: {len(workload.requests):,} requests, {rate}, {workload.num_prompt_tokens:,} prompt and "
+        f"{workload.name}: {counted(num_requests, 'request')}, {rate}, {workload.num_prompt_tokens:,} prompt and "
         f"{workload.num_output_tokens:,} output tokens"
     )
     say(
-        f"limits: {limits.attainment:.4g} of the requests with TTFT <= {_ms(limits.ttft_target_s)} and TPOT <= "
-        f"{_ms(limits.tpot_target_s)}"
+        f"limits: {limits.attainment:.4g} of the requests with TTFT <= {milliseconds(limits.ttft_target_s)} and TPOT "
+        f"<= {milliseconds(limits.tpot_target_s)}"
     )
     say(f"step times of {found.model} on {found.machine}: {found.predicted_by}")
-    say(
-        f"{len(found.space.candidates)} candidates, {len(found.space.rate_factors)} rates: {ranking.num_simulations} "
-        f"runs simulated, {ranking.num_skipped} candidates ruled out by a bound"
-    )
+    tried = f"{counted(len(found.space.candidates), 'candidate')}, {counted(len(found.space.rate_factors), 'rate')}"
+    skipped = f"{counted(ranking.num_skipped, 'candidate')} ruled out by a bound"
+    say(f"{tried}: {counted(ranking.num_simulations, 'run')} simulated, {skipped}")
+    if found.price_per_device_hour is not None:
+        say(f"price: {significant(found.price_per_device_hour)} an hour for each {found.device}")
     for note in _notes(found):
         say(f"note: {note}")
-    console.print(_table(found))
+    for table in _tables(found):
+        console.print(table)
     for line in conclusions(found):
         say(line)
 
@@ -51,7 +58,7 @@ def conclusions(found: Searched) -> list[str]:
     replicas = num_replicas(found, winner)
     if replicas is not None:
         num_devices = replicas * winner.candidate.num_devices
-        lines.append(f"the workload's own rate takes {replicas} of it, {num_devices} {found.device}s")
+        lines.append(f"the workload's own rate takes {replicas} of it, {counted(num_devices, found.device)}")
     if not any(one.is_split for one in found.space.candidates):
         return lines
     if not winner.candidate.is_split:
@@ -75,7 +82,7 @@ def binds(found: Found, limits: Limits) -> str:
         name, share, p99, limit = "TPOT", missed.num_within_tpot, missed.tpot_p99_s, limits.tpot_target_s
     words = (
         f"{name} binds: at {missed.rate_factor:g} times the rate {share / missed.num_requests:.1%} keep it, p99 "
-        f"{_ms(p99)} of {_ms(limit)}"
+        f"{milliseconds(p99)} of {milliseconds(limit)}"
     )
     scheduler = _SCHEDULER_LIMITS.get(missed.scheduler_limit)
     return words if scheduler is None else f"{words}; its steps were limited most by {scheduler}"
@@ -93,7 +100,7 @@ def price_per_million(found: Searched, of: Found) -> float | None:
     if found.price_per_device_hour is None or of.best is None:
         return None
     per_hour = found.price_per_device_hour * of.candidate.num_devices
-    return per_hour / (3600 * of.best.output_tokens_per_s) * 1e6
+    return cost_per_million_tokens(per_hour, of.best.output_tokens_per_s)
 
 
 def searched_json(found: Searched) -> dict[str, Any]:
@@ -122,6 +129,7 @@ def searched_json(found: Searched) -> dict[str, Any]:
         "num_simulations": ranking.num_simulations,
         "num_skipped": ranking.num_skipped,
         "device": found.device,
+        "price_per_device_hour": found.price_per_device_hour,
         "places": [_place_json(found, one) for one in ranking.places],
         "best_single_process": None if ranking.unsplit is None else _place_json(found, ranking.unsplit),
         "split_pays": ranking.places[0].candidate.is_split,
@@ -166,38 +174,55 @@ def _notes(found: Searched) -> list[str]:
     if found.link_is_assumed and any(one.is_split for one in found.space.candidates):
         rate = found.link_bytes_per_s / 1e9
         notes.append(f"the link between workers is taken to carry {rate:g} GB/s each (--link-bytes-per-s)")
+    if found.device == "core" and any(one.is_split for one in found.space.candidates):
+        notes.append(
+            "each worker's steps are predicted as if it had the machine to itself; in fact workers share the bandwidth "
+            "of its memory, so splits look better than they are"
+        )
     return [*notes, *found.notes]
 
 
-def _table(found: Searched) -> Table:
-    columns: dict[str, Callable[[Found, Outcome], str]] = {"P:D": lambda one, _: _split(one)}
+def _tables(found: Searched) -> Iterator[Table]:
+    """Yield the places with what they carry, then their times; each fits into 80 columns."""
+    candidates: dict[str, _Cell] = {"P:D": lambda one, _: _split(one)}
     if len({one.threads for one in found.space.candidates}) > 1:
-        columns["threads"] = lambda one, _: f"{one.candidate.threads}"
+        candidates["threads"] = lambda one, _: f"{one.candidate.threads}"
     if len({one.ranks for one in found.space.candidates}) > 1:
-        columns["ranks"] = lambda one, _: f"{one.candidate.ranks}"
-    columns |= {
+        candidates["ranks"] = lambda one, _: f"{one.candidate.ranks}"
+    candidates |= {
         "budget": lambda one, _: f"{one.candidate.max_num_batched_tokens}",
         f"{found.device}s": lambda one, _: f"{one.candidate.num_devices}",
-        "good/s": lambda one, _: _short(one.goodput),
-        f"per {found.device}": lambda one, _: _short(one.goodput_per_device),
+        "good/s": lambda one, _: significant(one.goodput),
+        f"per {found.device}": lambda one, _: significant(one.goodput_per_device),
         "rate": lambda _, best: f"x{best.rate_factor:g}",
-        "TTFT p50": lambda _, best: _short(best.ttft_p50_s * 1e3),
-        "p99 ms": lambda _, best: _short(best.ttft_p99_s * 1e3),
-        "TPOT p50": lambda _, best: _short(best.tpot_p50_s * 1e3),
-        "p99 ms ": lambda _, best: _short(best.tpot_p99_s * 1e3),
         "binds": lambda one, _: _bound_by(one),
     }
     if found.price_per_device_hour is not None:
-        columns["per M"] = lambda one, _: _short(price_per_million(found, one) or 0)
+        candidates["per M"] = lambda one, _: significant(price_per_million(found, one) or 0)
+    yield _table(found, candidates)
+    yield _table(
+        found,
+        {
+            "TTFT p50 ms": lambda _, best: significant(best.ttft_p50_s * 1e3),
+            "TTFT p99 ms": lambda _, best: significant(best.ttft_p99_s * 1e3),
+            "TPOT p50 ms": lambda _, best: significant(best.tpot_p50_s * 1e3),
+            "TPOT p99 ms": lambda _, best: significant(best.tpot_p99_s * 1e3),
+        },
+    )
+
+
+def _table(found: Searched, columns: Mapping[str, _Cell]) -> Table:
+    """Return a row for each place and for the best single process; a column that is too narrow folds its cells."""
     table = Table(box=None, pad_edge=False, header_style="none", padding=(0, 1, 0, 0))
-    for name in columns:
-        table.add_column(name.strip(), justify="right", no_wrap=True)
+    for name in ("#", *columns):
+        table.add_column(name, justify="right", overflow="fold")
     rows = list(found.ranking.places)
     if found.ranking.unsplit is not None and found.ranking.unsplit not in rows:
         rows.append(found.ranking.unsplit)
-    for one in rows:
+    for i, one in enumerate(rows, 1):
         if one.best is not None:
-            table.add_row(*(cell(one, one.best) for cell in columns.values()))
+            number = f"{i}" if one in found.ranking.places else "-"
+            table.add_row(number, *(cell(one, one.best) for cell in columns.values()))
     return table
 
 
@@ -206,18 +231,5 @@ def _split(found: Found) -> str:
     return f"{candidate.prefill}:{candidate.decode}" if candidate.is_split else "one"
 
 
-def _short(value: float) -> str:
-    """Return three significant digits, or all digits before the point.
-
-    >>> _short(0.01234), _short(12.34), _short(12345.6)
-    ('0.0123', '12.3', '12,346')
-    """
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def _bound_by(one: Found) -> str:
     return "rates" if one.missed is None else one.missed.worse_limit.split("_")[0].upper()
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.4g} ms"

@@ -16,7 +16,7 @@ def print_replayed_trace(found: TraceReplayed, console: Console | None = None) -
     console = console or Console()
 
     def say(line: str) -> None:
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     say(f"{found.trace}: {found.num_requests:,} requests, {found.num_prompt_tokens:,} prompt tokens")
     memory = found.memory

@@ -19,10 +19,10 @@ from twostroke.cost.roofline import roofline
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.engine.calibrated import find_calibration
 from twostroke.engine.journal import engine_started
-from twostroke.engine.preparation import Prepared, free_bytes_of, model_shape
+from twostroke.engine.preparation import Prepared, model_shape
 from twostroke.errors import InvalidParameter
 from twostroke.planner.devices import devices
-from twostroke.planner.machine import prepared_for, published_machine
+from twostroke.planner.machine import memory_here, prepared_for, published_machine
 from twostroke.planner.memory import MemoryPlan, plan_memory
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.replay import Predicted, predict
@@ -62,6 +62,7 @@ class TraceReplayed:
 class _Machine:
     name: str
     memory_bytes: int
+    others_bytes: int
     step_times: StepTimeModel
     predicted_by: str
     are_floors: bool
@@ -88,7 +89,7 @@ def replay_trace(
     requests_of_trace((), block_size=block_size, divisor=divisor)  # whether sizes divide, before a model is looked at
     config, prepared = prepared_for(config, options.device_name)
     machine = _machine(config, prepared, options)
-    memory = plan_memory(config, prepared, machine.memory_bytes)
+    memory = plan_memory(config, prepared, machine.memory_bytes, others_bytes=machine.others_bytes)
     longest = memory.max_model_len
     requests, num_left_out = requests_of_trace(entries, block_size=block_size, divisor=divisor, longest=longest)
     if not requests:
@@ -141,14 +142,15 @@ def _machine(config: EngineConfig, prepared: Prepared, options: TraceOptions) ->
             limit = f"has no step times on this machine ({words})"
             remedy = f"Calibrate it, or take the floors of a published device: --device-name {', '.join(devices())}."
             raise InvalidParameter("model", config.load.model, limit, remedy)
-        free = free_bytes_of(prepared.device) if options.memory is None else options.memory
-        return _Machine("this machine", free, calibration.step_times, words, are_floors=False)
+        memory, others = memory_here(prepared, options.memory)
+        return _Machine("this machine", memory, others, calibration.step_times, words, are_floors=False)
     asked = PlanOptions(device_name=options.device_name, memory=options.memory)
     machine = published_machine(options.device_name, config.load, prepared, asked)
     shape, most_tokens = model_shape(config, prepared), config.scheduler.max_num_batched_tokens
     return _Machine(
         machine.name,
         machine.memory_bytes,
+        machine.others_bytes,
         roofline(shape, machine.limits, most_tokens=most_tokens),
         "published figures, so steps take the least they can: bytes at its bandwidth, operations at its rate",
         are_floors=True,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from twostroke import LLM, SamplingParams
@@ -19,6 +20,7 @@ from twostroke.config.kv_format import kv_format_warning
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.engine.event_sinks import read_events
+from twostroke.engine.preparation import prepare
 from twostroke.errors import InvalidParameter, SetupError
 from twostroke.events import EngineStarted, Event, StepScheduled
 from twostroke.planner import machine
@@ -177,6 +179,13 @@ def test_the_picture(random_models: dict[str, Path], tmp_path: Path, monkeypatch
 def test_nonsense_is_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidParameter, match=words):
         PlanOptions(**given)
+
+
+def test_of_a_card_here_all_bytes_are_taken_and_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (30, 80))
+    prepared = replace(prepare(EngineConfig.from_keywords(model="embedded")), device=torch.device("cuda"))
+    assert machine.memory_here(prepared, None) == (80, 50)
+    assert machine.memory_here(prepared, 7) == (7, 0)
 
 
 def test_a_context_beyond_the_longest_request_is_refused(random_models: dict[str, Path]) -> None:
