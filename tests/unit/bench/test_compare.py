@@ -180,6 +180,7 @@ def test_two_real_engines_and_a_refused_one(
         "float32_gflop_s",
         "bfloat16_gflop_s",
         "int8_gflop_s",
+        "is_estimate",
     }
     assert (tmp_path / f"{options.name}.png").read_bytes().startswith(b"\x89PNG")
     for place in (str(tmp_path), str(random_models["mistral"].parent)):

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.bench.figure import MEASURED, PREDICTED
+from twostroke.bench.limits import words_of_limits
 
 _OURS = "twostroke"
 
@@ -35,8 +36,7 @@ def print_compared(results: Mapping[str, Any], console: Console | None = None) -
     for engine, found in results["engines"].items():
         if found["failure"] is not None:
             console.print(f"[bold red]{engine}[/]: {found['failure']}", highlight=False)
-    limits: Mapping[str, float] = results["limits"]
-    console.print("limits of this machine: " + ", ".join(f"{name} {rate:,.1f}" for name, rate in limits.items()))
+    console.print(words_of_limits(results["limits"]))
     if results["works_left_out_of_a_round"]:
         console.print(f"[yellow]{results['works_left_out_of_a_round']} works were left out of a round for time[/]")
 
