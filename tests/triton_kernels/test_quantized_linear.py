@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from triton_device import device
 from twostroke.kernels.cuda import linear
+from twostroke.kernels.cuda.sizes import Sizes
 from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_fp8, quantize_in_groups, quantize_per_channel
 from twostroke.kernels.reference.elementwise import silu_and_mul
 from twostroke.kernels.streamed_weight import StreamedWeight
@@ -78,7 +79,7 @@ def test_sizes_are_known_before(kind: str) -> None:
     weight = weight_of(kind)
     packed = linear.pack_linear(weight, None)
     assert isinstance(packed, linear.QuantizedLinear)
-    assert linear.Sizes().weight((N, K), weight.format, weight.dtype, gated=False) == packed.nbytes
+    assert Sizes().weight((N, K), weight.format, weight.dtype, gated=False) == packed.nbytes
 
 
 def test_a_streamed_weight_is_packed_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
