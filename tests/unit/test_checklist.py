@@ -30,7 +30,7 @@ WITHOUT_A_RESULT = {
     "r13": "times beside bandwidth: for a quiet machine, and a model that no cache of a processor holds",
     "step-content": "compares times of steps: for a machine with nothing else on it",
 }
-"""What `twostroke bench reproduce` knows and `benchmarks/results` lacks, and why."""
+"""Reproductions without a committed result, each with the reason."""
 
 
 @cache

@@ -184,7 +184,7 @@ def _read_device(_: type, tokens: Sequence[Token]) -> GivenDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadToPlan(LoadBesideModel):
-    """What is loaded, for a plan, which may be of a device that is not here."""
+    """The model's parts for a plan, whose device need not be on this machine."""
 
     device: Annotated[Device, Parameter(converter=_read_device)] = "cpu"
     """Where the model runs: 'cpu', or 'cuda' for one NVIDIA GPU, several with tensor_parallel_size; --device-name is of

@@ -40,7 +40,7 @@ INT4_PERPLEXITY_RISE = 0.2365
 """Measured rise of perplexity with KV in int4 on a real model (SmolLM2-135M-Instruct): benchmarks/results/
 quality-smollm2.json, which a test compares."""
 INT8_PERPLEXITY_RISE = 0.0036
-"""The same with KV in int8."""
+"""Measured rise of perplexity with KV in int8, on the same model."""
 INT8_PERPLEXITY_RISE_OF_CODER = 0.0280
 """With KV in int8 on Qwen2.5-Coder-1.5B: benchmarks/results/quality-qwen-coder.json."""
 

@@ -140,7 +140,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic(
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_is_said_to_fit_does_and_all_that_does_is_said(published: Path, device: str) -> None:
-    """Of every size of memory below the weights': beside them there has to be room for a step and a block."""
+    """At every size of memory, a named remedy leaves room for a step and a block beside the weights."""
     given = {"model": str(published / "Qwen2.5-0.5B"), "load_format": "dummy", "threads": 1}
     config = EngineConfig.from_keywords(**given)
     prepared = prepare(config)

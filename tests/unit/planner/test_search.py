@@ -44,7 +44,7 @@ FEW: dict[str, Any] = {
 
 
 def calibration(threads: int, model: str = "embedded", **given: Any) -> Calibration:
-    """Of a machine that takes SLOW for its steps."""
+    """Signals of a machine whose steps take SLOW."""
     return Calibration(
         model=model,
         load={"threads": threads, "tensor_parallel_size": 1} | given,
@@ -237,7 +237,7 @@ def test_no_figure_is_cut_at_80_columns() -> None:
 def test_what_others_hold_of_a_card_is_told_to_the_account(
     module: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Of a card all bytes are given, and those in use beside them: `plan_memory` takes its share of all."""
+    """`plan_memory` gets all bytes of a card and those in use, and takes its share of all."""
     accounts: list[tuple[int, int]] = []
     used = {"search": search, "trace_replay": trace_replay}[module]
 

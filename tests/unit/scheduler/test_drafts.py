@@ -195,7 +195,7 @@ def test_a_gate_that_drafts_nothing_does_little() -> None:
         calls += 1
 
     class Counted(MeasuredDrafts):
-        """The same gate, with its work counted."""
+        """Gate that counts its own work."""
 
         def __init__(self) -> None:
             vars(self).update(vars(gate))
