@@ -88,8 +88,11 @@ NAMES = {"doctor": "event_log", "plan --measured": "measured", "bench summarize"
 
 
 @pytest.mark.parametrize("door", NAMES)
-def test_a_log_without_events_or_steps_is_refused_by_name(door: str, lines: list[str], tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
+def test_a_log_without_events_or_steps_is_refused_by_name(
+    door: str, lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a longer path is shortened in a message
+    path = Path("events.jsonl")
     for kept, words in (([], "holds no event"), (lines[:1], "holds no finished step")):
         path.write_text("".join(f"{line}\n" for line in kept))
         with pytest.raises(InvalidParameter) as refused:

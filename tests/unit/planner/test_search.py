@@ -298,19 +298,21 @@ def test_a_log_is_searched_at_the_rate_of_its_arrivals(tmp_path: Path) -> None:
     assert "the workload's own rate takes 1 of it, 1 GPU\n" in text
 
 
-def test_too_few_requests_conclude_nothing(tmp_path: Path) -> None:
+def test_too_few_requests_conclude_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a longer path is shortened in a message
     plan = PlanOptions(device_name="L4")
     with pytest.raises(InvalidParameter, match=r"workload=.*few.events.*holds 9 requests .*fewer than the 10 needed"):
-        searched(plan, workload=write_log(tmp_path / "few.events", 9))
-    path = write_trace(tmp_path / "few.jsonl", conversations(9))
+        searched(plan, workload=write_log(Path("few.events"), 9))
+    path = write_trace(Path("few.jsonl"), conversations(9))
     with pytest.raises(InvalidParameter, match=r"workload=.*few.jsonl.*has 9 requests of at most"):
         searched(plan, {"block_size": 8}, workload=path, trace_divisor=64)
     with pytest.raises(InvalidParameter, match="num_requests=9"):
         SearchOptions(search=True, request_rate=1, num_requests=9)
 
 
-def test_a_file_without_requests_is_refused_by_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "empty.jsonl"
+def test_a_file_without_requests_is_refused_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("empty.jsonl")
     path.write_text("")
     with pytest.raises(InvalidParameter, match=r"workload='.*empty.jsonl': must begin .* Name a Mooncake trace, or"):
         searched(PlanOptions(device_name="L4"), workload=path)
