@@ -25,10 +25,7 @@ REPRODUCED = sorted(
 )
 WITHOUT_A_RESULT = {
     "doctor-loads": "its full run takes minutes of a real engine and was not made yet",
-    "occupancy": "slots over time are to be taken on a machine with nothing else on it",
-    "paging-price": "compares times of steps: for a machine with nothing else on it",
     "r13": "times beside bandwidth: for a quiet machine, and a model that no cache of a processor holds",
-    "step-content": "compares times of steps: for a machine with nothing else on it",
 }
 """Reproductions without a committed result, each with the reason."""
 
