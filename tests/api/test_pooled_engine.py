@@ -372,5 +372,5 @@ def test_a_size_that_no_node_holds_is_told_and_changes_nothing(caplog: pytest.Lo
         for found, number in zip(asyncio.run(scenario()), (3, 2), strict=True):
             assert f"decode={number}: asks for {number} x 1 CPU; there is room for 1" in found["no_room"]
             assert [worker["worker_id"] for worker in found["workers"]] == ["decode-0.1"]
-    told = [record.getMessage() for record in caplog.records if "stay as they are" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "cannot grow as far as asked" in record.getMessage()]
     assert len(told) == 2, "once for each, however often the load is looked at"

@@ -10,21 +10,9 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.kv_format import resolve_kv_format
 from twostroke.config.load import DEFAULT_GROUP_SIZE, LoadConfig
-from twostroke.config.pools import PoolConfig
+from twostroke.config.pools import NUMERIC_SETTINGS, PoolConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter
-
-NUMERIC_SETTINGS = (
-    "dtype",
-    "kv_cache_dtype",
-    "quantization",
-    "group_size",
-    "activation_quantization",
-    "device",
-    "kernels",
-    "batch_invariant",
-)
-"""Settings that change numerics: where pools differ in one of these, tokens may differ."""
 
 
 def prefill_engine(config: EngineConfig, pools: PoolConfig) -> EngineConfig:

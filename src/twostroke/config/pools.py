@@ -15,7 +15,7 @@ from twostroke.errors import InvalidParameter, UnknownParameter
 KVTransport = Literal["auto", "shm", "tcp", "inproc", "nixl"]
 PoolWorkers = Literal["process", "thread"]
 MAX_WORKERS = 64
-PER_POOL = (
+NUMERIC_SETTINGS = (
     "dtype",
     "kv_cache_dtype",
     "quantization",
@@ -24,6 +24,10 @@ PER_POOL = (
     "device",
     "kernels",
     "batch_invariant",
+)
+"""Settings that change numerics: where pools differ in one of these, tokens may differ."""
+PER_POOL = (
+    *NUMERIC_SETTINGS,
     "enforce_eager",
     "threads",
     "tensor_parallel_size",

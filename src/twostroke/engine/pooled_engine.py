@@ -288,7 +288,7 @@ class PooledEngine:
         """Keep why the last larger size cannot be had, and log it once."""
         if why != self._no_room:
             self._no_room = why
-            log.warning("the pools stay as they are; %s", why)
+            log.warning("a pool cannot grow as far as asked; %s", why)
 
     def scale(self, sizes: Mapping[Role, int]) -> None:
         """See ScalablePools."""

@@ -29,8 +29,8 @@ class PlanOptions:
     """Plan for a GPU whose figures are published, such as H100-SXM, instead of this machine. With tensor_parallel_size
     each rank has one."""
     price_per_hour: float | None = None
-    """Of the device, or of all ranks' devices together, in any money: what a million output tokens cost. With --search:
-    of one GPU of the named kind, or of this whole machine, whose cores share it."""
+    """Price of an hour, in any money; adds costs to the output. Without --search it pays for all ranks' devices; with
+    --search it pays for one GPU of the named kind, or for this whole machine, whose cores share it."""
     prompt: str | None = None
     """Text of one prompt, or @FILE: print its tokens as the server counts them, KV bytes, time to first token,
     price."""
