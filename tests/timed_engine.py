@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from twostroke.batch import ScheduledBatch, StepResult
@@ -42,8 +42,17 @@ LIMITS = MachineLimits(flops_per_s=2e11, bytes_per_s=2e10)
 class _TimedExecutor(CountingExecutor):
     """Takes as long as it should; a little more or less, where there is noise."""
 
-    def __init__(self, clock: SimulatedClock, layers: Layers, step_times: StepTimeModel, noise: float, own_s: float):
+    def __init__(
+        self,
+        clock: SimulatedClock,
+        layers: Layers,
+        step_times: StepTimeModel,
+        noise: float,
+        own_s: float,
+        slow_steps: Mapping[int, float],
+    ) -> None:
         super().__init__()
+        self._slow_steps, self._num_collected = slow_steps, 0
         self._time, self._layers, self._step_times = clock, layers, step_times
         self._noise, self._own_s, self._dice = noise, own_s, random.Random(0)
         self._seconds: list[float] = []
@@ -54,6 +63,8 @@ class _TimedExecutor(CountingExecutor):
 
     def collect(self) -> StepResult:
         seconds = self._seconds.pop(0) * (1 + self._noise * self._dice.random())
+        seconds *= self._slow_steps.get(self._num_collected, 1.0)
+        self._num_collected += 1
         self._time.advance(seconds + self._own_s)
         return replace(super().collect(), operator_time_s=seconds)
 
@@ -78,13 +89,15 @@ def history(
     step_times: StepTimeModel = STEP_TIMES,
     noise: float = 0.0,
     own_s: float = 0.0,
+    slow_steps: Mapping[int, float] | None = None,
     tenants: Sequence[str] = (),
     memory_bytes: Callable[[float], int] | None = None,
 ) -> list[Event]:
     """The log of a workload.
 
-    `noise` is how much longer a step may take by chance, `own_s` its seconds outside of the model; of `tenants` there
-    is one per request, by default the same for all. `memory_bytes` is what the process takes at a time.
+    `noise` is how much longer a step may take by chance, `own_s` its seconds outside of the model, `slow_steps` factors
+    on the times of some steps, by their numbers. Of `tenants` there is one per request, by default the same for all.
+    `memory_bytes` is what the process takes at a time.
     """
     scheduler, cache = scheduler or SchedulerConfig(), cache or CacheConfig()
     layout = KVLayout.of(
@@ -92,7 +105,7 @@ def history(
     )
     kv = KVCacheManager(layout, num_blocks, cache, max_model_len)
     clock, layers, listener = SimulatedClock(), Layers(SHAPE.layer_windows), Listener()
-    executor = RecordingExecutor(_TimedExecutor(clock, layers, step_times, noise, own_s))
+    executor = RecordingExecutor(_TimedExecutor(clock, layers, step_times, noise, own_s, slow_steps or {}))
     started = engine_started(
         scheduler, cache, layout, num_blocks=num_blocks, max_model_len=max_model_len, model="none", now_s=clock()
     )

@@ -7,6 +7,13 @@ A curve's figures are its rises from knot to knot, so it never falls; between tw
 way that is behind, so every a_ij is known. Solved by the active-set method of Lawson and Hanson (Solving Least Squares
 Problems, 1974, chapter 23). Somebody else on the machine only ever makes a step longer: of steps with the same counts a
 low quantile goes in, and what then still lies far above is left out of a second fit.
+
+A step whose counts were seen once cannot be compared with others of its kind, and a knot of its own would follow its
+time. But every part of a step's time grows at most in proportion to its count, so larger steps are bounded by smaller:
+
+    t_i <= k t_j ,   k = max(1, largest ratio of a count of i to the same count of j)
+
+Such a step that lies far above the bound was slowed by somebody else, and goes in with the time of the bound.
 """
 
 from __future__ import annotations
@@ -38,6 +45,12 @@ _BEND = 8
 """Number of logits rows at about which arithmetic begins to bind the head."""
 _STUCK = 10.0
 """Largest measured / predicted time that counts; beyond it the process may have been stopped."""
+_SEEN_OFTEN = 3
+"""Steps that are alike, from which on their quantile is believed."""
+_BEYOND = 1.25
+"""Times the bound that other steps set: beyond it a step was slowed."""
+_MOST_BOUNDS = 256
+"""Steps that set bounds; of more, every n-th by number of tokens."""
 _ALIKE = 0.02
 """Counts of attention that differ by less are alike: a context grows by a token a step."""
 
@@ -85,9 +98,10 @@ def fit_mean_step_model(steps: Iterable[TimedStep]) -> StepTimeModel:
     found = fit_step_model(given)
     shape = _Shape.of([step.work for step in given]).with_few_rows()
     rows = np.array([shape.row(step.work) for step in given], dtype=np.float64)
-    seconds = np.array([step.seconds for step in given])
+    bounded = _bounded(given)
+    seconds = np.array([step.seconds for step in bounded])
     for _ in range(_MEAN_ROUNDS):
-        predicted = np.array([max(found.seconds(step.work), step.seconds / _STUCK) for step in given])
+        predicted = np.array([max(found.seconds(step.work), step.seconds / _STUCK) for step in bounded])
         found = shape.model(_solve_scaled(rows / predicted[:, None], seconds / predicted))
     return replace(found, quality=quality_of(found, _usual(given)))
 
@@ -142,20 +156,55 @@ class _Shape(NamedTuple):
 
 
 def _usual(steps: Sequence[TimedStep]) -> list[TimedStep]:
-    """One for all that are alike."""
-    alike: Mapping[tuple[int, ...], list[TimedStep]] = defaultdict(list)
-    for step in steps:
-        work = step.work
-        near = (_level(work.num_pairs), _level(work.num_seen))
-        alike[work.num_tokens, work.num_logits_rows, *near].append(step)
+    """Return one step for all that are alike."""
+    return _one_of_each(_bounded(steps))
+
+
+def _one_of_each(steps: Sequence[TimedStep]) -> list[TimedStep]:
     found: list[TimedStep] = []
-    for group in alike.values():
-        group.sort(key=lambda step: step.seconds)
+    for alike in _by_counts(steps).values():
+        group = sorted(alike, key=lambda step: step.seconds)
         middle = group[int(QUANTILE * (len(group) - 1))]
         pairs, seen = (sum(getattr(s.work, n) for s in group) // len(group) for n in ("num_pairs", "num_seen"))
         work = StepWork(middle.work.num_tokens, middle.work.num_logits_rows, pairs, seen)
         found.append(TimedStep(work, middle.seconds))
     return found
+
+
+def _by_counts(steps: Sequence[TimedStep]) -> Mapping[tuple[int, ...], list[TimedStep]]:
+    alike: Mapping[tuple[int, ...], list[TimedStep]] = defaultdict(list)
+    for step in steps:
+        alike[_counts(step)].append(step)
+    return alike
+
+
+def _counts(step: TimedStep) -> tuple[int, ...]:
+    """Return the counts of a step, those of attention rounded: steps of the same counts are alike."""
+    work = step.work
+    return work.num_tokens, work.num_logits_rows, _level(work.num_pairs), _level(work.num_seen)
+
+
+def _bounded(steps: Sequence[TimedStep]) -> list[TimedStep]:
+    """Return the steps; one that was seen too rarely and took too long has the time that other steps allow."""
+    alike = _by_counts(steps)
+    rare = [index for index, step in enumerate(steps) if len(alike[_counts(step)]) < _SEEN_OFTEN]
+    others = sorted(_one_of_each(steps), key=lambda step: step.work.num_tokens)
+    counts = np.array([_four(steps[index]) for index in rare], dtype=np.float64).reshape(-1, 4)
+    bounds_s = np.full(len(rare), np.inf)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for other in others[:: 1 + len(others) // _MOST_BOUNDS]:
+            ratios = np.nan_to_num(counts / np.array(_four(other), dtype=np.float64), nan=0.0, posinf=np.inf)
+            bounds_s = np.minimum(bounds_s, np.maximum(1.0, ratios.max(axis=1)) * other.seconds)
+    found = list(steps)
+    for index, bound_s in zip(rare, bounds_s, strict=True):
+        if found[index].seconds > _BEYOND * bound_s:
+            found[index] = found[index]._replace(seconds=float(bound_s))
+    return found
+
+
+def _four(step: TimedStep) -> tuple[int, int, int, int]:
+    work = step.work
+    return work.num_tokens, max(1, work.num_logits_rows), work.num_pairs, work.num_seen
 
 
 def _level(count: int) -> int:

@@ -105,3 +105,23 @@ def test_a_slow_step_with_more_rows_than_all_others_does_not_bend_a_mean_fit() -
     found = fit_mean_step_model([*steps, TimedStep(largest, 3 * TRUTH.seconds(largest))])
     more = layers.work([(200, 1, 1)] * 9)
     assert found.seconds(more) == pytest.approx(TRUTH.seconds(more), 0.25)
+
+
+def test_a_step_that_was_seen_once_takes_no_longer_than_smaller_ones_allow() -> None:
+    """The only step with 288 tokens is slow by chance; predictions for 416 tokens do not follow it."""
+    layers = Layers([None] * 12)
+    works = [layers.work([(context, 1, 1)] * rows) for rows in range(1, 12) for context in range(30, 130, 10)]
+    works += [layers.work([(0, tokens, 1), *[(90, 1, 1)] * 8]) for tokens in range(40, 120, 4)]
+    steps = [TimedStep(work, TRUTH.seconds(work)) for work in works]
+    admitted = layers.work([(0, 32, 1)] * 9)
+    found = fit_mean_step_model([*steps, TimedStep(admitted, 4 * TRUTH.seconds(admitted))])
+    more = layers.work([(0, 32, 1)] * 13)
+    assert found.seconds(more) < 2 * TRUTH.seconds(more)
+
+
+def test_a_step_of_a_kind_of_its_own_keeps_its_time() -> None:
+    layers = Layers([None] * 12)
+    steps = [TimedStep(w, TRUTH.seconds(w)) for w in (layers.work([(c, 1, 1)]) for c in range(50, 450, 10))]
+    prompt = layers.work([(0, 448, 1)])
+    found = fit_mean_step_model([*steps, TimedStep(prompt, TRUTH.seconds(prompt))])
+    assert found.seconds(prompt) == pytest.approx(TRUTH.seconds(prompt), 0.02)
