@@ -23,11 +23,6 @@ LINKED = sorted({target for shown in ROWS.values() for target in re.findall(r"\]
 REPRODUCED = sorted(
     {name for command in NAMED if command.startswith("twostroke bench reproduce ") for name in command.split()[3:]}
 )
-WITHOUT_A_RESULT = {
-    "doctor-loads": "its full run takes minutes of a real engine and was not made yet",
-    "r13": "times beside bandwidth: for a quiet machine, and a model that no cache of a processor holds",
-}
-"""Reproductions without a committed result, each with the reason."""
 
 
 @cache
@@ -63,15 +58,9 @@ def test_what_is_named_exists(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REPRODUCED)
-def test_a_reproduction_has_a_result_or_a_reason_why_not(name: str) -> None:
+def test_a_reproduction_has_a_result(name: str) -> None:
     results = ROOT / "benchmarks" / "results"
-    is_there = (results / f"{name}.json").is_file() or any(results.glob(f"{name}-*.json"))
-    assert is_there is (name not in WITHOUT_A_RESULT), f"{name}: a result, or a reason in WITHOUT_A_RESULT; not both"
-
-
-def test_nothing_is_excused_that_the_page_does_not_name() -> None:
-    assert set(WITHOUT_A_RESULT) <= set(REPRODUCED)
-    assert all(WITHOUT_A_RESULT.values())
+    assert (results / f"{name}.json").is_file() or any(results.glob(f"{name}-*.json"))
 
 
 @pytest.mark.parametrize("target", LINKED)
