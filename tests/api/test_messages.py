@@ -64,6 +64,16 @@ def test_text_is_that_of_the_chat(client: Any, llm: LLM) -> None:
     assert count.input_tokens == answer.usage.input_tokens + answer.usage.cache_read_input_tokens
 
 
+def test_a_last_turn_of_the_assistant_is_continued(client: Any, llm: LLM) -> None:
+    messages = [*USER, {"role": "assistant", "content": [{"type": "text", "text": "def sort_numbers("}]}]
+    continued = {"continue_final_message": True, "add_generation_prompt": False}
+    expected = llm.chat(messages, SamplingParams(temperature=0, max_tokens=24), **continued)[0]
+    answer = create(client, messages=messages)
+    assert answer.content[0].text == expected.outputs[0].text
+    count = client.messages.count_tokens(model="embedded", messages=messages)
+    assert count.input_tokens == len(expected.prompt_token_ids)
+
+
 def test_a_conversation_beyond_the_context_is_counted(client: Any) -> None:
     long = [{"role": "user", "content": "count the words of a text " * 4000}]
     assert client.messages.count_tokens(model="embedded", messages=long).input_tokens > 8192

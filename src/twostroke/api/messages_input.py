@@ -31,7 +31,8 @@ def chat_of_messages(request: CountTokensRequest) -> ChatRequest:
     """
     request.check_refused()
     fields = request.as_chat_fields()
-    fields["messages"] = list(_messages(request))
+    fields["messages"] = messages = list(_messages(request))
+    fields["continue_final_message"] = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     if request.tools:
         fields["tools"] = [
             {

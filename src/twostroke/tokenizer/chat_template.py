@@ -22,7 +22,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from twostroke.config.checks import switch
 from twostroke.errors import InvalidParameter, InvalidPrompt
 from twostroke.log import get_logger
-from twostroke.tokenizer.content_parts import joined_content, refuse_media
+from twostroke.tokenizer.dropped_roles import DroppedRoles
+from twostroke.tokenizer.messages import checked_messages, with_joined_content, written_json
+from twostroke.tokenizer.plain_json import JSON, plain_json
 
 log = get_logger(__name__)
 
@@ -32,18 +34,11 @@ MAX_PROMPT_CHARS = 64 * 2**20
 MAX_STEPS = 2_000_000
 """Passes through loops and calls of macros in one rendering; a thousand messages need some ten thousand."""
 MAX_REPEATED_CHARS = 1_000_000
-MAX_DEPTH = 64
-"""Of lists and objects within messages and tools."""
 
 _USED = frozenset({"default", "tool_use"})
 """Of the templates that a model may bring, those that a conversation is rendered with."""
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""Names under which clients send a message's reasoning; templates read the first, some older ones the second."""
-
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-
-JSON = dict[str, Any]
 
 
 def check_template(source: str) -> None:
@@ -103,24 +98,25 @@ class ChatTemplate:
         switch("continue_final_message", continue_final_message)
         variables = self._variables(template_kwargs or {})
         template = self._template(tools is not None)
-        chat = _checked_messages(messages)
+        chat = checked_messages(
+            messages, knows_developer=template.knows_developer, reads_argument_text=template.reads_argument_text
+        )
         if not template.reads_content_parts:
-            chat = [joined_content(message) for message in chat]
+            chat = [with_joined_content(message) for message in chat]
         if continue_final_message and add_generation_prompt:
             raise InvalidParameter(
                 "continue_final_message", True, "cannot be combined with add_generation_prompt", "Switch one off."
             )
         final_text = _mark_final_message(chat) if continue_final_message else None
-        rendered = template.render(
-            {
-                **self._named_tokens,
-                **variables,
-                "messages": [_with_reasoning(message) for message in chat],
-                "tools": None if tools is None else _plain(list(tools), "tools"),
-                "documents": None if documents is None else _plain(list(documents), "documents"),
-                "add_generation_prompt": add_generation_prompt,
-            }
-        )
+        given = {
+            **self._named_tokens,
+            **variables,
+            "tools": None if tools is None else plain_json(list(tools), "tools"),
+            "documents": None if documents is None else plain_json(list(documents), "documents"),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        template.dropped_roles.check(chat, given)
+        rendered = template.render({**given, "messages": chat})
         return rendered if final_text is None else _cut_at_mark(rendered, final_text)
 
     def mentions(self, name: str) -> bool:
@@ -143,7 +139,7 @@ class ChatTemplate:
     def _variables(template_kwargs: Mapping[str, Any]) -> JSON:
         if taken := sorted(RESERVED & set(template_kwargs)):
             raise InvalidParameter("chat_template_kwargs", taken[0], "is set by the conversation itself")
-        return _plain(template_kwargs, "chat_template_kwargs")
+        return plain_json(template_kwargs, "chat_template_kwargs")
 
 
 class _Template:
@@ -158,10 +154,13 @@ class _Template:
         try:
             tree = environment.parse(source)
             self.reads_content_parts = _reads_content_parts(tree)
+            self.reads_argument_text = _reads_argument_text(tree)
+            self.knows_developer = any(const.value == "developer" for const in tree.find_all(nodes.Const))
             _count_steps(tree)
             self._template = environment.from_string(tree)
         except Exception as error:  # jinja2 checks little itself: Python's own compiler may refuse what it makes of it
             raise InvalidPrompt(f"the model's chat template cannot be compiled: {_reason(error)}") from error
+        self.dropped_roles = DroppedRoles(self.render)
 
     def render(self, variables: JSON) -> str:
         steps = _Steps()
@@ -211,21 +210,34 @@ def _count_steps(tree: nodes.Template) -> None:
 
 def _reads_content_parts(tree: nodes.Template) -> bool:
     """Whether the template walks through a message's content as a list of parts; most only know a text."""
-    aliases = {"content"}
+    names = _names_of(tree, "content")
+    return any(_is_field(loop.iter, "content", names) for loop in tree.find_all(nodes.For))
+
+
+def _reads_argument_text(tree: nodes.Template) -> bool:
+    """Whether the template tests for a call's arguments being a text, and so writes a text as it is."""
+    names = _names_of(tree, "arguments")
+    tests = (test for test in tree.find_all(nodes.Test) if test.name == "string")
+    return any(_is_field(test.node, "arguments", names) for test in tests)
+
+
+def _names_of(tree: nodes.Template, field: str) -> set[str]:
+    """Names under which a template knows a field: its own, and variables that it is assigned to."""
+    names = {field}
     for assign in tree.find_all(nodes.Assign):
-        if isinstance(assign.target, nodes.Name) and _is_content(assign.node, aliases):
-            aliases.add(assign.target.name)
-    return any(_is_content(loop.iter, aliases) for loop in tree.find_all(nodes.For))
+        if isinstance(assign.target, nodes.Name) and _is_field(assign.node, field, names):
+            names.add(assign.target.name)
+    return names
 
 
-def _is_content(node: nodes.Node, aliases: set[str]) -> bool:
+def _is_field(node: nodes.Node, field: str, names: set[str]) -> bool:
     match node:
-        case nodes.Getattr(attr="content") | nodes.Getitem(arg=nodes.Const(value="content")):
-            return True
+        case nodes.Getattr(attr=name) | nodes.Getitem(arg=nodes.Const(value=name)):
+            return name == field
         case nodes.Name(name=name):
-            return name in aliases
+            return name in names
         case nodes.Filter(node=nodes.Node() as inner):
-            return _is_content(inner, aliases)
+            return _is_field(inner, field, names)
         case _:
             return False
 
@@ -299,7 +311,9 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # jinja2's own filter escapes for HTML, which models have never seen.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if ensure_ascii or indent is not None or separators is not None or sort_keys:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return written_json(value)
 
 
 class _Dict:
@@ -333,55 +347,6 @@ def _check_name(name: object) -> None:
         raise jinja2.exceptions.SecurityError(f"a namespace may not hold the underscored name {name!r}")
 
 
-def _plain(value: Any, where: str, depth: int = 0) -> Any:
-    """A copy out of plain JSON types; objects with methods could do things the sandbox does not know of."""
-    if depth > MAX_DEPTH:
-        raise InvalidPrompt(f"{where} is nested more than {MAX_DEPTH} levels deep.")
-    if value is None or isinstance(value, bool):
-        return value
-    for kind, copy in ((str, str.__str__), (int, int.__int__), (float, float.__float__)):
-        if isinstance(value, kind):
-            return cast(Any, copy)(value)
-    if isinstance(value, Mapping):
-        items = cast(Mapping[Any, Any], value).items()
-        return {_key(key, where): _plain(item, f"{where}.{key}", depth + 1) for key, item in items}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(cast(Sequence[Any], value))]
-    raise InvalidPrompt(f"{where} is of type {type(value).__name__}; only JSON values can be put into a prompt.")
-
-
-def _key(key: Any, where: str) -> str:
-    if not isinstance(key, str):
-        raise InvalidPrompt(f"{where} has the key {key!r}; keys must be texts.")
-    return str.__str__(key)
-
-
-def _checked_messages(messages: Any) -> list[JSON]:
-    if not isinstance(messages, (list, tuple)):
-        raise InvalidPrompt(f"messages must be a list of objects, not {type(messages).__name__}.")
-    if not messages:
-        raise InvalidPrompt("messages is empty; give at least one message, like {'role': 'user', 'content': '...'}.")
-    chat: list[JSON] = []
-    for index, message in enumerate(cast(Sequence[Any], messages)):
-        where = f"messages[{index}]"
-        if not isinstance(message, Mapping):
-            raise InvalidPrompt(f"{where} must be an object with role and content, not {type(message).__name__}.")
-        plain = _plain(message, where)
-        if not isinstance(plain.get("role"), str) or not plain["role"]:
-            raise InvalidPrompt(f"{where} has no role; use for example 'system', 'user' or 'assistant'.")
-        refuse_media(plain, where)
-        # OpenAI clients send content and tool_calls as null; templates know them as missing.
-        chat.append({key: value for key, value in plain.items() if value is not None})
-    return chat
-
-
-def _with_reasoning(message: JSON) -> JSON:
-    reasoning = next((message[name] for name in REASONING_FIELDS if message.get(name) is not None), None)
-    if reasoning is None:
-        return message
-    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
-
-
 def _mark_final_message(chat: list[JSON]) -> str:
     """Appends a mark to the last text of the last message; returns the text."""
     content = chat[-1].get("content")
@@ -393,7 +358,7 @@ def _mark_final_message(chat: list[JSON]) -> str:
             text = part["text"]
             part["text"] = text + _CONTINUE_MARK
             return text
-    raise InvalidPrompt("continue_final_message is set, but the last message has no text to continue.")
+    raise InvalidPrompt("the last message is to be continued, but it has no text to continue.")
 
 
 def _cut_at_mark(rendered: str, final_text: str) -> str:
@@ -401,8 +366,9 @@ def _cut_at_mark(rendered: str, final_text: str) -> str:
     position = rendered.rfind(_CONTINUE_MARK.strip())
     if position < 0 or final_text.strip() not in rendered:
         raise InvalidPrompt(
-            "continue_final_message is set, but this model's chat template does not write the last message as it is. "
-            "Send it as a completion prompt, or leave continue_final_message out."
+            "the last message cannot be continued: this model's chat template does not write the last message as it "
+            "is. "
+            "Send it as a completion prompt, or let the conversation end with a message of the user."
         )
     cut = rendered[:position]
     return cut if rendered[position:].startswith(_CONTINUE_MARK) else cut.rstrip()

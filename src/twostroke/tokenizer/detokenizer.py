@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from twostroke.tokenizer.tokenizer import Tokenizer
 
@@ -40,3 +40,15 @@ class IncrementalDetokenizer:
     def finish(self) -> str:
         """The generation has ended: returns what was held back, an incomplete character as U+FFFD."""
         return self._stream.finish()
+
+
+class TokenTexts:
+    """What each token of one generation adds to its text; the arguments are those of IncrementalDetokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, shown_token_ids: frozenset[int]) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens, shown_token_ids)
+
+    def of(self, token_ids: Sequence[int]) -> Iterator[str]:
+        """Take the next ids; yield a text for each, "" where a token adds nothing or only a part of a character."""
+        for token_id in token_ids:
+            yield self._detokenizer.push((token_id,))

@@ -67,7 +67,7 @@ TOOLS = """{%- set state = namespace(seen=false, count=0) %}
 {%- endfor %}
 {%- endif %}
 {%- for message in messages %}
-    {%- if message.role == 'tool' and not state.seen %}{% set state.seen = true %}{% continue %}{% endif %}
+    {%- if message.content == 'sunny' and not state.seen %}{% set state.seen = true %}{% continue %}{% endif %}
     {%- if state.count > 20 %}{% break %}{% endif %}
     {%- set state.count = state.count + 1 %}
     {%- if message.content is string %}
@@ -153,7 +153,7 @@ def test_equals_the_reference(
             CHATS[chat], chat_template=TEMPLATES[name], tokenize=False, enable_thinking=True, **switches
         )
     except Exception as error:
-        with pytest.raises(InvalidPrompt, match="alternate" if "alternate" in str(error) else "continue"):
+        with pytest.raises(InvalidPrompt, match="alternate" if "alternate" in str(error) else "continued"):
             ours(TEMPLATES[name]).render(CHATS[chat], template_kwargs={"enable_thinking": True}, **switches)
         return
     assert ours(TEMPLATES[name]).render(CHATS[chat], template_kwargs={"enable_thinking": True}, **switches) == expected
@@ -294,7 +294,7 @@ def test_only_plain_types_reach_the_template() -> None:
             return "a method of ours"
 
     assert ours("{{ messages[0].role }}").render([{"role": Role.USER, "content": "x"}]) == "user"
-    assert ours("{{ messages[0].role.write is defined }}").render([{"role": Role.USER}]) == "False"
+    assert ours("{{ messages[0].role.write is defined }}").render([{"role": Role.USER, "content": ""}]) == "False"
 
 
 def test_messages_are_not_changed() -> None:
@@ -317,6 +317,6 @@ def test_contradicting_switches() -> None:
     with pytest.raises(InvalidParameter, match="set by the conversation"):
         ours(CHATML).render(CHATS["user"], template_kwargs={"messages": []})
     with pytest.raises(InvalidPrompt, match="has no text to continue"):
-        ours(CHATML).render([{"role": "user"}], continue_final_message=True, add_generation_prompt=False)
+        ours(TOOLS).render([{"role": "user", "content": []}], continue_final_message=True, add_generation_prompt=False)
     with pytest.raises(InvalidPrompt, match="does not write the last message"):
         ours("fixed").render(CHATS["user"], continue_final_message=True, add_generation_prompt=False)

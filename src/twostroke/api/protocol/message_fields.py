@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from twostroke.tokenizer.chat_template import REASONING_FIELDS
+from twostroke.tokenizer.messages import REASONING_FIELDS
 
 MESSAGES = "messages."
 """What the paths found here begin with."""

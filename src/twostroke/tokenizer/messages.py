@@ -1,0 +1,207 @@
+"""Messages as chat templates expect them, whichever API they came by.
+
+    content       a text, or a list of text parts; never missing beside tool calls
+    tool calls    arguments are an object, although OpenAI's clients send its JSON text
+    roles         developer is system, unless the template knows developer
+
+Every API renders through ChatTemplate, so a conversation means the same at each of them, and what a server has answered
+can always be sent back to it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from twostroke.errors import InvalidPrompt
+from twostroke.tokenizer.plain_json import JSON, plain_json
+
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Names under which clients send a message's reasoning; templates read the first, some older ones the second."""
+_MEDIA = ("image", "audio", "video", "file", "document")
+"""In the type of a part (image_url, input_image, input_audio, …): what no model here reads."""
+_TEXT_FIELDS = ("text", "refusal")
+"""Fields of a part that hold its text."""
+_WITHOUT_CONTENT = frozenset({"assistant", "tool"})
+"""Roles whose messages may say nothing: a turn that only calls tools, and the result of a tool that returns nothing."""
+
+
+class CallArguments(dict[str, Any]):
+    """The arguments of a tool call: an object to templates that read its fields, and its JSON text where it is written.
+
+    The text is the model's own, so that the prompt of the next turn has the very tokens of the answer and the prefix
+    cache finds them. A text that is no JSON object (an answer that was cut, for example) has no fields.
+    """
+
+    __slots__ = ("_json",)
+
+    def __init__(self, fields: Mapping[str, Any], text: str) -> None:
+        super().__init__(fields)
+        self._json = text
+
+    def __str__(self) -> str:
+        return self._json
+
+    def __add__(self, other: object) -> str:
+        return self._json + other if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: object) -> str:
+        return other + self._json if isinstance(other, str) else NotImplemented
+
+
+def written_json(value: Any) -> str:
+    """Return JSON as templates write it, with the arguments of calls in the model's own words, wherever they stand.
+
+    Raises:
+        TypeError: a value that is not JSON, such as one that the template does not know.
+    """
+    match value:
+        case CallArguments():
+            return str(value)
+        case dict() if _holds_arguments(value):
+            items = cast(Mapping[Any, Any], value).items()
+            return (
+                "{" + ", ".join(f"{json.dumps(str(k), ensure_ascii=False)}: {written_json(v)}" for k, v in items) + "}"
+            )
+        case list() | tuple() if _holds_arguments(value):
+            return "[" + ", ".join(written_json(item) for item in cast(Sequence[Any], value)) + "]"
+        case _:
+            return json.dumps(value, ensure_ascii=False)
+
+
+def _holds_arguments(value: Any) -> bool:
+    if isinstance(value, CallArguments):
+        return True
+    if isinstance(value, dict):
+        return any(_holds_arguments(item) for item in cast(Mapping[Any, Any], value).values())
+    return isinstance(value, (list, tuple)) and any(_holds_arguments(item) for item in cast(Sequence[Any], value))
+
+
+def checked_messages(messages: Any, *, knows_developer: bool = False, reads_argument_text: bool = False) -> list[JSON]:
+    """Return the messages of a conversation in the form that templates expect.
+
+    Args:
+        messages: objects with a role and, as a rule, a content, from any client.
+        knows_developer: whether the template reads the role developer; otherwise these messages become system's.
+        reads_argument_text: whether the template tests for arguments that are a text; they then stay one.
+
+    Raises:
+        InvalidPrompt: a message is malformed; the error says where.
+    """
+    if not isinstance(messages, (list, tuple)):
+        raise InvalidPrompt(f"messages must be a list of objects, not {type(messages).__name__}.")
+    if not messages:
+        raise InvalidPrompt("messages is empty; give at least one message, like {'role': 'user', 'content': '...'}.")
+    found: list[JSON] = []
+    for index, message in enumerate(cast(Sequence[Any], messages)):
+        where = f"messages[{index}]"
+        if not isinstance(message, Mapping):
+            raise InvalidPrompt(f"{where} must be an object with role and content, not {type(message).__name__}.")
+        # clients send what a message does not have as null; templates know it as missing
+        given = {key: value for key, value in plain_json(message, where).items() if value is not None}
+        found.append(_checked(given, where, knows_developer, reads_argument_text))
+    return found
+
+
+def _checked(message: JSON, where: str, knows_developer: bool, reads_argument_text: bool) -> JSON:
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidPrompt(f"{where} has no role; use for example 'system', 'user' or 'assistant'.")
+    if role == "developer" and not knows_developer:
+        message["role"] = role = "system"
+    message["content"] = _content(message, role, where)
+    calls = message.pop("tool_calls", None)
+    if calls is not None and not isinstance(calls, list):
+        raise InvalidPrompt(f"{where}.tool_calls must be a list of calls, not {type(calls).__name__}.")
+    if calls:  # an empty list is no call: templates that only ask whether the field is there would open one
+        message["tool_calls"] = [
+            _call(call, f"{where}.tool_calls[{index}]", reads_argument_text)
+            for index, call in enumerate(cast(list[Any], calls))
+        ]
+    return _with_reasoning(message)
+
+
+def _content(message: JSON, role: str, where: str) -> str | list[JSON]:
+    content = message.get("content")
+    match content:
+        case str():
+            return content
+        case [] | None if role in _WITHOUT_CONTENT:
+            refusal = message.get("refusal")
+            return refusal if isinstance(refusal, str) else ""
+        case list():
+            return [_part(part, f"{where}.content[{i}]") for i, part in enumerate(cast(list[Any], content))]
+        case None:
+            raise InvalidPrompt(f"{where}, of role {role!r}, has no content; give a text, which may be empty.")
+        case _:
+            kind = type(content).__name__
+            raise InvalidPrompt(f"{where}.content must be a text or a list of text parts, not {_JSON_NAMES[kind]}.")
+
+
+_JSON_NAMES = {"dict": "an object", "bool": "a boolean", "int": "a number", "float": "a number"}
+
+
+def _part(part: Any, where: str) -> JSON:
+    """Return a part of type text; those of the Responses API and refusals become one."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if not isinstance(part, dict):
+        raise InvalidPrompt(f"{where} must be an object like {{'type': 'text', 'text': '...'}} or a text.")
+    given = cast(JSON, part)
+    kind = given.get("type", "text")
+    if isinstance(kind, str) and any(medium in kind for medium in _MEDIA):
+        raise InvalidPrompt(f"{where} is of type {kind!r}; models here take text only. Leave it out.")
+    text = next((given[name] for name in _TEXT_FIELDS if name in given), None)
+    if not isinstance(text, str):
+        raise InvalidPrompt(f"{where}, of type {kind!r}, has no text; only text parts can be put into a prompt.")
+    rest = {key: value for key, value in given.items() if key not in _TEXT_FIELDS}
+    return {**rest, "type": "text", "text": text}
+
+
+def _call(call: Any, where: str, reads_argument_text: bool) -> JSON:
+    """Return a call whose arguments are an object; a call may hold its function or, as templates take too, be one."""
+    if not isinstance(call, dict):
+        raise InvalidPrompt(f"{where} must be an object with a function, not {type(call).__name__}.")
+    given = cast(JSON, call)
+    if "function" not in given:
+        return _function(given, where, reads_argument_text)
+    if not isinstance(given["function"], dict):
+        raise InvalidPrompt(f"{where}.function must be an object with a name and arguments.")
+    return {**given, "function": _function(given["function"], f"{where}.function", reads_argument_text)}
+
+
+def _function(function: JSON, where: str, reads_argument_text: bool) -> JSON:
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise InvalidPrompt(f"{where} has no name; give that of the function that was called.")
+    given = function.get("arguments")
+    if isinstance(given, dict):
+        return {**function, "arguments": CallArguments(cast(JSON, given), json.dumps(given, ensure_ascii=False))}
+    if given is not None and not isinstance(given, str):
+        kind = "a list" if isinstance(given, list) else _JSON_NAMES[type(given).__name__]
+        raise InvalidPrompt(f"{where}.arguments must be a JSON object or the text of one, not {kind}.")
+    text = (given or "").strip() or "{}"
+    if reads_argument_text:
+        return {**function, "arguments": text}
+    return {**function, "arguments": CallArguments(_fields(text, where), text)}
+
+
+def _fields(text: str, where: str) -> JSON:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return plain_json(found, f"{where}.arguments") if isinstance(found, dict) else {}
+
+
+def _with_reasoning(message: JSON) -> JSON:
+    reasoning = next((message[name] for name in REASONING_FIELDS if message.get(name) is not None), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def with_joined_content(message: JSON) -> JSON:
+    """Return a checked message with its parts as one text, for a template that knows texts only."""
+    content = message["content"]
+    return message if isinstance(content, str) else {**message, "content": "\n".join(part["text"] for part in content)}
