@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from twostroke.api.parsers.chat_parser import ChatParser, make_parser
+from twostroke.api.parsers.families import TOOL_CALL_FAMILIES, free_calls
+from twostroke.api.parsers.output import HearContent
 from twostroke.api.parsers.tool_choice import NamedTool, Tool, ToolChoice, checked_tool_choice, tool_choice_schema
 from twostroke.api.protocol.chat import ChatRequest, ResponseFormat
 from twostroke.api.protocol.chat import NamedTool as WireNamedTool
 from twostroke.api.protocol.sampling import StructuredOutputsField
 from twostroke.errors import InvalidParameter
+from twostroke.grammar.backend import FreeCalls
 from twostroke.sampling_params import StructuredOutputs
 
 PROMPT_TAIL_TOKENS = 16
@@ -32,7 +35,14 @@ class Dialect:
         """Looks the names up."""
         make_parser(self.tool_call_parser, self.reasoning_parser)
 
-    def parser(self, tools: ChatTools, prompt_tail: str, *, is_constrained: bool) -> ChatParser:
+    def parser(
+        self,
+        tools: ChatTools,
+        prompt_tail: str,
+        *,
+        is_constrained: bool,
+        hear_content: HearContent | None = None,
+    ) -> ChatParser:
         """For one choice; an output that is constrained from its first token on cannot begin with reasoning."""
         return make_parser(
             self.tool_call_parser,
@@ -41,7 +51,14 @@ class Dialect:
             tool_choice=tools.choice,
             parallel_tool_calls=tools.parallel,
             prompt=prompt_tail,
+            hear_content=hear_content,
         )
+
+    def free_calls(self, tools: ChatTools) -> FreeCalls | None:
+        """How the model writes the calls that it is free to make; None where there are none."""
+        if tools.choice != "auto" or self.tool_call_parser is None:
+            return None
+        return free_calls(TOOL_CALL_FAMILIES[self.tool_call_parser], [tool.name for tool in tools.tools])
 
     def tools_of(self, request: ChatRequest) -> ChatTools:
         """The tools of a chat.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +13,30 @@ from twostroke.sampling_params import StructuredOutputs
 
 TokenBits = NDArray[np.int32]
 """A bit for each column of the logits: token i is bit i % 32, from the lowest, of word i // 32. [ceil(V / 32)]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeCalls:
+    """How a model writes tool calls that it is free to make, where its answer otherwise has a form."""
+
+    markers: tuple[str, ...] = ()
+    """Texts of which one stands before calls."""
+    markup: tuple[str, ...] = ()
+    """Texts within and behind calls that may be special tokens, as the markers may be."""
+    bare: Mapping[str, Any] | None = None
+    """JSON schema of a call without a marker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenCalls:
+    """The same in texts and tokens of one model."""
+
+    markers: tuple[str, ...]
+    first_tokens: frozenset[int]
+    """Special tokens that are markers, by their ids at the beginning of a text."""
+    tokens: frozenset[int]
+    """Special tokens within and behind calls."""
+    bare: Mapping[str, Any] | None
 
 
 class GrammarMatcher(Protocol):
@@ -49,8 +75,12 @@ class GrammarBackend(Protocol):
         """Does now what the first grammar would wait for; a server does, whose other requests would wait with it."""
         ...
 
-    def compile(self, wanted: StructuredOutputs) -> str:
+    def compile(self, wanted: StructuredOutputs, calls: FreeCalls | None = None) -> str:
         """Checks what a request wants, and writes it as `matcher` reads it, here or in another process.
+
+        Args:
+            wanted: the form of the output.
+            calls: tool calls that the model may make instead.
 
         Raises:
             InvalidParameter: it cannot be followed; the message names what is not supported.

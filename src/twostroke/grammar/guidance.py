@@ -5,7 +5,7 @@ Earley parser, so that nothing is built in advance and no schema takes long to c
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from threading import Lock
 
 import numpy as np
@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
 from twostroke.errors import InvalidParameter
-from twostroke.grammar.backend import TokenBits
+from twostroke.grammar.backend import FreeCalls, TokenBits, WrittenCalls
 from twostroke.grammar.notation import NO_TEXT, refusal, to_llguidance
 from twostroke.grammar.trial import parser_limits, why_not
 from twostroke.grammar.vocabulary import GuidanceVocabulary, TokenReader
@@ -47,12 +47,12 @@ class Guidance:
         if self._tokens.reads_alone:
             self._ready_vocabulary()
 
-    def compile(self, wanted: StructuredOutputs) -> str:
+    def compile(self, wanted: StructuredOutputs, calls: FreeCalls | None = None) -> str:
         """See GrammarBackend."""
         if not self._tokens.reads_alone:
             limit = "this model's tokenizer has a decoder in which a token's text depends on the tokens around it"
             raise InvalidParameter("structured_outputs", wanted, limit, "Leave it out, and check the text afterwards.")
-        grammar = to_llguidance(wanted)
+        grammar = to_llguidance(wanted, None if calls is None else self._written(calls))
         reason = self._why_not(grammar)
         if reason:
             raise refusal(wanted, reason)
@@ -81,6 +81,20 @@ class Guidance:
                 if len(self._kept) > MAX_KEPT:
                     self._kept.popitem(last=False)
         return GuidanceMatcher(first, vocabulary)
+
+    def _written(self, calls: FreeCalls) -> WrittenCalls:
+        first_id = self._ready_vocabulary().first_id
+        special = {self._tokens.token_bytes(i): i for i in sorted(self._tokens.special_token_ids)}
+
+        def tokens(texts: Sequence[str]) -> frozenset[int]:
+            return frozenset(special[name] for text in texts if (name := text.encode()) in special)
+
+        return WrittenCalls(
+            markers=calls.markers,
+            first_tokens=frozenset(token_id + first_id for token_id in tokens(calls.markers)),
+            tokens=tokens((*calls.markers, *calls.markup)),
+            bare=calls.bare,
+        )
 
     def _why_not(self, grammar: str) -> str:
         with self._using_kept:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from twostroke.errors import InvalidParameter
+from twostroke.grammar.backend import WrittenCalls
+from twostroke.grammar.json_schema import constraining
 from twostroke.sampling_params import StructuredOutputs
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
@@ -16,22 +19,46 @@ WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 
 _MAX_REASON = 200
 NO_TEXT = "no text but the empty one matches it, or no token of this model can begin one"
+TOO_MANY_WAYS = "there are too many ways to go on at one place, as with more than 500 optional properties of one object"
 _TOP = '%llguidance {"no_forcing": true}\nstart: @wanted'
 """Every tokenization of an allowed text is allowed. By default llguidance leaves only the tokenizer's own where the
 text is certain, which would take the last way out of a request whose bad_words or allowed_token_ids forbid it."""
 
 
-def to_llguidance(wanted: StructuredOutputs) -> str:
+def to_llguidance(wanted: StructuredOutputs, calls: WrittenCalls | None = None) -> str:
     """The grammar in llguidance's JSON form; whether it can be followed is not looked at.
+
+    Args:
+        wanted: the form.
+        calls: tool calls that may be written instead.
 
     Raises:
         InvalidParameter: a GBNF grammar or a JSON schema that cannot even be read.
     """
     try:
         inner = _inner(wanted)
+        parts = [inner | {"name": "wanted"}] if calls is None else _either(inner, calls)
     except (ValueError, RecursionError) as error:
         raise refusal(wanted, str(error)) from error
-    return json.dumps({"grammars": [{"lark_grammar": _TOP}, inner | {"name": "wanted"}]}, ensure_ascii=False)
+    return json.dumps({"grammars": [{"lark_grammar": _TOP}, *parts]}, ensure_ascii=False)
+
+
+def _either(form: dict[str, object], calls: WrittenCalls) -> list[dict[str, object]]:
+    """Parts of a grammar of what has the form or begins as a call does; behind its marker a call is free."""
+    beginnings = [json.dumps(marker) for marker in calls.markers] + _tokens(calls.first_tokens)
+    rest = " | ".join(["TEXT", *_tokens(calls.tokens)])
+    ways = [
+        "@form",
+        *([f"({' | '.join(beginnings)}) ({rest})*"] if beginnings else []),
+        *(["@call"] if calls.bare else []),
+    ]
+    lark = f"start: {' | '.join(ways)}\nTEXT: /(.|\\n)+/"
+    parts: list[dict[str, object]] = [{"lark_grammar": lark, "name": "wanted"}, form | {"name": "form"}]
+    return [*parts, _json(json.dumps(calls.bare)) | {"name": "call"}] if calls.bare else parts
+
+
+def _tokens(token_ids: Collection[int]) -> list[str]:
+    return [f"<[{token_id}]>" for token_id in sorted(token_ids)]
 
 
 def refusal(wanted: StructuredOutputs, reason: str) -> InvalidParameter:
@@ -40,6 +67,8 @@ def refusal(wanted: StructuredOutputs, reason: str) -> InvalidParameter:
     line = found.group(1) if found else re.sub(r"^(at )?\d+\(\d+\): ", "", reason.strip()).partition("\n")[0]
     if line.startswith("NoExtension"):
         line = NO_TEXT
+    if "items; max is" in line:
+        line = TOO_MANY_WAYS
     return InvalidParameter(
         f"structured_outputs.{wanted.kind}",
         getattr(wanted, wanted.kind),
@@ -53,7 +82,7 @@ def _inner(wanted: StructuredOutputs) -> dict[str, object]:
     if wanted.regex is not None:
         return _only(LLMatcher.grammar_from_regex(wanted.regex))
     if wanted.choice is not None:
-        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice)
+        texts = " | ".join(json.dumps(text) for text in wanted.choice)  # a control character has to be escaped
         return {"lark_grammar": f"start: {texts}"}
     if wanted.grammar is not None:
         try:
@@ -62,9 +91,18 @@ def _inner(wanted: StructuredOutputs) -> dict[str, object]:
             raise ValueError(str(error)) from error
     schema = '{"type": "object"}' if wanted.json is None else wanted.json
     assert isinstance(schema, str), "StructuredOutputs keeps a schema as text"
+    return _json(schema)
+
+
+def _json(schema: str) -> dict[str, object]:
+    given = json.loads(schema)
+    plain = constraining(given)
     return _only(
         # against the schema's own "x-guidance", too
-        LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITESPACE, "lenient": False})
+        LLMatcher.grammar_from_json_schema(
+            schema if plain == given else json.dumps(plain),
+            overrides={"whitespace_pattern": WHITESPACE, "lenient": False},
+        )
     )
 
 

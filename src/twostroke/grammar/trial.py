@@ -9,6 +9,7 @@ model's special tokens fails there, which is as well: they are no text.
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -23,14 +24,17 @@ MAX_LEXER_STATES = 50_000
 """Of one matcher; a state takes one to two kilobytes, and a schema of a few fields some hundred states."""
 MAX_ITEMS_PER_TOKEN = 10_000
 MAX_LEXER_FUEL_PER_TOKEN = 50_000
-"""A fifth and a quarter of llguidance's own limits: every request of the engine waits while a mask is made. A schema of
-500 optional properties stays below; a request whose grammar does not ends with an error, alone."""
+"""A fifth and a quarter of llguidance's own limits: every request of the engine waits while a mask is made."""
+MAX_WAYS = 2_100
+"""Ways to go on at one place: an optional property takes four. So 500 of one object stay below, with others allowed or
+not, and take some milliseconds a mask. A request whose grammar does not ends with an error, alone."""
 
 
 def parser_limits() -> LLParserLimits:
     """What a grammar may take, wherever it is compiled."""
     return LLParserLimits(
         max_lexer_states=MAX_LEXER_STATES,
+        max_items_in_row=MAX_WAYS,
         step_max_items=MAX_ITEMS_PER_TOKEN,
         step_lexer_fuel=MAX_LEXER_FUEL_PER_TOKEN,
         verbose_errors=False,  # they would quote the schema
@@ -61,7 +65,34 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)  # the signal's default is to end the process
     matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=parser_limits())
     matcher.compute_bitmask()
-    sys.stdout.buffer.write(matcher.get_error().encode())
+    reason = matcher.get_error()
+    for first in _FIRST:
+        reason = reason or _walk(matcher.deep_copy(), first)
+    sys.stdout.buffer.write(reason.encode())
+
+
+_WALK_BYTES = 96
+_FIRST = (b'{[,":', b'",:')
+"""Bytes that a walk takes rather than others: what opens objects and goes on in them."""
+_SPACE = frozenset(b" \t\r\n")
+
+
+def _walk(matcher: LLMatcher, first: bytes) -> str:
+    """Write some text that the grammar allows; return why that failed.
+
+    Limits that hold for a token are often met only within a text: where an object opens that has a thousand optional
+    properties, for example.
+    """
+    dice = random.Random(0)
+    for _ in range(_WALK_BYTES):
+        mask = matcher.compute_bitmask()
+        allowed = [byte for byte in range(256) if mask[byte // 8] >> byte % 8 & 1]
+        if matcher.is_error() or not allowed:
+            break
+        wanted = next((byte for byte in first if byte in allowed), None)
+        byte = wanted if wanted is not None else dice.choice([b for b in allowed if b not in _SPACE] or allowed)
+        matcher.consume_token(byte)
+    return matcher.get_error()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import llguidance
 import pytest
 
 from chat_outputs import TOOLS
+from twostroke.api.parsers.chat_parser import make_parser
 from twostroke.api.parsers.tool_choice import NamedTool, Tool, ToolChoice, tool_choice_schema
 from twostroke.errors import InvalidParameter
 
@@ -75,6 +76,75 @@ def test_required_by_any_name(name: str) -> None:
     assert schema is not None
     assert accepts(schema, [call(name, {"size": "2"})])
     assert not accepts(schema, [call(name, {"size": 2})])
+
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "nothing said": {},
+    "no type": {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    "object or text": {"anyOf": [{"type": "object", "properties": {"a": {"type": "integer"}}}, {"type": "string"}]},
+    "object or null": {"type": ["object", "null"], "properties": {"a": {"type": "integer"}}},
+    "one of": {"oneOf": [{"type": "array"}, {"type": "object", "properties": {"a": {"type": "integer"}}}]},
+    "a reference": {"$ref": "#/$defs/x", "$defs": {"x": {"properties": {"a": {"type": "integer"}}}}},
+    "all of": {"allOf": [{"properties": {"a": {"type": "integer"}}}, {"required": ["a"]}]},
+    "a document": {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "$id": "https://example.org/arguments",
+        "properties": {"a": {"$ref": "#/definitions/n"}},
+        "definitions": {"n": {"type": "integer"}},
+    },
+}
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+@pytest.mark.parametrize("choice", ["required", NamedTool("f")], ids=["required", "named"])
+def test_arguments_are_an_object_whatever_the_schema_says(arguments: str, choice: ToolChoice) -> None:
+    schema = tool_choice_schema([Tool("f", ARGUMENTS[arguments])], choice)
+    assert schema is not None
+
+    def fits(value: object) -> bool:
+        return accepts(schema, [call("f", value)] if choice == "required" else value)
+
+    assert fits({"a": 1})
+    for other in (True, None, 5, "x", [1], []):
+        assert not fits(other), other
+    if arguments != "nothing said":
+        assert not fits({"a": "x"})
+
+
+@pytest.mark.parametrize("kind", ["string", "array", ["string", "null"], 5])
+def test_parameters_that_describe_no_object_are_refused(kind: object) -> None:
+    for choice in ("required", NamedTool("f")):
+        with pytest.raises(InvalidParameter, match=r"the parameters of 'f' are of type .* arguments are an object"):
+            tool_choice_schema([Tool("f", {"type": kind})], choice)  # type: ignore[arg-type]
+
+
+NAMES = ["get weather", "a" * 256, "é" * 256, '"' * 200, "f(x)", "{}", "<b>", "a,b;c=d", "\n", "名前"]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: name[:12])
+def test_every_name_is_called_by_both_choices(name: str) -> None:
+    tools = [Tool("now"), Tool(name)]
+    schema = tool_choice_schema(tools, "required")
+    assert schema is not None
+    assert accepts(schema, [call(name, {})])
+    for text in (json.dumps([call(name, {"a": 1})]), json.dumps([call(name, {"a": 1})], ensure_ascii=False)):
+        parsed = make_parser("hermes", None, tools=tools, tool_choice="required").parse(text)
+        assert [(one.name, json.loads(one.arguments)) for one in parsed.tool_calls] == [(name, {"a": 1})]
+    parsed = make_parser("hermes", None, tools=tools, tool_choice=NamedTool(name)).parse('{"a": 1}')
+    assert [one.name for one in parsed.tool_calls] == [name]
+
+
+def test_the_grammar_of_a_call_that_was_cut_is_no_content() -> None:
+    tools = [Tool("now"), Tool("f")]
+    whole = json.dumps([call("now", {"a": [1, 2]}), call("f", {})], indent=1)
+    for end in range(len(whole)):
+        parsed = make_parser("hermes", None, tools=tools, tool_choice="required").parse(whole[:end])
+        assert parsed.content == ""
+        if end > whole.index('"f"'):
+            assert parsed.tool_calls[0].name == "now"
+            assert json.loads(parsed.tool_calls[0].arguments) == {"a": [1, 2]}
+        named = make_parser("hermes", None, tools=tools, tool_choice=NamedTool("f")).parse('  { "a": 1}'[:end])
+        assert named.content == ""
 
 
 def test_required_but_one() -> None:

@@ -16,6 +16,7 @@ import text_fakes
 from grammar_walks import ENDS, allowed, backend, eos_id, matcher_of, num_columns, text_of, walk
 from twostroke.errors import InvalidParameter
 from twostroke.grammar import guidance
+from twostroke.grammar.backend import FreeCalls
 from twostroke.grammar.guidance import Guidance
 from twostroke.grammar.notation import to_llguidance
 from twostroke.sampling_params import StructuredOutputs
@@ -207,6 +208,94 @@ def test_what_cannot_be_followed_is_named(wanted: dict[str, Any], reason: str) -
         backend("byte_level").compile(StructuredOutputs(**wanted))
     assert refused.value.name == f"structured_outputs.{field}"
     assert len(str(refused.value)) < 600
+
+
+def test_every_character_can_be_a_choice() -> None:
+    characters = [chr(code) for code in (*range(0x300), 0x2028, 0x200B, 0xD7FF, 0xE000, 0xFEFF, 0xFFFD, 0x1F44D)]
+    texts = [f"{character}{character}" for character in characters] + [
+        "\\n",
+        '"',
+        "\\",
+        "a/b",
+        "<[5]>",
+        "%json {}",
+        "// a",
+    ]
+    grammars = backend("byte_level")
+    first = grammars.matcher(grammars.compile(StructuredOutputs(choice=texts)))
+    ids = {token: text_fakes.tokenizer("byte_level").token_bytes(token) for token in range(256 + 200)}
+    one = {piece: token for token, piece in ids.items() if len(piece) == 1}
+    for text in texts:
+        matcher = first.copy()
+        for byte in text.encode():
+            if bytes([byte]) not in one:
+                break
+            matcher.accept(one[bytes([byte])])
+        else:
+            assert matcher.is_accepting, text
+        assert not matcher.failure, text
+
+
+@pytest.mark.parametrize("count", [500, 600, 1000, 2000])
+@pytest.mark.parametrize("place", ["alone", "inside", "no others"])
+def test_many_optional_properties_work_or_are_refused_at_once(count: int, place: str) -> None:
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(count)}}
+    if place == "no others":
+        schema["additionalProperties"] = False
+    if place == "inside":
+        schema = {"type": "object", "properties": {"list": {"type": "array", "minItems": 1, "items": schema}}}
+        schema |= {"required": ["list"]}
+    grammars = backend("byte_level")
+    if count > 500:
+        with pytest.raises(InvalidParameter, match="more than 500 optional properties of one object"):
+            grammars.compile(StructuredOutputs(json=schema))
+        return
+    matcher = grammars.matcher(grammars.compile(StructuredOutputs(json=schema)))
+    walk(matcher, num_columns("byte_level"), [eos_id("byte_level")], random.Random(0), max_tokens=100)
+    assert not matcher.failure
+
+
+CALLS = FreeCalls(markers=("<tool_call>", "[f("), markup=("</tool_call>", "<|end|>"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_of_a_form_or_a_call(kind: str) -> None:
+    grammars, tokenizer, eos = backend(kind), text_fakes.tokenizer(kind), eos_id(kind)
+    form = StructuredOutputs(json={"type": "object", "properties": {}, "additionalProperties": False})
+    matcher = grammars.matcher(grammars.compile(form, CALLS))
+
+    def is_allowed(text: str) -> bool:
+        trial, token_ids = matcher.copy(), tokenizer.encode(text, add_special_tokens=False)
+        if text_of(tokenizer, token_ids) != text:
+            pytest.skip("a vocabulary of words cannot write it")
+        for token_id in token_ids:
+            if token_id not in allowed(trial, num_columns(kind)):
+                return False
+            trial.accept(token_id)
+        return eos in allowed(trial, num_columns(kind))
+
+    assert is_allowed("{}")
+    assert is_allowed('<tool_call>{"name": 5}</tool_call>\nand more')
+    assert is_allowed("[f(a=1)]")
+    assert not is_allowed("words")
+    assert not is_allowed("[g(a=1)]")
+
+
+def test_a_call_without_a_marker_is_one_of_the_functions() -> None:
+    grammars, tokenizer = backend("byte_level"), text_fakes.tokenizer("byte_level")
+    call = {"name": {"enum": ["f"]}, "parameters": {"type": "object"}}
+    bare = {"type": "object", "properties": call, "required": list(call), "additionalProperties": False}
+    form = StructuredOutputs(json={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+    matcher = grammars.matcher(grammars.compile(form, FreeCalls(bare=bare)))
+    for text, is_right in [
+        ('{"name": "f", "parameters": {"x": 1}}', True),
+        ('{"a": 1}', True),
+        ('{"name": "g", "parameters": {}}', False),
+    ]:
+        trial = matcher.copy()
+        for token_id in tokenizer.encode(text, add_special_tokens=False):
+            trial.accept(token_id)
+        assert (trial.is_accepting and not trial.failure) == is_right, text
 
 
 def test_an_opaque_tokenizer_is_refused() -> None:

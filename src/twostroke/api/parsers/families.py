@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from twostroke.api.parsers.json_calls import read_arguments, read_json_calls
 from twostroke.api.parsers.output import Output
@@ -22,6 +22,7 @@ from twostroke.api.parsers.sections import (
 )
 from twostroke.api.parsers.source import Reading, Source, Stops
 from twostroke.api.parsers.tool_choice import Tool
+from twostroke.grammar.backend import FreeCalls
 
 Tools = Mapping[str, Tool]
 """By name."""
@@ -40,6 +41,8 @@ class ToolCallFamily:
     """The character with which calls begin that have no marker; such calls come first in the content, or are none."""
     markup: tuple[str, ...] = ()
     """What may be single tokens of the model, beside the markers."""
+    has_content: bool = True
+    """Whether what is no call is content; otherwise it is the grammar of a call that was cut, and nobody sees it."""
 
 
 def read_content(source: Source, output: Output, family: ToolCallFamily, tools: Tools) -> Reading[None]:
@@ -56,14 +59,19 @@ def read_content(source: Source, output: Output, family: ToolCallFamily, tools: 
         else:
             source.position = 0
     if not family.markers:
-        yield from read_plain_content(source, output.content)
+        yield from read_plain_content(source, output.content if family.has_content else _drop)
         return
     markers = Stops(*family.markers)
     while marker := (yield from source.copy_until(markers, output.content)):
         source.position = len(marker)
         if not (yield from family.read_calls(source, output, tools, marker)):
+            source.position = 0
             output.content(marker)
             source.position = len(marker)
+
+
+def _drop(_: str) -> None:
+    """Take text that nobody is to see."""
 
 
 def read_plain_content(source: Source, emit: Callable[[str], None]) -> Reading[None]:
@@ -80,7 +88,18 @@ def named_tool(name: str) -> ToolCallFamily:
     def read(source: Source, output: Output, _tools: Tools, _marker: str) -> Reading[bool]:
         return read_arguments(source, output, name)
 
-    return ToolCallFamily((), read, bare="{")
+    return ToolCallFamily((), read, bare="{", has_content=False)
+
+
+def free_calls(family: ToolCallFamily, names: Sequence[str]) -> FreeCalls:
+    """How calls of these functions are written where the model may make one in place of an answer of some form."""
+    markers, bare = family.markers, None
+    if family.bare == "[":
+        markers += tuple(f"[{name}(" for name in names)
+    elif family.bare == "{":
+        call = {"name": {"enum": list(names)}, "parameters": {"type": "object"}}
+        bare = {"type": "object", "properties": call, "required": list(call), "additionalProperties": False}
+    return FreeCalls(markers=markers, markup=family.markup, bare=bare)
 
 
 def _json(*markers: str, end: str = "", bare: str = "", markup: tuple[str, ...] = ()) -> ToolCallFamily:
@@ -108,7 +127,7 @@ def _mistral(source: Source, output: Output, _tools: Tools, _marker: str) -> Rea
     return read_mistral_calls(source, output)
 
 
-REQUIRED = _json(bare="[")
+REQUIRED = replace(_json(bare="["), has_content=False)
 """The output when some call is required: a list as `tool_choice_schema` describes it."""
 
 QWEN3_CODER = ToolCallFamily(QWEN3_CODER_MARKERS, read_qwen3_coder_call, markup=("</tool_call>",))

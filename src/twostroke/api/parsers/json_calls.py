@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from twostroke.api.parsers.json_text import JsonValue, decoded_string, read_short_string, read_value
 from twostroke.api.parsers.output import Output
-from twostroke.api.parsers.source import Reading, Source
+from twostroke.api.parsers.source import MAX_HEAD_CHARS, Reading, Source
 
 ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 OTHER_KEYS = frozenset({"type", "id"})
@@ -94,8 +94,8 @@ def _read_call(source: Source, output: Output, names: Collection[str] | None) ->
     while name is None:
         key = yield from _read_key(source)
         if key == "name":
-            name = yield from read_short_string(source)
-            if name is None or not is_function_name(name) or (names is not None and name not in names):
+            name = yield from read_short_string(source, _longest(names))
+            if name is None or not (is_function_name(name) if names is None else name in names):
                 return False
         elif key in ARGUMENT_KEYS and arguments is None:
             arguments = yield from _read_whole_arguments(source)
@@ -112,6 +112,11 @@ def _read_call(source: Source, output: Output, names: Collection[str] | None) ->
     output.arguments(arguments)
     yield from _read_other_members(source)
     return True
+
+
+def _longest(names: Collection[str] | None) -> int:
+    """Characters that a function's name may be written with: two quotation marks, and six for a character's escape."""
+    return max([MAX_HEAD_CHARS, *(2 + 6 * len(name) for name in names or ())])
 
 
 def _read_rest_of_call(source: Source, output: Output, name: str) -> Reading[bool]:

@@ -83,6 +83,14 @@ class JsonValue:
         return source.text[source.position - 1]
 
 
+def is_whole_value(text: str) -> bool:
+    """Whether an object, a list or a string is there to its end; slips within it do not count, as of JsonValue."""
+    source, value = Source(), JsonValue()
+    source.append(text)
+    value.take(source)
+    return value.is_whole
+
+
 def read_value(source: Source) -> Reading[str | None]:
     """The text of an object, a list or a string, all at once; None if it is not whole."""
     value = JsonValue()
@@ -92,14 +100,14 @@ def read_value(source: Source) -> Reading[str | None]:
     return "".join(taken) if value.is_whole else None
 
 
-def read_short_string(source: Source) -> Reading[str | None]:
-    """A string such as a name, decoded; None if there is none, or a longer one than MAX_HEAD_CHARS."""
+def read_short_string(source: Source, max_chars: int = MAX_HEAD_CHARS) -> Reading[str | None]:
+    """A string such as a name, decoded; None if there is none, or one that is written with more characters."""
     if not (yield from source.more()) or source.text[source.position] != '"':
         return None
     while not (text := source.match(_STRING)):
-        if source.num_unread > MAX_HEAD_CHARS or not (yield from source.more(source.num_unread + 1)):
+        if source.num_unread > max_chars or not (yield from source.more(source.num_unread + 1)):
             return None
-    return decoded_string(text) if len(text) <= MAX_HEAD_CHARS else None
+    return decoded_string(text) if len(text) <= max_chars else None
 
 
 def decoded_string(text: str) -> str | None:

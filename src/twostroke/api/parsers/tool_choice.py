@@ -62,14 +62,14 @@ def tool_choice_schema(
 
     A named function: its arguments. "required": a list of `{"name": ..., "parameters": ...}`, as vLLM has it. Each
     tool's schema stays a document of its own, in `$defs` under its number (a name may hold what a reference has to
-    escape), so that its references keep their meaning.
+    escape), so that its references keep their meaning. Arguments are an object, also where a schema does not say so.
 
     Raises:
-        InvalidParameter: as of `checked_tool_choice`.
+        InvalidParameter: as of `checked_tool_choice`, or parameters that describe no object.
     """
     tool_choice = checked_tool_choice(tools, tool_choice)
     if isinstance(tool_choice, NamedTool):
-        return dict(next(tool.parameters for tool in tools if tool.name == tool_choice.name))
+        return _of_object(next(tool for tool in tools if tool.name == tool_choice.name))
     if tool_choice != "required":
         return None
     calls = [
@@ -86,10 +86,23 @@ def tool_choice_schema(
         "minItems": 1,
         "items": {"anyOf": calls},
         "$defs": {
-            str(number): _moved(tool.parameters, f"#/$defs/{number}", tool.name) for number, tool in enumerate(tools)
+            str(number): _moved(_of_object(tool), f"#/$defs/{number}", tool.name) for number, tool in enumerate(tools)
         },
     }
     return schema if parallel_tool_calls else {**schema, "maxItems": 1}
+
+
+_OF_DOCUMENTS = frozenset({"$schema", "$id"})
+"""Keywords that make a schema a document, to whose root references would lead."""
+
+
+def _of_object(tool: Tool) -> JsonSchema:
+    """The schema of a tool's arguments, which are an object."""
+    kind = tool.parameters.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        limit = f"the parameters of {tool.name!r} are of type {kind!r}; arguments are an object"
+        raise InvalidParameter("tools", tool.name, limit, 'Say "type": "object".')
+    return {**{name: value for name, value in tool.parameters.items() if name not in _OF_DOCUMENTS}, "type": "object"}
 
 
 def _moved(schema: Any, root: str, name: str, depth: int = MAX_SCHEMA_DEPTH) -> Any:

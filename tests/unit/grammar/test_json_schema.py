@@ -1,0 +1,163 @@
+"""What constrains nothing in a JSON schema is left out; what constrains stays."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grammar_walks import backend
+from twostroke.errors import InvalidParameter
+from twostroke.grammar.json_schema import KNOWN_FORMATS, constraining
+from twostroke.sampling_params import StructuredOutputs
+
+ANNOTATIONS = [
+    "path",
+    "binary",
+    "byte",
+    "password",
+    "regex",
+    "iri",
+    "iri-reference",
+    "idn-email",
+    "idn-hostname",
+    "uri-reference",
+    "uri-template",
+    "json-pointer",
+    "relative-json-pointer",
+    "int32",
+    "int64",
+    "float",
+    "double",
+    "decimal",
+    "color",
+    "phone",
+    "base64",
+    "html",
+    "markdown",
+]
+
+CONSTRAINS_NOTHING: list[dict[str, Any]] = [
+    {"uniqueItems": False},
+    {"uniqueItems": True, "maxItems": 1},
+    {"uniqueItems": True, "type": "string"},
+    {"contains": {"type": "string"}, "minContains": 0},
+    {"contains": True, "type": ["integer", "null"]},
+    {"minContains": 2},
+    {"maxContains": 3},
+    {"not": False},
+    {"dependentRequired": {}},
+    {"dependentRequired": {"a": []}},
+    {"dependentRequired": {"a": ["b"]}, "required": ["b"]},
+    {"dependentSchemas": {}},
+    {"dependentSchemas": {"a": {"description": "a note"}}},
+    {"dependencies": {"a": [], "b": True}},
+    {"propertyNames": True},
+    {"propertyNames": {"type": "string"}},
+    {"propertyNames": {"pattern": "a"}, "type": "array"},
+    {"unevaluatedProperties": True},
+    {"unevaluatedProperties": {}},
+    {"unevaluatedItems": {}},
+    {"additionalItems": {"title": "anything"}},
+    {"then": {"type": "string"}},
+    {"else": False},
+    {"if": {"type": "string"}},
+    {"if": {"type": "string"}, "then": {}, "else": {"$comment": "anything"}},
+    {"$dynamicAnchor": "node"},
+    *({"type": "string", "format": name} for name in ANNOTATIONS),
+    {"type": "integer", "format": "int32"},
+    {"type": "number", "format": "date"},
+]
+CONSTRAINS: list[dict[str, Any]] = [
+    {"uniqueItems": True},
+    {"contains": {"type": "string"}},
+    {"contains": {"type": "string"}, "minContains": 0, "maxContains": 1},
+    {"not": {"type": "string"}},
+    {"dependentRequired": {"a": ["b"]}},
+    {"dependentRequired": {"a": ["b"]}, "required": ["a"]},
+    {"dependentSchemas": {"a": {"required": ["b"]}}},
+    {"dependencies": {"a": ["b"]}},
+    {"propertyNames": {"pattern": "^a"}},
+    {"unevaluatedProperties": False},
+    {"unevaluatedItems": {"type": "string"}},
+    {"if": {"type": "string"}, "then": {"minLength": 3}},
+    {"if": {"type": "string"}, "else": False},
+]
+PLACES = {
+    "alone": lambda schema: schema,
+    "in a property": lambda schema: {"type": "object", "properties": {"a": schema}},
+    "in a list": lambda schema: {"type": "array", "items": schema, "prefixItems": [schema]},
+    "in a choice": lambda schema: {"anyOf": [{"type": "null"}, schema], "allOf": [schema]},
+    "behind a reference": lambda schema: {"$ref": "#/$defs/x", "$defs": {"x": schema}},
+    "in the rest": lambda schema: {"type": "object", "additionalProperties": schema},
+}
+
+
+def is_taken(schema: Any) -> bool:
+    try:
+        backend("byte_level").compile(StructuredOutputs(json=schema))
+    except InvalidParameter:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_constrains_nothing_is_accepted(place: str) -> None:
+    together = {str(number): PLACES[place](schema) for number, schema in enumerate(CONSTRAINS_NOTHING)}
+    if place == "behind a reference":
+        together = {key: schema["$defs"]["x"] for key, schema in together.items()}
+    assert is_taken({"type": "object", "properties": together}), [s for s in CONSTRAINS_NOTHING if not is_taken(s)]
+
+
+@pytest.mark.parametrize("schema", CONSTRAINS, ids=json.dumps)
+def test_what_constrains_is_still_refused(schema: dict[str, Any]) -> None:
+    assert constraining(schema) == schema
+    assert not is_taken(schema)
+
+
+def test_formats_that_are_followed_stay() -> None:
+    for name in KNOWN_FORMATS:
+        schema = {"type": "string", "format": name}
+        assert constraining(schema) == schema
+        assert is_taken(schema)
+
+
+def test_values_and_names_that_look_like_keywords_are_left_alone() -> None:
+    schema = {
+        "enum": [{"uniqueItems": False}],
+        "const": {"format": "path"},
+        "default": {"not": False},
+        "properties": {"format": {"type": "string"}, "if": {"const": {"then": True}}, "not": {"type": "integer"}},
+    }
+    assert constraining(schema) == schema
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [True, None, 5, "x", [], {"format": {}}, {"required": [{}], "dependentRequired": {"a": [{}]}}, {"type": [{}]}],
+)
+def test_what_is_no_schema_raises_nothing(schema: Any) -> None:
+    constraining(schema)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.text("ab", max_size=2),
+    lambda parts: st.lists(parts, max_size=3) | st.dictionaries(st.sampled_from("ab"), parts, max_size=2),
+    max_leaves=6,
+)
+
+
+@given(
+    schema=st.sampled_from(CONSTRAINS_NOTHING + CONSTRAINS),
+    other=st.sampled_from(CONSTRAINS_NOTHING + CONSTRAINS),
+    value=VALUES,
+)
+def test_the_same_values_fit(schema: dict[str, Any], other: dict[str, Any], value: Any) -> None:
+    """By somebody else's reading of schemas, which also holds rules that are not followed here."""
+    both = {**schema, **other}
+    both = {key: part for key, part in both.items() if key != "dependencies"}  # of older drafts: not in this one
+    assert jsonschema_rs.is_valid(both, value) == jsonschema_rs.is_valid(constraining(both), value)
