@@ -13,7 +13,8 @@ from server_process import ServerProcess
 from twostroke import LLM, SamplingParams
 
 TEMPLATE = (
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "<call>{{ c.function.name }} {{ c.function.arguments | tojson }}</call>{% endfor %}{% endfor %}"
     "{% if tools %}{{ tools | tojson }}{% endif %}{% if documents %}{{ documents | tojson }}{% endif %}"
     "{{ mood or '' }}{{ reasoning_effort or '' }}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
@@ -135,6 +136,113 @@ def test_the_models_own_calls_are_found(server: ServerProcess) -> None:
     joined, reason = streamed(server, **body)
     assert joined["tool_calls"] == [call["function"]]
     assert (joined["content"], reason) == (answer["message"]["content"], "tool_calls")
+
+
+def test_a_call_may_hold_a_stop_string(server: ServerProcess) -> None:
+    body = {
+        "tools": [TOOL],
+        "structured_outputs": {"choice": [CALL + "\nDone."]},
+        "max_tokens": 100,
+        "stop": ["\n", "Do"],
+    }
+    answer = chat(server, **body)["choices"][0]
+    assert [call["function"] for call in answer["message"]["tool_calls"]] == [
+        {"name": "weather", "arguments": '{"days": 3}'}
+    ]
+    assert (answer["message"]["content"], answer["finish_reason"], answer["stop_reason"]) == (None, "tool_calls", "Do")
+    joined, reason = streamed(server, **body)
+    assert (joined["content"], reason) == ("", "tool_calls")
+    assert joined["tool_calls"] == [call["function"] for call in answer["message"]["tool_calls"]]
+    prompt = {"prompt": "x", "max_tokens": 100, "stop": ["\n"], "structured_outputs": {"choice": [CALL]}}
+    text = server.post("/v1/completions", prompt).json()["choices"][0]["text"]
+    assert text == "<tool_call>"
+
+
+FORM: dict[str, Any] = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "form",
+        "schema": {
+            "type": "object",
+            "properties": {"ok": {"type": "boolean"}},
+            "required": ["ok"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("bias", [-100, 100])
+def test_a_form_and_a_tool_can_both_be_wanted(server: ServerProcess, bias: int) -> None:
+    """What the model writes first decides; here its choice is made for it."""
+    first = server.post("/tokenize", {"prompt": "<tool_call>", "add_special_tokens": False}).json()["tokens"][0]
+    body = {"tools": [TOOL], "response_format": FORM, "max_tokens": 40, "logit_bias": {str(first): bias}}
+    answer = chat(server, **body)["choices"][0]["message"]
+    if bias < 0:
+        assert isinstance(json.loads(answer["content"])["ok"], bool)
+    else:
+        assert (answer["content"] or "<").startswith("<")
+
+
+def test_a_forced_call_that_is_cut_shows_no_grammar(server: ServerProcess) -> None:
+    for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+        for limit in range(1, 24):
+            body = {"tools": [TOOL], "tool_choice": choice, "max_tokens": limit, "seed": 2}
+            answer = chat(server, **body)["choices"][0]
+            assert not answer["message"]["content"]
+            joined, reason = streamed(server, **body)
+            assert (joined["content"], reason) == ("", answer["finish_reason"])
+
+
+def test_a_conversation_means_the_same_at_every_door(server: ServerProcess) -> None:
+    arguments = '{"days": 3, "where": "Köln"}'
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "the weather?"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "Sunny."}]},
+        {"role": "user", "content": "thanks"},
+    ]
+    text = (
+        "[system]Be brief.[user]the weather?[assistant]<call>weather " + arguments + "</call>[tool]sunny"
+        "[assistant]Sunny.[user]thanks[assistant]"
+    )
+    assert rendered(server, messages=messages) == text
+    assert rendered(server, messages=[{**messages[0], "role": "developer"}, *messages[1:]]) == text
+    num_tokens = len(server.post("/tokenize", {"messages": messages}).json()["tokens"])
+    items = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "input_text", "text": "the weather?"}]},
+        {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": arguments},
+        {"type": "function_call_output", "call_id": "call_1", "output": "sunny"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "Sunny."}]},
+        {"role": "user", "content": "thanks"},
+    ]
+    answer = server.post("/v1/responses", {"input": items, "max_output_tokens": 1}).json()
+    assert answer["usage"]["input_tokens"] == num_tokens
+    turns = [
+        {"role": "user", "content": "the weather?"},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "1", "name": "weather", "input": json.loads(arguments)}],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "sunny"}]},
+        {"role": "assistant", "content": "Sunny."},
+        {"role": "user", "content": "thanks"},
+    ]
+    counted = server.post(
+        "/v1/messages/count_tokens", {"system": "Be brief.", "messages": turns, "model": "first"}
+    ).json()
+    assert counted["input_tokens"] == num_tokens
+
+
+def test_an_answer_can_always_be_sent_back(server: ServerProcess) -> None:
+    body = {"tools": [TOOL], "structured_outputs": {"choice": ["Well. " + CALL]}, "max_tokens": 100}
+    for limit in range(1, 40, 3):
+        back = chat(server, **body | {"max_tokens": limit})["choices"][0]["message"]
+        assert rendered(server, messages=[*USER, back, *USER]).endswith("[user]hello[assistant]")
 
 
 def test_one_call_at_most(server: ServerProcess) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, example, given
@@ -124,7 +125,7 @@ def test_reasoning_tokens_are_the_same_token_by_token_and_at_once(data: st.DataO
     tokens = [piece for piece in pieces_of(data, output.text) if piece]
     streaming = make_parser(output.tool_call_parser, output.reasoning_parser, tools=TOOLS, prompt=output.prompt)
     for token in tokens:
-        streaming.push(token, 1)
+        streaming.push(token, [token])
     streaming.finish()
     whole = make_parser(output.tool_call_parser, output.reasoning_parser, tools=TOOLS, prompt=output.prompt)
     whole.parse(output.text, tokens)
@@ -147,4 +148,5 @@ def test_calls_that_are_bare_json(data: st.DataObject, tool_choice: ToolChoice) 
     ]
     text = "".join(data.draw(st.lists(st.sampled_from(bits), max_size=8), label="bits"))
     found = streamed(pieces_of(data, text), "hermes", None, tool_choice, "")
-    assert found == naive.parse("hermes", None, text, TOOLS, tool_choice=tool_choice)
+    expected = naive.parse("hermes", None, text, TOOLS, tool_choice=tool_choice)
+    assert found == replace(expected, content="")  # what is no call is the grammar of one that was cut

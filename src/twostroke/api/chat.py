@@ -63,7 +63,7 @@ class Chat:
         choices: list[Object] = []
         for part in output.outputs:
             choice = self._choice(part.index)
-            message = choice.message(part, self._tokenizer)
+            message = choice.message(part)
             choices.append({"index": part.index, "message": message, **self._end(choice, part)})
         answer: Object = {
             **self._head,
@@ -133,6 +133,7 @@ class Chat:
         if index not in self._choices:
             self._choices[index] = ChatChoice(
                 self._conversation.parser(),
+                self._conversation.token_texts(),
                 prefix=self._echoed(),
                 shows_reasoning=self._request.include_reasoning is not False,
                 names_tool=self._conversation.tools.names_one,

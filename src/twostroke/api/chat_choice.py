@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from twostroke.api.parsers.chat_parser import ChatParser
 from twostroke.api.parsers.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallBegin
 from twostroke.outputs import CompletionOutput
 from twostroke.request import FinishReason
-from twostroke.tokenizer.tokenizer import Tokenizer
+from twostroke.tokenizer.detokenizer import TokenTexts
 
 Object = dict[str, Any]
 
@@ -20,13 +20,17 @@ class ChatChoice:
 
     Args:
         parser: of the model's dialect; for this choice alone.
+        token_texts: what each new token adds to the text, for this choice alone.
         prefix: text that stands before the content (the message that is continued, where it is to be echoed).
         shows_reasoning: whether the client wants the reasoning.
         names_tool: whether the client named the one tool to call: then a call is no reason to stop for.
     """
 
-    def __init__(self, parser: ChatParser, *, prefix: str, shows_reasoning: bool, names_tool: bool) -> None:
+    def __init__(
+        self, parser: ChatParser, token_texts: TokenTexts, *, prefix: str, shows_reasoning: bool, names_tool: bool
+    ) -> None:
         self._parser = parser
+        self._token_texts = token_texts
         self._prefix = prefix
         self._shows_reasoning = shows_reasoning
         self._names_tool = names_tool
@@ -38,9 +42,9 @@ class ChatChoice:
         """Of what was read so far."""
         return self._parser.num_reasoning_tokens
 
-    def message(self, part: CompletionOutput, tokenizer: Tokenizer) -> Object:
+    def message(self, part: CompletionOutput) -> Object:
         """The whole message."""
-        parsed = self._parser.parse(part.text, _token_texts(part.token_ids, tokenizer))
+        parsed = self._parser.parse(part.text, self._token_texts.of(part.token_ids))
         self._has_calls = bool(parsed.tool_calls)
         content = self._prefix + parsed.content
         message: Object = {
@@ -59,7 +63,7 @@ class ChatChoice:
 
     def deltas(self, part: CompletionOutput) -> list[Object]:
         """What is new, as the deltas of chunks; empty when nothing is certain yet."""
-        found = self._parser.push(part.text, len(part.token_ids))
+        found = self._parser.push(part.text, self._token_texts.of(part.token_ids))
         if part.finish_reason is not None:
             found += self._parser.finish()
         written = [self._written(delta) for delta in _joined(found)]
@@ -74,7 +78,8 @@ class ChatChoice:
 
     def finish_reason(self, part: CompletionOutput) -> str | None:
         """Why it ended, once it has."""
-        if part.finish_reason is FinishReason.STOP and self._has_calls and not self._names_tool:
+        has_called = self._has_calls and not self._parser.has_half_call
+        if part.finish_reason is FinishReason.STOP and has_called and not self._names_tool:
             return "tool_calls"
         return part.finish_reason
 
@@ -106,10 +111,6 @@ def _joined(deltas: Sequence[Delta]) -> list[Delta]:
         else:
             joined.append(delta)
     return joined
-
-
-def _token_texts(token_ids: Sequence[int], tokenizer: Tokenizer) -> Iterable[str]:
-    return (tokenizer.decoded_token(token_id) for token_id in token_ids)
 
 
 def _call_id() -> str:

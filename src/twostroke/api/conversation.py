@@ -7,11 +7,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from twostroke.api.dialect import PROMPT_TAIL_TOKENS, ChatTools, Dialect, structured_outputs
 from twostroke.api.generation import Caller, Generation, off_the_loop, prepared
+from twostroke.api.parsers.answer_stops import AnswerStops
 from twostroke.api.parsers.chat_parser import ChatParser
+from twostroke.api.parsers.output import HearContent
 from twostroke.api.prompts import length_of_messages
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.fields import FLEX
@@ -20,8 +23,10 @@ from twostroke.api.usage import UsageCount
 from twostroke.engine.client import EngineClient
 from twostroke.engine.input_processor import PromptInput
 from twostroke.engine.output_processor import OutputKind
+from twostroke.engine.stop_checker import StopFinder, StopStrings
 from twostroke.outputs import RequestOutput
 from twostroke.sampling_params import SamplingParams
+from twostroke.tokenizer.detokenizer import TokenTexts
 
 
 class Conversation:
@@ -43,6 +48,7 @@ class Conversation:
         self._id = answer_id
         self._is_constrained = False
         self._prompt_tail = ""
+        self._shown_token_ids = frozenset[int]()
         self._generation: Generation | None = None
 
     @property
@@ -57,6 +63,7 @@ class Conversation:
         params = self._checked_params()
         prompt = await self._prepared(params)
         tail = prompt.prompt_token_ids[-PROMPT_TAIL_TOKENS:]
+        self._shown_token_ids = prompt.shown_token_ids
         self._prompt_tail = self.engine.tokenizer.decode(tail, skip_special_tokens=False)
         self._generation = Generation(
             self.engine,
@@ -92,9 +99,16 @@ class Conversation:
         self.usage.add(0, output)
         return output
 
-    def parser(self) -> ChatParser:
-        """For one choice."""
-        return self._dialect.parser(self.tools, self._prompt_tail, is_constrained=self._is_constrained)
+    def parser(self, hear_content: HearContent | None = None) -> ChatParser:
+        """For one choice; `hear_content` is as in Output."""
+        return self._dialect.parser(
+            self.tools, self._prompt_tail, is_constrained=self._is_constrained, hear_content=hear_content
+        )
+
+    def token_texts(self) -> TokenTexts:
+        """What each token adds to the text of one choice."""
+        skips = self.request.skip_special_tokens is not False
+        return TokenTexts(self.engine.tokenizer, skips, self._shown_token_ids)
 
     def _checked_params(self) -> SamplingParams:
         request = self.request
@@ -110,15 +124,23 @@ class Conversation:
         (prompt,) = await prepared(lambda: [self._prompt(params)], length, compiles=self._is_constrained)
         return prompt
 
+    def _find_stops(self, stops: Sequence[str]) -> StopFinder:
+        """What looks for stop strings in one choice: reasoning and calls may hold them."""
+        return AnswerStops(stops, self.parser)
+
     def _prompt(self, params: SamplingParams) -> PromptInput:
         """The conversation in tokens, checked."""
+        parser = self.parser()
         return self.engine.inputs.process_chat(
             self.request.messages,
             params,
             **self._template_inputs(),
             add_special_tokens=bool(self.request.add_special_tokens),
             truncate_prompt_tokens=self.request.truncate_prompt_tokens,
-            shown_tokens=self.parser().markup,
+            shown_tokens=parser.markup,
+            find_stops=self._find_stops if parser.tells_parts else StopStrings,
+            # a form of the answer leaves the model its calls; structured_outputs is the form of all that it writes
+            calls=self._dialect.free_calls(self.tools) if self.request.response_format else None,
         )
 
     def _template_inputs(self) -> dict[str, Any]:

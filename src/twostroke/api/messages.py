@@ -78,7 +78,7 @@ class MessageCall:
         stop_sequence = reply.stop_reason if isinstance(reply.stop_reason, str) else None
         if reply.finish_reason is FinishReason.LENGTH:
             stop_reason = "max_tokens"
-        elif reply.blocks.has_calls:
+        elif reply.blocks.has_calls and not reply.has_half_call:
             stop_reason = "tool_use"
         else:
             stop_reason = "end_turn" if stop_sequence is None else "stop_sequence"

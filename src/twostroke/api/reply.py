@@ -9,6 +9,7 @@ from twostroke.api.conversation import Conversation
 from twostroke.api.parsers.chat_parser import ChatParser
 from twostroke.outputs import CompletionOutput, NumericDrift, RequestOutput
 from twostroke.request import FinishReason
+from twostroke.tokenizer.detokenizer import TokenTexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,19 @@ class Reply:
         """None until it has ended."""
         self.stop_reason: int | str | None = None
         self._parser: ChatParser | None = None
+        self._token_texts: TokenTexts | None = None
+
+    @property
+    def has_half_call(self) -> bool:
+        """Whether the model has stopped within a call."""
+        return self._parser is not None and self._parser.has_half_call
 
     async def read(self) -> None:
         """Waits for the end; raises what Generation.whole raises."""
         output = await self._conversation.whole()
         part = output.outputs[0]
-        tokenizer = self._conversation.engine.tokenizer
         parser = self._parser = self._conversation.parser()
-        message = parser.push_whole(part.text, (tokenizer.decoded_token(token_id) for token_id in part.token_ids))
+        message = parser.push_whole(part.text, self._conversation.token_texts().of(part.token_ids))
         self.blocks.push(message)
         self.blocks.finish()
         self._count(output, part)
@@ -61,8 +67,9 @@ class Reply:
     def push(self, output: RequestOutput) -> list[BlockEvent]:
         """Takes what is new; returns what that does to the blocks."""
         parser = self._parser = self._parser or self._conversation.parser()
+        texts = self._token_texts = self._token_texts or self._conversation.token_texts()
         part = output.outputs[0]
-        happened = self.blocks.push(parser.push(part.text, len(part.token_ids)))
+        happened = self.blocks.push(parser.push(part.text, texts.of(part.token_ids)))
         if part.finish_reason is not None:
             happened += self.blocks.push(parser.finish()) + self.blocks.finish()
         self._count(output, part)

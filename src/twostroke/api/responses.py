@@ -89,12 +89,16 @@ class ResponseCall:
     def _status(self) -> str:
         return "incomplete" if self._reply.finish_reason is FinishReason.LENGTH else "completed"
 
+    def _last_status(self) -> str:
+        """Status of the last item, which can be a call that the model has not finished."""
+        return "incomplete" if self._reply.has_half_call else self._status()
+
     def _response(self, status: str | None = None) -> Object:
         """The answer as it is now; in its last status when none is given."""
         has_ended = status is None
         status = status or self._status()
         request, blocks = self._request, self._reply.blocks.all if has_ended else []
-        statuses = ["completed"] * (len(blocks) - 1) + [status]
+        statuses = ["completed"] * (len(blocks) - 1) + [self._last_status()]
         return {
             **self._head,
             "status": status,
@@ -172,7 +176,7 @@ class ResponseCall:
             written += self._event("response.content_part.done", {**place, "part": _part(block.kind, text)})
         # only the last block can have been cut off, and it ends with the reply
         is_last = self._reply.finish_reason is not None and block is self._reply.blocks.all[-1]
-        status = self._status() if is_last else "completed"
+        status = self._last_status() if is_last else "completed"
         return written + self._event(
             "response.output_item.done", {"output_index": block.index, "item": _item(block, status, text)}
         )

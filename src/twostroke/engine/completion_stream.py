@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from twostroke.batch import TokenLogprobs
 from twostroke.draft_outcomes import DraftTally
 from twostroke.engine.input_processor import PromptInput
-from twostroke.engine.stop_checker import StopMatch, StopStrings
+from twostroke.engine.stop_checker import HiddenTokens, StopMatch, StopStrings
 from twostroke.outputs import CompletionOutput, Logprob, LogprobsAtPosition
 from twostroke.request import FinishReason
 from twostroke.request_times import RequestTimes
@@ -45,7 +45,8 @@ class CompletionStream:
         self._index = index
         self._seed = seed
         self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens, prompt.shown_token_ids)
-        self._stops = StopStrings(params.stop)
+        self._hidden = HiddenTokens(_left_out(tokenizer, prompt) if params.stop else {}, params.stop)
+        self._stops = (prompt.find_stops if params.stop else StopStrings)(self._hidden.stops)
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[LogprobsAtPosition] = []
@@ -108,7 +109,8 @@ class CompletionStream:
         """Adds the text of token after token; returns how many count, those of `num_tokens` behind a stop do not."""
         for position, token_id in enumerate(text_ids, start=1):
             may_stop = len(self._token_ids) + position > self._params.min_tokens
-            if self._add_text(self._detokenizer.push((token_id,)), may_stop):
+            text = self._hidden.marks.get(token_id) or self._detokenizer.push((token_id,))
+            if self._add_text(text, may_stop):
                 return position
         return num_tokens
 
@@ -118,8 +120,7 @@ class CompletionStream:
         # the text that was held back is that of the last token but the one that ended it
         num_text_tokens = self.num_tokens - self._ends_text(self._token_ids, reason, stop_reason)
         may_stop = reason in (FinishReason.LENGTH, FinishReason.STOP) and num_text_tokens > self._params.min_tokens
-        if not self._add_text(self._detokenizer.finish(), may_stop):
-            self._release(self._stops.finish())
+        if not (self._add_text(self._detokenizer.finish(), may_stop) or self._end_text(may_stop)):
             self.finish_reason, self.stop_reason = reason, stop_reason
         self.times.finish_s = time_s
         self.has_news = True
@@ -158,19 +159,36 @@ class CompletionStream:
 
     def _add_text(self, text: str, may_stop: bool) -> bool:
         """Appends text as far as it is certain; True when a stop string ended it."""
-        released, match = self._stops.push(text, may_stop) if self._params.stop else (text, None)
-        if match is not None:
-            released = released[: self._cut(match)]
-            self.finish_reason, self.stop_reason = FinishReason.STOP, match.stop
-        self._release(released)
-        return match is not None
+        if not self._has_stops:
+            self._release(text)
+            return False
+        return self._take(*self._stops.push(text, may_stop))
 
-    def _cut(self, match: StopMatch) -> int:
-        return match.end if self._params.include_stop_str_in_output else match.start
+    def _end_text(self, may_stop: bool) -> bool:
+        """Appends what was held back; True when a stop string ended it."""
+        return self._has_stops and self._take(*self._stops.finish(may_stop))
+
+    def _take(self, text: str, match: StopMatch | None) -> bool:
+        if match is None:
+            self._release(self._hidden.shown(text))
+            return False
+        stop = self._hidden.asked(match.stop)
+        kept = stop if self._params.include_stop_str_in_output else ""
+        self._release(self._hidden.shown(text[: match.start]) + kept)
+        self.finish_reason, self.stop_reason = FinishReason.STOP, stop
+        return True
 
     def _release(self, text: str) -> None:
         if text:
             self._text.append(text)
+
+
+def _left_out(tokenizer: Tokenizer, prompt: PromptInput) -> dict[int, str]:
+    """Texts of the special tokens that the output's text leaves out."""
+    if not prompt.params.skip_special_tokens:
+        return {}
+    ids = tokenizer.special_token_ids - prompt.shown_token_ids
+    return {token_id: tokenizer.decoded_token(token_id) for token_id in ids}
 
 
 def decode_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> LogprobsAtPosition:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
 from twostroke.config.checks import whole_number
+from twostroke.engine.stop_checker import StopFinder, StopStrings
 from twostroke.errors import InvalidParameter, InvalidPrompt, UnknownParameter
-from twostroke.grammar.backend import GrammarBackend
+from twostroke.grammar.backend import FreeCalls, GrammarBackend
 from twostroke.grammar.guidance import Guidance
 from twostroke.sampling_params import SamplingParams
 from twostroke.tokenizer.chat_template import ChatTemplate
@@ -48,6 +49,8 @@ class PromptInput:
     """Of structured outputs, compiled."""
     wants_hidden_state: bool = False
     """What comes back is the hidden state of the last token, and no token."""
+    find_stops: Callable[[Sequence[str]], StopFinder] = StopStrings
+    """Makes what looks for stop strings in the text of a sequence; by default they may stand anywhere in it."""
 
     @property
     def max_tokens(self) -> int:
@@ -156,13 +159,16 @@ class InputProcessor:
         add_special_tokens: bool = False,
         truncate_prompt_tokens: int | None = None,
         shown_tokens: Collection[str] = (),
+        find_stops: Callable[[Sequence[str]], StopFinder] = StopStrings,
+        calls: FreeCalls | None = None,
     ) -> PromptInput:
         """Renders a conversation with the model's chat template and checks it; raises what `process` raises.
 
         The first arguments are those of ChatTemplate.render. A template has written the begin token already where the
         model has one, so `add_special_tokens` is False; it and `truncate_prompt_tokens` are as for `process`.
         `shown_tokens` are part of the output's text even where they are special tokens, which are left out otherwise:
-        markup that a parser has to see.
+        markup that a parser has to see. `find_stops` is as in PromptInput;
+        `calls` are tool calls that may be written in place of structured outputs.
         """
         params = _checked_kind(params)
         cut = self._cut(truncate_prompt_tokens, params)
@@ -174,10 +180,10 @@ class InputProcessor:
             continue_final_message=continue_final_message,
             chat_template_kwargs=chat_template_kwargs,
         )
-        prompt = self._process_text(text, params, add_special_tokens, cut)
+        prompt = self._process_text(text, params, add_special_tokens, cut, calls)
         ids = (self._tokenizer.token_id(token) for token in shown_tokens)
         shown = self._tokenizer.special_token_ids.intersection(ids)
-        return dataclasses.replace(prompt, shown_token_ids=shown) if shown else prompt
+        return dataclasses.replace(prompt, shown_token_ids=shown, find_stops=find_stops)
 
     def template_mentions(self, name: str) -> bool:
         """Whether the chat template may read a field of this name; see ChatTemplate.mentions."""
@@ -228,13 +234,20 @@ class InputProcessor:
         whole_number("truncate_prompt_tokens", truncate_prompt_tokens, 1, limit="at least 1, or -1 for what fits")
         return truncate_prompt_tokens
 
-    def _process_text(self, text: Any, params: SamplingParams, add_special_tokens: bool, cut: int) -> PromptInput:
+    def _process_text(
+        self,
+        text: Any,
+        params: SamplingParams,
+        add_special_tokens: bool,
+        cut: int,
+        calls: FreeCalls | None = None,
+    ) -> PromptInput:
         if isinstance(text, str) and not cut and self._tokenizer.fewest_tokens(text) >= self._max_model_len:
             least = self._tokenizer.fewest_tokens(text)  # a text of megabytes would take seconds to be counted exactly
             raise self._too_long(f"at least {least} tokens, by its {len(text)} characters", least)
         token_ids = tuple(self.encode(text, add_special_tokens=add_special_tokens))
         # Not out of range for a tokenizer that passed check_vocab, so only its length is looked at.
-        return self._checked(text, token_ids[-cut:], params)
+        return self._checked(text, token_ids[-cut:], params, calls)
 
     def _checked_token_ids(self, given: Any) -> tuple[int, ...]:
         if not isinstance(given, (list, tuple)):
@@ -258,7 +271,9 @@ class InputProcessor:
             f"output. Shorten it, or start the engine with --max-model-len {num_tokens + 1} or more."
         )
 
-    def _checked(self, text: str | None, token_ids: tuple[int, ...], params: SamplingParams) -> PromptInput:
+    def _checked(
+        self, text: str | None, token_ids: tuple[int, ...], params: SamplingParams, calls: FreeCalls | None = None
+    ) -> PromptInput:
         num_left = self._max_model_len - len(token_ids)
         if not token_ids:
             raise InvalidPrompt("the prompt is empty: it has no token to begin with. Send at least one.")
@@ -272,7 +287,7 @@ class InputProcessor:
             params=self._checked_params(params, num_left, bad_words),
             bad_words_token_ids=bad_words,
             eos_token_ids=self._eos_token_ids,
-            grammar=None if wanted is None else self._grammars.compile(wanted),
+            grammar=None if wanted is None else self._grammars.compile(wanted, calls),
         )
 
     def _checked_params(

@@ -1,12 +1,13 @@
 """When a generation has to stop: at a token, at its length, at a text.
 
-Tokens are checked by the engine (`find_token_stop`, no text needed), texts where text is made (`StopStrings`).
+Tokens are checked by the engine (`find_token_stop`, no text needed), texts where text is made (`StopFinder`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
@@ -100,7 +101,27 @@ class StopMatch:
     end: int
 
 
-class StopStrings:
+class StopFinder(Protocol):
+    """Looks for stop strings in the text of one generation and holds back what may be the beginning of one."""
+
+    def push(self, text: str, may_stop: bool = True) -> tuple[str, StopMatch | None]:
+        """Take the next text.
+
+        Args:
+            text: follows what was pushed before.
+            may_stop: False lets matches that end in this text pass, for good.
+
+        Returns:
+            Without a match the text to release now; with a match all the text that was held, and where to cut it.
+        """
+        ...
+
+    def finish(self, may_stop: bool = True) -> tuple[str, StopMatch | None]:
+        """Take the end of the text; return what `push` returns, with nothing held any more."""
+        ...
+
+
+class StopStrings(StopFinder):
     """Watches one generation's text for stop strings; returns the text that cannot be part of one any more.
 
         released | held: "</to"  +  new: "ol> and"         stop string "</tool>"
@@ -116,15 +137,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str, may_stop: bool = True) -> tuple[str, StopMatch | None]:
-        """Takes the next text.
-
-        Args:
-            text: follows what was pushed before.
-            may_stop: False lets matches that end in this text pass, for good.
-
-        Returns:
-            Without a match the text to release now; with a match all the text that was held, and where to cut it.
-        """
+        """Take the next text, as StopFinder.push; the match that ends first wins."""
         first: StopMatch | None = None
         unreleased = self._held + text
         for index, stop in enumerate(self._stops):
@@ -144,7 +157,48 @@ class StopStrings:
         self._held = unreleased[len(released) :]
         return released, None
 
-    def finish(self) -> str:
-        """Nothing more will come, so what was held is no stop string."""
+    def finish(self, may_stop: bool = True) -> tuple[str, StopMatch | None]:
+        """Return what was held, which is no stop string."""
         held, self._held = self._held, ""
-        return held
+        return held, None
+
+
+MARKS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
+"""Code points that Unicode keeps for a program's own use. One stands for a special token that the text leaves out."""
+
+
+class HiddenTokens:
+    """Special tokens that the text leaves out and stop strings name.
+
+    A stop string has to fire whether the model writes it with a special token or letter by letter. So such a token is a
+    mark in the searched text, every stop string that names it is also looked for with the mark in place of the name,
+    and marks are taken out of what is released.
+
+    Args:
+        names: token id to text of the special tokens that are left out.
+        stops: stop strings.
+    """
+
+    def __init__(self, names: Mapping[int, str], stops: Sequence[str]) -> None:
+        named = [token_id for token_id, name in names.items() if name and any(name in stop for stop in stops)]
+        self.marks = dict(zip(named, MARKS, strict=False))
+        """Token id to its mark."""
+        self._written: dict[str, str] = {}
+        """Stop string with marks to the one that was asked for."""
+        for stop in stops:
+            marked = stop
+            for token_id, mark in self.marks.items():
+                marked = marked.replace(names[token_id], mark)
+            if marked != stop:
+                self._written[marked] = stop
+        self._without_marks = str.maketrans(dict.fromkeys(self.marks.values(), ""))
+        self.stops = (*stops, *self._written)
+        """What to look for."""
+
+    def shown(self, text: str) -> str:
+        """Return the text without marks."""
+        return text.translate(self._without_marks) if self.marks else text
+
+    def asked(self, stop: str) -> str:
+        """Return the stop string that was asked for, given the one that was found."""
+        return self._written.get(stop, stop)

@@ -21,7 +21,7 @@ def token_by_token(
 ) -> list[list[Delta]]:
     """What each piece brings, and the end."""
     parser = make_parser(tool_call_parser, reasoning_parser, tools=TOOLS)
-    return [*(parser.push(piece, 1) for piece in pieces), parser.finish()]
+    return [*(parser.push(piece, [piece]) for piece in pieces), parser.finish()]
 
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=str)
@@ -119,24 +119,24 @@ def test_reasoning_streams_and_newlines_beside_tags_go() -> None:
         ("qwen3", [("  ", 1), ("a", 1), ("<think>b</think>", 1)], 0),
         ("qwen3", [("<think>", 1), ("", 2), ("b", 1)], 4),
         ("deepseek_r1", [("a", 1), ("", 3), ("</think>\n\n", 1), ("b", 5)], 5),
-        ("deepseek_r1", [("a</think>" + "b" * 27, 8)], 2),
-        ("mistral", [("[THI", 1), ("NK]a", 2)], 3),
+        ("deepseek_r1", [("a</think>" + "b" * 27, 8)], 1),
+        ("mistral", [("[THI", 1), ("NK]a", 1), ("b", 1)], 3),
         (None, [("a</think>b", 8)], 0),
     ],
 )
 def test_reasoning_tokens(reasoning_parser: str | None, pushes: list[tuple[str, int]], num_tokens: int) -> None:
     parser = make_parser(None, reasoning_parser)
     for text, num in pushes:
-        parser.push(text, num)
+        parser.push(text, [text, *[""] * (num - 1)])
     parser.finish()
     assert parser.num_reasoning_tokens == num_tokens
 
 
 def test_reasoning_tokens_count_while_it_goes_on() -> None:
     parser = make_parser(None, "qwen3")
-    parser.push("<thi", 1)
+    parser.push("<thi", ["<thi"])
     assert parser.num_reasoning_tokens == 0
-    parser.push("nk>a", 1)
+    parser.push("nk>a", ["nk>a"])
     assert parser.num_reasoning_tokens == 2
 
 

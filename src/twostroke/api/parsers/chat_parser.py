@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -16,7 +15,7 @@ from twostroke.api.parsers.families import (
     read_content,
     read_plain_content,
 )
-from twostroke.api.parsers.output import Output
+from twostroke.api.parsers.output import HearContent, Output
 from twostroke.api.parsers.reasoning import REASONING_FAMILIES, ReasoningFamily, read_reasoning
 from twostroke.api.parsers.source import Reading, Source
 from twostroke.api.parsers.tool_choice import NamedTool, Tool, ToolChoice, checked_tool_choice
@@ -39,6 +38,7 @@ class ChatParser:
         tools: what may be called.
         starts_in_reasoning: whether the text begins within the reasoning.
         max_tool_calls: further calls are dropped.
+        hear_content: see Output.
     """
 
     def __init__(
@@ -49,17 +49,20 @@ class ChatParser:
         tools: Sequence[Tool] = (),
         starts_in_reasoning: bool = False,
         max_tool_calls: int | None = None,
+        hear_content: HearContent | None = None,
     ) -> None:
         self._tool_calls = tool_calls
         self._reasoning = reasoning
         self._tools: Mapping[str, Tool] = {tool.name: tool for tool in tools}
         self._starts_in_reasoning = starts_in_reasoning
         self._source = Source()
-        self._output = Output(max_tool_calls)
+        self._output = Output(max_tool_calls, hear_content)
         self._num_chars = 0
         self._reasoning_end: int | None = None
         """How many characters the reasoning has with its tags, 0 without reasoning; None until that is known."""
-        self._num_reasoning_tokens = 0
+        self._token_lengths: list[int] = []
+        """Characters of each token, as far as the reasoning goes."""
+        self._num_token_chars = 0
         self._reading = self._read()
 
     @property
@@ -72,58 +75,76 @@ class ChatParser:
     def num_reasoning_tokens(self) -> int:
         """Tokens up to the end of the reasoning, its tags among them (`completion_tokens_details.reasoning_tokens`).
 
-        Exact where tokens are pushed one by one, or given to `parse`; of a push in which the reasoning ends, the same
-        share of the tokens as of the characters. Final after `finish`; 0 before it is known that there is reasoning.
+        The same whether a generation is read at once or as it comes. 0 before it is known that there is reasoning.
         """
-        is_known = self._reasoning_end is not None or self._starts_in_reasoning or self._output.has_reasoning
-        return self._num_reasoning_tokens if is_known else 0
+        if self._reasoning_end is None:
+            is_known = self._starts_in_reasoning or self._output.has_reasoning
+            return len(self._token_lengths) if is_known else 0
+        num_tokens, num_chars_left = 0, self._reasoning_end
+        for length in self._token_lengths:
+            if num_chars_left <= 0:
+                break
+            num_chars_left -= length
+            num_tokens += 1
+        return num_tokens
 
-    def push(self, text: str, num_tokens: int = 0) -> list[Delta]:
-        """What is certain with the next text; `num_tokens` is how many tokens were sampled for it."""
+    @property
+    def has_half_call(self) -> bool:
+        """Whether the text ends within a call, which nobody may take for one that the model has made."""
+        return self._output.has_half_call
+
+    @property
+    def tells_parts(self) -> bool:
+        """Whether the text may have other parts than content."""
+        return self._tool_calls is not None or self._reasoning is not None
+
+    @property
+    def place(self) -> int:
+        """Characters before what is read now."""
+        return self._source.num_forgotten + self._source.position
+
+    @property
+    def num_decided(self) -> int:
+        """Characters of which it is certain what they are."""
+        return self._source.num_forgotten
+
+    def push(self, text: str, token_texts: Iterable[str] = ()) -> list[Delta]:
+        """What is certain with the next text.
+
+        Args:
+            text: follows what was pushed before; it may lag behind the tokens.
+            token_texts: what each new token adds to the text, for `num_reasoning_tokens`. Read as far as the reasoning
+                goes.
+        """
         assert not self._source.has_ended, "text after the end"
-        start = self._num_chars
         self._num_chars += len(text)
         self._source.append(text)
-        return self._advance(start, num_tokens)
+        next(self._reading, None)
+        for token_text in token_texts if self._is_reasoning_uncounted else ():
+            self._token_lengths.append(len(token_text))
+            self._num_token_chars += len(token_text)
+            if not self._is_reasoning_uncounted:
+                break
+        return self._output.drain()
 
     def finish(self) -> list[Delta]:
         """The generation has ended, for whatever reason: what is left."""
         self._source.has_ended = True
-        deltas = self._advance(self._num_chars, 0)
+        next(self._reading, None)
         self._output.finish()
-        return deltas + self._output.drain()
+        return self._output.drain()
 
     def parse(self, text: str, token_texts: Iterable[str] = ()) -> ParsedMessage:
-        """A whole generation as a message; the arguments are those of `push_whole`."""
+        """A whole generation as a message; the arguments are those of `push`."""
         return join_deltas(self.push_whole(text, token_texts))
 
     def push_whole(self, text: str, token_texts: Iterable[str] = ()) -> list[Delta]:
-        """A whole generation at once; for a parser that has read nothing.
+        """A whole generation at once; for a parser that has read nothing. The arguments are those of `push`."""
+        return self.push(text, token_texts) + self.finish()
 
-        Args:
-            text: all of it.
-            token_texts: what each token added to it, for `num_reasoning_tokens`; read as far as the reasoning goes.
-        """
-        deltas = self.push(text) + self.finish()
-        num_chars_left = self._reasoning_end or 0
-        for token_text in token_texts:
-            if num_chars_left <= 0:
-                break
-            num_chars_left -= len(token_text)
-            self._num_reasoning_tokens += 1
-        return deltas
-
-    def _advance(self, start: int, num_tokens: int) -> list[Delta]:
-        was_known = self._reasoning_end is not None
-        next(self._reading, None)
-        end = self._reasoning_end
-        if end == 0:
-            self._num_reasoning_tokens = 0
-        elif end is None or end >= self._num_chars:
-            self._num_reasoning_tokens += 0 if was_known else num_tokens
-        elif not was_known:
-            self._num_reasoning_tokens += math.ceil(num_tokens * (end - start) / (self._num_chars - start))
-        return self._output.drain()
+    @property
+    def _is_reasoning_uncounted(self) -> bool:
+        return self._reasoning_end is None or self._num_token_chars < self._reasoning_end
 
     def _read(self) -> Reading[None]:
         if self._reasoning is not None and (
@@ -148,6 +169,7 @@ def make_parser(
     tool_choice: ToolChoice = "auto",
     parallel_tool_calls: bool = True,
     prompt: str = "",
+    hear_content: HearContent | None = None,
 ) -> ChatParser:
     """A parser for one choice of one request.
 
@@ -158,6 +180,7 @@ def make_parser(
         tool_choice: a required or named call is one of `tool_choice_schema`, in no family's form.
         parallel_tool_calls: False to deliver no more than the first call.
         prompt: the rendered chat, or the end of it, which may have opened the reasoning.
+        hear_content: see Output.
 
     Raises:
         InvalidParameter: there is no parser of that name, or the tools do not have what was chosen.
@@ -177,6 +200,7 @@ def make_parser(
         tools=tools,
         starts_in_reasoning=reasoning is not None and reasoning.is_open_after(prompt),
         max_tool_calls=None if parallel_tool_calls else 1,
+        hear_content=hear_content,
     )
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from twostroke.api.parsers.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallBegin
+from twostroke.api.parsers.json_text import is_whole_value
+
+HearContent = Callable[[str, int], object]
+"""Hears a piece of content, and how many characters at its beginning may be layout."""
 
 
 class _Margin:
@@ -50,14 +56,18 @@ class Output:
 
     Args:
         max_tool_calls: further calls are dropped (`parallel_tool_calls` false); None for no limit.
+        hear_content: is told each piece of content as it stands in the text, and how many of its first characters may
+            be layout beside a call.
     """
 
-    def __init__(self, max_tool_calls: int | None = None) -> None:
+    def __init__(self, max_tool_calls: int | None = None, hear_content: HearContent | None = None) -> None:
+        self._hear_content = hear_content
         self._max_tool_calls = max_tool_calls
         self._deltas: list[Delta] = []
         self._num_tool_calls = 0
         self._reasoning = _Margin("\n")
         self._content = _Margin(None)
+        self._last_arguments: list[str] = []
         self._call_is_last = False
         """Whether a call came after the last content."""
 
@@ -65,6 +75,11 @@ class Output:
     def has_reasoning(self) -> bool:
         """Whether there is any but its tags."""
         return self._reasoning.has_text
+
+    @property
+    def has_half_call(self) -> bool:
+        """Whether the last call has begun and its arguments are not whole."""
+        return self._num_tool_calls > 0 and not is_whole_value("".join(self._last_arguments))
 
     def reasoning(self, text: str) -> None:
         """More reasoning."""
@@ -76,13 +91,18 @@ class Output:
         self._reasoning.rest()
 
     def content(self, text: str) -> None:
-        """More content."""
+        """More content, which begins at the source's position."""
+        if self._hear_content is not None:
+            may_be_layout = self._call_is_last or not self._content.has_text
+            self._hear_content(text, len(text) - len(text.lstrip()) if may_be_layout else 0)
         if certain := self._content.pass_on(text, drop_before=self._call_is_last):
             self._add(ContentDelta(certain))
             self._call_is_last = False
 
     def verbatim_content(self, text: str) -> None:
         """Content of a generation that can hold no call: nothing is kept back."""
+        if self._hear_content is not None:
+            self._hear_content(text, 0)
         self._add(ContentDelta(text))
 
     def begin_tool_call(self, name: str) -> None:
@@ -90,11 +110,13 @@ class Output:
         self._num_tool_calls += 1
         self._call_is_last = True
         if not self._is_dropped:
+            self._last_arguments = []
             self._deltas.append(ToolCallBegin(self._num_tool_calls - 1, name))
 
     def arguments(self, text: str) -> None:
         """More of the arguments of the call that began last."""
         if text and not self._is_dropped:
+            self._last_arguments.append(text)
             self._add(ToolCallArguments(self._num_tool_calls - 1, text))
 
     def finish(self) -> None:

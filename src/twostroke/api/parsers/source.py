@@ -57,6 +57,8 @@ class Source:
         self.text = ""
         self.position = 0
         self.has_ended = False
+        self.num_forgotten = 0
+        """Characters of the generation before `text`."""
 
     @property
     def num_unread(self) -> int:
@@ -69,6 +71,7 @@ class Source:
 
     def forget(self) -> None:
         """Lets go of what was read."""
+        self.num_forgotten += self.position
         self.text, self.position = self.text[self.position :], 0
 
     def more(self, num_chars: int = 1) -> Reading[bool]:
