@@ -1,4 +1,4 @@
-"""`twostroke`: the composition of the commands. Nothing heavy is imported before a command runs."""
+"""`twostroke`: the way into the command line and out of it. Nothing that takes time is imported before `main` runs."""
 
 from __future__ import annotations
 
@@ -6,48 +6,36 @@ import contextlib
 import io
 import os
 import sys
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from cyclopts import App, CycloptsError, UnknownOptionError
+from twostroke.cli.interrupts import INTERRUPTED, end_quietly_while_importing
 
-from twostroke.errors import TwostrokeError
+if TYPE_CHECKING:
+    from cyclopts import App
 
-app = App(
-    name="twostroke",
-    help="An LLM inference engine that shows what it does: prefill and decode, their memory and their schedule.",
-)
-app.command("twostroke.cli.generate:generate")
-app.command("twostroke.cli.chat:chat")
-app.command("twostroke.cli.serve:serve")
-app.command("twostroke.cli.run_batch:run_batch", name="run-batch")
-app.command("twostroke.cli.quantize:quantize")
-app.command("twostroke.cli.train_medusa:train_medusa", name="train-medusa")
-app.command("twostroke.cli.calibrate:calibrate")
-app.command("twostroke.cli.plan:plan")
-app.command("twostroke.cli.explain:explain")
-app.command("twostroke.cli.view:view")
-app.command("twostroke.cli.replay:replay")
-app.command("twostroke.cli.doctor:doctor")
-app.command("twostroke.cli.bench:app", name="bench")
+    app: App
+
+
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module 'twostroke.cli.main' has no attribute {name!r}")
+    from twostroke.cli.commands import app
+
+    return app
 
 
 def main() -> None:
     """Runs the command line; an error of ours is one line on stderr and exit code 1, one of usage exit code 2."""
+    end_quietly_while_importing()
     _make_streams_usable()
     try:
         try:
-            app(exit_on_error=False)
+            _run(sys.argv[1:])
         finally:
             sys.stdout.flush()  # while it can still be said, and decide the exit code, that it failed
-    except CycloptsError as error:  # printed already
-        if isinstance(error, UnknownOptionError) and "generate" in (error.command_chain or ()):
-            sys.stderr.write('A prompt that begins with "-" goes behind "--": twostroke generate [FLAGS] -- PROMPT\n')
-        sys.exit(2)
-    except TwostrokeError as error:
-        sys.stderr.write(f"twostroke: {type(error).__name__}: {error}\n")
-        sys.exit(1)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # rich's way, of help pages and tables; it means 141, too
             _leave_to_nobody()
@@ -59,7 +47,25 @@ def main() -> None:
             raise
         _drop_stdout()
         with contextlib.suppress(OSError):  # it may be stderr that is full
-            sys.stderr.write(f"twostroke: OSError: the output cannot be written: {error.strerror}\n")
+            sys.stderr.write(f"twostroke: the output cannot be written: {error.strerror}\n")
+        sys.exit(1)
+
+
+def _run(arguments: Sequence[str]) -> None:
+    """Run a command; raise SystemExit for what it refuses."""
+    from cyclopts import CycloptsError  # takes long, and a Ctrl-C may come meanwhile
+
+    from twostroke.cli.commands import app
+    from twostroke.cli.usage import spelt_out, told
+    from twostroke.errors import TwostrokeError
+
+    try:
+        app(spelt_out(arguments), exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        sys.stderr.write(f"twostroke: {told(error, arguments)}\n")
+        sys.exit(2)
+    except TwostrokeError as error:
+        sys.stderr.write(f"twostroke: {error}\n")
         sys.exit(1)
 
 

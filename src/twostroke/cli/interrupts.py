@@ -1,0 +1,33 @@
+"""Ctrl-C while modules are imported, which takes seconds: the command ends at once and says nothing.
+
+An import that is interrupted shows the insides of a library, and some libraries turn the interrupt into another error.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+INTERRUPTED = 130
+"""The exit code: 128 + SIGINT, as shells have it."""
+_IMPORTING = "<frozen importlib._bootstrap>"
+
+
+def end_quietly_while_importing() -> None:
+    """From now on Ctrl-C ends the process at once if it is importing something, and is Python's own otherwise."""
+    signal.signal(signal.SIGINT, _interrupt)
+
+
+def imports_are_done() -> None:
+    """Ctrl-C is Python's own again, which event loops look for before they take it over."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    above = frame
+    while above is not None:
+        if above.f_code.co_filename == _IMPORTING:
+            os._exit(INTERRUPTED)
+        above = above.f_back
+    signal.default_int_handler(signum, frame)

@@ -1,0 +1,91 @@
+"""Numbers as people write them: 4GiB of memory, a context of 32k tokens, 1_000_000.
+
+Units of bytes are what they are elsewhere: kB, MB, GB, TB of 1000 and KiB, MiB, GiB, TiB of 1024. A letter alone is
+vLLM's: k, m, g, t of 1000 and K, M, G, T of 1024. Numbers of tokens take the letters.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+from twostroke.errors import InvalidParameter
+
+_WRITTEN = re.compile(r"\s*\+?((?:[0-9][0-9_,]*)?\.?[0-9]*(?:[eE]\+?[0-9]{1,2})?)\s*([A-Za-z]*)\s*")
+_POWERS = {letter: power for power, letter in enumerate("kmgtp", start=1)}
+_BYTE_WORDS = ("", "b", "byte", "bytes")
+
+
+def byte_count(name: str, given: str) -> int:
+    """Return a number of bytes that was written with or without a unit.
+
+    >>> [byte_count("memory", text) for text in ("4096", "1GB", "1 GiB", "1G", "1g", "1.5kB")]
+    [4096, 1000000000, 1073741824, 1073741824, 1000000000, 1500]
+
+    Raises:
+        InvalidParameter: it is none.
+    """
+    found = _WRITTEN.fullmatch(given)
+    factor = None if found is None else _byte_factor(found[2])
+    if found is None or factor is None or (count := _whole(found[1], factor)) is None:
+        limit = "must be a number of bytes, which may have a unit (kB, MB, GB of 1000; KiB, MiB, GiB of 1024)"
+        raise InvalidParameter(name, given, limit, "Such as 4GiB.")
+    return count
+
+
+def count(name: str, given: str) -> int:
+    """Return a whole number that may be written in thousands: 32k is 32000, and 32K is 32768.
+
+    >>> [count("max_model_len", text) for text in ("4096", "32k", "32K", "1.5k", "1_000", "1,000", "1e3")]
+    [4096, 32000, 32768, 1500, 1000, 1000, 1000]
+
+    Raises:
+        InvalidParameter: it is none.
+    """
+    found = _WRITTEN.fullmatch(given)
+    factor = None if found is None or len(found[2]) > 1 else _letter_factor(found[2])
+    if found is None or factor is None or (number := _whole(found[1], factor)) is None:
+        raise InvalidParameter(name, given, "must be a whole number")
+    return number
+
+
+def read_sizes(config: object, *names: str) -> None:
+    """Replace texts such as "4GiB" by numbers of bytes, in these fields of a frozen dataclass.
+
+    Raises:
+        InvalidParameter: one of them is no size.
+    """
+    for name in names:
+        given = getattr(config, name)
+        if isinstance(given, str):
+            object.__setattr__(config, name, byte_count(name, given))
+
+
+def _byte_factor(unit: str) -> int | None:
+    lower = unit.lower()
+    if lower in _BYTE_WORDS:
+        return 1
+    power = _POWERS.get(lower[0])
+    if power is None:
+        return None
+    if len(unit) == 1:
+        return _letter_factor(unit)
+    return {"b": 1000**power, "ib": 1024**power, "i": 1024**power}.get(lower[1:])
+
+
+def _letter_factor(letter: str) -> int | None:
+    if not letter:
+        return 1
+    power = _POWERS.get(letter.lower())
+    return None if power is None else (1024 if letter.isupper() else 1000) ** power
+
+
+def _whole(digits: str, factor: int) -> int | None:
+    """Return so many; of a size with a unit, the bytes that are whole."""
+    plain = digits.replace("_", "").replace(",", "")
+    if not any(character.isdigit() for character in plain.lower().partition("e")[0]):
+        return None
+    number = Decimal(plain) * factor
+    if factor == 1 and number != int(number):
+        return None
+    return int(number)
