@@ -7,6 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from twostroke.cli.chat_commands import HELP, Command, changed, command_of
 from twostroke.cli.flags import (
     CacheFlags,
     ChatSampling,
@@ -28,6 +29,7 @@ from twostroke.errors import ClientError, EngineError, TwostrokeError
 
 if TYPE_CHECKING:
     from twostroke.engine.text_engine import TextEngine
+    from twostroke.outputs import RequestOutput
 
 
 def chat(  # noqa: PLR0913 (each is a flag or a group of flags)
@@ -44,10 +46,11 @@ def chat(  # noqa: PLR0913 (each is a flag or a group of flags)
     json_output: JsonFlag = False,
     quiet: QuietFlag = False,
 ) -> None:
-    """Talk to a model; an empty line or end of input ends it, /new forgets the conversation.
+    """Talk to a model; /help lists what else can be typed, and an empty line, /bye or end of input ends it.
 
-    A message that is refused or fails is no part of the conversation, which goes on. Unless the messages come from a
-    terminal, the exit code is 1 then.
+    An answer has at most 256 tokens unless --max-tokens or /set max_tokens says otherwise. A message that is refused or
+    fails is no part of the conversation, which goes on. Unless the messages come from a terminal, the exit code is 1
+    then.
 
     Parameters
     ----------
@@ -71,53 +74,127 @@ def chat(  # noqa: PLR0913 (each is a flag or a group of flags)
     if not quiet:
         for line in engine.startup_lines:
             sys.stderr.write(line + "\n")
-    opening = [{"role": "system", "content": system}] if system else []
-    messages = list(opening)
-    num_failed = 0
+        sys.stderr.write(f"answers  {_limit_words(sampling)}; /help lists what else can be typed\n")
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # a line that is no text is refused, like any other
-    while line := _read_line():
-        if line == "/new":
-            messages = list(opening)
-            continue
-        question = {"role": "user", "content": line}
-        try:
-            answer = _ask(engine, [*messages, question], sampling, json_output=json_output, quiet=quiet)
-        except TwostrokeError as error:
-            sys.stderr.write(f"{error}\n")
-            num_failed += 1
-        else:
-            messages += [question, {"role": "assistant", "content": answer}]
+    talk = _Talk(engine, system, sampling, json_output=json_output, quiet=quiet)
+    while (line := _read_line()).strip() and talk.goes_on_after(line):
+        pass
     engine.close()
-    if num_failed and not sys.stdin.isatty():
+    if talk.num_failed and not sys.stdin.isatty():
         sys.exit(1)  # a person has seen it; a pipe has only this
 
 
-def _ask(
-    engine: TextEngine, messages: list[dict[str, str]], sampling: ChatSampling, *, json_output: bool, quiet: bool
-) -> str:
-    """The answer to a conversation, printed as it comes; raises what was refused or failed."""
-    from twostroke.engine.output_processor import OutputKind  # loaded by now
+class _Talk:
+    """A conversation and its settings."""
 
-    try:
-        engine.submit_chat(messages, sampling, kind=OutputKind.DELTA)
-    except ClientError as error:
-        if json_output:  # whoever sent the message waits for a line
+    def __init__(
+        self, engine: TextEngine, system: str | None, sampling: ChatSampling, *, json_output: bool, quiet: bool
+    ) -> None:
+        self._engine = engine
+        self._opening = [{"role": "system", "content": system}] if system else []
+        self._messages = list(self._opening)
+        self._sampling = sampling
+        self._json_output = json_output
+        self._quiet = quiet
+        self.num_failed = 0
+
+    def goes_on_after(self, line: str) -> bool:
+        """Do what a line asks for; return whether another is read."""
+        try:
+            command = command_of(line)
+            if command is None:
+                self._answer(line.strip())
+                return True
+        except TwostrokeError as error:
+            self._refuse(error)
+            return True
+        kind, words = command
+        match kind:
+            case Command.END:
+                return False
+            case Command.NEW:
+                self._messages = list(self._opening)
+            case Command.HELP:
+                sys.stderr.write(HELP)
+            case Command.SET:
+                self._set(words)
+        return True
+
+    def _set(self, words: list[str]) -> None:
+        try:
+            self._sampling = changed(self._sampling, words)
+        except TwostrokeError as error:
+            self._refuse(error)
+        else:
+            if not self._quiet:
+                sys.stderr.write(f"answers  {_limit_words(self._sampling)}\n")
+
+    def _refuse(self, error: TwostrokeError) -> None:
+        if self._json_output and isinstance(error, ClientError):  # whoever sent the message waits for a line
             print(json.dumps({"error": str(error)}), flush=True)
-        raise
-    output = run_and_print(engine, silent=json_output)
-    if json_output:
-        print_json(output)
-    elif not quiet and output.metrics is not None:
-        sys.stderr.write(summary(output, output.metrics) + "\n")
-    if output.error is not None:
-        raise EngineError(output.error)
-    return output.outputs[0].text
+        sys.stderr.write(f"{error}\n")
+        self.num_failed += 1
+
+    def _answer(self, content: str) -> None:
+        """Answer a message, printed as it comes; both become part of the conversation when that has succeeded."""
+        from twostroke.engine.output_processor import OutputKind  # loaded by now
+
+        question = {"role": "user", "content": content}
+        request_id = self._engine.submit_chat([*self._messages, question], self._sampling, kind=OutputKind.DELTA)
+        output = self._run(request_id)
+        if output is None:
+            return
+        if self._json_output:
+            print_json(output)
+        elif not self._quiet and output.metrics is not None:
+            sys.stderr.write(summary(output, output.metrics) + "\n")
+            if output.outputs[0].finish_reason == "length":
+                sys.stderr.write(f"cut here: {_limit_words(self._sampling)}; /set max_tokens 1000 allows more\n")
+        if output.error is not None:
+            raise EngineError(output.error)
+        self._messages += [question, {"role": "assistant", "content": output.outputs[0].text}]
+
+    def _run(self, request_id: str) -> RequestOutput | None:
+        """Run the request to its end; None if somebody at a terminal stops it with Ctrl-C, and wants to go on."""
+        from twostroke.engine.interrupts import interrupts_held
+
+        try:
+            with interrupts_held() as let_interrupts_through:
+                return run_and_print(self._engine, silent=self._json_output, between_steps=let_interrupts_through)
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty() or not self._engine.is_whole:
+                raise
+            self._engine.abort(request_id)
+            while self._engine.has_work:
+                self._engine.step()
+            sys.stderr.write("\nstopped; the question is no part of the conversation\n")
+            return None
+
+
+def _limit_words(sampling: ChatSampling) -> str:
+    most = (
+        "as many tokens as the context leaves"
+        if sampling.max_tokens is None
+        else f"at most {sampling.max_tokens:,} tokens"
+    )
+    return f"{most} each (--max-tokens)"
 
 
 def _read_line() -> str:
-    """The next line, stripped; empty at the end of input."""
-    if sys.stdin.isatty():
+    """Return the next line, or the lines between two marks, as they were typed; empty at the end of input."""
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
         sys.stderr.write("> ")
         sys.stderr.flush()
-    return sys.stdin.readline().strip()
+    line = sys.stdin.readline()
+    if not is_terminal or not line.startswith(_LINES):
+        return line
+    parts = [line.removeprefix(_LINES)]
+    while not parts[-1].rstrip().endswith(_LINES) and (more := sys.stdin.readline()):
+        parts.append(more)
+    return " " + "".join(parts).rstrip().removesuffix(_LINES)  # no command, whatever it begins with
+
+
+_LINES = '"""'
+"""Before and behind a message of several lines, as in Ollama."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,10 +23,11 @@ from twostroke.cli.flags import (
     SpeculationFlag,
     with_model,
 )
+from twostroke.cli.prompt_words import model_and_prompt
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.errors import EngineError, InvalidParameter
+from twostroke.errors import EngineError
 from twostroke.outputs import JoinedDeltas
 
 if TYPE_CHECKING:
@@ -52,21 +54,19 @@ def generate(  # noqa: PLR0913 (each is a flag or a group of flags)
     Parameters
     ----------
     words
-        The model (optional: without it the embedded one runs) and the prompt. One that begins with "-" goes behind
-        "--", after all flags.
+        The model (optional: without it the embedded one runs) and the prompt. "-" reads the prompt from stdin. One
+        that begins with "-" goes behind "--", after all flags.
     model_flag
         A model folder, a hub id, or 'embedded'; the same as MODEL.
     prompt_file
-        Read the prompt from a file, or from a pipe with /dev/stdin; the only word is then the model.
+        Read the prompt from a file, or from stdin with "-"; the only word is then the model.
     json_output
         Print one JSON object with ids, text and metrics instead of streaming.
     quiet
         Print the text only: no start-up lines, no figures.
     """
-    *models, prompt = [*words, _read(prompt_file)] if prompt_file is not None else words or [None]
-    if prompt is None or len(models) > 1:
-        raise InvalidParameter("PROMPT", list(words), "give [MODEL] PROMPT", "Quote a prompt that has spaces.")
-    chosen = with_model(load, by_place=models[0] if models else None, by_flag=model_flag)
+    model, prompt = model_and_prompt(words, prompt_file, has_model=model_flag is not None)
+    chosen = with_model(load, by_place=model, by_flag=model_flag)
     from twostroke.engine.assembly import build_text_engine  # loads torch
     from twostroke.engine.output_processor import OutputKind
 
@@ -76,6 +76,8 @@ def generate(  # noqa: PLR0913 (each is a flag or a group of flags)
     if not quiet:
         for line in engine.startup_lines:
             sys.stderr.write(line + "\n")
+        if model is None and model_flag is None:
+            sys.stderr.write("note     no model was named: the embedded one, made for Python code, completes this\n")
     engine.submit(prompt, sampling, kind=OutputKind.DELTA)
     output = run_and_print(engine, echo="" if json_output else prompt, silent=json_output)
     engine.close()
@@ -87,22 +89,19 @@ def generate(  # noqa: PLR0913 (each is a flag or a group of flags)
         raise EngineError(output.error)
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8")  # read_text would make \n of \r\n, which are other tokens
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidParameter("prompt_file", str(path), f"cannot be read as UTF-8 text ({error})") from error
-
-
-def run_and_print(engine: TextEngine, *, echo: str = "", silent: bool = False) -> RequestOutput:
+def run_and_print(
+    engine: TextEngine, *, echo: str = "", silent: bool = False, between_steps: Callable[[], None] = lambda: None
+) -> RequestOutput:
     """Runs the one request, submitted as deltas, to its end.
 
-    Text goes to stdout as it comes (the first sequence's, live); what is returned is the whole.
+    Text goes to stdout as it comes (the first sequence's, live); what is returned is the whole. What `between_steps`
+    raises ends it.
     """
     if not silent:
         print(echo, end="", flush=True)
     deltas = JoinedDeltas()
     while engine.has_work:
+        between_steps()
         for delta in engine.step():
             deltas.add(delta)
             if not silent:

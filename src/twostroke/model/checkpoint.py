@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,14 +12,17 @@ from torch import Tensor
 from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint, ModelNotFound
 from twostroke.log import get_logger
+from twostroke.model.model_path import HUB_ID, no_config, no_folder
+from twostroke.plain_words import reason_of
 
 log = get_logger(__name__)
 
 _EMBEDDED = Path(__file__).resolve().parent.parent / "embedded"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 _HUB_FILES_LEFT_OUT = ["consolidated*", "original/*"]
 """The same weights a second time, in the format of the model's makers."""
+_MOST_CHARACTERS = 240
+"""Of what the hub's client says, which may be a page."""
 
 
 def find_model_folder(model: str, *, with_weights: bool = True) -> Path:
@@ -36,20 +38,30 @@ def find_model_folder(model: str, *, with_weights: bool = True) -> Path:
     path = _EMBEDDED if model == "embedded" else Path(model).expanduser()
     if path.is_dir():
         return path
-    if not _HUB_ID.fullmatch(model):
-        raise ModelNotFound(f"there is no folder {model!r}, and it is no hub id (owner/name). Check the path.")
+    if path.is_file() or not HUB_ID.fullmatch(model):
+        raise no_folder(model)
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise ModelNotFound(f"no folder {model!r}; fetching it from the hub needs huggingface_hub.") from error
     left_out = _HUB_FILES_LEFT_OUT if with_weights else [*_HUB_FILES_LEFT_OUT, "*.safetensors"]
     try:
-        return Path(snapshot_download(model, allow_patterns=_HUB_FILES, ignore_patterns=left_out))
+        path = Path(snapshot_download(model, allow_patterns=_HUB_FILES, ignore_patterns=left_out))
     except Exception as error:  # the hub client raises a dozen unrelated types for "no network" and "no such model"
         raise ModelNotFound(
-            f"there is no folder {model!r}, and the hub did not deliver it ({type(error).__name__}: {error}). "
+            f"there is no folder {model!r}, and the hub did not deliver it ({_shortened(reason_of(error))}). "
             "Check the name and the network, or download the model and give its folder."
         ) from error
+    if not any((path / name).is_file() for name in ("config.json", "tokenizer.json")):
+        raise ModelNotFound(
+            f"{model} on the hub has no config.json. If it holds GGUF files, download one (hf download {model} FILE) "
+            "and give its path."
+        )
+    return path
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
 
 
 def read_model_config(folder: Path) -> ModelConfig:
@@ -62,7 +74,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     """
     config = read_json(folder / "config.json")
     if config is None:
-        raise ModelNotFound(f"{folder} has no config.json; it is no Hugging Face model folder.")
+        raise no_config(folder)
     return ModelConfig.from_hf(config)
 
 

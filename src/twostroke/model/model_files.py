@@ -9,12 +9,13 @@ import torch
 
 from twostroke.config.load import LoadConfig, Quantization
 from twostroke.config.model import ModelConfig
-from twostroke.errors import InvalidParameter, ModelNotFound, UnsupportedModel
+from twostroke.errors import InvalidParameter, UnsupportedModel
 from twostroke.gguf.container import GGUFFile
 from twostroke.model.checkpoint import find_model_folder, read_model_config
 from twostroke.model.gguf.model_config import read_gguf_config
 from twostroke.model.gguf.weights import GGUFWeights
 from twostroke.model.loader import check_quantization, open_weights
+from twostroke.model.model_path import gguf_path
 from twostroke.model.random_weights import RandomWeights
 from twostroke.model.weight_source import WeightSource
 from twostroke.tokenizer.gguf_tokenizer import (
@@ -68,7 +69,7 @@ def find_model(model: str, *, with_weights: bool = True) -> ModelFiles:
     """The files of a model.
 
     Args:
-        model: a GGUF file, a folder, a hub id, or "embedded".
+        model: a GGUF file, a folder (of a model, or with one GGUF file), a hub id, or "embedded".
         with_weights: False fetches what a tokenizer needs only.
 
     Raises:
@@ -76,7 +77,7 @@ def find_model(model: str, *, with_weights: bool = True) -> ModelFiles:
         CorruptCheckpoint: a GGUF file that is truncated or none.
         UnsupportedModel: a GGUF file with tensors or of a version that are not read.
     """
-    path = _gguf_path(model)
+    path = gguf_path(model)
     return ModelFolder(find_model_folder(model, with_weights=with_weights)) if path is None else GGUFModel(path)
 
 
@@ -114,21 +115,11 @@ def find_folder_only(model: str, why: str) -> Path:
         UnsupportedModel: it is a GGUF file.
         ModelNotFound: no such file or folder, and the hub does not have it or cannot be reached.
     """
-    if _gguf_path(model) is not None:
+    if gguf_path(model) is not None:
         raise UnsupportedModel(
             f"{model!r} is a GGUF file; {why}. Give the folder or hub id that the file was made from."
         )
     return find_model_folder(model)
-
-
-def _gguf_path(model: str) -> Path | None:
-    """Where the GGUF file is that these words name; None if they name something else."""
-    path = Path(model).expanduser()
-    if path.suffix.lower() != ".gguf" or path.is_dir():
-        return None
-    if not path.is_file():
-        raise ModelNotFound(f"there is no file {model!r}. Check the path.")
-    return path
 
 
 class ModelFolder:

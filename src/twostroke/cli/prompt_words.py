@@ -1,0 +1,93 @@
+"""Which of the words of `twostroke generate` is the model, and which the prompt."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from twostroke.cli.usage import STDIN
+from twostroke.errors import ClientError, InvalidParameter
+from twostroke.model.model_path import HUB_ID
+
+_HOW = "twostroke generate [MODEL] PROMPT, with - in the prompt's place to read it from stdin"
+_FILES = (".gguf", ".ggml", ".safetensors", ".bin", ".pt", ".pth", ".onnx")
+_PLACES = ("/", "./", "../", "~/")
+_SIZED = re.compile(r"[A-Za-z][\w.]*[-_][\w.-]*\d[bBmM](?:[-_.:][\w.:-]*)?|[\w.-]+:[\w.-]*\d[\w.-]*|[\w.-]+:latest")
+_FAMILY = re.compile(
+    r"(?:deepseek|gemma|gpt|granite|llama|mistral|mixtral|phi|qwen|smollm|tinyllama|codellama|olmo)-?[\d.:-][\w.:-]*",
+    re.IGNORECASE,
+)
+
+
+def model_and_prompt(words: Sequence[str], prompt_file: Path | None, *, has_model: bool) -> tuple[str | None, str]:
+    """Return the model, if a word names one, and the prompt.
+
+    Args:
+        words: of the command line.
+        prompt_file: where the prompt is instead; "-" for stdin.
+        has_model: whether a flag names the model.
+
+    Raises:
+        ClientError: there is no prompt, or there are too many words.
+        InvalidParameter: the file cannot be read.
+    """
+    *models, prompt = [*words, _read(prompt_file)] if prompt_file is not None else words or [None]
+    if prompt is None:
+        raise ClientError(f"there is no PROMPT: {_HOW}.")
+    if len(models) > 1:
+        given = " ".join(map(repr, words))
+        raise ClientError(f"too many words ({given}): {_HOW}. Quote a PROMPT that has spaces.")
+    if not (models or has_model or prompt_file):
+        _check_no_model(prompt)
+    if not prompt:
+        raise ClientError("the PROMPT is empty: a model needs at least one token to begin with.")
+    return (models[0] if models else None), prompt
+
+
+def _check_no_model(word: str) -> None:
+    """Refuse a single word that is meant as the model: the embedded one would take it for the prompt."""
+    quoted = shlex.quote(word)
+    if names_model(word):
+        itself = f"To complete this very word, name a model before it: twostroke generate embedded {quoted}"
+        raise ClientError(f"there is no PROMPT behind the model {word!r}: {_HOW}. {itself}")
+    if _is_file(word):
+        meant = f"To complete its text: twostroke generate --prompt-file {quoted}"
+        raise ClientError(f"{word!r} is a file, and no model: {_HOW}. {meant}")
+
+
+def names_model(word: str) -> bool:
+    """Whether a word looks like the name of a model, here, on the hub or in Ollama's library.
+
+    >>> [names_model(word) for word in ("Qwen/Qwen3-0.6B", "llama3.2:1b", "./model", "hello", "def f(a, b):", "a / b")]
+    [True, True, True, False, False, False]
+    """
+    if not word or any(character.isspace() for character in word):
+        return False
+    if word == "embedded" or word.lower().endswith(_FILES) or word.startswith(_PLACES):
+        return True
+    patterns = (HUB_ID, _SIZED, _FAMILY)
+    return any(pattern.fullmatch(word) for pattern in patterns) or Path(word).is_dir()
+
+
+def _is_file(word: str) -> bool:
+    try:
+        return Path(word).is_file()
+    except OSError:  # no file has such a long name
+        return False
+
+
+def _read(path: Path) -> str:
+    try:
+        if str(path) == STDIN:
+            if sys.stdin.isatty():
+                sys.stderr.write("reading the prompt from the terminal; Ctrl-D on a line of its own ends it\n")
+            return sys.stdin.buffer.read().decode("utf-8")
+        return path.read_bytes().decode("utf-8")  # read_text would make \n of \r\n, which are other tokens
+    except UnicodeDecodeError as error:
+        limit = f"is no UTF-8 text (byte {error.start})"
+        raise InvalidParameter("prompt_file", str(path), limit) from error
+    except OSError as error:
+        raise InvalidParameter("prompt_file", str(path), f"cannot be read ({error.strerror})") from error

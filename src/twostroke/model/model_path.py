@@ -1,0 +1,96 @@
+"""What the words for a model name on this machine; and what to give instead where they name nothing that can be run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from twostroke.errors import ModelNotFound
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_ADDRESS = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([A-Za-z0-9][\w.-]*/[\w.-]+)(?:[/:?#].*)?"
+)
+_SHORT_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?::[\w.-]+)?")
+_MAGIC = b"GGUF"
+_MOST_NAMED = 4
+_GIVE = "Give a folder with config.json, a GGUF file, or a hub id (owner/name)."
+
+
+def gguf_path(model: str) -> Path | None:
+    """Return the GGUF file that these words name: the file, or the only one in a folder that holds nothing else.
+
+    Returns:
+        None if they name something else: a folder, a hub id.
+
+    Raises:
+        ModelNotFound: there is no such file, it is of another kind, or a folder has several.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _only_gguf(path)
+    if path.suffix.lower() == ".gguf":
+        if not path.is_file():
+            raise ModelNotFound(f"there is no file {model!r}. Check the path.")
+        return path
+    if not path.is_file():
+        return None
+    if _begins_as_gguf(path):  # as Ollama keeps them: named by their hash
+        return path
+    raise ModelNotFound(_of_no_model_file(path))
+
+
+def no_folder(model: str) -> ModelNotFound:
+    """Return what to say of words that name no folder, and could be no hub id."""
+    path = Path(model).expanduser()
+    address = _HUB_ADDRESS.fullmatch(model)
+    if path.is_file():
+        why = _of_no_model_file(path)
+    elif address is not None:
+        why = f"there is no folder {model!r}. To fetch it from the hub, give its id: {address[1]}."
+    elif any(character.isspace() for character in model):
+        why = f"there is no folder {model!r}. Names of models have no spaces; a prompt goes behind the model, quoted."
+    elif _SHORT_NAME.fullmatch(model):
+        why = f"there is no folder {model!r}, and short names as Ollama has them are not known. {_GIVE}"
+    else:
+        why = f"there is no folder {model!r}, and it is no hub id (owner/name). Check the path."
+    return ModelNotFound(why)
+
+
+def no_config(folder: Path) -> ModelNotFound:
+    """Return what to say of a folder without config.json."""
+    within = sorted(folder.glob("*/config.json")) or sorted(folder.glob("snapshots/*/config.json"))
+    meant = f" Did you mean {within[0].parent}?" if within else f" {_GIVE}"
+    return ModelNotFound(f"{folder} has no config.json; it is no Hugging Face model folder.{meant}")
+
+
+def _only_gguf(folder: Path) -> Path | None:
+    if (folder / "config.json").is_file():
+        return None
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf" and path.is_file())
+    if len(files) > 1:
+        raise ModelNotFound(f"{folder} holds {len(files)} GGUF files; give one of them: {_named(files)}.")
+    return files[0] if files else None
+
+
+def _named(files: Sequence[Path]) -> str:
+    more = f" or {len(files) - _MOST_NAMED} more" if len(files) > _MOST_NAMED else ""
+    return ", ".join(str(path) for path in files[:_MOST_NAMED]) + more
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
+
+
+def _of_no_model_file(path: Path) -> str:
+    folder = path.absolute().parent
+    if (folder / "config.json").is_file():
+        return f"{path} is one file of a model. Give its folder: {folder}."
+    if path.suffix == ".safetensors":
+        return f"{path} holds weights alone. Give a folder that has config.json and tokenizer.json beside them."
+    return f"{path} is a file, but no GGUF file. {_GIVE}"
