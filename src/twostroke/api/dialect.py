@@ -12,6 +12,7 @@ from twostroke.api.parsers.tool_choice import NamedTool, Tool, ToolChoice, check
 from twostroke.api.protocol.chat import ChatRequest, ResponseFormat
 from twostroke.api.protocol.chat import NamedTool as WireNamedTool
 from twostroke.api.protocol.sampling import StructuredOutputsField
+from twostroke.config.server import ServerConfig
 from twostroke.errors import InvalidParameter
 from twostroke.grammar.backend import FreeCalls
 from twostroke.sampling_params import StructuredOutputs
@@ -104,6 +105,15 @@ class ChatTools:
     def names_one(self) -> bool:
         """Whether the client named the tool to call."""
         return isinstance(self.choice, NamedTool)
+
+
+def check_parsers(config: ServerConfig) -> None:
+    """Refuse names of parsers that there are not, before a model is loaded.
+
+    Raises:
+        InvalidParameter: names the setting and the parsers there are.
+    """
+    Dialect(config.tool_call_parser, config.reasoning_parser)
 
 
 def structured_outputs(

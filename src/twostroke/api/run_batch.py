@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from twostroke.api.batch_file import BadLine, BatchRequest, ResultsFile, count_lines, read_requests
 from twostroke.api.calls import CALLS
 from twostroke.api.context import ServerContext
+from twostroke.api.dialect import check_parsers
 from twostroke.api.generation import Caller
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, validation_answer
 from twostroke.api.protocol.fields import WireObject
@@ -66,6 +67,7 @@ async def answer_file(
     """
     if max_concurrency is not None:
         whole_number("max_concurrency", max_concurrency, 1)
+    check_parsers(config)
     count_lines(requests)  # before the model is loaded: a file that cannot be read is told at once
     ResultsFile(output).close()
     engine = RemoteEngine(engine_config)

@@ -12,6 +12,7 @@ from typing import Any
 import uvicorn
 
 from twostroke.api.app import build_app
+from twostroke.api.dialect import check_parsers
 from twostroke.api.draining import DrainingServer
 from twostroke.api.listening import address_of, listen
 from twostroke.api.observation import Observation
@@ -43,8 +44,10 @@ async def serve(
 
     Raises:
         SetupError: the model cannot be loaded, or the address cannot be listened on.
+        InvalidParameter: a setting that names nothing; the model is not loaded then.
     """
     _check_certificate(config)
+    check_parsers(config)
     listener = listen(config.host, config.port)
     model = (config.served_model_name or (engine_config.load.model,))[0]
     has_pools = pools is not None and pools.num_workers > 0

@@ -17,6 +17,7 @@ from twostroke.cli.flags import (
     SchedulerFlags,
     SpeculationFlag,
 )
+from twostroke.cli.interrupts import imports_are_done
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.presets import with_preset
@@ -85,6 +86,7 @@ def run_batch(  # noqa: PLR0913 (each is a flag or a group of flags)
         strict=strict,
     )
     run = answer_file(config, answers, requests, output, max_concurrency=max_concurrency, progress=not quiet)
+    imports_are_done()
     count = uvloop.run(run)
     if not quiet:
         sys.stderr.write(f"{output}: {count}\n")

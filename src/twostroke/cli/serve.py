@@ -24,6 +24,7 @@ from twostroke.cli.flags import (
     json_object,
     with_model,
 )
+from twostroke.cli.interrupts import imports_are_done
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import KVTransport, PoolConfig, PoolWorkers
@@ -87,4 +88,5 @@ def serve(  # noqa: PLR0913 (each is a flag or a group of flags)
         scheduler=with_preset(scheduler, preset),
         speculative_config=speculative_config,
     )
+    imports_are_done()
     uvloop.run(run(config, server, pools, quiet=quiet))

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from twostroke.config.checks import number, one_of, switch, whole_number
 from twostroke.config.kv_format import KVCacheDType
+from twostroke.config.sizes import read_sizes
 from twostroke.errors import InvalidParameter
 
 KVReservation = Literal["paged", "contiguous"]
@@ -41,16 +42,17 @@ class CacheConfig:
     quantized to 'int8' or 'int4' with a scale and a zero per token and head. 'int4' is a trial: it raised the
     perplexity of one real model by 23.6% (int8: 0.4%) and made another unusable (int8: 2.8%); take 'int8'."""
     kv_cache_memory: int | None = None
-    """Bytes for KV blocks; default: half of the memory that is free, within the control group's limit; on a GPU, what
-    gpu_memory_utilization leaves."""
+    """Bytes for KV blocks, such as 4GiB. Default: half of the memory that is free, within the control group's limit; on
+    a GPU, what gpu_memory_utilization leaves. The default is at most twice what max_num_seqs requests of max_model_len
+    tokens can use; the second half holds cached prefixes."""
     num_kv_blocks: int | None = None
     """Exact number of KV blocks instead of a size in bytes."""
     gpu_memory_utilization: float | None = None
     """Share of a GPU's memory, above 0 and up to 1, that may be in use once the KV cache is there, by others, too;
     default: 0.9. What weights and the largest step take of it is measured at start."""
     kv_offloading_size: int | None = None
-    """Bytes of host memory for cached KV blocks that the pool evicts: what is found there again is copied back instead
-    of computed. For a GPU; on a CPU the same bytes are better given to kv_cache_memory."""
+    """Bytes of host memory, such as 4GiB, for cached KV blocks that the pool evicts: what is found there again is
+    copied back instead of computed. For a GPU; on a CPU the same bytes are better given to kv_cache_memory."""
     enable_prefix_caching: bool = True
     """Keep the KV of finished requests and reuse it for prompts that begin alike."""
     kv_reservation: KVReservation = "paged"
@@ -63,6 +65,7 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         """Checks ranges; what depends on memory is checked when the engine is sized."""
+        read_sizes(self, "kv_cache_memory", "kv_offloading_size")
         check_block_size("block_size", self.block_size)
         for name, value in (("kv_cache_memory", self.kv_cache_memory), ("num_kv_blocks", self.num_kv_blocks)):
             if value is not None:

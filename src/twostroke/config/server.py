@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from twostroke.config.checks import number, one_of, switch, text, whole_number
+from twostroke.config.sizes import read_sizes
 from twostroke.errors import InvalidParameter
 
 MAX_PORT = 65535
@@ -64,7 +65,7 @@ class ServerConfig:
     answer_timeout_s: float = 60.0
     """An answer whose reader takes less than 16 KiB of it in so long, with more to come, is ended as if it had left."""
     max_body_bytes: int = 4 * 2**20
-    """Longest request body."""
+    """Longest request body, in bytes or such as 4MiB."""
     metrics_compat: tuple[MetricsNames, ...] = ()
     """Serve the metrics under these servers' names, too, for dashboards that people have."""
     otlp_traces_endpoint: str | None = None
@@ -93,6 +94,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         """Checks types and ranges."""
+        read_sizes(self, "max_body_bytes", "max_answer_bytes")
         text("host", self.host)
         whole_number("port", self.port, 0, MAX_PORT)
         for name in ("served_model_name", "api_key", "cors_origins"):

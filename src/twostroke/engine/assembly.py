@@ -468,9 +468,10 @@ def _startup_lines(
     beside = f" and {sizing.num_scratch_blocks} to check them with" if sizing.num_scratch_blocks else ""
     blocks = f"{sizing.num_blocks:,} blocks of {layout.block_size} tokens{beside} = {sizing.kv_bytes:,} bytes"
     capacity = sizing.num_blocks // len(layout.groups) * layout.block_size
+    limit = f" ({sizing.limit})" if sizing.limit else ""
     return (
         f"model    {model}; {weights}",
-        f"kv cache {per_token}; {blocks}, room for {capacity:,} tokens",
+        f"kv cache {per_token}; {blocks}, room for {capacity:,} tokens{limit}",
         f"requests {sizing.full_length_requests:,} of {sizing.max_model_len:,} tokens fit at once",
         *(() if loaded.drafter is None else (f"drafts   {loaded.drafter.words}",)),
         *_proof_lines(),

@@ -240,6 +240,7 @@ def size_for(config: EngineConfig, prepared: Prepared, memory: KVRoom) -> KVSizi
         max_model_len=config.load.max_model_len,
         model_context=prepared.config.max_context,
         max_tokens_per_step=max_tokens_per_step(config, prepared.config),
+        max_num_seqs=config.scheduler.max_num_seqs,
         memory=memory,
         bytes_beside_block=prepared.drafter_facts.kv_bytes_per_block,
     )

@@ -77,7 +77,7 @@ class FreeMemory:
     @property
     def account(self) -> str:
         """Where `default_bytes` comes from."""
-        taken = f"of which KV takes {self.default_bytes:,} unless a size is given"
+        taken = f"of which KV takes at most {self.default_bytes:,} unless a size is given"
         return f"{self.arithmetic} = {self.usable_bytes:,}, {taken}"
 
     @property
@@ -99,9 +99,11 @@ class KVSizing:
     """Behind the pool, for the self-check; `kv_bytes` counts them."""
     remarks: tuple[str, ...] = ()
     """What was decided for the user, to be said aloud."""
+    limit: str = ""
+    """What the default stops at, where memory would hold more; empty where it does not."""
 
 
-def size_kv_cache(
+def size_kv_cache(  # noqa: PLR0913 (everything that decides it)
     layout: KVLayout,
     config: CacheConfig,
     *,
@@ -110,11 +112,13 @@ def size_kv_cache(
     max_tokens_per_step: int,
     memory: KVRoom,
     bytes_beside_block: int = 0,
+    max_num_seqs: int | None = None,
 ) -> KVSizing:
     """Decides the number of blocks and the longest request.
 
-    A default always fits: without `max_model_len` the model's context is shortened to what the blocks hold. An
-    explicit value that cannot be had is refused.
+    A default always fits: without `max_model_len` the model's context is shortened to what the blocks hold. It is also
+    no larger than useful: at most twice what `max_num_seqs` of the longest requests use. An explicit value that cannot
+    be had is refused.
 
     Args:
         layout: the model's KV layout.
@@ -124,15 +128,13 @@ def size_kv_cache(
         max_tokens_per_step: what one step can add to a request (windows hold that much on top).
         memory: what is free, and what other parts take.
         bytes_beside_block: what a draft model keeps beside each block.
+        max_num_seqs: most requests that run at once; None: any number.
 
     Raises:
         DoesNotFit: an explicit size is larger than the memory or the context allows, with the arithmetic.
     """
     num_scratch = len(layout.groups) if config.kv_check_rate else 0
     per_block = layout.bytes_per_block + bytes_beside_block
-    num_blocks, remarks = _num_blocks(layout, config, memory, num_scratch, per_block), list[str]()
-    # the longest request is to fit beside blocks that turn out to be bad
-    num_dependable = num_blocks - (max(num_scratch, num_blocks // QUARANTINE_SHARE) if num_scratch else 0)
     if max_model_len is not None and max_model_len > model_context:
         raise DoesNotFit(
             f"max_model_len={max_model_len} exceeds the model's context of {model_context} tokens. "
@@ -141,13 +143,20 @@ def size_kv_cache(
 
     def bytes_for(num_needed: int) -> int:
         """KV memory in which so many blocks can be depended on."""
-        num_spare = max(num_scratch, num_needed // (QUARANTINE_SHARE - 1) + 1) if num_scratch else 0
-        return (num_needed + num_spare + num_scratch) * per_block
+        return (_with_spare(num_needed, num_scratch) + num_scratch) * per_block
 
     def blocks_for(num_tokens: int) -> int:
         return blocks_of_request(layout, config, num_tokens, max_tokens_per_step)
 
     wanted = max_model_len or model_context
+    num_blocks, remarks = _num_blocks(layout, config, memory, num_scratch, per_block), list[str]()
+    limit = ""
+    if max_num_seqs is not None and config.kv_cache_memory is None and config.num_kv_blocks is None:
+        shares = 2 if config.enable_prefix_caching else 1
+        most = _with_spare(shares * max_num_seqs * blocks_for(wanted), num_scratch)
+        num_blocks, limit = min(num_blocks, most), _limit_words(shares, max_num_seqs, wanted, most < num_blocks)
+    # the longest request is to fit beside blocks that turn out to be bad
+    num_dependable = num_blocks - (max(num_scratch, num_blocks // QUARANTINE_SHARE) if num_scratch else 0)
     fits = _longest_request(blocks_for, num_dependable, wanted)
     if fits < wanted:
         needed, smallest = blocks_for(wanted), blocks_for(2)
@@ -170,12 +179,22 @@ def size_kv_cache(
                 f"--kv-cache-memory {bytes_for(needed)}."
             )
         remarks.append(f"max_model_len: {model_context} -> {fits} ({arithmetic})")
-    warning = kv_format_warning(layout.kv_format)
-    if warning is not None:
-        remarks.append(warning)
+    remarks += filter(None, [kv_format_warning(layout.kv_format)])
     full = num_blocks // blocks_for(fits)
     kv_bytes = (num_blocks + num_scratch) * per_block
-    return KVSizing(num_blocks, fits, kv_bytes, full, num_scratch, tuple(remarks))
+    return KVSizing(num_blocks, fits, kv_bytes, full, num_scratch, tuple(remarks), limit)
+
+
+def _with_spare(num_needed: int, num_scratch: int) -> int:
+    """Blocks of which so many can be depended on, whatever the self-check puts out of use."""
+    return num_needed + (max(num_scratch, num_needed // (QUARANTINE_SHARE - 1) + 1) if num_scratch else 0)
+
+
+def _limit_words(shares: int, max_num_seqs: int, num_tokens: int, is_limit: bool) -> str:
+    if not is_limit:
+        return ""
+    used = f"what {max_num_seqs:,} requests of {num_tokens:,} tokens can use"
+    return used if shares == 1 else f"twice {used}; the second half holds cached prefixes"
 
 
 def blocks_of_request(layout: KVLayout, config: CacheConfig, num_tokens: int, max_tokens_per_step: int) -> int:

@@ -72,6 +72,8 @@ class MemoryPlan:
     max_model_len: int
     max_num_seqs: int
     remarks: tuple[str, ...]
+    kv_limit: str
+    """What the default size of the KV cache stops at, see KVSizing.limit."""
     layout: KVLayout
     cache: CacheConfig
     max_tokens_per_step: int
@@ -144,6 +146,7 @@ def plan_memory(config: EngineConfig, prepared: Prepared, memory_bytes: int, *, 
         max_model_len=sizing.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
         remarks=sizing.remarks,
+        kv_limit=sizing.limit,
         layout=layout,
         cache=config.cache,
         max_tokens_per_step=max_tokens_per_step(config, model),

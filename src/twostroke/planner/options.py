@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twostroke.config.checks import number, switch, text, whole_number, whole_numbers
+from twostroke.config.sizes import read_sizes
 from twostroke.cost.price import check_price_per_hour
 from twostroke.errors import InvalidParameter
 from twostroke.planner.devices import find_device
@@ -24,7 +25,7 @@ class PlanOptions:
     """The machine, the load, and what else is to be compared."""
 
     memory: int | None = None
-    """Bytes of memory to plan with; default: the named device's, or what is free on this machine now."""
+    """Bytes of memory to plan with, such as 24GB; default: the named device's, or what is free on this machine now."""
     device_name: str | None = None
     """Plan for a GPU whose figures are published, such as H100-SXM, instead of this machine. With tensor_parallel_size
     each rank has one."""
@@ -58,6 +59,7 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         """Checks what needs no model."""
+        read_sizes(self, "memory")
         if self.memory is not None:
             whole_number("memory", self.memory, 1, MAX_BYTES)
         if self.context is not None:

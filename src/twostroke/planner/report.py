@@ -29,6 +29,7 @@ _OF_MEMORY = (
     "context_bytes",
     "reserve_bytes",
     "kv_bytes",
+    "kv_limit",
     "kv_bytes_per_token",
     "kv_bytes_per_block",
     "num_blocks",

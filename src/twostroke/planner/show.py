@@ -160,6 +160,8 @@ def _memory(plan: Plan) -> Table:
         table.add_row("reserve", f"{memory.reserve_bytes:,}", "with recorded passes")
     blocks = f"{memory.num_blocks:,} blocks of {memory.layout.block_size} tokens, {memory.layout.kv_format}"
     table.add_row("KV cache", f"{memory.kv_bytes:,}", blocks)
+    if memory.kv_limit:
+        table.add_row("", "", memory.kv_limit)
     kinds = ", ".join(_kind(kind) for kind in memory.kinds)
     table.add_row("KV per token", f"{memory.kv_bytes_per_token:,}", kinds)
     for num_tokens in dict.fromkeys((plan.context, memory.max_model_len)):
