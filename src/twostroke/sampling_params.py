@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 from twostroke.config.checks import number, switch, unicode, whole_number
 from twostroke.errors import InvalidParameter, UnknownParameter
+from twostroke.plain_words import kind_of
 
 MAX_N = 128
 """Most sequences one request may ask for: each holds KV memory and a place in the batch of its own."""
@@ -49,7 +50,7 @@ class StructuredOutputs:
 
     def __new__(cls, **given: Any) -> StructuredOutputs:
         """Refuses unknown names before the generated constructor would, with the nearest known one."""
-        return _new(cls, given)
+        return _new(cls, given, "structured_outputs")
 
     def __post_init__(self) -> None:
         """Checks the kinds, and turns a schema into its text."""
@@ -149,7 +150,7 @@ class SamplingParams:
 
     def __new__(cls, **given: Any) -> SamplingParams:
         """Refuses unknown names before the generated constructor would, with the nearest known one."""
-        return _new(cls, given)
+        return _new(cls, given, "sampling")
 
     def __post_init__(self) -> None:
         """Normalises the shorthand forms (one stop string, lists) and checks every range."""
@@ -248,12 +249,12 @@ class SamplingParams:
                 whole_number(name, value, 0)
 
 
-def _new(cls: type[_Params], given: Mapping[str, Any]) -> _Params:
+def _new(cls: type[_Params], given: Mapping[str, Any], where: str) -> _Params:
     """An instance to be initialised by keywords, all of which it knows."""
     known = {f.name for f in fields(cls)}
     for name in given:
         if name not in known:
-            raise UnknownParameter(name, known, cls.__name__)
+            raise UnknownParameter(name, known, where)
     return object.__new__(cls)
 
 
@@ -323,6 +324,6 @@ def _schema(name: str, given: object) -> str:
 
 def _num_bytes(name: str, text: object) -> int:
     if not isinstance(text, str):
-        raise InvalidParameter(name, text, f"must be a text, not {type(text).__name__}")
+        raise InvalidParameter(name, text, f"must be a text, not {kind_of(text)}")
     unicode(name, text)
     return len(text.encode("utf-8"))

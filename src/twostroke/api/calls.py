@@ -20,6 +20,7 @@ from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.protocol.sampling import SamplingFields
 from twostroke.api.responses import ResponseCall
 from twostroke.api.sse import StreamedCall
+from twostroke.config.server import ServerConfig
 
 Body = TypeVar("Body", bound=SamplingFields)
 
@@ -68,7 +69,7 @@ def chat(context: ServerContext, body: ChatRequest) -> Chat:
     """Answer a conversation."""
     answer_id = context.answer_id("chatcmpl", body.request_id)
     return Chat(
-        Conversation(context.engine, body, context.dialect, answer_id),
+        Conversation(context.engine, limited(body, context.config), context.dialect, answer_id),
         answer_id=answer_id,
         model=context.check_model(body.model),
         created=context.created(),
@@ -114,7 +115,15 @@ def conversation(context: ServerContext, request: ChatRequest, answer_id: str) -
         InvalidParameter: its parameters are too long.
     """
     context.check_fields(request)
-    return Conversation(context.engine, request, context.dialect, answer_id)
+    return Conversation(context.engine, limited(request, context.config), context.dialect, answer_id)
+
+
+def limited(request: ChatRequest, config: ServerConfig) -> ChatRequest:
+    """Return the request with the server's limit on its output, where it sets none itself."""
+    limit = config.default_max_tokens
+    if limit is None or request.max_tokens is not None or request.max_completion_tokens is not None:
+        return request
+    return request.model_copy(update={"max_tokens": max(limit, request.min_tokens or 0)})
 
 
 CALLS: Mapping[str, CallKind[Any]] = {

@@ -14,6 +14,7 @@ from twostroke.api.generation import Abandoned, Generation
 from twostroke.api.http_errors import error_body
 from twostroke.log import get_logger
 from twostroke.outputs import RequestOutput
+from twostroke.plain_words import reason_of
 
 log = get_logger(__name__)
 
@@ -193,7 +194,7 @@ class EventStream(Response):
             if not self._has_begun:
                 raise
             if error_body(error).status >= 500:
-                log.warning("a stream ended with %s: %s", type(error).__name__, error)
+                log.warning("a stream ended with an error: %s", reason_of(error))
             await write({"type": "http.response.body", "body": self._on_error(error), "more_body": True})
         await write({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -11,6 +11,7 @@ import torch
 
 from twostroke.errors import EngineError, SetupError
 from twostroke.log import get_logger
+from twostroke.plain_words import reason_of
 
 log = get_logger(__name__)
 
@@ -73,9 +74,7 @@ class TransformersBatching:
         except EngineError:
             raise
         except Exception as error:  # its flash attention may be a download, and there may be no network
-            log.warning(
-                "transformers as it chooses itself: %s: %s; without flash attention", type(error).__name__, error
-            )
+            log.warning("transformers as it chooses itself: %s; without flash attention", reason_of(error))
             return self._best_s(prompts, max_tokens, num_slots, rounds, auto_switch_to_flash=False)
 
     def _best_s(

@@ -37,6 +37,7 @@ def run_batch(  # noqa: PLR0913 (each is a flag or a group of flags)
     tool_call_parser: str | None = None,
     reasoning_parser: str | None = None,
     strict: bool = False,
+    default_max_tokens: int | None = None,
     max_concurrency: int | None = None,
     load: LoadFlags = LoadByFlags(),
     cache: CacheFlags = CacheConfig(),
@@ -61,6 +62,8 @@ def run_batch(  # noqa: PLR0913 (each is a flag or a group of flags)
         How the model marks its reasoning; without it the reasoning is part of the answer.
     strict
         Refuse requests with fields that nobody here knows.
+    default_max_tokens
+        Output tokens of a chat whose request sets no limit; default: what the context leaves.
     max_concurrency
         Requests held at a time; default: twice --max-num-seqs.
     preset
@@ -84,6 +87,7 @@ def run_batch(  # noqa: PLR0913 (each is a flag or a group of flags)
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
         strict=strict,
+        default_max_tokens=default_max_tokens,
     )
     run = answer_file(config, answers, requests, output, max_concurrency=max_concurrency, progress=not quiet)
     imports_are_done()

@@ -12,6 +12,7 @@ from twostroke.config.presets import settings_of
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
 from twostroke.errors import InvalidParameter, UnknownParameter
+from twostroke.plain_words import kind_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,5 +91,5 @@ def _speculation(given: Any) -> SpeculativeConfig | None:
     if given is None or isinstance(given, SpeculativeConfig):
         return given
     if not isinstance(given, Mapping):
-        raise InvalidParameter("speculative_config", given, f"must be an object, not {type(given).__name__}")
+        raise InvalidParameter("speculative_config", given, f"must be an object, not {kind_of(given)}")
     return SpeculativeConfig.read(cast(Mapping[str, Any], given))

@@ -86,6 +86,9 @@ class ServerConfig:
     max_queue_wait_s: float = 60.0
     """A request that would wait longer to run is refused (503, with Retry-After); one that does wait longer is ended.
     The header x-request-timeout shortens it."""
+    default_max_tokens: int | None = None
+    """Output tokens of a chat or response whose request sets no limit; default: what the context leaves. (A completion
+    has 16, as OpenAI's.)"""
     max_answer_bytes: int = 64 * 2**20
     """Largest answer, estimated from tokens and log-probabilities asked for."""
     max_parameter_items: int = 32768
@@ -103,13 +106,12 @@ class ServerConfig:
         if self.admin_api_key is not None:
             text("admin_api_key", self.admin_api_key)
         self._check_addresses()
-        for name in self.metrics_compat:
-            one_of("metrics_compat", name, get_args(MetricsNames))
         number("flight_recorder_minutes", self.flight_recorder_minutes, 0.1, 1440, "0.1 to 1440 (minutes)")
         for name in ("lab", "live_text", "strict", "share_prefix_cache"):
             switch(name, getattr(self, name))
-        if self.tokens_per_minute is not None:
-            whole_number("tokens_per_minute", self.tokens_per_minute, 1)
+        for name in ("tokens_per_minute", "default_max_tokens"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), 1)
         number("stall_timeout_s", self.stall_timeout_s, 0.1, 86400, "0.1 to 86400 (seconds)")
         number("drain_timeout_s", self.drain_timeout_s, 0, 86400, "0 to 86400 (seconds)")
         whole_number("max_body_bytes", self.max_body_bytes, 1024)
@@ -128,6 +130,8 @@ class ServerConfig:
             raise InvalidParameter("ssl_keyfile", self.ssl_keyfile, "goes with ssl_certfile", "Give both or neither.")
 
     def _check_addresses(self) -> None:
+        for name in self.metrics_compat:
+            one_of("metrics_compat", name, get_args(MetricsNames))
         for origin in self.cors_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 limit = "is no origin (scheme://host, scheme://host:port), and not '*'"

@@ -19,6 +19,8 @@ from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import EngineError, InvalidParameter
 from twostroke.log import get_logger
 from twostroke.outputs import RequestOutput
+from twostroke.plain_words import kind_of
+from twostroke.plain_words import reason_of
 from twostroke.sampling_params import SamplingParams
 
 log = get_logger(__name__)
@@ -156,7 +158,7 @@ class _Worker:
         except Exception as error:
             # told to everybody who waits or comes; nobody else would hear of it
             log.exception("the engine's thread has ended")
-            end = f"the engine has stopped: {type(error).__name__}: {error}"
+            end = f"the engine has stopped: {reason_of(error)}"
         finally:
             self._fail_all(end)
             self._engine.close()
@@ -320,7 +322,7 @@ class AsyncEngine:
         """
         given: Any = request_id
         if not isinstance(given, str):  # checked here: in the engine's thread it would be everybody's error
-            raise InvalidParameter("request_id", given, f"must be a text, not {type(given).__name__}")
+            raise InvalidParameter("request_id", given, f"must be a text, not {kind_of(given)}")
         self._worker.abort(request_id)
 
     def close(self) -> None:

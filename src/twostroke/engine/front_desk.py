@@ -20,6 +20,7 @@ from twostroke.engine.input_processor import InputProcessor, Prompt, PromptInput
 from twostroke.engine.output_processor import OutputKind, OutputProcessor, TokenUpdate
 from twostroke.errors import InvalidParameter
 from twostroke.outputs import RequestOutput
+from twostroke.plain_words import kind_of
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
 
@@ -227,7 +228,7 @@ class FrontDesk:
 
     def _check_priority(self, priority: Any) -> None:
         if not isinstance(priority, int) or isinstance(priority, bool):
-            raise InvalidParameter("priority", priority, f"must be a whole number, not {type(priority).__name__}")
+            raise InvalidParameter("priority", priority, "must be a whole number")
         if abs(priority) > MAX_PRIORITY:
             raise InvalidParameter("priority", priority, f"must be from {-MAX_PRIORITY} to {MAX_PRIORITY}")
         if priority and not self._uses_priority:
@@ -244,7 +245,7 @@ def _checked_kind(kind: Any) -> OutputKind:
 def _check_name(parameter: str, value: Any) -> None:
     """Of callers, hashed and written to the event log: text that UTF-8 can write, and not a book."""
     if not isinstance(value, str):
-        raise InvalidParameter(parameter, value, f"must be a text, not {type(value).__name__}")
+        raise InvalidParameter(parameter, value, f"must be a text, not {kind_of(value)}")
     unicode(parameter, value)
     num_bytes = len(value.encode("utf-8"))
     if num_bytes > MAX_NAME_BYTES:

@@ -12,6 +12,7 @@ from twostroke.engine.stop_checker import StopFinder, StopStrings
 from twostroke.errors import InvalidParameter, InvalidPrompt, UnknownParameter
 from twostroke.grammar.backend import FreeCalls, GrammarBackend
 from twostroke.grammar.guidance import Guidance
+from twostroke.plain_words import kind_of
 from twostroke.sampling_params import SamplingParams
 from twostroke.tokenizer.chat_template import ChatTemplate
 from twostroke.tokenizer.tokenizer import Tokenizer
@@ -121,7 +122,7 @@ class InputProcessor:
         given = cast(Any, prompt)
         if not isinstance(given, Mapping):
             raise InvalidPrompt(
-                f"a prompt must be a text or {{'prompt_token_ids': [...]}}, not {type(given).__name__}. "
+                f"a prompt must be a text or {{'prompt_token_ids': [...]}}, not {kind_of(given)}. "
                 "Send several prompts as several requests."
             )
         for key in given:
@@ -216,7 +217,7 @@ class InputProcessor:
             InvalidPrompt: no text, half a character, or one that the tokenizer has no ids for.
         """
         if not isinstance(text, str):
-            raise InvalidPrompt(f"the prompt must be a text, not {type(text).__name__}.")
+            raise InvalidPrompt(f"the prompt must be a text, not {kind_of(text)}.")
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -251,12 +252,12 @@ class InputProcessor:
 
     def _checked_token_ids(self, given: Any) -> tuple[int, ...]:
         if not isinstance(given, (list, tuple)):
-            raise InvalidPrompt(f"prompt_token_ids must be a list of token ids, not {type(given).__name__}.")
+            raise InvalidPrompt(f"prompt_token_ids must be a list of token ids, not {kind_of(given)}.")
         token_ids = cast(Sequence[Any], given)
         for position, token_id in enumerate(token_ids):
             if not isinstance(token_id, int) or isinstance(token_id, bool):
                 raise InvalidPrompt(
-                    f"prompt_token_ids[{position}] is {token_id!r}, a {type(token_id).__name__}; ids are whole numbers."
+                    f"prompt_token_ids[{position}] is {token_id!r}, {kind_of(token_id)}; ids are whole numbers."
                 )
             if not 0 <= token_id < self._vocab_size:
                 raise InvalidPrompt(
@@ -320,5 +321,5 @@ def _checked_kind(given: object) -> SamplingParams:
         return SamplingParams()
     if not isinstance(given, SamplingParams):
         remedy = "Write SamplingParams(max_tokens=16), or leave it out."
-        raise InvalidParameter("sampling_params", given, f"must be SamplingParams, not {type(given).__name__}", remedy)
+        raise InvalidParameter("sampling_params", given, f"must be SamplingParams, not {kind_of(given)}", remedy)
     return given

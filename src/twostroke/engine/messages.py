@@ -118,8 +118,6 @@ class Ready(_Message):
 class Refused(_Message):
     """It cannot be loaded as asked."""
 
-    kind: str
-    """The type of the error, one of errors.py."""
     reason: str
 
 

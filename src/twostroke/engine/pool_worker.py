@@ -20,6 +20,7 @@ from twostroke.engine.messages import Add, Alive, Command, Failed, Progress, Rea
 from twostroke.errors import SetupError
 from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.log import get_logger
+from twostroke.plain_words import reason_of
 from twostroke.pools.member import Role
 
 log = get_logger(__name__)
@@ -229,7 +230,7 @@ class PoolWorker:
         error = None if life.cancelled() else life.exception()
         if error is not None:
             log.error("%s: its reports are not read any more", self.worker_id, exc_info=error)
-            self.state, self.cause = EngineState.FAILED, f"its reports could not be read any more ({error!r})"
+            self.state, self.cause = EngineState.FAILED, f"its reports could not be read any more ({reason_of(error)})"
             if not self.has_started.done():
                 self.has_started.set_exception(SetupError(self.cause))
             self._pool.worker_gone(self, f"{self.worker_id}: {self.cause}")
@@ -286,7 +287,7 @@ class PoolWorker:
                 report = await asyncio.wait_for(process.receive(), LOADING_SILENCE_S)
             except TimeoutError:
                 process.kill()
-                return Refused(SetupError.__name__, f"it said nothing for {LOADING_SILENCE_S:g} s while it was loaded.")
+                return Refused(f"it said nothing for {LOADING_SILENCE_S:g} s while it was loaded.")
             if not isinstance(report, Alive):
                 return report
 
@@ -308,7 +309,7 @@ class PoolWorker:
 
     async def _not_loaded(self, process: EngineProcess, report: Report | None) -> str:
         if isinstance(report, Refused):
-            cause = f"{report.kind}: {report.reason}" if report.kind != SetupError.__name__ else report.reason
+            cause = report.reason
         else:
             cause = f"{await process.ending()} before its model was loaded."
         return self._has_no_start(cause)

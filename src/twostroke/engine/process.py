@@ -52,6 +52,7 @@ from twostroke.errors import TwostrokeError
 from twostroke.events import Event, StepScheduled
 from twostroke.log import get_logger
 from twostroke.packed_events import PackedEvent, pack
+from twostroke.plain_words import reason_of
 from twostroke.runner.executor import Executor
 
 log = get_logger(__name__)
@@ -251,7 +252,7 @@ def _serve(
     try:
         built = build_engine(start.config, around_executor, listeners=(outbox,), handover=ends, machine=start.machine)
     except TwostrokeError as error:
-        channel.send(Refused(type(error).__name__, str(error)))
+        channel.send(Refused(str(error)))
         return 1
     built.grammars.warm_up()
     if is_whole_process:
@@ -263,7 +264,7 @@ def _serve(
     except Exception as error:
         log.exception("the engine has stopped")
         channel.send(Progress((), outbox.take()))
-        channel.send(Failed(f"{type(error).__name__}: {error}"))
+        channel.send(Failed(f"{reason_of(error)}"))
         return 1
     finally:
         built.engine.close()

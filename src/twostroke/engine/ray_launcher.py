@@ -46,6 +46,7 @@ from twostroke.engine.ray_room import Shortage, Wish, figures, shortage
 from twostroke.engine.wires import NetworkEnd, NetworkWires
 from twostroke.errors import InvalidParameter, SetupError
 from twostroke.log import get_logger
+from twostroke.plain_words import reason_of
 from twostroke.pools.member import Role
 from twostroke.version import __version__
 
@@ -484,4 +485,4 @@ def _nodes() -> list[Mapping[str, float]]:
 def _first_lines(error: BaseException) -> str:
     """What matters of Ray's long texts."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:2] + lines[-1:] if len(lines) > 3 else lines)[:500] or type(error).__name__
+    return " ".join(lines[:2] + lines[-1:] if len(lines) > 3 else lines)[:500] or reason_of(error)

@@ -34,6 +34,7 @@ from twostroke.errors import EngineError, EngineUnavailable, SetupError
 from twostroke.events import EngineLost, Event, KVBlockChecked
 from twostroke.log import get_logger
 from twostroke.packed_events import PackedEvent, PackedEventLog, pack, unpack
+from twostroke.plain_words import reason_of
 from twostroke.request import FinishReason
 from twostroke.tokenizer.tokenizer import Tokenizer
 
@@ -243,8 +244,8 @@ class RemoteEngine:
                 case Ready(facts):
                     await self._reception.meet(facts, self._wire)
                     self._wire.meter = LoadMeter(facts.max_num_seqs, is_fair=facts.is_fair)
-                case Refused(kind, reason):
-                    raise SetupError(f"{kind}: {reason}" if kind != SetupError.__name__ else reason)
+                case Refused(reason):
+                    raise SetupError(reason)
                 case _:
                     raise SetupError(f"the engine process {await process.ending()} before its model was loaded.")
         except BaseException:
@@ -275,7 +276,7 @@ class RemoteEngine:
         error = None if supervisor.cancelled() else supervisor.exception()
         if error is not None:
             log.error("the engine's reports are not read any more", exc_info=error)
-            self._end(EngineState.FAILED, f"its reports could not be read any more ({error!r})")
+            self._end(EngineState.FAILED, f"its reports could not be read any more ({reason_of(error)})")
 
     async def _watch_progress(self) -> None:
         """Reports each stall once."""

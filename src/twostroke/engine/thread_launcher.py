@@ -33,6 +33,7 @@ from twostroke.engine.process import Channel, run
 from twostroke.engine.wires import FolderWires
 from twostroke.errors import SetupError
 from twostroke.log import get_logger
+from twostroke.plain_words import reason_of
 from twostroke.pools.member import Role
 from twostroke.runner.executor import Executor
 
@@ -161,7 +162,7 @@ class ThreadChild:
             how = "has ended" if code == 0 else "has stopped"
         except BaseException as error:
             log.exception("%s has died", self._name)
-            how = f"has died ({error!r})"
+            how = f"has died ({reason_of(error)})"
         if self._channel.is_left:
             log.warning("%s, which was left, has come round and ended", self._name)
         with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits

@@ -31,6 +31,7 @@ from twostroke.errors import SetupError
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_transfer.frames import Ready, RemoteMemory, TransferBroken
 from twostroke.kv_transfer.memory import KVMemory, layers_of_group
+from twostroke.plain_words import reason_of
 
 REMEDY = "Install it (pip install 'twostroke[nixl]'), or hand KV over by other means (--kv-transport auto)"
 POLLS_EVERY_S = 50e-6
@@ -88,7 +89,9 @@ class NixlAgent:
             self.facts = RemoteMemory(self._agent.get_agent_metadata(), addresses)
             """What others need for reading the pool."""
         except Exception as error:  # each of NIXL's errors has only Exception above it
-            raise SetupError(f"NIXL {importlib.metadata.version('nixl_cu12')}: {error!r}. {REMEDY}.") from error
+            raise SetupError(
+                f"NIXL {importlib.metadata.version('nixl_cu12')}: {reason_of(error)}. {REMEDY}."
+            ) from error
 
     @contextlib.contextmanager
     def lending(self) -> Generator[None]:
@@ -177,7 +180,7 @@ class NixlAgent:
         try:
             return call(*given)
         except Exception as error:  # see above
-            raise TransferBroken(f"NIXL: {error or type(error).__name__}.") from None
+            raise TransferBroken(f"NIXL: {reason_of(error)}.") from None
 
 
 class _Peer:

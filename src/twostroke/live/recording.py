@@ -16,6 +16,7 @@ from twostroke.events import EngineStarted, Event, EventsDropped, StepScheduled
 from twostroke.live.state import LiveState
 from twostroke.metrics.fleet import FleetMetrics
 from twostroke.packed_events import PackedEvent, join, pack, split
+from twostroke.plain_words import reason_of
 
 CHUNK_EVENTS = 512
 """Events that are compressed together; to come to a step, at most so many more than needed are read."""
@@ -129,9 +130,7 @@ class Recording:
             try:
                 self._cursor.take(event)
             except (LookupError, ValueError, TypeError, AttributeError, AssertionError, MemoryError) as error:
-                what = (
-                    f"event {self._num_events + 1:,}, {type(event).__name__}, does not fit those before it ({error!r})"
-                )
+                what = f"event {self._num_events + 1:,}, {type(event).__name__}, does not fit those before it ({reason_of(error)})"
                 raise InvalidParameter("event_log", self._name, what, "Give a file as it was written.") from error
             self._num_events += 1
             waiting.append(pack(event))

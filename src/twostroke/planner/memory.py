@@ -72,7 +72,7 @@ class MemoryPlan:
     max_model_len: int
     max_num_seqs: int
     remarks: tuple[str, ...]
-    kv_limit: str
+    kv_limit: str = ""
     """What the default size of the KV cache stops at, see KVSizing.limit."""
     layout: KVLayout
     cache: CacheConfig

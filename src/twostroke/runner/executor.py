@@ -9,6 +9,7 @@ from typing import Protocol
 from twostroke.batch import NewRequest, RequestResult, ScheduledBatch, StepResult
 from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.log import get_logger
+from twostroke.plain_words import reason_of
 from twostroke.runner.launched_step import LaunchedStep
 from twostroke.runner.model_runner import ModelRunner
 
@@ -116,5 +117,5 @@ class InProcessExecutor:
 def _failed(batch: ScheduledBatch, error: Exception) -> StepResult:
     """An error for each request of a step; the log has where it comes from."""
     log.error("step %d failed", batch.step, exc_info=error)
-    reason = f"step {batch.step} failed: {type(error).__name__}: {error}"
+    reason = f"step {batch.step} failed: {reason_of(error)}"
     return StepResult(batch.step, tuple(RequestResult(r.request_id, (), error=reason) for r in batch.requests))

@@ -22,6 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from twostroke.config.checks import switch
 from twostroke.errors import InvalidParameter, InvalidPrompt
 from twostroke.log import get_logger
+from twostroke.plain_words import reason_of
 from twostroke.tokenizer.dropped_roles import DroppedRoles
 from twostroke.tokenizer.messages import checked_messages, with_joined_content, written_json
 from twostroke.tokenizer.plain_json import JSON, plain_json
@@ -159,7 +160,7 @@ class _Template:
             _count_steps(tree)
             self._template = environment.from_string(tree)
         except Exception as error:  # jinja2 checks little itself: Python's own compiler may refuse what it makes of it
-            raise InvalidPrompt(f"the model's chat template cannot be compiled: {_reason(error)}") from error
+            raise InvalidPrompt(f"the model's chat template cannot be compiled: {reason_of(error)}") from error
         self.dropped_roles = DroppedRoles(self.render)
 
     def render(self, variables: JSON) -> str:
@@ -175,13 +176,8 @@ class _Template:
         except RecursionError as error:
             raise InvalidPrompt("the chat template failed: it calls itself without end.") from error
         except Exception as error:  # the template is a foreign program: any operation in it may fail in any way
-            raise InvalidPrompt(f"the chat template refused the conversation: {_reason(error)}") from error
+            raise InvalidPrompt(f"the chat template refused the conversation: {reason_of(error)}") from error
         return "".join(pieces)
-
-
-def _reason(error: Exception) -> str:
-    """What it says, or what it is when it says nothing, as a MemoryError does."""
-    return str(error) or type(error).__name__
 
 
 _STEP = "__twostroke_step__"

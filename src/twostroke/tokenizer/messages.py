@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from twostroke.errors import InvalidPrompt
+from twostroke.plain_words import kind_of
 from twostroke.tokenizer.plain_json import JSON, plain_json
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
@@ -90,14 +91,14 @@ def checked_messages(messages: Any, *, knows_developer: bool = False, reads_argu
         InvalidPrompt: a message is malformed; the error says where.
     """
     if not isinstance(messages, (list, tuple)):
-        raise InvalidPrompt(f"messages must be a list of objects, not {type(messages).__name__}.")
+        raise InvalidPrompt(f"messages must be a list of objects, not {kind_of(messages)}.")
     if not messages:
         raise InvalidPrompt("messages is empty; give at least one message, like {'role': 'user', 'content': '...'}.")
     found: list[JSON] = []
     for index, message in enumerate(cast(Sequence[Any], messages)):
         where = f"messages[{index}]"
         if not isinstance(message, Mapping):
-            raise InvalidPrompt(f"{where} must be an object with role and content, not {type(message).__name__}.")
+            raise InvalidPrompt(f"{where} must be an object with role and content, not {kind_of(message)}.")
         # clients send what a message does not have as null; templates know it as missing
         given = {key: value for key, value in plain_json(message, where).items() if value is not None}
         found.append(_checked(given, where, knows_developer, reads_argument_text))
@@ -113,7 +114,7 @@ def _checked(message: JSON, where: str, knows_developer: bool, reads_argument_te
     message["content"] = _content(message, role, where)
     calls = message.pop("tool_calls", None)
     if calls is not None and not isinstance(calls, list):
-        raise InvalidPrompt(f"{where}.tool_calls must be a list of calls, not {type(calls).__name__}.")
+        raise InvalidPrompt(f"{where}.tool_calls must be a list of calls, not {kind_of(calls)}.")
     if calls:  # an empty list is no call: templates that only ask whether the field is there would open one
         message["tool_calls"] = [
             _call(call, f"{where}.tool_calls[{index}]", reads_argument_text)
@@ -135,11 +136,7 @@ def _content(message: JSON, role: str, where: str) -> str | list[JSON]:
         case None:
             raise InvalidPrompt(f"{where}, of role {role!r}, has no content; give a text, which may be empty.")
         case _:
-            kind = type(content).__name__
-            raise InvalidPrompt(f"{where}.content must be a text or a list of text parts, not {_JSON_NAMES[kind]}.")
-
-
-_JSON_NAMES = {"dict": "an object", "bool": "a boolean", "int": "a number", "float": "a number"}
+            raise InvalidPrompt(f"{where}.content must be a text or a list of text parts, not {kind_of(content)}.")
 
 
 def _part(part: Any, where: str) -> JSON:
@@ -162,7 +159,7 @@ def _part(part: Any, where: str) -> JSON:
 def _call(call: Any, where: str, reads_argument_text: bool) -> JSON:
     """Return a call whose arguments are an object; a call may hold its function or, as templates take too, be one."""
     if not isinstance(call, dict):
-        raise InvalidPrompt(f"{where} must be an object with a function, not {type(call).__name__}.")
+        raise InvalidPrompt(f"{where} must be an object with a function, not {kind_of(call)}.")
     given = cast(JSON, call)
     if "function" not in given:
         return _function(given, where, reads_argument_text)
@@ -178,8 +175,7 @@ def _function(function: JSON, where: str, reads_argument_text: bool) -> JSON:
     if isinstance(given, dict):
         return {**function, "arguments": CallArguments(cast(JSON, given), json.dumps(given, ensure_ascii=False))}
     if given is not None and not isinstance(given, str):
-        kind = "a list" if isinstance(given, list) else _JSON_NAMES[type(given).__name__]
-        raise InvalidPrompt(f"{where}.arguments must be a JSON object or the text of one, not {kind}.")
+        raise InvalidPrompt(f"{where}.arguments must be a JSON object or the text of one, not {kind_of(given)}.")
     text = (given or "").strip() or "{}"
     if reads_argument_text:
         return {**function, "arguments": text}

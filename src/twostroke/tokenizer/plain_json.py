@@ -31,7 +31,7 @@ def plain_json(value: Any, where: str, depth: int = 0) -> Any:
         return {_key(key, where): plain_json(item, f"{where}.{key}", depth + 1) for key, item in items}
     if isinstance(value, (list, tuple)):
         return [plain_json(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(cast(Sequence[Any], value))]
-    raise InvalidPrompt(f"{where} is of type {type(value).__name__}; only JSON values can be put into a prompt.")
+    raise InvalidPrompt(f"{where} is no JSON value; nothing else can be put into a prompt.")
 
 
 def _key(key: Any, where: str) -> str:

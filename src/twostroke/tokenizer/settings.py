@@ -11,6 +11,7 @@ from typing import Any, cast
 from tokenizers import AddedToken
 
 from twostroke.errors import CorruptCheckpoint, ModelNotFound
+from twostroke.plain_words import kind_of
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The roles a special token may have; chat templates see them under these names."""
@@ -117,7 +118,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CorruptCheckpoint(f"{path}: not valid JSON ({error}). Fetch the file again.") from error
     if not isinstance(given, dict):
-        raise CorruptCheckpoint(f"{path}: must hold a JSON object, not {type(given).__name__}.")
+        raise CorruptCheckpoint(f"{path}: must hold a JSON object, not {kind_of(given)}.")
     return given
 
 
@@ -138,7 +139,7 @@ def _extra_special_tokens(given: Mapping[str, Any], where: Path) -> list[AddedTo
         # The newer form names them: {"image_token": "<image>"}.
         values = list(cast(dict[str, Any], extra).values()) if isinstance(extra, dict) else extra
         if not isinstance(values, list):
-            raise CorruptCheckpoint(f"{where}: {name} must be a list of tokens, not {type(extra).__name__}.")
+            raise CorruptCheckpoint(f"{where}: {name} must be a list of tokens, not {kind_of(extra)}.")
         tokens += [_added_token(value, where, name) for value in cast(list[Any], values)]
     return tokens
 

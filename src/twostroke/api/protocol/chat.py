@@ -63,7 +63,7 @@ class ChatRequest(SamplingFields):
 
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=65536, description="The conversation.")
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
-        default=None, description="Most tokens to generate; default: what the context leaves."
+        default=None, description="Most tokens to generate; default: --default-max-tokens, or what the context leaves."
     )
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
         default=None, description="The newer name of max_tokens; wins."

@@ -162,7 +162,7 @@ class ResponsesRequest(ConversationFields):
     )
     instructions: str | None = Field(default=None, description="Stands before the input, as of the system.")
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
-        default=None, description="Most tokens to generate; default: what the context leaves."
+        default=None, description="Most tokens to generate; default: --default-max-tokens, or what the context leaves."
     )
     tools: list[FunctionTool] | None = Field(default=None, max_length=1024, description="Functions.")
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = Field(

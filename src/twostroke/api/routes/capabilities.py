@@ -45,6 +45,7 @@ def _abilities(context: ServerContext) -> dict[str, Any]:
             "max_num_seqs": facts.max_num_seqs,
             "max_logprobs": facts.max_logprobs,
             "max_body_bytes": context.config.max_body_bytes,
+            "default_max_tokens": context.config.default_max_tokens,
         },
         "inputs": ["text", "tokens"],
         "outputs": ["text", "embeddings"],

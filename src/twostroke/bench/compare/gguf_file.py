@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 from twostroke.config.model import ModelConfig, RopeConfig
 from twostroke.errors import SetupError, UnsupportedModel
 from twostroke.model.checkpoint import Checkpoint, read_model_config
+from twostroke.plain_words import reason_of
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, GGUFWriter
@@ -131,7 +132,7 @@ def _write_vocabulary(writer: GGUFWriter, folder: Path, vocab_size: int, pre: st
         merges: list[Any] = given["model"]["merges"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SetupError(
-            f"{folder.name}: tokenizer.json is no byte-level BPE that GGUF could hold ({error!r})."
+            f"{folder.name}: tokenizer.json is no byte-level BPE that GGUF could hold ({reason_of(error)})."
         ) from error
     tokens = [f"[PAD{i}]" for i in range(vocab_size)]
     kinds = [_UNUSED] * vocab_size

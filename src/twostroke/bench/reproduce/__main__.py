@@ -35,5 +35,5 @@ if __name__ == "__main__":
     try:
         app()
     except TwostrokeError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.stderr.write(f"{error}\n")
         sys.exit(1)
