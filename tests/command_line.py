@@ -19,7 +19,7 @@ _PARENT = """
 import json, os, sys
 import torch
 import twostroke.engine.assembly, twostroke.llm
-from twostroke.cli import bench, calibrate, chat, doctor, explain, generate, plan, replay
+from twostroke.cli import bench, calibrate, chat, commands, doctor, explain, generate, plan, replay, usage
 from twostroke.cli.main import main
 
 for line in sys.stdin:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,17 +115,29 @@ def validation_answer(problems: Sequence[Mapping[str, Any]]) -> ErrorAnswer:
         return ErrorAnswer(400, _body(message, "invalid_request_error", "invalid_json", None))
     first = min(problems, key=lambda problem: -len(problem.get("loc", ())), default={})
     place = [part for part in first.get("loc", ()) if part != "body"]
-    # where a field may be of several kinds, pydantic puts the kind's name into the path
-    name = ".".join(str(part) for part in place if not (isinstance(part, str) and "[" in part))
+    name = ".".join(str(part) for part in place if not (isinstance(part, str) and _KIND.fullmatch(part)))
     value = first.get("input")
     told = f": {name}={_short(value)}" if name else ""
-    message = f"the request is not valid{told}: {first.get('msg', 'see the schema')}."
+    message = f"the request is not valid{told}: {_words(first)}."
     if not place and isinstance(value, (str, bytes)):  # the framework read no JSON, as nobody said that it is some
         message = (
             "the request is not valid: the body is taken for a text. Send it with 'content-type: application/json'."
         )
     top = str(place[0]) if place else None
     return ErrorAnswer(400, _body(message, "invalid_request_error", None, top))
+
+
+_KIND = re.compile(r".*\[.*|[A-Z]\w*|str|int|float|bool|dict|list|none")
+"""Parts of a place that name a kind: where a field may be of several, pydantic puts each one's name there."""
+_OBJECTS = ("model_type", "model_attributes_type", "dataclass_type", "dict_type", "mapping_type")
+
+
+def _words(problem: Mapping[str, Any]) -> str:
+    """What is wrong, without the names of our classes."""
+    if problem.get("type") in _OBJECTS:
+        return "Input should be an object"
+    words = str(problem.get("msg", "see the schema"))
+    return words.removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
 
 
 def _body(message: str, kind: str, code: str | None, param: str | None) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from twostroke.engine.text_engine import TextEngine
 from twostroke.errors import EngineError, InvalidParameter
 from twostroke.log import get_logger
 from twostroke.outputs import RequestOutput
-from twostroke.plain_words import kind_of
-from twostroke.plain_words import reason_of
+from twostroke.plain_words import kind_of, reason_of
 from twostroke.sampling_params import SamplingParams
 
 log = get_logger(__name__)

@@ -214,7 +214,7 @@ class _Fetching:
             case Refusal(reason):
                 raise TransferBroken(reason)
             case other:
-                raise TransferBroken("a message came that was not expected.")
+                raise TransferBroken(f"unexpected: {type(other).__name__}")
 
     def _take_all(self, connection: Connection, way_in: Intake, num_blocks: int) -> tuple[int, bytes]:
         """What the lender has, until there is no more: how many entries that was, and of which prefix."""
@@ -235,7 +235,7 @@ class _Fetching:
                 case Refusal(reason):
                     raise TransferBroken(reason)
                 case other:
-                    raise TransferBroken("a message came that was not expected.")
+                    raise TransferBroken(f"unexpected: {type(other).__name__}")
 
     def _bringing(self, connection: Connection, terms: Terms, lent: Lent) -> Bringing:
         """How bytes come that are not copied out of shared memory."""
@@ -297,7 +297,7 @@ class _Fetching:
         if isinstance(terms, Refusal):
             raise TransferBroken(terms.reason)
         if not isinstance(terms, Terms):
-            raise TransferBroken("its terms were expected, and another message came.")
+            raise TransferBroken(f"expected its terms, not {type(terms).__name__}.")
         refusal = self._geometry.refusal(terms.geometry, allows_drift=self._allows_drift)
         if refusal:
             raise TransferBroken(refusal)

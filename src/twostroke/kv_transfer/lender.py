@@ -207,7 +207,7 @@ class KVLender:
     def _lend(self, connection: Connection) -> None:
         fetch = receive(connection, FROM_BORROWER)
         if not isinstance(fetch, Fetch):
-            raise TransferBroken("a connection begins with a question, and another message came.")
+            raise TransferBroken(f"a connection begins with a question, not with {type(fetch).__name__}.")
         reason = self._refusal(fetch)
         if reason:
             _send(connection, Refusal(reason))
@@ -318,7 +318,7 @@ class KVLender:
     def _settle(self, connection: Connection, lease: Lease) -> str:
         copied = receive(connection, FROM_BORROWER)
         if not isinstance(copied, Copied):
-            raise TransferBroken("word that all is copied was expected, and another message came.")
+            raise TransferBroken(f"expected that it has copied all, not {type(copied).__name__}.")
         with self._lock:
             return self._book.settle(lease)
 

@@ -222,7 +222,7 @@ def test_a_refusal_is_what_was_said() -> None:
             {"role": "user", "content": [{"type": "custom", "value": 5}]},
             r"\.content\[0\], of type 'custom', has no text",
         ),
-        ({"role": "assistant", "tool_calls": "f()"}, r"\.tool_calls must be a list of calls, not str"),
+        ({"role": "assistant", "tool_calls": "f()"}, r"\.tool_calls must be a list of calls, not a text"),
         ({"role": "assistant", "tool_calls": ["f()"]}, r"\.tool_calls\[0\] must be an object"),
         ({"role": "assistant", "tool_calls": [{}]}, r"\.tool_calls\[0\] has no name"),
         ({"role": "assistant", "tool_calls": [{"function": "f"}]}, r"\.tool_calls\[0\]\.function must be an object"),

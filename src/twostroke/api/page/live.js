@@ -93,7 +93,7 @@ function drawNow() {
   parts.steps.show(engine);
   parts.blocks.show(engine, followed);
   parts.lanes.show(engine, nowS, followed);
-  parts.timeline.show(engine, followed);
+  parts.timeline.show(engine, followed, model.recording !== null);
 }
 
 /** What is read, not watched; what came too early is drawn a little later. */
@@ -110,7 +110,7 @@ function drawTables() {
   parts.tiles.show(model);
   parts.histograms.show(model);
   parts.processes.show(model);
-  if (engine) parts.requests.show(engine, nowS, followed, model.recording !== null);
+  if (engine) parts.requests.show(engine, nowS, followed);
 }
 
 function findAwaited() {

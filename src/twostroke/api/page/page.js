@@ -12,6 +12,7 @@ const form = $("request");
 const text = $("text");
 const answer = $("answer");
 
+let defaultLimit = null; // tokens of a chat's answer without max_tokens, where the server has such a limit
 let model = null; // the name that answers have; unknown until the server has told it
 let conversation = []; // messages of the chat so far, as the API takes them
 let shownId = null; // of the answer that came last, by which the engine knows it
@@ -202,6 +203,7 @@ function changeMode() {
   $("text-label").textContent = isChat() ? "Message" : "Prompt";
   $("send").textContent = isChat() ? "Send" : "Generate";
   $("renew").hidden = !isChat();
+  showLimit();
   renew();
 }
 
@@ -225,6 +227,11 @@ async function copy(writeCode) {
   }
 }
 
+/** What an empty field means. */
+function showLimit() {
+  form.elements.max_tokens.placeholder = isChat() ? (defaultLimit ?? "what fits") : "16";
+}
+
 async function nameModel() {
   try {
     const models = await (await ask("/v1/models", key())).json();
@@ -234,6 +241,8 @@ async function nameModel() {
       return;
     }
     model = served.id;
+    defaultLimit = (await (await ask("/v1/capabilities", key())).json()).limits.default_max_tokens;
+    showLimit();
     $("model").textContent = `${model}, a context of ${served.max_model_len.toLocaleString("en")} tokens`;
   } catch (error) {
     $("model").textContent = error.message;

@@ -1,8 +1,6 @@
-/** Who is there: a row per sequence, those that live first; each can be followed, and ended. */
-import { ask } from "./answer_stream.js";
+/** Who is there: a row per sequence, those that live first; each can be followed. */
 import { el, panel, setText } from "./dom.js";
-import { key } from "./key.js";
-import { ms, nameOf, short, whole } from "./words.js";
+import { ms, short, whole } from "./words.js";
 
 const MOST_ROWS = 100;
 const COLUMNS = ["Request", "State", "Came", "Prompt", "Cached", "Computed", "Output", "TTFT", "ITL", "Preempted"];
@@ -14,11 +12,8 @@ export class RequestTable {
   #rows = new Map();
   #filter = el("input", { type: "search", id: "request-filter", placeholder: "id or state", autocomplete: "off" });
   #more = el("p", { className: "hint", role: "status" });
-  #outcome = el("p", { className: "hint", role: "status" });
-  #aborted = new Set();
   #follow;
   #last = null;
-  #canAbort = true;
 
   /** @param {function(string|null)} follow is told whom to follow */
   constructor(follow) {
@@ -26,7 +21,7 @@ export class RequestTable {
     const head = el("thead", {}, el("tr", {}, ...COLUMNS.map((title) => el("th", { scope: "col" }, title))));
     this.#scrolled.append(el("table", {}, head, this.#body));
     const filter = el("label", { htmlFor: "request-filter", className: "inline" }, "Show only ", this.#filter);
-    this.element = panel("requests", "Requests", filter, this.#scrolled, this.#more, this.#outcome);
+    this.element = panel("requests", "Requests", filter, this.#scrolled, this.#more);
     this.#filter.addEventListener("input", () => this.#last && this.show(...this.#last));
   }
 
@@ -34,11 +29,9 @@ export class RequestTable {
    * @param {object} engine of the model
    * @param {number} nowS on the engine's clock
    * @param {string|null} followed
-   * @param {boolean} isRecording nothing of it can be ended
    */
-  show(engine, nowS, followed, isRecording) {
-    this.#last = [engine, nowS, followed, isRecording];
-    this.#canAbort = !isRecording;
+  show(engine, nowS, followed) {
+    this.#last = [engine, nowS, followed];
     const wanted = this.#filter.value.toLowerCase();
     const found = [...engine.requests.values()].filter(({ id, state }) => `${id} ${state}`.toLowerCase().includes(wanted));
     found.sort((a, b) => ORDER[a.state] - ORDER[b.state] || (a.state === "ended" ? b.finish_s - a.finish_s : a.arrival_s - b.arrival_s));
@@ -80,16 +73,14 @@ export class RequestTable {
 
   #makeRow(request) {
     const follow = el("button", { type: "button", className: "link", title: request.id }, short(request.id));
-    follow.addEventListener("click", () => this.#follow(request.id));
-    const abort = el("button", { type: "button", className: "small", "aria-label": `Abort ${request.id}` }, "Abort");
-    abort.addEventListener("click", () => this.#abort(request.id));
     const cells = COLUMNS.map(() => el("td"));
-    cells[0].append(follow, " ", abort); // the column that stays when the others are scrolled
-    return { element: el("tr", {}, ...cells), cells, follow, abort };
+    cells[0].append(follow); // the column that stays when the others are scrolled
+    const element = el("tr", {}, ...cells);
+    element.addEventListener("click", () => this.#follow(request.id)); // the button's, too
+    return { element, cells };
   }
 
-  #fill({ element, cells, follow, abort }, request, nowS, step, followed) {
-    const isLive = request.state !== "ended";
+  #fill({ element, cells }, request, nowS, step, followed) {
     const state = request.state === "running" ? request.stroke || "running" : request.state === "ended" ? `ended: ${request.finish}` : request.state;
     const ttft = request.first_token_s === null || request.arrival_s === null ? null : 1e3 * (request.first_token_s - request.arrival_s);
     const texts = [
@@ -105,21 +96,6 @@ export class RequestTable {
     ];
     texts.forEach((text, i) => setText(cells[i + 1], String(text)));
     element.className = `${request.state}${request.id === followed ? " followed" : ""}`;
-    const isMine = isLive && this.#canAbort && !request.tenant_is_other;
-    if (!isMine && abort === document.activeElement) follow.focus({ preventScroll: true }); // it would be lost
-    abort.hidden = !isMine;
-  }
-
-  async #abort(id) {
-    if (this.#aborted.has(id)) return; // a double click
-    this.#aborted.add(id);
-    try {
-      await ask(`v1/requests/${encodeURIComponent(nameOf(id))}/abort`, key(), { method: "POST" });
-      setText(this.#outcome, `${nameOf(id)} was ended.`);
-    } catch (error) {
-      this.#aborted.delete(id);
-      setText(this.#outcome, error.message);
-    }
   }
 }
 

@@ -1,4 +1,5 @@
-/** Why it took so long: the timeline of one request, every millisecond with its reason. */
+/** One request: why it took so long, every millisecond with its reason; and the way to end it. */
+import { AbortRequest } from "./abort_request.js";
 import { ask } from "./answer_stream.js";
 import { el, panel, setText } from "./dom.js";
 import { key } from "./key.js";
@@ -13,6 +14,7 @@ export class TimelineView {
   #stop = el("button", { type: "button", hidden: true }, "Follow nobody");
   #ask = el("button", { type: "button", hidden: true }, "Show its prompt");
   #prompt = el("div", { role: "status" });
+  #abort = new AbortRequest();
   #id = null;
   #hasEnd = false;
 
@@ -21,15 +23,18 @@ export class TimelineView {
     this.#again.addEventListener("click", () => this.#read());
     this.#ask.addEventListener("click", () => this.#readPrompt());
     this.#stop.addEventListener("click", () => follow(null));
-    this.element = panel("followed", "One request", this.#title, el("div", { className: "actions" }, this.#again, this.#ask, this.#stop), this.#prompt, this.#parts);
+    this.element = panel("followed", "One request", this.#title, el("div", { className: "actions" }, this.#again, this.#ask, this.#stop, this.#abort.element), this.#abort.outcome, this.#prompt, this.#parts);
   }
 
   /**
    * @param {object} engine of the model
    * @param {string|null} followed
+   * @param {boolean} isRecording nothing of it can be ended
    */
-  show(engine, followed) {
-    const isEnded = engine?.requests.get(followed)?.state === "ended";
+  show(engine, followed, isRecording) {
+    const request = engine?.requests.get(followed);
+    const isEnded = request?.state === "ended";
+    this.#abort.show(followed, Boolean(request) && !isEnded && !isRecording && !request.tenant_is_other);
     if (followed !== this.#id) {
       this.#id = followed;
       this.#hasEnd = isEnded;

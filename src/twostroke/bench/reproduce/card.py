@@ -47,7 +47,6 @@ from twostroke.errors import SetupError, TwostrokeError
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.model_files import find_folder_only
-from twostroke.plain_words import reason_of
 
 log = get_logger(__name__)
 
@@ -378,7 +377,7 @@ class _Bench:
         try:
             found = [claim.judged(self._is_judged) for claim in work()]
         except Exception as error:  # a card is lent for minutes: nothing that is measured is lost
-            what = str(error) if isinstance(error, TwostrokeError) else f"{reason_of(error)}"
+            what = str(error) if isinstance(error, TwostrokeError) else f"{type(error).__name__}: {error}"
             self._remarks.append(f"{name}: not measured. {what}")
             self._say(self._remarks[-1])
             if not isinstance(error, TwostrokeError):

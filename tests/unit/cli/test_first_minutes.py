@@ -1,0 +1,324 @@
+"""What new users type, with the habits of Ollama, llama.cpp and vLLM: the thing itself, or a sentence that helps."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from command_line import twostroke
+from gguf_files import fixture
+
+SMALL = ("--threads", "1", "--kv-cache-memory", "16MiB")
+CLASS_NAMES = re.compile(
+    r"\b(NoneType|dict|tuple|frozenset|CoercionError|[A-Z][a-z]\w*(Error|Exception|Config|Parameter|NotFound|Checkpoint)"
+    r"|DoesNotFit|InvalidPrompt|UnsupportedModel|ClientError)\b|<class|Traceback|into (int|float|bool|str)\b|\bcyclopts\b"
+)
+
+
+def refused(*arguments: str, stdin: str = "") -> str:
+    """Run a command that cannot be done; return the one line that says why."""
+    done = twostroke(*arguments, stdin=stdin)
+    assert done.returncode in (1, 2), done.stdout + done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("twostroke: ")
+    assert not CLASS_NAMES.search(line), line
+    assert len(line) < 600, line
+    return line.removeprefix("twostroke: ")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["run", "llama3.2"], "`twostroke chat MODEL` talks to a model"),
+        (["run", "llama3.2", "why is the sky blue?"], "`twostroke generate MODEL PROMPT`"),
+        (["pull", "llama3.2"], "is fetched when it is first used"),
+        (["list"], "`hf cache ls`"),
+        (["ls"], "`hf cache ls`"),
+        (["ps"], "`twostroke serve MODEL`"),
+        (["rm", "x"], "models are where you put them"),
+        (["show", "x"], "`twostroke plan MODEL`"),
+        (["create", "mine", "-f", "Modelfile"], "--system"),
+        (["llama-server", "-m", "x.gguf"], "`twostroke serve MODEL`"),
+        (["complete", "--url", "x"], "`twostroke generate MODEL PROMPT`"),
+        (["./model.gguf"], "one comes before the model: twostroke chat ./model.gguf"),
+        (["Qwen/Qwen3-0.6B"], "one comes before the model"),
+        (["genrate", "x"], 'Did you mean "generate"?'),
+    ],
+    ids=" ".join,
+)
+def test_commands_of_others(command: list[str], words: str) -> None:
+    assert words in refused(*command)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-m", "x.gguf", "-p", "hello"], "-m of other programs is here --model"),
+        (["x", "-p", "hello"], "twostroke generate MODEL PROMPT"),
+        (["x", "-n", "20"], "-n of other programs is here --max-tokens"),
+        (["x", "--n-predict", "20"], "--n-predict of other programs is here --max-tokens"),
+        (["x", "--num-predict=20"], "is here --max-tokens"),
+        (["x", "-c", "4096"], "-c of other programs is here --max-model-len"),
+        (["x", "--ctx-size", "4096"], "is here --max-model-len"),
+        (["x", "--temp", "0"], "--temp of other programs is here --temperature"),
+        (["x", "-ngl", "99"], "-ngl of other programs is here --device cuda"),
+        (["x", "-hf", "owner/name"], "the hub id itself"),
+        (["x", "--repeat-penalty", "1.1"], "is here --repetition-penalty"),
+        (["x", "-np", "4"], "is here --max-num-seqs"),
+        (["x", "-f", "prompt.txt"], "is here --prompt-file"),
+        (["x", "--trust-remote-code"], "no code of a model is ever run"),
+        (["x", "--swap-space", "4"], "is here --kv-offloading-size"),
+        (["x", "--max-new-tokens", "4"], "is here --max-tokens"),
+        (["x", "--max-token", "4"], "Did you mean --max-tokens?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_flags_of_others(arguments: list[str], words: str) -> None:
+    assert words in refused("generate", *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "x", "--max-tokens", "ten"],
+        ["generate", "x", "--max-tokens", "1.5"],
+        ["generate", "x", "--temperature", "warm"],
+        ["generate", "x", "--dtype", "half"],
+        ["generate", "x", "--max-tokens"],
+        ["generate", "x", "--enable-prefix-caching=maybe"],
+        ["generate", "x", "--kv-cache-memory", "1XB"],
+        ["generate", "x", "--kv-cache-memory", "half"],
+        ["generate", "x", "--logit-bias", "a"],
+        ["generate", "x", "--structured-outputs", "[1"],
+        ["generate", "x", "--structured-outputs", '{"regexp": "a"}'],
+        ["generate", "x", "--speculative-config", "5"],
+        ["chat", "embedded", "hello", "there"],
+        ["chat", "embedded", "--no-such-flag"],
+        ["serve", "embedded", "--port", "http"],
+        ["serve", "embedded", "--port", "99999"],
+        ["serve", "embedded", "--max-body-bytes", "1"],
+        ["serve", "embedded", "--prefill-config", "[]"],
+        ["serve", "embedded", "--itl-slo", "soon"],
+        ["serve", "/no/such/model", "--tool-call-parser", "hermess"],
+        ["run-batch", "/no/such/file", "--output", "/no/such/folder/out"],
+        ["run-batch", "/no/such/file"],
+        ["plan", "embedded", "--memory", "much"],
+        ["plan", "owner"],
+        ["bench", "nothing"],
+        ["quantize", "embedded"],
+        ["quantize", "embedded", "out", "--quantization", "int3"],
+    ],
+    ids=" ".join,
+)
+def test_no_message_names_a_class_of_python(arguments: list[str]) -> None:
+    refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "Qwen/Qwen3-0.6B",
+        "./Qwen3-0.6B",
+        "/models/x",
+        "x.gguf",
+        "x.safetensors",
+        "llama3.2:1b",
+        "embedded",
+        "Qwen3-0.6B",
+    ],
+)
+def test_a_model_without_a_prompt_is_not_completed_by_another(model: str) -> None:
+    line = refused("generate", model)
+    assert f"there is no PROMPT behind the model {model!r}" in line
+    assert "with - in the prompt's place to read it from stdin" in line
+    assert f"twostroke generate embedded {model}" in line, "and how it is completed if it was meant so"
+
+
+def test_prompts_that_are_missing(tmp_path: Path, random_models: dict[str, Path]) -> None:
+    assert "behind the model" in refused("generate", str(random_models["llama"]))
+    assert "behind the model" in refused("generate", str(fixture("llama-q4_0")))
+    file = tmp_path / "prompt.txt"
+    file.write_text("x = 1")
+    assert f"twostroke generate --prompt-file {file}" in refused("generate", os.path.relpath(file))
+    assert "the PROMPT is empty" in refused("generate", "")
+    assert "the PROMPT is empty" in refused("generate", "-")
+    assert "the PROMPT is empty" in refused("generate", "embedded", "-", stdin="")
+    assert "too many words ('embedded' 'tell' 'me')" in refused("generate", "embedded", "tell", "me")
+    assert "is no UTF-8 text (byte 1)" in refused("generate", "--prompt-file", str(binary(tmp_path)))
+
+
+def binary(folder: Path) -> Path:
+    path = folder / "binary"
+    path.write_bytes(b"a\xff")
+    return path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-"],
+        ["embedded", "-"],
+        ["-", "--model", "embedded"],
+        ["--prompt-file", "-"],
+        ["embedded", "--prompt-file", "-"],
+    ],
+    ids=" ".join,
+)
+def test_the_prompt_comes_from_stdin(words: Sequence[str]) -> None:
+    done = twostroke("generate", *words, "--json", "--max-tokens", "1", *SMALL, stdin="import os\n# é\n")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["prompt"] == "import os\n# é\n"
+
+
+def test_a_dash_behind_the_end_of_flags_is_a_prompt() -> None:
+    done = twostroke("generate", "--json", "--max-tokens", "1", *SMALL, "--", "-", stdin="not this")
+    assert json.loads(done.stdout)["prompt"] == "-"
+
+
+def test_whoever_names_no_model_is_told_which_one_answers() -> None:
+    done = twostroke("generate", "x = 1", "--max-tokens", "1", *SMALL)
+    assert "note     no model was named: the embedded one" in done.stderr
+    assert "no model was named" not in twostroke("generate", "embedded", "x = 1", "--max-tokens", "1", *SMALL).stderr
+
+
+@pytest.mark.parametrize("size", ["16MiB", "16M", "16777216", "16384KiB", "16_777_216"])
+def test_sizes_are_read_as_people_write_them(size: str) -> None:
+    done = twostroke("plan", "embedded", "--memory", "1GB", "--kv-cache-memory", size, "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["memory_bytes"] == 10**9
+    assert 0 <= 16 * 2**20 - plan["kv_bytes"] < plan["kv_bytes_per_block"]
+
+
+def test_a_context_is_read_in_thousands() -> None:
+    given = json.loads(twostroke("plan", "embedded", "--max-model-len", "1k", "--json").stdout)
+    assert given["max_model_len"] == 1000
+
+
+def test_the_model_files_that_one_has_at_hand(random_models: dict[str, Path], tmp_path: Path) -> None:
+    folder = random_models["llama"]
+    line = refused("generate", str(folder / "model.safetensors"), "x")
+    assert line == f"{folder / 'model.safetensors'} is one file of a model. Give its folder: {folder}."
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.gguf").write_bytes(fixture("llama-q4_0").read_bytes())
+    line = refused("generate", str(tmp_path), "x")
+    assert line == f"{tmp_path} holds 2 GGUF files; give one of them: {tmp_path / 'a.gguf'}, {tmp_path / 'b.gguf'}."
+    (tmp_path / "b.gguf").unlink()
+    done = twostroke("generate", str(tmp_path), "x", "--max-tokens", "1", "--json", *SMALL)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--tool-call-parser", "--reasoning-parser"])
+@pytest.mark.parametrize("command", [["serve"], ["run-batch", "requests", "--output", "results"]], ids=" ".join)
+def test_a_parser_that_there_is_not_is_refused_before_the_model_is_looked_for(command: list[str], flag: str) -> None:
+    model = ["/no/such/model"] if command == ["serve"] else ["--model", "/no/such/model"]
+    line = refused(*command[:1], *command[1:], *model, flag, "nobodys")
+    assert f"{flag.removeprefix('--').replace('-', '_')}='nobodys': must be one of deepseek" in line
+
+
+CHAT = ("chat", "--max-tokens", "3", "--max-model-len", "64", *SMALL)
+
+
+@pytest.mark.parametrize("end", ["/bye", "/exit", "/quit", "/q", ""])
+def test_a_chat_ends_when_it_is_told_to(end: str) -> None:
+    done = twostroke(*CHAT, "--quiet", stdin=f"{end}\nnobody hears this\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_chat_says_what_can_be_typed_and_how_long_answers_are() -> None:
+    done = twostroke(*CHAT, stdin="/help\n/?\n/bye\n")
+    assert done.returncode == 0
+    assert "answers  at most 3 tokens each (--max-tokens); /help lists" in done.stderr
+    assert done.stderr.count("/set NAME VALUE") == 2
+    assert done.stdout == ""
+
+
+def test_the_limit_of_answers_can_be_set() -> None:
+    said = "one\n/set max_tokens 2\none\n/set parameter num_predict 1\none\n/set temperature 0\n"
+    done = twostroke(*CHAT, "--ignore-eos", "--json", stdin=said)
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line)["outputs"][0]["token_ids"] for line in done.stdout.splitlines()]
+    assert [len(tokens) for tokens in answers] == [3, 2, 1]
+    assert "answers  at most 2 tokens each" in done.stderr
+    cut = twostroke(*CHAT, "--ignore-eos", stdin="one\n").stderr
+    assert "cut here: at most 3 tokens each (--max-tokens); /set max_tokens 1000 allows more" in cut
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("/save mine", "there is no command /save; /help lists"),
+        ("/set", "/set takes a name and a value"),
+        ("/set system you are a pirate", "/set takes a name and a value"),
+        ("/set verbosity 3", "/set knows no 'verbosity'; it knows"),
+        ("/set max_tokens many", "max_tokens='many': must be a number, true, false or null"),
+        ("/set max_tokens 0", "max_tokens=0: must be"),
+        ("/set temperature -1", "temperature=-1"),
+    ],
+)
+def test_a_command_that_cannot_be_done_is_no_message(line: str, words: str) -> None:
+    done = twostroke(*CHAT, "--quiet", "--json", stdin=f"{line}\none\n")
+    refusal, answer = (json.loads(line) for line in done.stdout.splitlines())
+    assert (done.returncode, list(refusal)) == (1, ["error"])
+    assert words in refusal["error"]
+    assert line not in answer["prompt"]
+    assert not CLASS_NAMES.search(done.stderr)
+
+
+@pytest.mark.parametrize("message", ["/etc/hosts is what?", " /bye", "// a comment", "bye", "a /help"])
+def test_a_message_that_only_looks_like_a_command_is_one(message: str) -> None:
+    done = twostroke(*CHAT, "--quiet", "--json", stdin=f"{message}\n")
+    assert message.strip() in json.loads(done.stdout)["prompt"]
+
+
+def test_a_conversation_is_forgotten_as_in_other_programs() -> None:
+    done = twostroke(*CHAT, "--quiet", "--json", stdin="one\n/clear\ntwo\n")
+    _, second = (json.loads(line) for line in done.stdout.splitlines())
+    assert "one" not in second["prompt"]
+
+
+def test_help_and_version_by_any_name() -> None:
+    assert twostroke("version").stdout == twostroke("--version").stdout != ""
+    assert twostroke("help", "chat").stdout == twostroke("chat", "--help").stdout != ""
+    assert "run-batch" in twostroke("help").stdout
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, *more):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+from twostroke.cli.main import main
+sys.argv = ["twostroke", "generate", "x", "--max-tokens", "1"]
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["cyclopts", "twostroke.cli.generate", "torch", "twostroke.engine.output_processor"])
+def test_ctrl_c_during_imports_is_silent(module: str) -> None:
+    program = INTERRUPTED_IMPORT.format(module=module)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_ctrl_c_elsewhere_is_silent_too() -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from twostroke.cli.main import main\n"
+        "import twostroke.cli.generate as command\n"
+        "command.model_and_prompt = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.argv = ['twostroke', 'generate', 'x']\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
