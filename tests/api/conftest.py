@@ -29,8 +29,8 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture(scope="session")
 def reasoning_server() -> Iterator[ServerProcess]:
-    """One that takes what the model writes for reasoning."""
-    server = ServerProcess("--reasoning-parser", "deepseek_r1")
+    """One that takes what the model writes for reasoning, and limits answers whose requests do not."""
+    server = ServerProcess("--reasoning-parser", "deepseek_r1", "--default-max-tokens", "12")
     yield server
     server.wait_until_idle()
     server.stop()

@@ -75,6 +75,38 @@ def test_no_field_of_the_tables_is_unknown(capabilities: dict[str, Any], server:
     assert "x-ignored-params" not in answer.headers
 
 
+ASKS = {
+    "/v1/chat/completions": ({"messages": [{"role": "user", "content": "hello"}]}, "max_completion_tokens"),
+    "/v1/responses": ({"input": "hello"}, "max_output_tokens"),
+}
+
+
+@pytest.mark.parametrize("path", ASKS)
+def test_the_servers_limit_on_answers_is_told_and_holds_where_a_request_sets_none(
+    capabilities: dict[str, Any], reasoning_server: ServerProcess, path: str
+) -> None:
+    limits = reasoning_server.http.get("/v1/capabilities").json()["limits"]
+    assert (capabilities["limits"]["default_max_tokens"], limits["default_max_tokens"]) == (None, 12)
+    body, limit = ASKS[path]
+    body = {**body, "temperature": 0}
+
+    def num_tokens(**more: Any) -> int:
+        usage = reasoning_server.post(path, body | more).json()["usage"]
+        return usage.get("completion_tokens", usage.get("output_tokens"))
+
+    assert num_tokens() == 12
+    assert num_tokens(**{limit: None}) == 12
+    assert num_tokens(**{limit: 20}) == 20, "whoever sets a limit has that one"
+    assert num_tokens(**{limit: 3}) == 3
+    if path == "/v1/chat/completions":
+        assert num_tokens(min_tokens=15) == 15, "a default refuses nothing"
+
+
+def test_a_completion_keeps_openais_default(reasoning_server: ServerProcess) -> None:
+    answer = reasoning_server.post("/v1/completions", {"prompt": "x", "ignore_eos": True}).json()
+    assert answer["usage"]["completion_tokens"] == 16
+
+
 def test_parsers(capabilities: dict[str, Any], reasoning_server: ServerProcess) -> None:
     other = reasoning_server.http.get("/v1/capabilities").json()
     assert (capabilities["reasoning"]["parser"], other["reasoning"]["parser"]) == (None, "deepseek_r1")

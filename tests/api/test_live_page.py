@@ -31,7 +31,7 @@ SAID = """() => new Promise((resolve) => {
   setTimeout(() => resolve(said), 1000);
 })"""
 IS_IN_SIGHT = """() => {
-  const [button, table] = ["tr.running button.small", ".scrolled"].map((selector) =>
+  const [button, table] = ["tr.running button", ".scrolled"].map((selector) =>
     document.querySelector(`#requests ${selector}`).getBoundingClientRect());
   return button.width > 0 && button.left >= table.left && button.right <= table.right;
 }"""
@@ -132,7 +132,7 @@ def test_every_view_shows_a_server_under_load(browser: Browser, small: ServerPro
         page.set_viewport_size({"width": 390, "height": 844})
         page.wait_for_timeout(300)
         page.locator("#requests .scrolled").evaluate("table => table.scrollLeft = table.scrollWidth")
-        assert page.evaluate(IS_IN_SIGHT), "a phone would have to scroll sideways for the button that ends a request"
+        assert page.evaluate(IS_IN_SIGHT), "a phone would have to scroll sideways for the button that shows a request"
         page.locator("#requests .scrolled").evaluate("table => table.scrollLeft = 0")
         width = page.evaluate("document.documentElement.scrollWidth")
         assert width <= 390, "a phone would have to scroll sideways"
@@ -142,9 +142,9 @@ def test_every_view_shows_a_server_under_load(browser: Browser, small: ServerPro
 
 def test_the_focus_stays_in_its_row_while_the_table_changes(browser: Browser, small: ServerProcess) -> None:
     with opened(browser, f"{small.url}/#live") as (page, complaints), load(small, 5):
-        abort = page.locator("#requests tr.waiting button.small").first
-        name = abort.evaluate("button => (button.focus(), button.ariaLabel)").removeprefix("Abort ")
-        # it went up when it ran and down when it ended, and nobody can end it any more
+        row = page.locator("#requests tr.waiting button").first
+        name = row.evaluate("button => (button.focus(), button.title)")
+        # it went up when it ran and down when it ended
         expect(page.locator(f'#requests tr:has([title="{name}"])')).to_have_class("ended")
         assert page.evaluate("document.activeElement.title") == name
         page.wait_for_function("() => document.activeElement.closest('tr').matches('.ended + .ended')")
@@ -214,24 +214,64 @@ def test_what_it_shows_is_what_metrics_and_timelines_say(browser: Browser, small
         assert not complaints
 
 
-def test_a_request_is_ended_from_the_table(browser: Browser, small: ServerProcess) -> None:
+@contextmanager
+def long_request(server: ServerProcess) -> Iterator[list[httpx.Response]]:
+    """A request that goes on until it is ended; its answer is in the list then."""
     answers: list[httpx.Response] = []
 
     def ask() -> None:
         body = {"prompt": PROMPT, "max_tokens": 4000, "ignore_eos": True}
-        answers.append(httpx.post(f"{small.url}/v1/completions", json=body, timeout=60))
+        answers.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=60))
 
-    with opened(browser, f"{small.url}/#live") as (page, complaints):
-        client = threading.Thread(target=ask)
-        client.start()
-        page.get_by_role("button", name="Abort ").first.dblclick()  # which is one wish
-        expect(page.locator("#requests")).to_contain_text("was ended.")
-        client.join()
-        assert answers[0].status_code >= 500
-        assert "aborted" in answers[0].json()["error"]["message"]
+    client = threading.Thread(target=ask)
+    client.start()
+    yield answers
+    client.join()
+
+
+def test_a_request_is_ended_from_its_detail_when_that_is_confirmed(browser: Browser, small: ServerProcess) -> None:
+    with opened(browser, f"{small.url}/#live") as (page, complaints), long_request(small) as answers:
+        detail = page.locator("#followed")
+        abort = detail.get_by_role("button", name="Abort", exact=True)
+        expect(abort).to_be_hidden()
+        page.locator("#requests tbody tr:not(.ended) button").first.click()
+        abort.click()
+        expect(detail).to_contain_text("Who waits for its answer gets an error.")
+        detail.get_by_role("button", name="No, let it run").click()
+        expect(abort).to_be_focused()
+        abort.click()
+        page.keyboard.press("Escape")
+        expect(abort).to_be_visible()
+        assert not answers, "nobody has said yes"
+        abort.click()
+        detail.get_by_role("button", name="Yes, abort it").dblclick()  # which is one wish
+        expect(detail).to_contain_text("was ended.")
+        expect(abort).to_be_hidden()
         small.wait_until_idle()
         assert not complaints
+    assert answers[0].status_code >= 500
+    assert "aborted" in answers[0].json()["error"]["message"]
     assert small.post("/v1/requests/nobody/abort", {}).status_code == 404
+
+
+def test_a_tap_anywhere_on_a_row_shows_the_request_and_ends_nothing(browser: Browser, small: ServerProcess) -> None:
+    phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    with opened(browser, f"{small.url}/#live", **phone) as (page, complaints), long_request(small) as answers:
+        row = page.locator("#requests tbody tr:not(.ended)").first
+        expect(row).to_be_visible()
+        assert row.get_by_role("button").count() == 1, "the one that shows it"
+        box = row.bounding_box()
+        assert box is not None
+        for share in (0.02, 0.1, 0.2, 0.3):  # what of the row is on the screen of a phone
+            row.tap(position={"x": share * box["width"], "y": box["height"] / 2}, force=True)
+        expect(page.locator("#requests tr.followed")).to_have_count(1)
+        assert not answers
+        page.locator("#followed").get_by_role("button", name="Abort", exact=True).tap()
+        page.locator("#followed").get_by_role("button", name="Yes, abort it").tap()
+        expect(page.locator("#followed")).to_contain_text("was ended.")
+        small.wait_until_idle()
+        assert not complaints
+    assert answers[0].status_code >= 500
 
 
 def test_a_server_that_stops_is_told_in_words_and_one_that_is_back_is_seen(browser: Browser) -> None:

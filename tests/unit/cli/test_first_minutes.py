@@ -18,7 +18,7 @@ from gguf_files import fixture
 SMALL = ("--threads", "1", "--kv-cache-memory", "16MiB")
 CLASS_NAMES = re.compile(
     r"\b(NoneType|dict|tuple|frozenset|CoercionError|[A-Z][a-z]\w*(Error|Exception|Config|Parameter|NotFound|Checkpoint)"
-    r"|DoesNotFit|InvalidPrompt|UnsupportedModel|ClientError)\b|<class|Traceback|into (int|float|bool|str)\b|\bcyclopts\b"
+    r"|DoesNotFit|InvalidPrompt|UnsupportedModel|ClientError)\b|<class|Traceback|into (int|float|bool|str)\b"
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import DoesNotFit
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
-from twostroke.kv_cache.sizing import FreeMemory, KVSizing, size_kv_cache
+from twostroke.kv_cache.sizing import FreeMemory, KVSizing, blocks_of_request, size_kv_cache
 from twostroke.model.checkpoint import read_model_config
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.scheduler.scheduler import Scheduler
@@ -103,6 +103,49 @@ def test_default_takes_half_of_what_is_free() -> None:
     assert sizing.max_model_len == 4096
     assert sizing.full_length_requests == 500 // 256
     assert sizing.remarks == ()
+
+
+@pytest.mark.parametrize("seqs", [1, 3])
+def test_default_takes_no_more_than_twice_what_all_requests_can_use(seqs: int) -> None:
+    """Half of 10,000 blocks is free; a request of 4096 tokens uses 256."""
+    capped = size(free_bytes=10_000 * PER_BLOCK, max_num_seqs=seqs)
+    assert capped.num_blocks == 2 * seqs * 256
+    assert capped.kv_bytes == capped.num_blocks * PER_BLOCK
+    words = f"twice what {seqs} requests of 4,096 tokens can use; the second half holds cached prefixes"
+    assert capped.limit == words
+    assert capped.full_length_requests == 2 * seqs
+    alone = size(config=CacheConfig(enable_prefix_caching=False), free_bytes=10_000 * PER_BLOCK, max_num_seqs=seqs)
+    assert (alone.num_blocks, alone.limit) == (seqs * 256, f"what {seqs} requests of 4,096 tokens can use")
+    shorter = size(free_bytes=10_000 * PER_BLOCK, max_num_seqs=seqs, max_model_len=100)
+    assert shorter.num_blocks == 2 * seqs * 7
+
+
+def test_memory_that_is_short_or_given_is_not_bounded() -> None:
+    assert size(free_bytes=1000 * PER_BLOCK, max_num_seqs=64) == size(free_bytes=1000 * PER_BLOCK)
+    for config in (CacheConfig(num_kv_blocks=4000), CacheConfig(kv_cache_memory=4000 * PER_BLOCK)):
+        given = size(config=config, free_bytes=10_000 * PER_BLOCK, max_num_seqs=1)
+        assert (given.num_blocks, given.limit) == (4000, "")
+
+
+@given(
+    windows=st.lists(st.sampled_from([None, 20, 64]), min_size=1, max_size=6),
+    seqs=st.integers(1, 8),
+    rate=st.sampled_from([0, 0.5]),
+    keeps=st.booleans(),
+    reservation=st.sampled_from(["paged", "contiguous"]),
+)
+def test_the_bound_leaves_every_request_its_room(
+    windows: list[int | None], seqs: int, rate: float, keeps: bool, reservation: Literal["paged", "contiguous"]
+) -> None:
+    layout = KVLayout.of(windows, block_size=16, num_kv_heads=1, head_dim=4, kv_format="bf16")
+    keeps = (keeps or rate > 0) and reservation == "paged"
+    rate = rate if keeps else 0
+    config = CacheConfig(kv_check_rate=rate, enable_prefix_caching=keeps, kv_reservation=reservation)
+    sizing = size(layout, config, model_context=900, free_bytes=1 << 34, max_num_seqs=seqs)
+    assert (sizing.max_model_len, sizing.remarks) == (900, ())
+    out_of_use = max(len(layout.groups), sizing.num_blocks // 128) if rate else 0
+    needed = seqs * blocks_of_request(layout, config, 900, 512)
+    assert sizing.num_blocks - out_of_use >= (2 if keeps else 1) * needed
 
 
 def test_default_context_is_shortened_to_fit_and_says_so() -> None:

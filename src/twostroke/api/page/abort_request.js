@@ -11,13 +11,16 @@ export class AbortRequest {
   #no = el("button", { type: "button" }, "No, let it run");
   #asking = el("span", { className: "asking", role: "group", "aria-label": "Abort?", hidden: true }, this.#question, " ", this.#yes, " ", this.#no);
   #id = null;
+  #beside;
   #hasBegun = false; // an end that was asked for has not been answered yet, or has succeeded
 
   /** Says what came of it. */
   outcome = el("p", { className: "hint", role: "status" });
   element = el("span", {}, this.#begin, this.#asking);
 
-  constructor() {
+  /** @param {HTMLElement} beside gets the focus when there is nothing to end any more */
+  constructor(beside) {
+    this.#beside = beside;
     this.#begin.addEventListener("click", () => this.#ask(true));
     this.#no.addEventListener("click", () => this.#ask(false));
     this.#yes.addEventListener("click", () => this.#abort());
@@ -35,8 +38,10 @@ export class AbortRequest {
       this.#asking.hidden = true;
       setText(this.outcome, "");
     }
-    if (!canAbort || this.#hasBegun) this.#asking.hidden = true;
-    this.element.hidden = !canAbort || this.#hasBegun;
+    const isOver = !canAbort || this.#hasBegun;
+    if (isOver && this.element.contains(document.activeElement)) this.#beside.focus({ preventScroll: true });
+    if (isOver) this.#asking.hidden = true;
+    this.element.hidden = isOver;
     this.#begin.hidden = !this.#asking.hidden;
   }
 

@@ -14,7 +14,7 @@ export class TimelineView {
   #stop = el("button", { type: "button", hidden: true }, "Follow nobody");
   #ask = el("button", { type: "button", hidden: true }, "Show its prompt");
   #prompt = el("div", { role: "status" });
-  #abort = new AbortRequest();
+  #abort = new AbortRequest(this.#stop);
   #id = null;
   #hasEnd = false;
 

@@ -1,0 +1,69 @@
+"""Messages name what users know: no class of Python is written into one."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import twostroke
+from twostroke.plain_words import kind_of, reason_of
+
+SOURCES = Path(twostroke.__file__).parent
+NOT_FOR_USERS = {
+    "bench": "what went wrong on the bench is recorded as it was",
+    "events.py": "the log's own names of events",
+    "packed_events.py": "likewise",
+    "live/recording.py": "likewise",
+    "kv_transfer": "names of the messages of a protocol",
+    "engine/messages.py": "a message that we forgot to make one",
+    "llm.py": "SamplingParams, which callers of it write themselves",
+}
+
+
+def sources() -> Iterator[Path]:
+    for path in sorted(SOURCES.rglob("*.py")):
+        name = path.relative_to(SOURCES).as_posix()
+        if name not in NOT_FOR_USERS and name.split("/")[0] not in NOT_FOR_USERS:
+            yield path
+
+
+def class_names(tree: ast.AST) -> Iterator[int]:
+    """Lines of texts into which the name of a class, or an exception as Python writes it, is put."""
+    asserted = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Assert) for part in ast.walk(node)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FormattedValue) or id(node) in asserted:
+            continue
+        names_class = any(isinstance(part, ast.Attribute) and part.attr == "__name__" for part in ast.walk(node.value))
+        is_error = isinstance(node.value, ast.Name) and node.value.id in ("error", "exception", "exc")
+        if names_class or (is_error and node.conversion == ord("r")):
+            yield node.lineno
+
+
+def test_the_search_finds_them() -> None:
+    found = 'f"{type(x).__name__}"\nf"{error!r}"\nassert x, f"{kind.__name__}"\nf"{error} {x!r}"'
+    assert list(class_names(ast.parse(found))) == [1, 2]
+
+
+def test_no_message_is_made_with_the_name_of_a_class() -> None:
+    paths = list(sources())
+    found = [
+        f"{path.relative_to(SOURCES)}:{line}"
+        for path in paths
+        for line in class_names(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert len(paths) > 300
+    assert found == []
+
+
+@pytest.mark.parametrize("value", [None, True, 1, 1.5, "a", b"a", [1], (1,), {}, object(), {1}], ids=repr)
+def test_every_value_has_a_kind_without_a_class(value: object) -> None:
+    assert type(value).__name__ not in kind_of(value).split()
+
+
+def test_reasons() -> None:
+    assert reason_of(OSError(28, "No space left on device")) == "No space left on device"
+    assert reason_of(ValueError(" two\n lines ")) == "two lines"
+    assert "MemoryError" not in reason_of(MemoryError())
