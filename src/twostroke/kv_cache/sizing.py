@@ -193,7 +193,8 @@ def _with_spare(num_needed: int, num_scratch: int) -> int:
 def _limit_words(shares: int, max_num_seqs: int, num_tokens: int, is_limit: bool) -> str:
     if not is_limit:
         return ""
-    used = f"what {max_num_seqs:,} requests of {num_tokens:,} tokens can use"
+    requests = "1 request" if max_num_seqs == 1 else f"{max_num_seqs:,} requests"
+    used = f"what {requests} of {num_tokens:,} tokens can use"
     return used if shares == 1 else f"twice {used}; the second half holds cached prefixes"
 
 

@@ -203,6 +203,22 @@ def test_a_context_is_read_in_thousands() -> None:
     assert given["max_model_len"] == 1000
 
 
+def test_start_line_plan_and_log_have_the_same_kv_memory(tmp_path: Path) -> None:
+    sizes = ("--threads", "1", "--max-num-seqs", "3", "--max-model-len", "100")
+    log = tmp_path / "events.jsonl"
+    done = twostroke("generate", "embedded", "x", "--max-tokens", "1", *sizes, "--event-log", str(log))
+    assert done.returncode == 0, done.stderr
+    words = "twice what 3 requests of 100 tokens can use; the second half holds cached prefixes"
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("kv cache")]
+    assert "42 blocks of 16 tokens" in line
+    assert line.endswith(f"({words})")
+    plan = json.loads(twostroke("plan", "embedded", *sizes, "--json").stdout)
+    assert (plan["num_blocks"], plan["kv_limit"]) == (42, words)
+    assert json.loads(log.read_text().splitlines()[0])["num_blocks"] == 42
+    compared = twostroke("plan", "embedded", *sizes, "--measured", str(log), "--json")
+    assert json.loads(compared.stdout)["measured"]["sizes"]["num_blocks"] == {"planned": 42, "measured": 42, "error": 0}
+
+
 def test_the_model_files_that_one_has_at_hand(random_models: dict[str, Path], tmp_path: Path) -> None:
     folder = random_models["llama"]
     line = refused("generate", str(folder / "model.safetensors"), "x")

@@ -64,7 +64,7 @@ def account_of(startup_lines: tuple[str, ...]) -> dict[str, int]:
 
 def test_kv_has_what_is_left_to_the_byte(card: Card) -> None:
     card(256 * MIB)
-    built = build_engine(EngineConfig.from_keywords(**SETTINGS))
+    built = build_engine(EngineConfig.from_keywords(**{**SETTINGS, "max_model_len": 4096}))
     try:
         account = account_of(built.facts.startup_lines)
         parts = sum(
@@ -78,6 +78,16 @@ def test_kv_has_what_is_left_to_the_byte(card: Card) -> None:
         assert account["for KV"] - runner.kv.layout.bytes_per_block < runner.kv.nbytes <= account["for KV"]
     finally:
         built.engine.close()
+
+
+def test_kv_has_no_more_than_twice_what_requests_use_and_says_so(card: Card) -> None:
+    card(256 * MIB)
+    built = build_engine(EngineConfig.from_keywords(**SETTINGS))
+    built.engine.close()
+    facts = built.facts
+    assert facts.num_blocks == 2 * 8 * 256 // facts.block_size
+    (line,) = [line for line in facts.startup_lines if line.startswith("kv cache")]
+    assert line.endswith("(twice what 8 requests of 256 tokens can use; the second half holds cached prefixes)")
 
 
 def test_measuring_twice_gives_the_same_and_tokens_do_not_change(card: Card) -> None:
@@ -102,7 +112,7 @@ def test_larger_steps_leave_less_for_kv(card: Card) -> None:
     for tokens in (16, 64, 256):  # the last are more than the longest request has
         config = EngineConfig.from_keywords(**{**SETTINGS, "max_model_len": 64, "max_num_batched_tokens": tokens})
         built = build_engine(config)
-        found.append(built.facts.num_blocks)
+        found.append(account_of(built.facts.startup_lines)["for KV"])
         built.engine.close()
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]

@@ -111,11 +111,12 @@ def test_default_takes_no_more_than_twice_what_all_requests_can_use(seqs: int) -
     capped = size(free_bytes=10_000 * PER_BLOCK, max_num_seqs=seqs)
     assert capped.num_blocks == 2 * seqs * 256
     assert capped.kv_bytes == capped.num_blocks * PER_BLOCK
-    words = f"twice what {seqs} requests of 4,096 tokens can use; the second half holds cached prefixes"
+    requests = "1 request" if seqs == 1 else "3 requests"
+    words = f"twice what {requests} of 4,096 tokens can use; the second half holds cached prefixes"
     assert capped.limit == words
     assert capped.full_length_requests == 2 * seqs
     alone = size(config=CacheConfig(enable_prefix_caching=False), free_bytes=10_000 * PER_BLOCK, max_num_seqs=seqs)
-    assert (alone.num_blocks, alone.limit) == (seqs * 256, f"what {seqs} requests of 4,096 tokens can use")
+    assert (alone.num_blocks, alone.limit) == (seqs * 256, f"what {requests} of 4,096 tokens can use")
     shorter = size(free_bytes=10_000 * PER_BLOCK, max_num_seqs=seqs, max_model_len=100)
     assert shorter.num_blocks == 2 * seqs * 7
 

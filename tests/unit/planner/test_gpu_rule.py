@@ -252,6 +252,20 @@ def test_plan_and_engine_have_one_rule(published: Path, monkeypatch: pytest.Monk
     assert plan.memory.num_blocks == asked[0].default_bytes // plan.memory.kv_bytes_per_block
 
 
+@pytest.mark.parametrize("seqs", [1, 2])
+def test_plan_and_engine_have_one_bound(published: Path, seqs: int) -> None:
+    """Memory that requests cannot use is not taken; a size that is given is."""
+    plan = plan_of(published, "Qwen3-0.6B", "H100-SXM", max_num_seqs=seqs)
+    memory = plan.memory
+    assert memory.num_blocks == 2 * seqs * 40_960 // 16
+    requests = "1 request" if seqs == 1 else "2 requests"
+    limit = f"twice what {requests} of 40,960 tokens can use; the second half holds cached prefixes"
+    assert memory.kv_limit == as_json(plan)["kv_limit"] == limit
+    assert limit in text_of(plan)
+    given = plan_of(published, "Qwen3-0.6B", "H100-SXM", max_num_seqs=seqs, num_kv_blocks=20_000)
+    assert (given.memory.num_blocks, given.memory.kv_limit) == (20_000, "")
+
+
 def test_the_example_of_the_readme(published: Path) -> None:
     plan = plan_of(published, "Qwen3-0.6B", "H100-SXM", {"price_per_hour": 2.5, "compare": "L4,A100-80"})
     readme = (Path(__file__).parents[3] / "README.md").read_text()
