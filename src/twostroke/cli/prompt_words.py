@@ -50,12 +50,12 @@ def model_and_prompt(words: Sequence[str], prompt_file: Path | None, *, has_mode
 def _check_no_model(word: str) -> None:
     """Refuse a single word that is meant as the model: the embedded one would take it for the prompt."""
     quoted = shlex.quote(word)
+    if _is_file(word) and not word.lower().endswith(_FILES):
+        meant = f"To complete its text: twostroke generate --prompt-file {quoted}"
+        raise ClientError(f"{word!r} is a file, and no model: {_HOW}. {meant}")
     if names_model(word):
         itself = f"To complete this very word, name a model before it: twostroke generate embedded {quoted}"
         raise ClientError(f"there is no PROMPT behind the model {word!r}: {_HOW}. {itself}")
-    if _is_file(word):
-        meant = f"To complete its text: twostroke generate --prompt-file {quoted}"
-        raise ClientError(f"{word!r} is a file, and no model: {_HOW}. {meant}")
 
 
 def names_model(word: str) -> bool:

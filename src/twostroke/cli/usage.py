@@ -65,7 +65,7 @@ def told(error: CycloptsError, arguments: Sequence[str]) -> str:
         case UnknownCommandError(unused_tokens=[word, *_]) if not error.command_chain:
             return _unknown_command(word, error)
         case UnknownOptionError():
-            unknown = error.token.keyword or error.token.value
+            unknown = (error.token.keyword or error.token.value).partition("=")[0]
             here = flag_here(unknown, arguments)
             if here is not None:
                 return f"Unknown option: {here}."
