@@ -15,13 +15,18 @@ _IMPORTING = "<frozen importlib._bootstrap>"
 
 
 def end_quietly_while_importing() -> None:
-    """From now on Ctrl-C ends the process at once if it is importing something, and is Python's own otherwise."""
-    signal.signal(signal.SIGINT, _interrupt)
+    """From now on Ctrl-C ends the process at once if it is importing something, and is Python's own otherwise.
+
+    Whoever starts the process may have it ignore Ctrl-C, as shells do in the background; that stays.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
 
 
 def imports_are_done() -> None:
     """Ctrl-C is Python's own again, which event loops look for before they take it over."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGINT) is _interrupt:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

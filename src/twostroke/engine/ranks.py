@@ -125,7 +125,12 @@ class Ranks:
 def spawn_rank(rank: int, size: int, address: str, descriptors: Sequence[int] = ()) -> RankProcess:
     """A rank of this host, in a process of its own, which has these descriptors under the same numbers."""
     command = [sys.executable, "-m", "twostroke.engine.ranks", str(rank), str(size), address]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors)
+    # from its first moment, imports included, Ctrl-C is rank 0's affair: a process inherits what is blocked here
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def serve_rank(rank: int, size: int, address: str, *, ends_with_first: bool = False) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -306,34 +308,62 @@ def test_help_and_version_by_any_name() -> None:
     assert "run-batch" in twostroke("help").stdout
 
 
+CTRL_C = "import os, signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+"""Heard, although a shell may run the tests in the background, where it is ignored."""
+MAIN = "from twostroke.cli.main import main\nmain()\n"
 INTERRUPTED_IMPORT = """
-import os, signal, sys
 class Interrupt:
     def find_spec(self, name, *more):
         if name == {module!r}:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupt())
-from twostroke.cli.main import main
-sys.argv = ["twostroke", "generate", "x", "--max-tokens", "1"]
-main()
 """
+
+
+def program(source: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-c", source, *arguments]
 
 
 @pytest.mark.parametrize("module", ["cyclopts", "twostroke.cli.generate", "torch", "twostroke.engine.output_processor"])
 def test_ctrl_c_during_imports_is_silent(module: str) -> None:
-    program = INTERRUPTED_IMPORT.format(module=module)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    source = CTRL_C + INTERRUPTED_IMPORT.format(module=module) + MAIN
+    command = program(source, "generate", "x", "--max-tokens", "1")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+INTERRUPTED = "import twostroke.cli.generate as command\n"
+INTERRUPTED += "command.model_and_prompt = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT) or ('', '')\n"
 
 
 def test_ctrl_c_elsewhere_is_silent_too() -> None:
-    program = (
-        "import os, signal, sys\n"
-        "from twostroke.cli.main import main\n"
-        "import twostroke.cli.generate as command\n"
-        "command.model_and_prompt = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.argv = ['twostroke', 'generate', 'x']\n"
-        "main()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    command = program(CTRL_C + INTERRUPTED + MAIN, "generate", "x")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_whoever_ignores_ctrl_c_goes_on_ignoring_it() -> None:
+    ignored = "import os, signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n" + INTERRUPTED + MAIN
+    command = program(ignored, "generate", "/no/such/model", "x")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "model=''" in done.stderr or "there is no folder" in done.stderr
+
+
+def test_ctrl_c_at_a_terminal_stops_the_answer_and_not_the_chat() -> None:
+    terminal, its_end = os.openpty()
+    arguments = ["chat", "--ignore-eos", "--max-tokens", "4000", "--threads", "1", "--kv-cache-memory", "64MiB"]
+    command = program(CTRL_C + MAIN, *arguments)
+    with os.fdopen(terminal, "wb", buffering=0) as keyboard, os.fdopen(its_end, "rb") as stdin:
+        chat = subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert chat.stdout is not None
+        keyboard.write(b"a long story\n")
+        chat.stdout.read(1)  # the answer has begun
+        chat.send_signal(signal.SIGINT)
+        keyboard.write(b"/set max_tokens 2\nand now a short one\n/bye\n")
+        _, said = chat.communicate(timeout=120)
+    assert chat.returncode == 0, said
+    assert "stopped; the question is no part of the conversation" in said
+    (figures,) = [line for line in said.splitlines() if line.startswith("prompt ")]
+    assert "output 2 tokens" in figures
+    assert "Traceback" not in said

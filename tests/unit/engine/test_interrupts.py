@@ -14,6 +14,7 @@ import pytest
 from twostroke import LLM, SamplingParams
 from twostroke.engine.event_sinks import read_events
 from twostroke.engine.interrupts import interrupts_held
+from twostroke.engine.ranks import spawn_rank
 from twostroke.errors import EngineError
 from twostroke.scheduler.replay import replay
 
@@ -107,3 +108,15 @@ def test_a_program_with_its_own_handler_keeps_it() -> None:
         assert len(seen) == 2
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_rank_hears_no_ctrl_c_from_its_first_moment_on() -> None:
+    process = spawn_rank(1, 2, "127.0.0.1:9")
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text()  # pyright: ignore
+        (blocked,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigBlk:")]
+        assert int(blocked, 16) & 1 << (signal.SIGINT - 1)
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        process.kill()
+        process.wait(10)
