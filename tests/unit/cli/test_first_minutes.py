@@ -199,6 +199,11 @@ def test_sizes_are_read_as_people_write_them(size: str) -> None:
     assert 0 <= 16 * 2**20 - plan["kv_bytes"] < plan["kv_bytes_per_block"]
 
 
+@pytest.mark.parametrize("command", [["plan"], ["bench", "offline"], ["serve"]], ids=" ".join)
+def test_what_is_no_size_is_told_what_is(command: list[str]) -> None:
+    assert "kv_cache_memory='1XB': must be a number of bytes" in refused(*command, "--kv-cache-memory", "1XB")
+
+
 def test_a_context_is_read_in_thousands() -> None:
     given = json.loads(twostroke("plan", "embedded", "--max-model-len", "1k", "--json").stdout)
     assert given["max_model_len"] == 1000
