@@ -41,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     template.write_text(TEMPLATE, encoding="utf-8")
     server = ServerProcess(
         *("--chat-template", str(template), "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"),
-        *("--served-model-name", "first", "--served-model-name", "second"),
+        *("--served-model-name", "first", "second", "--served-model-name", "third"),
     )
     yield server
     server.wait_until_idle()

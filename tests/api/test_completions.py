@@ -74,6 +74,13 @@ def test_continuous_usage_counts_up(server: ServerProcess) -> None:
     assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3, 4, 5, 5]
 
 
+def test_continuous_usage_needs_usage(server: ServerProcess) -> None:
+    for options in ({"continuous_usage_stats": True}, {"include_usage": False, "continuous_usage_stats": True}):
+        asked = GREEDY | {"max_tokens": 5, "stream_options": options}
+        assert not any("usage" in event for event in server.events("/v1/completions", asked))
+        assert not any("usage" in event for event in server.events("/v1/completions", asked | {"logprobs": 1}))
+
+
 def test_prompts_of_every_kind(server: ServerProcess, llm: LLM) -> None:
     ids = offline(llm).prompt_token_ids
     for prompt in (PROMPT, [PROMPT], list(ids), [list(ids)]):
@@ -123,6 +130,86 @@ def test_echo_of_nothing_more(server: ServerProcess) -> None:
     assert answer["choices"][0]["text"] == PROMPT
     assert answer["usage"]["completion_tokens"] == 0
     assert server.post("/v1/completions", GREEDY | {"max_tokens": 0}).status_code == 400
+    refused = server.post("/v1/completions", GREEDY | {"max_tokens": 0, "echo": True, "min_tokens": 1})
+    assert refused.json()["error"]["param"] == "min_tokens"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 2, "temperature": 1.0},
+        {"stop_token_ids": list(range(4096))},
+        {"stop": [" ", "\n", "r", "e"], "include_stop_str_in_output": True},
+        {"logit_bias": {"0": 100}},
+        {"prompt": ["a", "b", PROMPT]},
+        {"logprobs": 2, "prompt_logprobs": 1},
+        {"return_token_ids": True},
+        {"best_of": 3, "temperature": 1.0},
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+    ],
+    ids=str,
+)
+def test_an_echo_of_nothing_more_ends_in_one_way(server: ServerProcess, fields: dict[str, Any]) -> None:
+    """Whatever the token is that was made and left out."""
+    asked: dict[str, Any] = {"echo": True, "max_tokens": 0, **fields}
+    whole = complete(server, **asked)
+    assert {(choice["finish_reason"], choice["stop_reason"]) for choice in whole["choices"]} == {("length", None)}
+    assert whole["usage"]["completion_tokens"] == 0
+    if "best_of" in fields:
+        return
+    ends: dict[int, list[str]] = {}
+    texts: dict[int, str] = {}
+    for event in server.events("/v1/completions", GREEDY | asked):
+        for choice in event["choices"]:
+            assert choice["stop_reason"] is None
+            ends.setdefault(choice["index"], []).extend([choice["finish_reason"]] if choice["finish_reason"] else [])
+            texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+    assert ends == {choice["index"]: ["length"] for choice in whole["choices"]}
+    assert texts == {choice["index"]: choice["text"] for choice in whole["choices"]}
+
+
+def test_what_was_not_asked_for_is_null_as_vllm_has_it(server: ServerProcess) -> None:
+    choice = complete(server)["choices"][0]
+    assert [choice[name] for name in ("token_ids", "prompt_token_ids", "prompt_logprobs")] == [None] * 3
+    for event in server.events("/v1/completions", GREEDY):
+        assert [event["choices"][0][name] for name in ("token_ids", "prompt_token_ids")] == [None] * 2
+    scored = complete(server, prompt_logprobs=0)["choices"][0]
+    assert scored["prompt_logprobs"][0] is None
+    assert scored["prompt_token_ids"] is None
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+    answer = server.post("/v1/chat/completions", chat).json()
+    assert [answer[name] for name in ("prompt_logprobs", "prompt_token_ids")] == [None] * 2
+    assert answer["choices"][0]["token_ids"] is None
+    first, *others = server.events("/v1/chat/completions", chat)
+    assert first["prompt_token_ids"] is None
+    assert not any("prompt_token_ids" in event for event in others)
+    ids = server.post("/v1/chat/completions", chat | {"return_token_ids": True}).json()["prompt_token_ids"]
+    assert server.events("/v1/chat/completions", chat | {"return_token_ids": True})[0]["prompt_token_ids"] == ids
+
+
+@pytest.mark.parametrize(("side", "kept"), [(None, slice(-3, None)), ("left", slice(-3, None)), ("right", slice(3))])
+def test_a_prompt_is_cut_off_where_it_is_asked_for(server: ServerProcess, side: str | None, kept: slice) -> None:
+    ids = server.post("/tokenize", {"prompt": PROMPT}).json()["tokens"]
+    cut = {"truncate_prompt_tokens": 3, "truncation_side": side, "return_token_ids": True}
+    for prompt in (PROMPT, ids, [PROMPT], [ids]):
+        answer = complete(server, prompt=prompt, **cut, echo=True)["choices"][0]
+        assert answer["prompt_token_ids"] == ids[kept]
+        assert answer["text"].startswith(server.post("/detokenize", {"tokens": ids[kept]}).json()["prompt"])
+    assert complete(server, **cut | {"truncate_prompt_tokens": 999})["choices"][0]["prompt_token_ids"] == ids
+    assert complete(server, **cut | {"truncate_prompt_tokens": None})["choices"][0]["prompt_token_ids"] == ids
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 1}
+    whole = server.post("/tokenize", {"messages": chat["messages"]}).json()["tokens"]
+    assert server.post("/v1/chat/completions", chat | cut).json()["prompt_token_ids"] == whole[kept]
+    vectors = [
+        server.post("/v1/embeddings", {"input": given, **fields}).json()["data"][0]["embedding"]
+        for given, fields in ((ids, {name: cut[name] for name in cut if "trunc" in name}), (ids[kept], {}))
+    ]
+    assert vectors[0] == vectors[1]
+
+
+def test_a_side_that_there_is_not_is_refused(server: ServerProcess) -> None:
+    answer = server.post("/v1/completions", GREEDY | {"truncate_prompt_tokens": 3, "truncation_side": "middle"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "truncation_side")
 
 
 def test_best_of_takes_the_most_likely_per_token(server: ServerProcess, llm: LLM) -> None:

@@ -45,6 +45,7 @@ SHARED: Mapping[str, Body] = {
     "skip_special_tokens": {"skip_special_tokens": False, "allowed_token_ids": [1, 2]},
     "prompt_logprobs": {"prompt_logprobs": 1},
     "truncate_prompt_tokens": {"truncate_prompt_tokens": 2},
+    "truncation_side": {"truncation_side": "right", "truncate_prompt_tokens": 2},
     "add_special_tokens": {},  # the embedded tokenizer frames nothing; test_special_tokens has a model that does
     "return_token_ids": {"return_token_ids": True},
     "return_tokens_as_token_ids": {"return_tokens_as_token_ids": True},
@@ -96,6 +97,7 @@ CHAT_ONLY: Mapping[str, Body] = {
 # Fields beside the one in question that the comparison keeps.
 CONTEXT: Mapping[str, tuple[str, ...]] = {
     "include_stop_str_in_output": ("stop", "max_tokens"),
+    "truncation_side": ("truncate_prompt_tokens",),
     "min_tokens": ("stop", "max_tokens"),
     "ignore_eos": ("logit_bias",),
     "skip_special_tokens": ("allowed_token_ids",),

@@ -66,17 +66,30 @@ def test_a_chat_says_how_it_was_served(server: ServerProcess) -> None:
     assert flex["service_tier"] == "flex"
     assert "service_tier" not in server.post("/v1/chat/completions", chat).json()
     message = {"messages": chat["messages"], "max_tokens": 4, "model": "embedded"}
-    for tier in ("standard_only", "flex"):
-        assert server.post("/v1/messages", {**message, "service_tier": tier}).status_code == 200
+    for tier, told in (("auto", "standard"), ("standard_only", "standard"), ("flex", "batch")):
+        answer = server.post("/v1/messages", {**message, "service_tier": tier})
+        assert answer.json()["usage"]["service_tier"] == told
+    assert "service_tier" not in server.post("/v1/messages", message).json()["usage"]
     answer = server.post("/v1/responses", {"input": "def", "max_output_tokens": 4, "service_tier": "flex"})
-    assert answer.status_code == 200
+    assert answer.json()["service_tier"] == "flex"
 
 
-@pytest.mark.parametrize("tier", ["priority", "", 3])
+@pytest.mark.parametrize("tier", ["turbo", "", 3])
 def test_a_tier_that_there_is_not_is_refused(server: ServerProcess, tier: object) -> None:
     answer = server.post("/v1/completions", {**QUESTION, "service_tier": tier})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "service_tier"
+
+
+@pytest.mark.parametrize("tier", ["auto", "default", "scale", "standard_only", "priority"])
+def test_a_tier_that_changes_nothing_here_is_told_by_its_name(server: ServerProcess, tier: str) -> None:
+    """OpenAI's schema has them all, and an answer says which one it was; priority needs the policy."""
+    plain, told = ask(server, max_tokens=4), ask(server, max_tokens=4, service_tier=tier)
+    assert told["service_tier"] == "default"
+    assert told["choices"] == plain["choices"]
+    events = server.events("/v1/completions", {**QUESTION, "max_tokens": 2, "service_tier": tier})
+    assert {event["service_tier"] for event in events} == {"default"}
+    assert server.post("/v1/embeddings", {"input": "a", "service_tier": tier}).status_code == 200
 
 
 def test_an_engine_that_cannot_serve_it_says_so() -> None:
@@ -87,5 +100,34 @@ def test_an_engine_that_cannot_serve_it_says_so() -> None:
         error = answer.json()["error"]
         assert error["param"] == "service_tier"
         assert "needs chunked prefill" in error["message"]
+    finally:
+        running.stop()
+
+
+def test_priority_goes_before_those_who_wait() -> None:
+    """One slot, taken: of two that wait, the later one has the tier, and is served first."""
+    running = ServerProcess("--max-num-seqs", "1", "--policy", "priority")
+    try:
+        body = {**QUESTION, "max_tokens": 1, "stream": True}
+        order: list[str] = []
+
+        def read(name: str, **fields: object) -> None:
+            order.append(running.events("/v1/completions", {**body, **fields})[0].get("service_tier", name))
+
+        def wait(num_requests: int) -> None:
+            running.wait_for("there", "/health", lambda answer: answer.json()["num_requests"] == num_requests)
+
+        readers = [
+            threading.Thread(target=read, args=("first",), kwargs={"max_tokens": 1500}),
+            threading.Thread(target=read, args=("plain",)),
+            threading.Thread(target=read, args=("",), kwargs={"service_tier": "priority"}),
+            threading.Thread(target=read, args=("",), kwargs={"service_tier": "priority", "priority": 5}),
+        ]
+        for number, reader in enumerate(readers, start=1):
+            reader.start()
+            wait(number)
+        for reader in readers:
+            reader.join(60)
+        assert order == ["first", "priority", "plain", "priority"], "a priority of the request's own is what counts"
     finally:
         running.stop()

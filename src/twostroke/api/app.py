@@ -13,6 +13,7 @@ from starlette.responses import Response
 from twostroke.api.context import ServerContext
 from twostroke.api.gate import App, Gate
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped_for, validation_answer
+from twostroke.api.methods import Methods, allowed_methods
 from twostroke.api.observation import Observation
 from twostroke.api.openapi import published_schema
 from twostroke.api.routes.capabilities import capabilities_router
@@ -77,7 +78,7 @@ def build_app(
     app.include_router(page_router(has_lab=lab is not None, has_keys=bool(config.api_key)))
     app.openapi = lambda: published_schema(app)
     answer_errors(app)
-    routes: Any = app  # an ASGI app, if not by the types of those that it stands between
+    routes: Any = Methods(app)  # an ASGI app, if not by the types of those that it stands between
     gate: Any = Gate(routes, config, engine.now_s, context.admission, observation.answers)
     if config.cors_origins:
         return CORSMiddleware(gate, allow_origins=list(config.cors_origins), allow_methods=["*"], allow_headers=["*"])
@@ -98,7 +99,13 @@ def answer_errors(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         told: Any = error.detail
         message = f"{told}: {request.method} {request.url.path}" if error.status_code in (404, 405) else str(told)
+        if isinstance(error.__cause__, UnicodeDecodeError):
+            message = f"the body is no valid JSON: byte {error.__cause__.start} is not UTF-8."
+        elif isinstance(error.__cause__, RecursionError):
+            message = "the body is no valid JSON: its lists and objects are nested too deeply."
         headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+        if error.status_code == 405:  # the framework names the methods of one route of the path
+            headers["allow"] = ", ".join(allowed_methods(request.app, request.scope))
         return _response(request, HTTPError(error.status_code, message, headers=headers).answer)
 
     app.add_exception_handler(TwostrokeError, known)

@@ -30,12 +30,12 @@ class Chat:
         self._request = conversation.request
         self._tokenizer = conversation.engine.tokenizer
         self._usage = conversation.usage
-        tier = tier_of(self._request.service_tier)
+        tier = tier_of(self._request.service_tier, uses_priority=conversation.engine.facts.uses_priority)
         self._head: Object = {"id": answer_id, "created": created, "model": model, **tier}
         self._chunk_head: Object = {**self._head, "object": "chat.completion.chunk"}
         options = self._request.stream_options
         self._wants_usage = options is not None and bool(options.include_usage)
-        self._says_usage_along = options is not None and bool(options.continuous_usage_stats)
+        self._says_usage_along = options is not None and options.says_usage_along
         says_more = self._says_usage_along or self._request.logprobs or self._request.return_token_ids
         self._is_regular = not says_more
         """Whether one chunk differs from the next by its delta alone."""
@@ -64,13 +64,14 @@ class Chat:
         for part in output.outputs:
             choice = self._choice(part.index)
             message = choice.message(part)
-            choices.append({"index": part.index, "message": message, **self._end(choice, part)})
+            choices.append({"index": part.index, "message": message, "token_ids": None, **self._end(choice, part)})
         answer: Object = {
             **self._head,
             "object": "chat.completion",
             "choices": choices,
             "usage": self._usage_now(),
         }
+        answer["prompt_logprobs"] = None
         self._add_prompt(answer, output)
         return answer
 
@@ -93,7 +94,7 @@ class Chat:
 
     def _event(self, piece: Object, output: RequestOutput) -> bytes:
         chunk: Object = {**self._chunk_head, "choices": [piece]}
-        if self._wants_usage or self._says_usage_along:
+        if self._wants_usage:
             chunk["usage"] = self._usage_now() if self._says_usage_along else None
         if not self._has_begun:
             self._has_begun = True
@@ -169,8 +170,7 @@ class Chat:
         if self._request.prompt_logprobs is not None:
             # of a stream they come with the first output, which may say nothing yet
             answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or self._prompt_logprobs)
-        if self._request.return_token_ids:
-            answer["prompt_token_ids"] = output.prompt_token_ids
+        answer["prompt_token_ids"] = output.prompt_token_ids if self._request.return_token_ids else None
 
     def _echoed(self) -> str:
         """The message that the answer goes on in, where it is to stand before it."""

@@ -10,7 +10,7 @@ from twostroke.api.generation import Caller, Generation, prepared
 from twostroke.api.logprobs import CompletionLogprobs, prompt_logprobs
 from twostroke.api.prompts import length_of, prompts_of
 from twostroke.api.protocol.completions import CompletionRequest
-from twostroke.api.protocol.fields import FLEX, tier_of
+from twostroke.api.protocol.fields import FLEX, priority_of, tier_of
 from twostroke.api.sse import DONE, RepeatedEvent, event
 from twostroke.api.translate import check_stream_options, completion_params
 from twostroke.api.usage import UsageCount
@@ -18,6 +18,7 @@ from twostroke.engine.client import EngineClient
 from twostroke.engine.input_processor import PromptInput
 from twostroke.engine.output_processor import OutputKind
 from twostroke.outputs import CompletionOutput, LogprobsAtPosition, RequestOutput
+from twostroke.request import FinishReason
 
 Object = dict[str, Any]
 
@@ -39,14 +40,14 @@ class Completion:
         self._engine = engine
         self._request = request
         head: Object = {"id": answer_id, "object": "text_completion", "created": created, "model": model}
-        self._head: Object = {**head, **tier_of(request.service_tier)}
+        self._head: Object = {**head, **tier_of(request.service_tier, uses_priority=engine.facts.uses_priority)}
         self._usage = UsageCount()
         self._n = request.n or 1
         self._prompt_logprobs: dict[int, list[LogprobsAtPosition | None]] = {}
         """By prompt; the first piece of a stream brings them, and every choice is to have them."""
         self._writers: dict[tuple[int, int], _ChoiceWriter] = {}
         options = request.stream_options
-        self._says_usage_along = options is not None and bool(options.continuous_usage_stats)
+        self._says_usage_along = options is not None and options.says_usage_along
         self._no_usage: Object = {"usage": None} if options is not None and options.include_usage else {}
         """What every event but the last says of it."""
         self._generation: Generation | None = None
@@ -78,6 +79,7 @@ class Completion:
                     params,
                     add_special_tokens=frames,
                     truncate_prompt_tokens=request.truncate_prompt_tokens,
+                    truncation_side=request.truncation_side,
                 )
                 for prompt in given
             ]
@@ -88,7 +90,7 @@ class Completion:
             prompts,
             self._head["id"],
             caller,
-            priority=request.priority or 0,
+            priority=priority_of(request, uses_priority=self._engine.facts.uses_priority),
             background=request.service_tier == FLEX,
             cache_salt=request.cache_salt,
             kind=OutputKind.DELTA if request.stream else OutputKind.FINAL,
@@ -126,10 +128,9 @@ class Completion:
         return event({**self._head, "choices": [], "usage": self._usage.as_json()}) + DONE if self._no_usage else DONE
 
     def _count(self, number: int, output: RequestOutput) -> None:
-        if self._request.max_tokens == 0:  # a token was made and is not part of the answer
+        if self._request.max_tokens == 0:
             for part in output.outputs:
-                part.text, part.token_ids = "", ()
-                part.logprobs = None if part.logprobs is None else []
+                _leave_out_tokens(part)
         self._usage.add(number, output)
 
     def _best(self, parts: Sequence[CompletionOutput]) -> Sequence[CompletionOutput]:
@@ -158,7 +159,7 @@ class _ChoiceWriter:
         self._logprobs = CompletionLogprobs(engine.tokenizer, as_token_ids=as_token_ids)
         self._is_first = True
         options = request.stream_options
-        self._is_regular = request.logprobs is None and not (options is not None and options.continuous_usage_stats)
+        self._is_regular = request.logprobs is None and not (options is not None and options.says_usage_along)
         """Whether one chunk differs from the next by its text and its token ids alone."""
         self._repeated: RepeatedEvent | None = None
 
@@ -189,11 +190,11 @@ class _ChoiceWriter:
             "finish_reason": part.finish_reason,
             "stop_reason": part.stop_reason,
         }
-        if request.prompt_logprobs is not None and is_first:
-            choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
-        if request.return_token_ids:
-            choice["token_ids"] = part.token_ids
-            choice["prompt_token_ids"] = output.prompt_token_ids if is_first else None
+        choice["token_ids"] = part.token_ids if request.return_token_ids else None
+        choice["prompt_token_ids"] = output.prompt_token_ids if request.return_token_ids and is_first else None
+        if is_first and (request.prompt_logprobs is not None or not request.stream):
+            wanted = output.prompt_logprobs if request.prompt_logprobs is not None else None
+            choice["prompt_logprobs"] = prompt_logprobs(wanted)
         return choice
 
     def _prompt_text(self, output: RequestOutput) -> str:
@@ -209,6 +210,15 @@ class _ChoiceWriter:
             token_ids = (*output.prompt_token_ids, *token_ids)
             entries = [*(output.prompt_logprobs or ()), *entries]
         return self._logprobs.of(token_ids, entries, self._request.logprobs or 0)
+
+
+def _leave_out_tokens(part: CompletionOutput) -> None:
+    """Take the token out that was made because a step has to run; the answer ends before it, whatever token it is."""
+    part.text, part.token_ids = "", ()
+    part.logprobs = None if part.logprobs is None else []
+    part.stop_reason = None
+    if part.finish_reason is FinishReason.STOP:
+        part.finish_reason = FinishReason.LENGTH
 
 
 def _mean_logprob(part: CompletionOutput) -> float:

@@ -17,7 +17,7 @@ from twostroke.api.parsers.chat_parser import ChatParser
 from twostroke.api.parsers.output import HearContent
 from twostroke.api.prompts import length_of_messages
 from twostroke.api.protocol.chat import ChatRequest
-from twostroke.api.protocol.fields import FLEX
+from twostroke.api.protocol.fields import FLEX, priority_of
 from twostroke.api.translate import chat_params, check_stream_options
 from twostroke.api.usage import UsageCount
 from twostroke.engine.client import EngineClient
@@ -70,7 +70,7 @@ class Conversation:
             [prompt],
             self._id,
             caller,
-            priority=request.priority or 0,
+            priority=priority_of(request, uses_priority=self.engine.facts.uses_priority),
             background=request.service_tier == FLEX,
             cache_salt=request.cache_salt,
             kind=OutputKind.DELTA if request.stream else OutputKind.FINAL,
@@ -137,6 +137,7 @@ class Conversation:
             **self._template_inputs(),
             add_special_tokens=bool(self.request.add_special_tokens),
             truncate_prompt_tokens=self.request.truncate_prompt_tokens,
+            truncation_side=self.request.truncation_side,
             shown_tokens=parser.markup,
             find_stops=self._find_stops if parser.tells_parts else StopStrings,
             # a form of the answer leaves the model its calls; structured_outputs is the form of all that it writes

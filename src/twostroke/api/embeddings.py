@@ -14,7 +14,7 @@ import numpy.typing as npt
 from twostroke.api.generation import Caller, Generation, prepared
 from twostroke.api.prompts import length_of, prompts_of
 from twostroke.api.protocol.embeddings import EmbeddingRequest
-from twostroke.api.protocol.fields import FLEX
+from twostroke.api.protocol.fields import FLEX, priority_of
 from twostroke.engine.client import EngineClient
 from twostroke.engine.input_processor import PromptInput
 from twostroke.engine.output_processor import OutputKind
@@ -54,6 +54,7 @@ class Embeddings:
                     prompt,
                     add_special_tokens=request.add_special_tokens is not False,
                     truncate_prompt_tokens=request.truncate_prompt_tokens,
+                    truncation_side=request.truncation_side,
                 )
                 for prompt in given
             ]
@@ -64,7 +65,7 @@ class Embeddings:
             inputs,
             self._id,
             caller,
-            priority=request.priority or 0,
+            priority=priority_of(request, uses_priority=self._engine.facts.uses_priority),
             background=request.service_tier == FLEX,
             cache_salt=request.cache_salt,
             kind=OutputKind.FINAL,

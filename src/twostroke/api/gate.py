@@ -18,8 +18,10 @@ import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 
 from twostroke.api.admission import Admission, patience_s
+from twostroke.api.content_coding import decoded
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped_for
 from twostroke.api.keys import Keys
+from twostroke.api.media_type import check_media_type
 from twostroke.api.observation import AnswerCounts
 from twostroke.api.sse import SERVER_SEND, WRITE_NOW, Message, Receive, Send
 from twostroke.api.turns import Turns
@@ -39,10 +41,10 @@ ADMIN_PATHS = frozenset(
     }
 )
 """What touches everybody, shows everybody's requests, or takes the machine's time."""
-SHARED_PREFIXES = ("/v1/requests/", "/live/", "/page/")
+SHARED_PREFIXES = ("/v1/requests/", "/v1/models/", "/live/", "/page/")
 """A tenant sees its own here; the admin key sees everybody's."""
-SHARED_PATHS = frozenset({PAGE_PATH, "/v1/models", "/metrics"})
-"""Further paths that the page and an administrator's scraper need."""
+SHARED_PATHS = frozenset({PAGE_PATH, "/v1/models", "/metrics", "/version", "/v1/capabilities", "/openapi.json"})
+"""Further paths that the page, an administrator's scraper and whoever looks at a server need."""
 ABORT_SUFFIX = "/abort"
 """Of `/v1/requests/{id}/abort`."""
 GENERATING_PATHS = frozenset(
@@ -104,14 +106,26 @@ class Gate:
 
     async def _pass(self, scope: Message, headers: Headers, receive: Receive, send: Send) -> None:
         state: dict[str, Any] = scope["state"]
+        is_awaited = False
+
+        async def receive_awaited() -> Message:
+            nonlocal is_awaited
+            is_awaited = True
+            return await receive()
+
         try:
             state["tenant"] = self._check_key(scope, headers)
             if scope["path"] in GENERATING_PATHS and scope["method"] == "POST":
                 # before its body is read: refusing costs next to nothing, which is what overload asks for
                 self._admission.check(state["tenant"], patience_s(headers))
-            body = await self._read_body(headers, receive)
+            check_media_type(scope["method"], scope["path"], headers)
+            body = await self._read_body(headers, decoded(receive_awaited, headers, self._max_body_bytes))
         except (HTTPError, TwostrokeError) as error:
-            await answer_error(shaped_for(scope["path"], error_body(error)), send)
+            answer = shaped_for(scope["path"], error_body(error))
+            if "expect" in headers and not is_awaited:
+                # the client may send its body or leave it out, so that nobody knows where the next request begins
+                answer.headers["connection"] = "close"
+            await answer_error(answer, send)
             return
         state["arrival_time_s"] = self._now_s()
         if scope["path"] in GENERATING_PATHS:

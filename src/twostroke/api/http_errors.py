@@ -119,10 +119,8 @@ def validation_answer(problems: Sequence[Mapping[str, Any]]) -> ErrorAnswer:
     value = first.get("input")
     told = f": {name}={_short(value)}" if name else ""
     message = f"the request is not valid{told}: {_words(first)}."
-    if not place and isinstance(value, (str, bytes)):  # the framework read no JSON, as nobody said that it is some
-        message = (
-            "the request is not valid: the body is taken for a text. Send it with 'content-type: application/json'."
-        )
+    if not place and isinstance(value, (str, bytes)):
+        message = f"the request is not valid: the body is a text ({_short(value)}), and has to be a JSON object."
     top = str(place[0]) if place else None
     return ErrorAnswer(400, _body(message, "invalid_request_error", None, top))
 

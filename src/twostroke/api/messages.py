@@ -10,12 +10,15 @@ from twostroke.api.blocks import Begun, Block, BlockEvent, BlockKind, Ended, Gro
 from twostroke.api.conversation import Conversation
 from twostroke.api.generation import Caller, Generation
 from twostroke.api.http_errors import anthropic_error, error_body
+from twostroke.api.protocol.fields import tier_of
 from twostroke.api.reply import Reply
 from twostroke.api.sse import named_event
 from twostroke.outputs import RequestOutput
 from twostroke.request import FinishReason
 
 Object = dict[str, Any]
+_TIERS = {"default": "standard", "priority": "priority", "flex": "batch"}
+"""What Anthropic calls the tiers, where an answer says how it was served."""
 
 
 class MessageCall:
@@ -86,12 +89,14 @@ class MessageCall:
 
     def _usage(self) -> Object:
         """Anthropic counts the cached part of the prompt apart from the rest."""
-        counts = self._reply.counts
+        counts, conversation = self._reply.counts, self._conversation
+        tier = tier_of(conversation.request.service_tier, uses_priority=conversation.engine.facts.uses_priority)
         return {
             "input_tokens": counts.num_prompt_tokens - counts.num_cached_tokens,
             "cache_read_input_tokens": counts.num_cached_tokens,
             "cache_creation_input_tokens": 0,
             "output_tokens": counts.num_output_tokens,
+            **{name: _TIERS[served] for name, served in tier.items()},
             **counts.drift,
         }
 

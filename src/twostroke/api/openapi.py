@@ -4,7 +4,7 @@ Which statuses a route may answer with follows from what it is, so that a new ro
 
     every route                  401 where keys are set (but for liveness), 500
     administration               403
-    takes a body                 400, 404 (the model), 408, 413
+    takes a body                 400, 404 (the model), 408, 413, 415
     takes parameters             400, and 404 where they are in the path
     makes the engine work        429 and 503 with Retry-After
 """
@@ -61,6 +61,7 @@ _MEANINGS = {
     404: "There is no such thing; the code says what.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
+    415: "The body is no JSON by its content type, or has a content coding that is not known.",
     429: "The key has used up its quota; Retry-After says when there is more.",
     500: "A mistake of ours, or an engine that died meanwhile.",
     503: "Too much to do, or no engine runs now; Retry-After says when to come again.",
@@ -106,7 +107,7 @@ def _statuses(path: str, operation: dict[str, Any]) -> set[int]:
     if path in ADMIN_PATHS:
         statuses |= {403}
     if "requestBody" in operation:
-        statuses |= {400, 404, 408, 413}
+        statuses |= {400, 404, 408, 413, 415}
     places = {parameter["in"] for parameter in operation.get("parameters", ())}
     if places:
         statuses |= {400}

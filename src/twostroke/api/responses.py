@@ -8,6 +8,7 @@ from twostroke.api.blocks import Begun, Block, BlockEvent, BlockKind, Ended, Gro
 from twostroke.api.conversation import Conversation
 from twostroke.api.generation import Caller, Generation
 from twostroke.api.http_errors import error_body
+from twostroke.api.protocol.fields import tier_of
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.reply import Reply
 from twostroke.api.sse import named_event
@@ -119,6 +120,7 @@ class ResponseCall:
             "tools": [tool.model_dump() for tool in request.tools or ()],
             "top_p": 1.0 if request.top_p is None else request.top_p,
             "truncation": "disabled",
+            **tier_of(request.service_tier, uses_priority=self._conversation.engine.facts.uses_priority),
         }
 
     def _format(self) -> Object:

@@ -41,9 +41,7 @@ def completion_params(request: CompletionRequest, form: StructuredOutputs | None
     """
     given = _shared(request, form)
     if request.max_tokens is not None:
-        if not request.max_tokens and not request.echo:
-            raise InvalidParameter("max_tokens", 0, "must be at least 1 unless echo is set")
-        given["max_tokens"] = request.max_tokens or 1  # a step has to run for the log-probabilities of the prompt
+        given["max_tokens"] = request.max_tokens or _one_step(request)
     if request.logprobs is not None:
         given["logprobs"] = request.logprobs
         if request.echo:
@@ -79,6 +77,15 @@ def _shared(request: SamplingFields, form: StructuredOutputs | None) -> dict[str
     if request.seed is not None:
         given["seed"] = request.seed & MAX_SEED  # clients may send negative ones; each is some seed
     return given
+
+
+def _one_step(request: CompletionRequest) -> int:
+    """Return 1 for max_tokens 0: a step has to run for the log-probabilities of the prompt."""
+    if not request.echo:
+        raise InvalidParameter("max_tokens", 0, "must be at least 1 unless echo is set")
+    if request.min_tokens:
+        raise InvalidParameter("min_tokens", request.min_tokens, "at most max_tokens, which is 0")
+    return 1
 
 
 def _check_best_of(request: CompletionRequest, best_of: int) -> None:

@@ -2,31 +2,31 @@
 
 uvicorn's parser has no limits of its own. These are: how long and how large the head of a request may be, how many
 connections there may be, and shapes that two readers could read differently (request smuggling, RFC 9112, 6.3 and
-11.2). What is wrong is told in the shape of every other error, and the connection is closed.
+11.2; request_head.py). What is wrong is told in the shape of every other error, and the connection is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from functools import partial
 from http import HTTPStatus
 from typing import Any, NoReturn
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from twostroke.api.http_errors import HTTPError
-from twostroke.api.sse import WRITE_NOW
+from twostroke.api.request_head import check_head, framing_of, origin_form, unreadable
+from twostroke.api.sse import WRITE_NOW, Message
 
 MAX_HEAD_BYTES = 64 * 1024
+MAX_TARGET_BYTES = 32 * 1024
 TOO_LARGE = f"the head of the request has more than {MAX_HEAD_BYTES} bytes."
 MAX_HEADERS = 128
 MAX_PIPELINED = 8
 """Requests that may wait on a connection behind the one that is answered."""
-UNIQUE_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"host", b"authorization", b"x-api-key"})
-"""Two of these and two readers may believe different ones."""
-
-
 LEAST_TAKEN_BYTES = 16 * 1024
 """Of an answer that waits for its reader: less in answer_timeout_s is not reading."""
 
@@ -61,6 +61,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._num_pending_bytes = 0
         self._has_request = False
         self._reads_body = False
+        self._received = b""
+        """What the parser reads now."""
+        self._framing = b""
+        """The header that says where the body ends, of a request at which the parser stops."""
+        self._is_replaying = False
+        """Whether the parser is brought to where another has stopped, and nothing new comes."""
         self._refusal: HTTPError | None = None
         self._answering: RequestResponseCycle | None = None
         """What is being answered, or was answered last; requests may wait behind it."""
@@ -92,7 +98,9 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         if self._head_timer is None and (not self._has_request or self.cycle.response_complete):
             self._await_head()  # a request has to come of it, or the rest of one that was answered before its end
+        self._received = data
         super().data_received(data)
+        self._received = b""
         if self._head_timer is not None and not self._reads_body:  # the parser keeps a header that has not ended
             self._num_pending_bytes += len(data)
             if self._num_pending_bytes > MAX_HEAD_BYTES:
@@ -110,6 +118,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
+        if self._is_replaying:
+            return
         super().on_message_begin()
         self._num_head_bytes = 0
         if self._head_timer is None:
@@ -117,26 +127,45 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """A part of the path."""
+        if self._is_replaying:
+            return
+        if len(self.url) + len(url) > MAX_TARGET_BYTES:
+            self._refuse(HTTPError(414, f"the target of the request has more than {MAX_TARGET_BYTES} bytes."))
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
+        """One header; a trailer, which comes behind the body, is no header and is left out (RFC 9110, 6.5.1)."""
+        if self._is_replaying:
+            return
         self._count(len(name) + len(value))
+        if self._reads_body:
+            return
         if len(self.headers) >= MAX_HEADERS:
-            self._refuse(431, f"the request has more than {MAX_HEADERS} headers.")
+            self._refuse(HTTPError(431, f"the request has more than {MAX_HEADERS} headers."))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The head is there."""
+        if self._is_replaying:
+            return
         self._head_is_there()
-        names = [name for name, _ in self.headers]
-        twice = [name for name in UNIQUE_HEADERS if names.count(name) > 1]
-        if twice or (b"content-length" in names and b"transfer-encoding" in names):
-            told = ", ".join(name.decode() for name in sorted(twice)) or "content-length beside transfer-encoding"
-            self._refuse(400, f"the request has contradicting headers ({told}).")
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        try:
+            check_head(method, version, self.url, self.headers)
+        except HTTPError as refusal:
+            self._refuse(refusal)
+        is_old, is_for_server = version == "1.0", self.url == b"*"
+        self._take_target()
         self._has_request = self._reads_body = True
+        self._framing = framing_of(self.headers) if self.parser.should_upgrade() else b""
+        self.expect_100_continue = self.expect_100_continue and not is_old  # it would not know the interim answer
         super().on_headers_complete()
+        if is_for_server:
+            self.scope["path"], self.scope["raw_path"] = "*", b"*"
+        if is_old:
+            send = partial(_send_unframed, self.cycle, self.cycle.send)
+            self.cycle.send = send  # pyright: ignore[reportAttributeAccessIssue] (uvicorn calls what it finds there)
         ways: dict[object, object] = {
             "call": partial(self._write_now, self.cycle),
             "may_begin": partial(self._may_begin, self.cycle),
@@ -146,7 +175,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self._answering = self.cycle
             return
         if len(self.pipeline) > MAX_PIPELINED:
-            self._refuse(400, f"more than {MAX_PIPELINED} requests wait behind the one that is answered.")
+            message = f"more than {MAX_PIPELINED} requests wait behind the one that is answered."
+            self._refuse(HTTPError(400, message))
         # uvicorn stops reading while requests wait behind another; but who does not read does not see the client leave
         self.flow.resume_reading()
 
@@ -154,7 +184,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """A part of a body."""
         super().on_body(body)
         if self.cycle is not self._answering and self.flow.read_paused:
-            self._refuse(413, "the body of a request that waits behind another is too large to be kept.")
+            self._refuse(HTTPError(413, "the body of a request that waits behind another is too large to be kept."))
 
     def on_response_complete(self) -> None:
         """The answer is written; the next one begins, if a request waits."""
@@ -164,14 +194,38 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The body is there, or what was left of one that nobody waited for."""
+        if self._framing:  # so the parser believes; the body is what comes next
+            return
         self._reads_body = False
         self._head_is_there()
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """The bytes are no request, or not one that is taken."""
-        refusal = self._refusal or HTTPError(400, msg)
-        self._answer_and_close(refusal.answer.status, str(refusal))
+        refusal = self._refusal
+        if refusal is None and not self._reads_body:
+            is_method = isinstance(sys.exception(), httptools.HttpParserInvalidMethodError)
+            refusal = unreadable(self._received, is_method=is_method)
+        refusal = refusal or HTTPError(400, msg)
+        has_content = self.parser.get_method() != b"HEAD"
+        self._answer_and_close(refusal.answer.status, str(refusal), has_content=has_content)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Another protocol was offered, which a server may ignore (RFC 9110, 7.8); what follows is read as before.
+
+        The parser takes such a request for one without a body, stops behind its head and says where.
+        """
+        stop = sys.exception()
+        rest = self._received[stop.args[0] :] if isinstance(stop, httptools.HttpParserUpgrade) else b""
+        framing, self._framing = self._framing, b""
+        if framing:
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+            self._is_replaying = True
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
+            self._is_replaying = False
+        if rest:
+            self.data_received(rest)
 
     def _write_now(self, cycle: RequestResponseCycle, part: bytes) -> bool:
         """See WriteNow; for an answer whose length is not known before, which is sent in chunks."""
@@ -185,14 +239,23 @@ class GuardedProtocol(HttpToolsProtocol):
         """Return whether `cycle.send` would write the head of an answer without waiting."""
         return not self.flow.write_paused and not cycle.disconnected and not cycle.response_started
 
-    def _refuse(self, status: int, message: str) -> NoReturn:
-        self._refusal = HTTPError(status, message)
+    def _take_target(self) -> None:
+        """Make a path of an absolute URL, whose host is the one that counts."""
+        if self.url == b"*":
+            self.url = b"/"  # for uvicorn's parser
+        self.url, host = origin_form(self.url)
+        if host is not None:
+            self.headers[:] = [(name, value) for name, value in self.headers if name != b"host"]
+            self.headers.append((b"host", host))
+
+    def _refuse(self, refusal: HTTPError) -> NoReturn:
+        self._refusal = refusal
         raise _Refused
 
     def _count(self, num_bytes: int) -> None:
         self._num_head_bytes += num_bytes
         if self._num_head_bytes > MAX_HEAD_BYTES:
-            self._refuse(431, TOO_LARGE)
+            self._refuse(HTTPError(431, TOO_LARGE))
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(self.head_timeout_s, self._lose_patience)
@@ -234,7 +297,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Whether what comes belongs to the request that is to be answered, and nothing of the answer is written."""
         return self._reads_body and self.cycle is self._answering and not self.cycle.response_started
 
-    def _answer_and_close(self, status: int, message: str) -> None:
+    def _answer_and_close(self, status: int, message: str, *, has_content: bool = True) -> None:
         if self.transport.is_closing():
             return
         if self._owes_an_answer and not self._reads_its_body:
@@ -243,9 +306,20 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         answer: dict[str, Any] = HTTPError(status, message).answer.body
         body = msgspec.json.encode(answer)
+        standing = b"".join(b"%b: %b\r\n" % header for header in self.server_state.default_headers)  # the date
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n"
         )
-        self.transport.write(head.encode("ascii") + body)
+        self.transport.write(head.encode("ascii") + standing + b"\r\n" + (body if has_content else b""))
         self.transport.close()
+
+
+async def _send_unframed(cycle: RequestResponseCycle, send: Any, message: Message) -> None:
+    """Send to HTTP/1.0, which has no chunks: without a length, the end of the connection is the end of the content."""
+    if message["type"] == "http.response.start":
+        if not any(name.lower() == b"content-length" for name, _ in message.get("headers", ())):
+            cycle.chunked_encoding = False
+    elif cycle.chunked_encoding is False and not cycle.expected_content_length:
+        cycle.expected_content_length = len(message.get("body", b""))
+    await send(message)

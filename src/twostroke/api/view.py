@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from twostroke.api.app import answer_errors
 from twostroke.api.listening import address_of, listen
+from twostroke.api.methods import Methods
 from twostroke.api.routes.history import history_router
 from twostroke.api.routes.page import page_router
 from twostroke.api.routes.recorded import recorded_router
@@ -31,7 +32,7 @@ def view(paths: Sequence[Path], host: str, port: int) -> None:
         SetupError: something else listens there.
     """
     with listen(host, port) as listener:
-        app = recorded_app(recording_of(paths))
+        app = Methods(recorded_app(recording_of(paths)))
         server = _Server(uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=GRACE_S))
         listener.listen()
         sys.stderr.write(f"viewing  {address_of(listener)}/#live\n")

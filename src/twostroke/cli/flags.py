@@ -22,6 +22,8 @@ CacheFlags = Annotated[CacheConfig, Parameter(name="*", group="KV cache")]
 SchedulerFlags = Annotated[SchedulerConfig, Parameter(name="*", group="Scheduler")]
 
 ModelFlag = Annotated[str | None, Parameter(name="--model", group="Model")]
+ModelNames = Annotated[tuple[str, ...], Parameter(consume_multiple=(1, None))]
+"""Values of --served-model-name: all words up to the next flag."""
 
 # cyclopts evaluates the annotations that the classes below inherit, in this module
 __all__ = [
@@ -209,6 +211,21 @@ def with_model(load: LoadConfig, *, by_place: str | None, by_flag: str | None) -
         raise InvalidParameter("--model", by_flag, limit, "Give the model once, as MODEL or with --model.")
     given = by_flag if by_place is None else by_place
     return load if given is None else replace(load, model=given)
+
+
+def check_model_names(names: Sequence[str]) -> None:
+    """Refuse the last of several names where it can only be the model, which is not named elsewhere.
+
+    Raises:
+        InvalidParameter: it is the name of a file, a folder or a hub id.
+    """
+    if len(names) < 2:
+        return
+    last = names[-1]
+    if "/" in last or last.endswith(".gguf") or Path(last).exists():
+        limit = "looks like the model, and --served-model-name takes all words up to the next flag"
+        remedy = "Name the model first: twostroke serve MODEL --served-model-name NAME NAME."
+        raise InvalidParameter("served_model_name", last, limit, remedy)
 
 
 CompletionSamplingFlags = Annotated[CompletionSampling, Parameter(name="*", group="Sampling")]

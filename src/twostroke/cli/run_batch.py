@@ -12,6 +12,7 @@ from twostroke.cli.flags import (
     CacheFlags,
     LoadByFlags,
     LoadFlags,
+    ModelNames,
     PresetFlag,
     QuietFlag,
     SchedulerFlags,
@@ -33,7 +34,7 @@ def run_batch(  # noqa: PLR0913 (each is a flag or a group of flags)
     /,
     *,
     output: Annotated[Path, Parameter(name=("--output", "-o"))],
-    served_model_name: tuple[str, ...] = (),
+    served_model_name: ModelNames = (),
     tool_call_parser: str | None = None,
     reasoning_parser: str | None = None,
     strict: bool = False,
@@ -55,7 +56,7 @@ def run_batch(  # noqa: PLR0913 (each is a flag or a group of flags)
     output
         Results, a line each, in the order in which they came. Requests that have one there are not asked again.
     served_model_name
-        Names that requests may call the model by; default: as --model is given. Can be repeated.
+        Names that requests may call the model by, all words up to the next flag; default: as --model is given.
     tool_call_parser
         How the model writes tool calls; without it a chat with tools is refused.
     reasoning_parser

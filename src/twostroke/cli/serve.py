@@ -18,9 +18,11 @@ from twostroke.cli.flags import (
     LoadBesideModel,
     LoadBesideModelFlags,
     ModelFlag,
+    ModelNames,
     PresetFlag,
     QuietFlag,
     SpeculationFlag,
+    check_model_names,
     json_object,
     with_model,
 )
@@ -42,8 +44,17 @@ class PoolsByFlags(PoolConfig):
     """Settings of decode workers alone, as JSON."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerByFlags(ServerConfig):
+    """The HTTP side, with a flag that takes several values."""
+
+    served_model_name: ModelNames = ()
+    """Names that clients may call the model by, the first in answers; default: as MODEL was given. All words up to the
+    next flag are names, so MODEL comes first."""
+
+
 PoolFlags = Annotated[PoolsByFlags, Parameter(name="*", group="Pools")]
-ServerFlags = Annotated[ServerConfig, Parameter(name="*", group="Server")]
+ServerFlags = Annotated[ServerByFlags, Parameter(name="*", group="Server")]
 
 __all__ = ["KVTransport", "MetricsNames", "Path", "PoolWorkers"]
 # cyclopts evaluates the annotations of ServerConfig and PoolConfig in this module
@@ -54,7 +65,7 @@ def serve(  # noqa: PLR0913 (each is a flag or a group of flags)
     /,
     *,
     model_flag: ModelFlag = None,
-    server: ServerFlags = ServerConfig(),
+    server: ServerFlags = ServerByFlags(),
     load: LoadBesideModelFlags = LoadBesideModel(),
     cache: CacheFlags = CacheConfig(),
     scheduler: FairSchedulerFlags = FairScheduler(),
@@ -81,6 +92,8 @@ def serve(  # noqa: PLR0913 (each is a flag or a group of flags)
 
     from twostroke.api.serve import serve as run
 
+    if model is None and model_flag is None:
+        check_model_names(server.served_model_name)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(message)s")
     config = EngineConfig(
         load=with_model(load, by_place=model, by_flag=model_flag),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 from twostroke.config.checks import whole_number
 from twostroke.engine.stop_checker import StopFinder, StopStrings
@@ -27,6 +27,11 @@ class PromptDict(TypedDict, total=False):
 
 Prompt = str | PromptDict
 """What a caller may give for a completion."""
+
+TruncationSide = Literal["left", "right"]
+"""Which end of a prompt that is too long is cut off."""
+WHOLE = slice(None)
+"""All tokens of a prompt."""
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids")
 
@@ -101,6 +106,7 @@ class InputProcessor:
         *,
         add_special_tokens: bool = True,
         truncate_prompt_tokens: int | None = None,
+        truncation_side: TruncationSide | None = None,
     ) -> PromptInput:
         """Checks a completion prompt.
 
@@ -108,7 +114,8 @@ class InputProcessor:
             prompt: text, or {"prompt_token_ids": [...]}.
             params: how to sample and when to stop.
             add_special_tokens: whether a text is framed as the model expects.
-            truncate_prompt_tokens: keep that many tokens, the last ones; -1 keeps what leaves room for max_tokens.
+            truncate_prompt_tokens: keep that many tokens; -1 keeps what leaves room for max_tokens.
+            truncation_side: where the others are cut off; None: left, so that the last ones are kept.
 
         Raises:
             InvalidPrompt: empty, too long, not text, or token ids that the model does not have.
@@ -116,9 +123,9 @@ class InputProcessor:
             InvalidParameter: a sampling parameter that this model cannot serve, or no SamplingParams at all.
         """
         params = _checked_kind(params)
-        cut = self._cut(truncate_prompt_tokens, params)
+        kept = self._kept(truncate_prompt_tokens, truncation_side, params)
         if isinstance(prompt, str):
-            return self._process_text(prompt, params, add_special_tokens, cut)
+            return self._process_text(prompt, params, add_special_tokens, kept)
         given = cast(Any, prompt)
         if not isinstance(given, Mapping):
             raise InvalidPrompt(
@@ -131,12 +138,17 @@ class InputProcessor:
         if len(given) != 1:
             raise InvalidPrompt("a prompt object must have either 'prompt' or 'prompt_token_ids'.")
         if "prompt" in given:
-            return self._process_text(given["prompt"], params, add_special_tokens, cut)
+            return self._process_text(given["prompt"], params, add_special_tokens, kept)
         token_ids = self._checked_token_ids(given["prompt_token_ids"])
-        return self._checked(None, token_ids[-cut:], params)
+        return self._checked(None, token_ids[kept], params)
 
     def process_embedding(
-        self, prompt: Prompt, *, add_special_tokens: bool = True, truncate_prompt_tokens: int | None = None
+        self,
+        prompt: Prompt,
+        *,
+        add_special_tokens: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: TruncationSide | None = None,
     ) -> PromptInput:
         """Checks a prompt whose last hidden state is wanted; arguments and errors are those of `process`."""
         checked = self.process(
@@ -144,6 +156,7 @@ class InputProcessor:
             SamplingParams(max_tokens=1),  # no token is sampled: the last one's hidden state stands for it
             add_special_tokens=add_special_tokens,
             truncate_prompt_tokens=truncate_prompt_tokens,
+            truncation_side=truncation_side,
         )
         return dataclasses.replace(checked, wants_hidden_state=True)
 
@@ -159,6 +172,7 @@ class InputProcessor:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
         truncate_prompt_tokens: int | None = None,
+        truncation_side: TruncationSide | None = None,
         shown_tokens: Collection[str] = (),
         find_stops: Callable[[Sequence[str]], StopFinder] = StopStrings,
         calls: FreeCalls | None = None,
@@ -166,13 +180,13 @@ class InputProcessor:
         """Renders a conversation with the model's chat template and checks it; raises what `process` raises.
 
         The first arguments are those of ChatTemplate.render. A template has written the begin token already where the
-        model has one, so `add_special_tokens` is False; it and `truncate_prompt_tokens` are as for `process`.
+        model has one, so `add_special_tokens` is False; it and how the prompt is truncated are as for `process`.
         `shown_tokens` are part of the output's text even where they are special tokens, which are left out otherwise:
         markup that a parser has to see. `find_stops` is as in PromptInput;
         `calls` are tool calls that may be written in place of structured outputs.
         """
         params = _checked_kind(params)
-        cut = self._cut(truncate_prompt_tokens, params)
+        kept = self._kept(truncate_prompt_tokens, truncation_side, params)
         text = self.render_chat(
             messages,
             tools=tools,
@@ -181,7 +195,7 @@ class InputProcessor:
             continue_final_message=continue_final_message,
             chat_template_kwargs=chat_template_kwargs,
         )
-        prompt = self._process_text(text, params, add_special_tokens, cut, calls)
+        prompt = self._process_text(text, params, add_special_tokens, kept, calls)
         ids = (self._tokenizer.token_id(token) for token in shown_tokens)
         shown = self._tokenizer.special_token_ids.intersection(ids)
         return dataclasses.replace(prompt, shown_token_ids=shown, find_stops=find_stops)
@@ -226,29 +240,29 @@ class InputProcessor:
             ) from error
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def _cut(self, truncate_prompt_tokens: int | None, params: SamplingParams) -> int:
-        """How many tokens of a prompt are kept, its last ones; 0 keeps all, as a slice [-0:] does."""
-        if truncate_prompt_tokens is None:
-            return 0
-        if truncate_prompt_tokens == -1:
-            return max(1, self._max_model_len - (params.max_tokens or 1))
-        whole_number("truncate_prompt_tokens", truncate_prompt_tokens, 1, limit="at least 1, or -1 for what fits")
-        return truncate_prompt_tokens
+    def _kept(self, most: int | None, side: TruncationSide | None, params: SamplingParams) -> slice:
+        """Return which of its tokens a prompt keeps."""
+        if most is None:
+            return WHOLE
+        if most == -1:
+            most = max(1, self._max_model_len - (params.max_tokens or 1))
+        whole_number("truncate_prompt_tokens", most, 1, limit="at least 1, or -1 for what fits")
+        return slice(most) if side == "right" else slice(-most, None)
 
     def _process_text(
         self,
         text: Any,
         params: SamplingParams,
         add_special_tokens: bool,
-        cut: int,
+        kept: slice,
         calls: FreeCalls | None = None,
     ) -> PromptInput:
-        if isinstance(text, str) and not cut and self._tokenizer.fewest_tokens(text) >= self._max_model_len:
+        if isinstance(text, str) and kept == WHOLE and self._tokenizer.fewest_tokens(text) >= self._max_model_len:
             least = self._tokenizer.fewest_tokens(text)  # a text of megabytes would take seconds to be counted exactly
             raise self._too_long(f"at least {least} tokens, by its {len(text)} characters", least)
         token_ids = tuple(self.encode(text, add_special_tokens=add_special_tokens))
         # Not out of range for a tokenizer that passed check_vocab, so only its length is looked at.
-        return self._checked(text, token_ids[-cut:], params, calls)
+        return self._checked(text, token_ids[kept], params, calls)
 
     def _checked_token_ids(self, given: Any) -> tuple[int, ...]:
         if not isinstance(given, (list, tuple)):

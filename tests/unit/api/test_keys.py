@@ -83,9 +83,14 @@ def test_the_admin_key_opens_administration_and_the_page_and_nothing_else() -> N
     admin, user = {"authorization": "Bearer admin-key"}, {"x-api-key": "user-key"}
     assert server.http.get("/server_info", headers=admin).json()["settings"]["admin_api_key"] == "set"
     assert server.http.get("/server_info", headers=user).status_code == 401
-    for path in ("/", "/page/page.js", "/v1/models"):
-        for who in (user, admin):
-            assert server.http.get(path, headers=who).status_code == 200, "the page is for both"
+    both = ("/", "/page/page.js", "/v1/models", "/v1/models/", "/v1/models/embedded", "/metrics", "/live/state")
+    for path in (*both, "/version", "/v1/capabilities", "/openapi.json"):
+        for who in (user, admin, {"x-api-key": "admin-key"}, {"authorization": "Basic eDphZG1pbi1rZXk="}):
+            for method in ("GET", "HEAD"):
+                assert server.http.request(method, path, headers=who).status_code == 200, "the page is for both"
+        refusal = server.http.get(path)
+        assert refusal.status_code == 401
+        assert refusal.headers["www-authenticate"].endswith('realm="twostroke"'), "RFC 9110, 11.6.1"
     assert server.http.post("/v1/completions", json={"prompt": "a"}, headers=admin).status_code == 401
     server.stop()
 

@@ -18,12 +18,13 @@ from command_line import twostroke
 from timed_engine import history
 from traces import conversations, write_trace
 from twostroke.bench.workload import of_lengths
-from twostroke.cli.flags import LoadBesideModel
+from twostroke.cli.flags import LoadBesideModel, check_model_names
 from twostroke.cli.generate import generate
 from twostroke.cli.main import app
 from twostroke.config.cache import CacheConfig
 from twostroke.engine.completion_stream import CompletionStream
 from twostroke.engine.event_sinks import JsonlEventLog
+from twostroke.errors import InvalidParameter
 
 SMALL = ["--threads", "1", "--kv-cache-memory", str(1 << 24)]
 
@@ -438,3 +439,25 @@ def test_one_flag_leaves_the_defaults_of_the_others() -> None:
     assert groups > 20
     _, given, _ = app.parse_args(["serve", "--max-num-seqs", "3"], exit_on_error=False)
     assert given.arguments["scheduler"].policy == "fair"
+
+
+def test_several_names_of_the_model_behind_one_flag() -> None:
+    def names(*words: str) -> object:
+        _, given, _ = app.parse_args(["serve", *words], exit_on_error=False)
+        return given.arguments["server"].served_model_name, given.arguments.get("model")
+
+    assert names("M", "--served-model-name", "a", "b", "--port", "0") == (("a", "b"), "M")
+    assert names("M", "--served-model-name", "a", "--served-model-name", "b") == (("a", "b"), "M")
+    assert names("M", "--served-model-name=a") == (("a",), "M")
+    assert names("--served-model-name", "a", "b", "c", "--model", "M") == (("a", "b", "c"), None)
+    batch = ["run-batch", "in.jsonl", "--served-model-name", "a", "b", "-o", "out.jsonl"]
+    _, given, _ = app.parse_args(batch, exit_on_error=False)
+    assert given.arguments["served_model_name"] == ("a", "b")
+
+
+def test_a_model_that_is_taken_for_a_name_is_not_left_out(tmp_path: Path) -> None:
+    for model in ("org/model", "model.gguf", str(tmp_path)):
+        with pytest.raises(InvalidParameter, match="Name the model first"):
+            check_model_names(("name", model))
+    check_model_names(("org/one",))
+    check_model_names(("one", "two"))

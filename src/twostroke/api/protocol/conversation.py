@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from twostroke.api.protocol.fields import ServiceTier, WireObject
+from twostroke.api.protocol.fields import SERVICE_TIER, ServiceTier, WireObject
 
 
 class ConversationFields(WireObject):
@@ -27,9 +27,7 @@ class ConversationFields(WireObject):
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Further variables for the chat template."
     )
-    service_tier: ServiceTier | None = Field(
-        default=None, description="flex: background work, it takes what other requests leave; the others: no such work."
-    )
+    service_tier: ServiceTier | None = Field(default=None, description=SERVICE_TIER)
     priority: Annotated[int, Field(ge=-(2**31), le=2**31)] | None = Field(
         default=None, description="Lower is served earlier; needs --policy priority."
     )

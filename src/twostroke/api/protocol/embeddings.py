@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from twostroke.api.protocol.fields import ServiceTier, WireObject, bookkeeping
+from twostroke.api.protocol.fields import SERVICE_TIER, ServiceTier, WireObject, bookkeeping
 from twostroke.api.protocol.sampling import TokenIds
+from twostroke.engine.input_processor import TruncationSide
 
 MAX_INPUTS = 2048
 """Of one request; OpenAI's limit."""
@@ -27,14 +28,16 @@ class EmbeddingRequest(WireObject):
         default=None, description="Numbers, or the float32s in little-endian bytes as base64; default float."
     )
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(
-        default=None, description="Keep only the last k tokens of each input; -1: as many as the context holds."
+        default=None,
+        description="Keep only so many tokens of each input, by default the last; -1: as many as the context holds.",
+    )
+    truncation_side: TruncationSide | None = Field(
+        default=None, description="With truncate_prompt_tokens: left (default) keeps the last tokens, right the first."
     )
     add_special_tokens: bool | None = Field(
         default=None, description="Frame texts as the tokenizer says; default true."
     )
-    service_tier: ServiceTier | None = Field(
-        default=None, description="flex: background work, it takes what other requests leave; the others: no such work."
-    )
+    service_tier: ServiceTier | None = Field(default=None, description=SERVICE_TIER)
     priority: Annotated[int, Field(ge=-(2**31), le=2**31)] | None = Field(
         default=None, description="Lower is served earlier; needs --policy priority."
     )

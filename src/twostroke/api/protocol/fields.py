@@ -14,7 +14,7 @@ import functools
 import itertools
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
@@ -30,14 +30,53 @@ class Standing(StrEnum):
     REFUSED = "refused"
 
 
-ServiceTier = Literal["auto", "default", "standard_only", "flex"]
+ServiceTier = Literal["auto", "default", "standard_only", "flex", "scale", "priority"]
+SERVICE_TIER = (
+    "flex: background work, it takes what other requests leave; priority: ahead of others where the server runs "
+    "--policy priority; the others, and priority elsewhere: as without. The answer names what it was."
+)
+"""Description of the field."""
 FLEX = "flex"
 """OpenAI's word for work that may wait: it takes what the others leave."""
+PRIORITY = "priority"
+"""OpenAI's word for work that goes first."""
+PRIORITY_OF_TIER = -1
+"""Place in the queue of the tier priority, where the request names none: ahead of 0, by --ageing-s."""
 
 
-def tier_of(asked: ServiceTier | None) -> dict[str, str]:
-    """What an answer says of how it was served, if it was asked for in a way."""
-    return {} if asked is None else {"service_tier": FLEX if asked == FLEX else "default"}
+def tier_of(asked: ServiceTier | None, *, uses_priority: bool) -> dict[str, str]:
+    """Return what an answer says of how it was served, if it was asked for in a way.
+
+    Args:
+        asked: the field of the request.
+        uses_priority: whether the engine looks at priorities.
+
+    >>> tier_of("scale", uses_priority=True), tier_of("priority", uses_priority=False)
+    ({'service_tier': 'default'}, {'service_tier': 'default'})
+    """
+    if asked is None:
+        return {}
+    is_served = asked == FLEX or (asked == PRIORITY and uses_priority)
+    return {"service_tier": asked if is_served else "default"}
+
+
+class Prioritised(Protocol):
+    """A request that has a place in the queue."""
+
+    priority: int | None
+    service_tier: ServiceTier | None
+
+
+def priority_of(request: Prioritised, *, uses_priority: bool) -> int:
+    """Return the priority of a request: the one it names, or else that of its tier.
+
+    Args:
+        request: as it came.
+        uses_priority: whether the engine looks at priorities.
+    """
+    if request.priority is None and request.service_tier == PRIORITY and uses_priority:
+        return PRIORITY_OF_TIER
+    return request.priority or 0
 
 
 MAX_UNKNOWN = 64

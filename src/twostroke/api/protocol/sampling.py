@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from twostroke.api.protocol.fields import ServiceTier, WireObject, bookkeeping, refused
+from twostroke.api.protocol.fields import SERVICE_TIER, ServiceTier, WireObject, bookkeeping, refused
+from twostroke.engine.input_processor import TruncationSide
 
 TokenIds = list[Annotated[int, Field(ge=0, le=2**31 - 1)]]
 
@@ -15,8 +16,15 @@ class StreamOptions(WireObject):
     """How a stream reports usage."""
 
     include_usage: bool | None = Field(default=None, description="One more chunk at the end holds the usage.")
-    continuous_usage_stats: bool | None = Field(default=None, description="Every chunk holds the usage so far.")
+    continuous_usage_stats: bool | None = Field(
+        default=None, description="With include_usage: every chunk holds the usage so far."
+    )
     include_obfuscation: bool | None = bookkeeping("Padding against eavesdroppers; there is none here.")
+
+    @property
+    def says_usage_along(self) -> bool:
+        """Whether every chunk holds the usage so far."""
+        return bool(self.include_usage and self.continuous_usage_stats)
 
 
 class StructuredOutputsField(WireObject):
@@ -75,7 +83,11 @@ class SamplingFields(WireObject):
         default=None, description="Log-probabilities of the prompt's tokens, with this many of the most likely."
     )
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(
-        default=None, description="Keep only the last k tokens of the prompt; -1: as many as the context holds."
+        default=None,
+        description="Keep only so many tokens of the prompt, by default the last; -1: as many as the context holds.",
+    )
+    truncation_side: TruncationSide | None = Field(
+        default=None, description="With truncate_prompt_tokens: left (default) keeps the last tokens, right the first."
     )
     add_special_tokens: bool | None = Field(
         default=None, description="Frame the prompt as the tokenizer says; default true for texts, false for chats."
@@ -84,9 +96,7 @@ class SamplingFields(WireObject):
     return_tokens_as_token_ids: bool | None = Field(
         default=None, description="Tokens of log-probabilities are written as token_id:42."
     )
-    service_tier: ServiceTier | None = Field(
-        default=None, description="flex: background work, it takes what other requests leave; the others: no such work."
-    )
+    service_tier: ServiceTier | None = Field(default=None, description=SERVICE_TIER)
     priority: Annotated[int, Field(ge=-(2**31), le=2**31)] | None = Field(
         default=None, description="Lower is served earlier; needs --policy priority."
     )

@@ -54,6 +54,7 @@ def models_router(context: ServerContext) -> APIRouter:
         }
 
     @router.get("/v1/models")
+    @router.get("/v1/models/", include_in_schema=False)
     async def models() -> Response:
         """The models: one, under each of its names."""
         return json_response({"object": "list", "data": [described(name) for name in context.model_names]})
@@ -61,7 +62,8 @@ def models_router(context: ServerContext) -> APIRouter:
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         """One model."""
-        return json_response(described(context.check_model(name)))
+        known = name if name in context.model_names else name.removesuffix("/")
+        return json_response(described(context.check_model(known)))
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> Response:

@@ -1,0 +1,117 @@
+"""What RFC 9110 and 9112 demand of the head of a request, beyond what the parser sees to. No I/O in here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from twostroke.api.http_errors import HTTPError
+
+Headers = Sequence[tuple[bytes, bytes]]
+"""Names in lower case, and values."""
+
+UNIQUE_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"host", b"authorization", b"x-api-key"})
+"""Two of these and two readers may believe different ones."""
+VERSIONS = ("1.0", "1.1")
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]*)(:[0-9]*)?", re.ASCII)
+_ABSOLUTE = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
+_REQUEST_LINE = re.compile(rb"(?:\r\n)*[!#$%&'*+.^_`|~0-9A-Za-z-]+ [^\s]+ HTTP/(\d)\.\d\r\n")
+
+
+def check_head(method: bytes, version: str, target: bytes, headers: Headers) -> None:
+    """Refuse a head that two readers could read differently, or that asks for what there is not.
+
+    Args:
+        method: of the request.
+        version: of HTTP: "1.1".
+        target: as sent.
+        headers: of the request.
+
+    Raises:
+        HTTPError: with the status that the RFCs name.
+    """
+    if version not in VERSIONS:
+        raise _unknown_version(version)
+    if method == b"CONNECT":
+        raise HTTPError(501, "CONNECT is not implemented; this server is no proxy.", code="not_implemented")
+    if not (target.startswith(b"/") or _ABSOLUTE.fullmatch(target) or (target == b"*" and method == b"OPTIONS")):
+        raise HTTPError(400, "the request target is neither a path nor an http URL.")
+    names = [name for name, _ in headers]
+    twice = [name for name in UNIQUE_HEADERS if names.count(name) > 1]
+    if twice or (b"content-length" in names and b"transfer-encoding" in names):
+        told = ", ".join(name.decode() for name in sorted(twice)) or "content-length beside transfer-encoding"
+        raise HTTPError(400, f"the request has contradicting headers ({told}).")
+    given = dict(headers)
+    _check_host(version, given.get(b"host"))
+    _, named = origin_form(target)
+    if named is not None and (not named or _HOST.fullmatch(named) is None):
+        raise HTTPError(
+            400, f"the request target names no host ({named[:64].decode('latin-1')!r}); send http://HOST/PATH."
+        )
+    _check_coding(version, given.get(b"transfer-encoding"))
+    if version == "1.1" and given.get(b"expect", b"100-continue").lower() != b"100-continue":
+        raise HTTPError(417, "the expectation is not known; the one that is is 'expect: 100-continue'.")
+
+
+def origin_form(target: bytes) -> tuple[bytes, bytes | None]:
+    """Return the path with its query, and the host that an absolute URL names; see RFC 9112, 3.2.2.
+
+    >>> origin_form(b"/health"), origin_form(b"http://x:80?a=b")
+    ((b'/health', None), (b'/?a=b', b'x:80'))
+    """
+    found = _ABSOLUTE.fullmatch(target)
+    if found is None:
+        return target, None
+    path = found[2]
+    return (path if path.startswith(b"/") else b"/" + path), found[1]
+
+
+def framing_of(headers: Headers) -> bytes:
+    """Return the header that says where the body ends, as it is sent; empty for a request without a body.
+
+    >>> framing_of([(b"host", b"x"), (b"content-length", b"3")]).strip()
+    b'content-length: 3'
+    """
+    names = (b"content-length", b"transfer-encoding")
+    return next((b"%b: %b\r\n" % header for header in headers if header[0] in names and header[1] != b"0"), b"")
+
+
+def unreadable(data: bytes, *, is_method: bool) -> HTTPError | None:
+    """Return what is to be said of bytes that the parser refused; None where they are no request line of HTTP.
+
+    Args:
+        data: the first bytes of a request.
+        is_method: whether the parser did not know the method.
+    """
+    line = _REQUEST_LINE.match(data)
+    if line is None:
+        return None
+    if line[1] != b"1":
+        return _unknown_version(line[1].decode())
+    if not is_method:
+        return None
+    return HTTPError(501, "the method of the request is not implemented.", code="not_implemented")
+
+
+def _check_host(version: str, host: bytes | None) -> None:
+    if host is None and version == "1.1":
+        raise HTTPError(400, "the request has no 'host' header, which HTTP/1.1 needs.")
+    if host is not None and _HOST.fullmatch(host) is None:
+        told = host[:64].decode("latin-1")
+        raise HTTPError(400, f"the header host={told!r} is not a host; send a name, or NAME:PORT.")
+
+
+def _check_coding(version: str, coding: bytes | None) -> None:
+    if coding is None:
+        return
+    if version == "1.0":
+        raise HTTPError(400, "HTTP/1.0 has no 'transfer-encoding'; send 'content-length'.")
+    codings = [part.strip().lower() for part in coding.split(b",")]
+    if codings.count(b"chunked") > 1 or codings[-1] != b"chunked":
+        raise HTTPError(400, "the last transfer coding is not 'chunked', so the end of the body is not known.")
+    if len(codings) > 1:
+        raise HTTPError(501, "the one transfer coding that is implemented is 'chunked'.", code="not_implemented")
+
+
+def _unknown_version(version: str) -> HTTPError:
+    return HTTPError(505, f"HTTP/{version} is not spoken here; send HTTP/1.1.")
