@@ -130,7 +130,8 @@ class Recording:
             try:
                 self._cursor.take(event)
             except (LookupError, ValueError, TypeError, AttributeError, AssertionError, MemoryError) as error:
-                what = f"event {self._num_events + 1:,}, {type(event).__name__}, does not fit those before it ({reason_of(error)})"
+                event_name = f"event {self._num_events + 1:,}, {type(event).__name__}"
+                what = f"{event_name}, does not fit those before it ({reason_of(error)})"
                 raise InvalidParameter("event_log", self._name, what, "Give a file as it was written.") from error
             self._num_events += 1
             waiting.append(pack(event))
