@@ -171,7 +171,10 @@ asyncio.run(main())
 """
 
 
-def test_all_end_with_the_process_that_asked_for_them() -> None:
+@pytest.mark.parametrize("stopped", [(), (0,), (1,), (0, 1)], ids=["none", "server", "child", "both"])
+def test_all_end_with_the_process_that_asked_for_them(stopped: tuple[int, ...]) -> None:
+    """Also those that are stopped, who see no connection end."""
+
     async def scenario() -> None:
         gateway = await asyncio.create_subprocess_exec(
             sys.executable, "-c", GATEWAY, stdout=asyncio.subprocess.PIPE, env={"PYTHONPATH": ":".join(sys.path)}
@@ -179,6 +182,8 @@ def test_all_end_with_the_process_that_asked_for_them() -> None:
         assert gateway.stdout is not None
         pids = [int(pid) for pid in (await asyncio.wait_for(gateway.stdout.readline(), SOON_S)).split()]
         assert len(pids) == 2
+        for place in stopped:
+            os.kill(pids[place], signal.SIGSTOP)
         gateway.kill()
         await gateway.wait()
         for pid in pids:

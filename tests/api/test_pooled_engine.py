@@ -319,11 +319,17 @@ def test_what_was_never_started_removes_nothing(tmp_path: Path, monkeypatch: pyt
         ({"decode": 1, "prefill": 1, "prefill_block_size": 24}, "prefill_block_size=24.* power of two"),
         ({"decode": 1, "prefill": 1, "prefill_block_size": 256}, "prefill_block_size"),
         ({"heartbeat_timeout_s": 0.0, "decode": 1}, "heartbeat_timeout_s"),
+        ({"heartbeat_timeout_s": 1.0}, "heartbeat_timeout_s=1.0: needs more than one process"),
+        ({"step_timeout_s": 0.5}, "step_timeout_s"),
     ],
 )
 def test_pools_that_cannot_be_are_refused(given: dict[str, Any], what: str) -> None:
     with pytest.raises(InvalidParameter, match=what):
         PoolConfig(**given)
+
+
+def test_one_process_has_a_step_timeout_too() -> None:
+    assert PoolConfig(step_timeout_s=3.0).num_workers == 0
 
 
 @pytest.mark.parametrize("name", ["model", "max_model_len", "enable_prefix_caching", "block_sizes"])

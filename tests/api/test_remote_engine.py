@@ -17,7 +17,7 @@ import pytest
 from faulty_engine import BREAK, HANG, POISON, ROT
 from twostroke import LLM, SamplingParams
 from twostroke.config.engine import EngineConfig
-from twostroke.engine import engine_process
+from twostroke.engine import engine_process, remote_engine
 from twostroke.engine.client import EngineState, OutputStream
 from twostroke.engine.output_processor import OutputKind
 from twostroke.engine.remote_engine import RemoteEngine
@@ -298,6 +298,110 @@ def test_health_is_progress() -> None:
             await until(lambda: engine.health().is_ready)
 
     run(main)
+
+
+@pytest.mark.parametrize("how", ["serving", "idle", "a step that hangs"])
+def test_a_process_that_stands_still_is_ended_and_replaced(how: str) -> None:
+    async def main() -> None:
+        async with started(command=FAULTY, step_timeout_s=1.0) as engine:
+            first, streams = engine.pid, list[OutputStream]()
+            assert first is not None
+            if how == "serving":
+                streams = [opened(engine, f"r{i}", LONG) for i in range(3)]
+                await taken(streams[0])
+            elif how == "a step that hangs":
+                streams = [opened(engine, "hangs", prompt={"prompt_token_ids": [5, HANG]})]
+            if how != "a step that hangs":
+                os.kill(first, signal.SIGSTOP)
+            for stream in streams:
+                with pytest.raises(EngineError, match="signal 9: it said nothing for 1 s"):
+                    await finished(stream)
+            await until(lambda: engine.health().is_ready and engine.pid != first)
+            assert engine.health().num_restarts == 1
+            assert not Path(f"/proc/{first}").exists()
+            assert (await finished(opened(engine, "later"))).outputs[0].finish_reason == "length"
+
+    run(main)
+
+
+def test_one_that_lives_is_never_taken_for_one_that_stands_still() -> None:
+    """Idle or at work, for several times as long as a silent one may take."""
+
+    async def main() -> None:
+        async with started(step_timeout_s=1.0) as engine:
+            first = engine.pid
+            await asyncio.sleep(3.0)
+            stream = opened(engine, "long", LONG)
+            await taken(stream)
+            await asyncio.sleep(2.5)
+            stream.close()
+            assert (engine.pid, engine.health().num_restarts) == (first, 0)
+
+    run(main)
+
+
+def test_one_that_is_stopped_while_it_loads_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_engine, "LOADING_SILENCE_S", 0.5)
+
+    async def main() -> None:
+        engine = RemoteEngine(CONFIG, command=(sys.executable, "-c", "import time; time.sleep(1e6)"))
+        with pytest.raises(SetupError, match=r"it said nothing for 0\.5 s while it was loaded"):
+            await engine.start()
+        await engine.close()
+
+    run(main)
+
+
+GATEWAY = """
+import asyncio, os, sys
+from twostroke.config.engine import EngineConfig
+from twostroke.engine.remote_engine import RemoteEngine
+
+async def main():
+    ranks = int(sys.argv[1])
+    engine = RemoteEngine(EngineConfig.from_keywords(threads=1, num_kv_blocks=600, tensor_parallel_size=ranks))
+    await engine.start()
+    print(engine.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a stopped process of its parent's end")
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_no_process_outlives_the_one_that_serves(num_ranks: int, is_stopped: bool) -> None:
+    """Whether or not the engine and its ranks stand still when that is killed."""
+
+    async def main() -> None:
+        gateway = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", GATEWAY, str(num_ranks), stdout=asyncio.subprocess.PIPE
+        )
+        assert gateway.stdout is not None
+        engine = int(await asyncio.wait_for(gateway.stdout.readline(), PATIENCE_S))
+        family = [engine, *_children_of(engine)]
+        assert len(family) >= num_ranks
+        if is_stopped:
+            for pid in family:
+                os.kill(pid, signal.SIGSTOP)
+        gateway.kill()
+        await gateway.wait()
+        await until(lambda: all(map(_has_ended, family)))
+
+    run(main)
+
+
+def _children_of(pid: int) -> list[int]:
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for children in lists for child in children.read_text().split()]
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
 
 
 def test_what_cannot_be_loaded_is_refused() -> None:

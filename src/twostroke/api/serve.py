@@ -112,6 +112,7 @@ def _engine(
             engine_config,
             listeners=(observation,),
             stall_after_s=config.stall_timeout_s,
+            step_timeout_s=(pools or PoolConfig()).step_timeout_s,
             chat_template=template,
             on_trouble=observation.dump,
         )

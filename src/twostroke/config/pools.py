@@ -74,7 +74,8 @@ class PoolConfig:
     """A process that says nothing for so long is ended, and what it did goes on elsewhere."""
     step_timeout_s: float = 15.0
     """A process whose engine has not come round for so long, beyond twenty times what its step takes the machine at
-    best, hangs: it is ended, and what it did goes on elsewhere."""
+    best, hangs: it is ended, and what it did goes on elsewhere. Where one process does everything, one that says
+    nothing for so long is ended, too; it is started again, and what it did ends with an error."""
     max_prefill: int = 0
     """Under load there may be so many prefill processes; 0: as many as --prefill says, whatever the load."""
     max_decode: int = 0
@@ -118,7 +119,7 @@ class PoolConfig:
             number(name, getattr(self, name), 0, 1e6, "more than 0 and at most 1000000 seconds", low_open=True)
         self._check_sizes_under_load()
         if not self.decode:
-            names = self.__dataclass_fields__.keys() - {"prefill", "decode"}
+            names = self.__dataclass_fields__.keys() - {"prefill", "decode", "step_timeout_s"}
             self._refuse(names, "needs more than one process", "Add --prefill 1 --decode 1, or leave it out.")
         if not self.max_prefill:
             self._refuse({"ttft_target_s"}, "is what prefill processes are added for", "Add --max-prefill.")

@@ -49,6 +49,13 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def kill_child(pid: int) -> None:
+    """Kills a child and whoever it has started in its session, also those that are stopped."""
+    kill_group(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
 class LocalChild:
     """A child of this process. Its standard input is a pipe that is held here: when this process ends, it ends too."""
 

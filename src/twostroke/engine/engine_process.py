@@ -17,12 +17,15 @@ from twostroke.cost.step_cost import MachineLimits
 from twostroke.engine.child import Child, LocalChild
 from twostroke.engine.forking import ForkServer
 from twostroke.engine.handover_port import HandoverPort
-from twostroke.engine.messages import COMMANDS, REPORTS, Command, Report, Start, Stop
+from twostroke.engine.heartbeat import Heartbeat
+from twostroke.engine.messages import COMMANDS, REPORTS, Alive, Command, Refused, Report, Start, Stop
 from twostroke.engine.wires import FolderWires, Wires
 
 COMMAND = (sys.executable, "-m", "twostroke.engine.process")
 STOP_PATIENCE_S = 10.0
 """How long a process that was told to stop may take, before it is killed."""
+LOADING_SILENCE_S = 60.0
+"""From its start on a process loads its model; one that was stopped meanwhile, or hangs before it begins, is ended."""
 LAST_WORDS_S = 0.2
 """What a process sent at its very end may still be on its way through the socket so long after its exit."""
 
@@ -70,6 +73,7 @@ class EngineProcess:
         last_words_s: float = LAST_WORDS_S,
         forks: ForkServer | None = None,
         machine: MachineLimits | None = None,
+        heartbeat: Heartbeat | None = None,
     ) -> EngineProcess:
         """Starts a child of this process that loads what the config says; its reports tell how that goes.
 
@@ -80,6 +84,7 @@ class EngineProcess:
             last_words_s: see EngineProcess.
             forks: it is forked from this one's process instead.
             machine: what this machine can do, if that was measured.
+            heartbeat: how it shows that it lives, where `handover` does not say.
 
         Raises:
             SetupError: it could not be forked.
@@ -87,7 +92,7 @@ class EngineProcess:
         folder = Path(tempfile.mkdtemp(prefix="twostroke-"))  # for this user only
         child = await (LocalChild.start(command, folder) if forks is None else forks.fork(folder))
         process = cls(child, FolderWires(folder), last_words_s)
-        process.send(Start(config, handover, machine=machine))
+        process.send(Start(config, handover, machine=machine, heartbeat=heartbeat))
         return process
 
     @property
@@ -115,6 +120,21 @@ class EngineProcess:
             else:
                 self._something = asyncio.get_running_loop().create_future()
                 await self._something
+
+    async def first_report(self, silence_s: float) -> Report | None:
+        """What it says when its model is loaded; until then it says that it lives, from when it knows what to load.
+
+        Args:
+            silence_s: one that says nothing for so long is killed, and counts as one that refuses.
+        """
+        while True:
+            try:
+                report = await asyncio.wait_for(self.receive(), silence_s)
+            except TimeoutError:
+                self.kill()
+                return Refused(f"it said nothing for {silence_s:g} s while it was loaded.")
+            if not isinstance(report, Alive):
+                return report
 
     def _wake(self, *_: object) -> None:
         if self._something is not None and not self._something.done():

@@ -7,21 +7,28 @@ took over its streams have caught up, and takes no processor away from them (doc
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import select
 import signal
 import socket
 import sys
+from collections.abc import Iterable
 
 from twostroke.engine import process
+from twostroke.engine.child import kill_child
 from twostroke.engine.forking import FORK_REPLIES, FORKS, Ended, Forked, ForkFailed
+from twostroke.parent_death import signal_at_parents_death
 
 LARGEST_QUESTION = 1 << 16
 
 
 def fork_on_demand(control: socket.socket) -> str | None:
     """Forks whenever it is asked to, and says when a child has ended.
+
+    When the other side is gone without a word it has died: its children are killed, as those that are stopped would
+    not notice.
 
     Returns:
         In each child, the folder of what it needs; in the server, None when the other side is gone.
@@ -33,22 +40,18 @@ def fork_on_demand(control: socket.socket) -> str | None:
         for descriptor, _ in poll.poll():
             if descriptor != control.fileno():
                 poll.unregister(descriptor)
-                pid = children.pop(descriptor)
-                os.close(descriptor)
-                _, status = os.waitpid(pid, 0)
-                if not _tell(control, Ended(pid, os.waitstatus_to_exitcode(status))):
-                    return None
+                if not _tell(control, _ended(descriptor, children.pop(descriptor))):
+                    return _leave(control, children.values())
                 continue
-            question, descriptors, _, _ = socket.recv_fds(control, LARGEST_QUESTION, 1)
-            if not question:
+            folder, descriptors = _asked_for(control, children.values())
+            if not folder:
                 return None
-            folder = FORKS.decode(question).folder
             try:
                 pid = os.fork()
             except OSError as error:
                 os.close(descriptors[0])
                 if not _tell(control, ForkFailed(str(error))):
-                    return None
+                    return _leave(control, children.values())
                 continue
             if pid == 0:
                 _leave_home(control, descriptors[0])
@@ -58,7 +61,31 @@ def fork_on_demand(control: socket.socket) -> str | None:
             children[child] = pid
             poll.register(child, select.POLLIN)
             if not _tell(control, Forked(pid), child):
-                return None
+                return _leave(control, children.values())
+
+
+def _asked_for(control: socket.socket, children: Iterable[int]) -> tuple[str, list[int]]:
+    """The folder of one more child, and the descriptor that comes with it; no folder: nobody asks any more."""
+    with contextlib.suppress(ConnectionResetError):
+        question, descriptors, _, _ = socket.recv_fds(control, LARGEST_QUESTION, 1)
+        if question:
+            return FORKS.decode(question).folder, descriptors
+    for pid in children:
+        kill_child(pid)
+    return "", []
+
+
+def _leave(control: socket.socket, children: Iterable[int]) -> None:
+    """Nobody hears any more; what was said before tells why."""
+    while _asked_for(control, children)[0]:
+        pass
+
+
+def _ended(descriptor: int, pid: int) -> Ended:
+    """How a child has ended."""
+    os.close(descriptor)
+    _, status = os.waitpid(pid, 0)
+    return Ended(pid, os.waitstatus_to_exitcode(status))
 
 
 def _tell(control: socket.socket, reply: Forked | ForkFailed | Ended, *descriptors: int) -> bool:
@@ -81,6 +108,7 @@ def _leave_home(control: socket.socket, standard_input: int) -> None:
 def main() -> None:
     """The process's entry."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal_at_parents_death(signal.SIGCONT)
     gc.freeze()  # what is never looked at is never written to, and stays one copy for all
     folder = fork_on_demand(socket.socket(fileno=int(sys.argv[1])))
     if folder is not None:

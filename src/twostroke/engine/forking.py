@@ -30,7 +30,7 @@ class Fork(msgspec.Struct, frozen=True, array_like=True):
     """One more child, please; its standard input comes with it."""
 
     folder: str
-    """Of what it needs."""
+    """Of what it needs; empty: no more children, and those that live go on."""
 
 
 class Forked(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -167,6 +167,9 @@ class ForkServer:
 
     async def close(self) -> None:
         """No more children; those that live go on."""
+        if self._control is not None:
+            with contextlib.suppress(OSError):
+                self._control.send(msgspec.msgpack.encode(Fork("")))
         self._lose()
         if self._process is not None:
             await self._process.wait()

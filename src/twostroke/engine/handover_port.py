@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from twostroke.engine.heartbeat import Heartbeat
 from twostroke.kv_transfer.address import Address
 
 
@@ -19,10 +20,7 @@ class HandoverPort(msgspec.Struct, frozen=True, array_like=True):
     """It takes KV that was computed by other kernels or on other devices."""
     memory_share: float = 1.0
     """Of the memory that is free; the rest is for the other processes of the pools."""
-    heartbeat_s: float = 0.5
-    """A process that has said nothing else for so long says that it lives."""
-    step_timeout_s: float = 15.0
-    """An engine that does not come round for so long, its step's own time aside, hangs: that it lives is not said."""
+    heartbeat: Heartbeat = Heartbeat()
     name: str = ""
     """Of the process, in its events; empty: it names itself."""
 

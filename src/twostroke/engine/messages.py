@@ -7,7 +7,7 @@
     Add, Finish, ResetPrefixCache, Stop  ────────────────────►   between steps
     FetchKV, DropKV
                                ◄──────────────────────────────   Progress(updates, events), once a step
-                               ◄──────────────────────────────   Alive, ten times a second
+                               ◄──────────────────────────────   Alive, where nothing else was said for a while
 
 Neither end ever waits for the other: sending is queueing, and who has work to do only looks whether something came.
 Token ids only; text and templates stay in the HTTP process.
@@ -26,6 +26,7 @@ from twostroke.cost.step_cost import MachineLimits
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import HandoverPort, LenderFacts
+from twostroke.engine.heartbeat import Heartbeat
 from twostroke.engine.output_processor import TokenUpdate
 from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.kv_transfer.transport import Fetched, KVSource
@@ -47,6 +48,8 @@ class Start(_Message):
     """How far the clock of its machine is ahead of the gateway's: what it tells meets what the gateway knows."""
     machine: MachineLimits | None = None
     """What its machine can do; None: it measures that."""
+    heartbeat: Heartbeat | None = None
+    """How an engine that hands nothing over shows that it lives; None: it does not, or `handover` says how."""
 
 
 class Add(_Message):

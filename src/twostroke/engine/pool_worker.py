@@ -11,7 +11,7 @@ from twostroke.config.engine import EngineConfig
 from twostroke.engine.client import EngineState
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.dispatcher import Member
-from twostroke.engine.engine_process import STOP_PATIENCE_S, EngineProcess
+from twostroke.engine.engine_process import LOADING_SILENCE_S, STOP_PATIENCE_S, EngineProcess
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.handover_port import HandoverPort
 from twostroke.engine.launcher import Launcher
@@ -32,8 +32,6 @@ SOON_S = 5.0
 LATE_AFTER_S = 1.0
 """Seconds without a step, while there is work, after which others are preferred: it may hang. Longer than most
 steps."""
-LOADING_SILENCE_S = 60.0
-"""From its start on a process loads its model; one that was stopped meanwhile, or hangs before it begins, is ended."""
 RESTART_DELAYS_S = (0.0, 0.5, 2.0, 5.0, 10.0)
 """Before a start, by the fast deaths before it; the last one from then on."""
 
@@ -247,7 +245,7 @@ class PoolWorker:
         if self.state is EngineState.STARTING and not self._was_ready:
             self.cause = "the model is being loaded"
         try:
-            report = await self._first_report(process)
+            report = await process.first_report(LOADING_SILENCE_S)
             if not isinstance(report, Ready):
                 return await self._not_loaded(process, report)
             assert report.geometry is not None, "a process of a pool says what it computes"
@@ -279,17 +277,6 @@ class PoolWorker:
                 process.kill()
             self._process = self._spawned = self.facts = self.geometry = None
             await process.stop()
-
-    async def _first_report(self, process: EngineProcess) -> Report | None:
-        """What it says when its model is loaded; until then it says that it lives, from when it knows what to load."""
-        while True:
-            try:
-                report = await asyncio.wait_for(process.receive(), LOADING_SILENCE_S)
-            except TimeoutError:
-                process.kill()
-                return Refused(f"it said nothing for {LOADING_SILENCE_S:g} s while it was loaded.")
-            if not isinstance(report, Alive):
-                return report
 
     async def _launch(self, config: EngineConfig, port: HandoverPort) -> EngineProcess | None:
         """A process, which may wait long for its place; None: it was closed meanwhile."""

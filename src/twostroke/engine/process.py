@@ -2,7 +2,7 @@
 
 Its loop never waits for anybody while there is work: between two steps it looks which commands came, and after each
 step it queues one report. It ends when it is told to, when a step breaks its books, or when the process that started
-it is gone, which it notices by its standard input.
+it is gone, which it notices by its standard input, and by a signal where it is stopped.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from twostroke.engine.engine import Engine
 from twostroke.engine.garbage import keep_what_is_there
 from twostroke.engine.handover_ends import HandoverEnds
 from twostroke.engine.handover_port import HandoverPort
+from twostroke.engine.heartbeat import Heartbeat
 from twostroke.engine.messages import (
     COMMANDS,
     REPORTS,
@@ -52,6 +53,7 @@ from twostroke.errors import TwostrokeError
 from twostroke.events import Event, StepScheduled
 from twostroke.log import get_logger
 from twostroke.packed_events import PackedEvent, pack
+from twostroke.parent_death import signal_at_parents_death
 from twostroke.plain_words import reason_of
 from twostroke.runner.executor import Executor
 
@@ -215,7 +217,8 @@ def _run(
     step_patience_s: float | None,
 ) -> int:
     outbox = _Outbox(channel)
-    heart = None if start.handover is None else _Heart(channel, start.handover, step_patience_s)
+    heartbeat = start.heartbeat if start.handover is None else start.handover.heartbeat
+    heart = None if heartbeat is None else _Heart(channel, heartbeat, step_patience_s)
     try:
         return _serve(channel, start, around_executor, outbox, is_whole_process=is_whole_process)
     finally:
@@ -226,11 +229,11 @@ def _run(
 class _Heart:
     """Says that the process lives, from when it knows what to load."""
 
-    def __init__(self, channel: Channel, port: HandoverPort, step_patience_s: float | None) -> None:
+    def __init__(self, channel: Channel, heartbeat: Heartbeat, step_patience_s: float | None) -> None:
         channel.is_loading()
         self._is_over = threading.Event()
-        patience_s = port.step_timeout_s if step_patience_s is None else step_patience_s
-        beat = (self._is_over, port.heartbeat_s, patience_s)
+        patience_s = heartbeat.step_timeout_s if step_patience_s is None else step_patience_s
+        beat = (self._is_over, heartbeat.every_s, patience_s)
         self._thread = threading.Thread(target=channel.tell_alive, args=beat, daemon=True, name="twostroke-heart")
         self._thread.start()
 
@@ -319,14 +322,19 @@ def _obey(command: Command, channel: Channel, engine: Engine) -> bool:
     return True
 
 
-def end_with_parent() -> None:
-    """Ends this process at once when its standard input does: nobody is left to run for."""
+def end_with_parent(at_death: signal.Signals) -> None:
+    """Ends this process at once when its standard input does: nobody is left to run for.
+
+    Args:
+        at_death: comes when the parent ends, and ends a process that is stopped, or lets it go on.
+    """
 
     def watch() -> None:
         while os.read(0, 4096):  # nothing is ever sent; a buffered reader would hold a lock at exit
             pass
         os._exit(0)
 
+    signal_at_parents_death(at_death)
     threading.Thread(target=watch, daemon=True, name="twostroke-parent").start()
 
 
@@ -339,7 +347,8 @@ def main(around_executor: Callable[[Executor], Executor] | None = None, folder: 
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the HTTP process decides
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="engine: %(levelname)s %(message)s")
-    end_with_parent()
+    # a child of the fork server goes on without that one, whose end is no reason to be killed
+    end_with_parent(signal.SIGKILL if folder is None else signal.SIGCONT)
     sys.exit(serve(Path(folder or sys.argv[1]), around_executor))
 
 

@@ -33,6 +33,7 @@ from twostroke.config.load import LoadConfig
 from twostroke.engine.messages import plain_path, read_path
 from twostroke.errors import RankLost, TwostrokeError
 from twostroke.log import get_logger
+from twostroke.parent_death import signal_at_parents_death
 
 log = get_logger(__name__)
 
@@ -234,6 +235,7 @@ def main() -> int:
     parser.add_argument("address", help="rank 0's --tensor-parallel-address, host:port")
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; rank 0 decides
+    signal_at_parents_death(signal.SIGCONT)  # one that is stopped would not see that rank 0 is gone
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format=f"rank {given.rank}: %(levelname)s %(message)s"
     )

@@ -11,9 +11,10 @@ from twostroke.config.engine import EngineConfig
 from twostroke.engine.client import EngineHealth, EngineState, OutputStream
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.delivery import delivery_of
-from twostroke.engine.engine_process import COMMAND, EngineProcess
+from twostroke.engine.engine_process import COMMAND, LOADING_SILENCE_S, EngineProcess
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
+from twostroke.engine.heartbeat import Heartbeat
 from twostroke.engine.input_processor import InputProcessor, PromptInput
 from twostroke.engine.load import Load, LoadMeter
 from twostroke.engine.messages import (
@@ -43,6 +44,8 @@ log = get_logger(__name__)
 MAX_FAST_DEATHS = 3
 """Deaths in a row without a step between them: then it is no accident, and starting again would not help."""
 RESTART_DELAY_S = 1.0
+HEARTBEATS_IN_TIME = 4
+"""A process says so often that it lives before it is taken for dead."""
 SHUTTING_DOWN = "the server is shutting down, and ends what runs"
 
 
@@ -81,6 +84,8 @@ class RemoteEngine:
         config: of the engine.
         listeners: hear every event of every process that runs, as it is reported.
         stall_after_s: with work queued and no step for so long, the engine counts as stalled.
+        step_timeout_s: a process that says nothing for so long, or whose engine does not come round for so long beyond
+            what its step takes, is ended and started again.
         chat_template: Jinja source instead of the model's own.
         on_trouble: called with the cause when the process has died or stalls, or its memory has gone bad, in a thread.
         command: starts the process; tests put another around it.
@@ -92,6 +97,7 @@ class RemoteEngine:
         *,
         listeners: Sequence[PackedEventLog] = (),
         stall_after_s: float = 30.0,
+        step_timeout_s: float = 15.0,
         chat_template: str | None = None,
         on_trouble: Callable[[str], object] = log.error,
         command: Sequence[str] = COMMAND,
@@ -99,6 +105,7 @@ class RemoteEngine:
         self._config = config
         self._listeners = tuple(listeners)
         self._stall_after_s = stall_after_s
+        self._step_timeout_s = step_timeout_s
         self._reception = Reception(chat_template)
         self._on_trouble = on_trouble
         self._command = tuple(command)
@@ -109,7 +116,9 @@ class RemoteEngine:
         self._is_draining = False
         self._num_restarts = 0
         self._num_fast_deaths = 0
-        self._progress_s = self.now_s()
+        self._progress_s = self._heard_s = self.now_s()
+        self._why_ended = ""
+        """What the process that runs now was killed for."""
         self._supervisor: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -237,9 +246,10 @@ class RemoteEngine:
 
     async def _spawn(self) -> EngineProcess:
         """A process whose model is loaded."""
-        process = await EngineProcess.spawn(self._config, self._command)
+        heartbeat = Heartbeat(self._step_timeout_s / HEARTBEATS_IN_TIME, self._step_timeout_s)
+        process = await EngineProcess.spawn(self._config, self._command, heartbeat=heartbeat)
         try:
-            report = await process.receive()
+            report = await process.first_report(LOADING_SILENCE_S)
             match report:
                 case Ready(facts):
                     await self._reception.meet(facts, self._wire)
@@ -253,7 +263,8 @@ class RemoteEngine:
             await process.stop()
             raise
         self._wire.process = process
-        self._progress_s = self.now_s()
+        self._progress_s = self._heard_s = self.now_s()
+        self._why_ended = ""
         self._state, self._cause = EngineState.RUNNING, "steps are committed while there is work"
         return process
 
@@ -262,7 +273,7 @@ class RemoteEngine:
         current: EngineProcess | None = process
         while current is not None:
             reason = await self._read(current)
-            ending = f"the engine process {await current.ending()}{reason}"
+            ending = f"the engine process {await current.ending()}{reason}{self._why_ended}"
             self._wire.process = None
             # first of all, before anything is awaited: nobody may be let in, and whoever waits is told at once
             self._end(EngineState.STARTING, f"{ending}; it is being started again")
@@ -279,15 +290,28 @@ class RemoteEngine:
             self._end(EngineState.FAILED, f"its reports could not be read any more ({reason_of(error)})")
 
     async def _watch_progress(self) -> None:
-        """Reports each stall once."""
+        """Ends a process that has gone silent, and reports each stall once."""
         was_stalled = False
+        looked_s = self.now_s()
         while True:
-            await asyncio.sleep(min(1.0, self._stall_after_s / 4))
+            await asyncio.sleep(min(1.0, self._stall_after_s / 4, self._step_timeout_s / HEARTBEATS_IN_TIME))
+            before_s, looked_s = looked_s, self.now_s()
+            if looked_s - before_s < self._step_timeout_s / 2:
+                self._end_if_silent()
+            else:  # it is we who have slept
+                self._heard_s = looked_s
             health = self.health()
             is_stalled = health.state is EngineState.STALLED
             if is_stalled and not was_stalled:
                 await asyncio.to_thread(self._on_trouble, f"the engine stalls: {health.cause}")
             was_stalled = is_stalled
+
+    def _end_if_silent(self) -> None:
+        """Kills a process that says nothing; one that was stopped or hangs never would again."""
+        process = self._wire.process
+        if process is not None and self.now_s() - self._heard_s > self._step_timeout_s and not self._why_ended:
+            self._why_ended = f": it said nothing for {self._step_timeout_s:g} s"
+            process.kill()
 
     async def _restart(self, ending: str) -> EngineProcess | None:
         """Another process; None when that does not help."""
@@ -308,6 +332,7 @@ class RemoteEngine:
         """Takes reports in until there are no more; returns what the process said of its end."""
         reason = ""
         while (report := await process.receive()) is not None:
+            self._heard_s = self.now_s()
             if isinstance(report, Failed):
                 reason = f" ({report.reason})"
             else:

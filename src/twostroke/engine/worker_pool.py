@@ -21,6 +21,7 @@ from twostroke.engine.client import EngineState
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.gateway_log import log_of
 from twostroke.engine.handover_port import HandoverPort
+from twostroke.engine.heartbeat import Heartbeat
 from twostroke.engine.launcher import Launcher
 from twostroke.engine.pool_worker import Pool, PoolWorker
 from twostroke.kv_transfer.address import Address
@@ -187,8 +188,7 @@ class WorkerPool:
         port = HandoverPort(
             allows_drift=self._pools.allow_numeric_drift,
             memory_share=1 / max(self._pools.num_workers, len(self._workers)),
-            heartbeat_s=self._pools.heartbeat_timeout_s / HEARTBEATS_IN_TIME,
-            step_timeout_s=self._pools.step_timeout_s,
+            heartbeat=Heartbeat(self._pools.heartbeat_timeout_s / HEARTBEATS_IN_TIME, self._pools.step_timeout_s),
             name=name,
         )
         if role is Role.DECODE:

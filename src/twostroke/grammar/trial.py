@@ -16,6 +16,8 @@ import sys
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from twostroke.parent_death import signal_at_parents_death
+
 MAX_CPU_S = 0.5
 """CPU time of one compilation, which comes again in the engine's loop when that is another process."""
 MAX_WALL_S = 30.0
@@ -61,6 +63,7 @@ def main() -> None:
     grammar = sys.stdin.buffer.read().decode()
     if hasattr(os, "nice"):
         os.nice(10)  # the engine's steps go before strangers' grammars
+    signal_at_parents_death(signal.SIGKILL)
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)  # the signal's default is to end the process
     matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=parser_limits())
