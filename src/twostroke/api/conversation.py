@@ -86,7 +86,7 @@ class Conversation:
             text = inputs.render_chat(self.request.messages, **given)
             return len(inputs.encode(text, add_special_tokens=frames))
 
-        return await off_the_loop(count, length_of_messages(self.request.messages))
+        return await off_the_loop(count, length_of_messages(self.request.messages), renders=True)
 
     def close(self) -> None:
         """The caller has left, or has its answer."""
@@ -121,7 +121,7 @@ class Conversation:
 
     async def _prepared(self, params: SamplingParams) -> PromptInput:
         length = length_of_messages(self.request.messages)
-        (prompt,) = await prepared(lambda: [self._prompt(params)], length, compiles=self._is_constrained)
+        (prompt,) = await prepared(lambda: [self._prompt(params)], length, compiles=self._is_constrained, renders=True)
         return prompt
 
     def _find_stops(self, stops: Sequence[str]) -> StopFinder:

@@ -46,8 +46,12 @@ _COMPILERS = ThreadPoolExecutor(2, thread_name_prefix="twostroke-grammar")
 """Grammars are tried by child processes, so many at once: not one for every stranger who sends a new one."""
 
 
+_RENDERERS = ThreadPoolExecutor(8, thread_name_prefix="twostroke-chat")
+"""Those who wait for a chat template that takes long do not take threads away from others."""
+
+
 async def prepared(
-    prepare: Callable[[], list[PromptInput]], length: int, *, compiles: bool = False
+    prepare: Callable[[], list[PromptInput]], length: int, *, compiles: bool = False, renders: bool = False
 ) -> list[PromptInput]:
     """What `prepare` returns, in a thread when that may take long.
 
@@ -55,18 +59,25 @@ async def prepared(
         prepare: makes the prompts.
         length: characters and token ids.
         compiles: whether a grammar is compiled, too, which takes a child process and up to half a second.
+        renders: whether a chat template runs, see `off_the_loop`.
     """
     if compiles:
         return await asyncio.get_running_loop().run_in_executor(_COMPILERS, prepare)
-    return await off_the_loop(prepare, length)
+    return await off_the_loop(prepare, length, renders=renders)
 
 
-async def off_the_loop(work: Callable[[], Result], length: int) -> Result:
-    """What `work` returns of a text of that length: made at once when it is short, else in a thread."""
-    if length <= INLINE_LENGTH:
+async def off_the_loop(work: Callable[[], Result], length: int, *, renders: bool = False) -> Result:
+    """What `work` returns of a text of that length: made at once when it is short, else in a thread.
+
+    Args:
+        work: makes it.
+        length: characters and token ids.
+        renders: whether a chat template runs: in a process that is waited for, a hostile one for a second.
+    """
+    if length <= INLINE_LENGTH and not renders:
         return work()
     try:
-        return await asyncio.to_thread(work)
+        return await asyncio.get_running_loop().run_in_executor(_RENDERERS if renders else None, work)
     finally:
         if length > HUGE_LENGTH:
             await asyncio.to_thread(give_back_what_is_free)

@@ -13,6 +13,7 @@ from typing import Any
 from twostroke.errors import InvalidPrompt
 from twostroke.tokenizer.messages import CallArguments
 from twostroke.tokenizer.plain_json import JSON
+from twostroke.tokenizer.template_process import TemplateStopped
 
 _ALWAYS_WRITTEN = frozenset({"user", "assistant"})
 _MAX_KNOWN = 256
@@ -61,6 +62,8 @@ class DroppedRoles:
         messages = [_marked(role, mark, calls=calls) for (role, calls), mark in zip(pattern, marks, strict=True)]
         try:
             text = self._render({**variables, "messages": messages}).casefold()
+        except TemplateStopped:
+            raise
         except InvalidPrompt:  # it refuses these roles, or a mark where it expects something else: it speaks for itself
             return frozenset()
         return frozenset(

@@ -71,7 +71,7 @@ def models_router(context: ServerContext) -> APIRouter:
         headers = context.check_fields(body)
         context.check_model(body.model)
         length = len(body.prompt or "") + length_of_messages(body.messages or ())
-        token_ids = await off_the_loop(lambda: _token_ids(context, body), length)
+        token_ids = await off_the_loop(lambda: _token_ids(context, body), length, renders=body.messages is not None)
         tokenizer = context.engine.tokenizer
         answer: dict[str, Any] = {
             "count": len(token_ids),

@@ -19,6 +19,7 @@ from twostroke.errors import SetupError
 _START_LIMIT_S = 600.0
 _STOP_LIMIT_S = 60.0
 _LAST_LINES = 10
+_TEMPLATES = b"twostroke.tokenizer.template_worker"
 _URL = re.compile(r"https?://\S+")
 
 
@@ -37,14 +38,15 @@ class LocalServer:
         return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
 
     def engine_pid(self) -> int:
-        """Of the engine's process, the only child of the other.
+        """Of the engine's process, the only child of the other beside that of chat templates.
 
         Raises:
             SetupError: there is none now.
         """
         for children in Path(f"/proc/{self.pid}/task").glob("*/children"):
-            if found := children.read_text(encoding="utf-8").split():
-                return int(found[0])
+            for child in children.read_text(encoding="utf-8").split():
+                if _TEMPLATES not in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return int(child)
         raise SetupError(f"the server (process {self.pid}) has no engine process now.")
 
     def num_open_files(self) -> int:

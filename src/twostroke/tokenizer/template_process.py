@@ -1,0 +1,245 @@
+"""Runs chat templates in a process of their own, which is kept, and replaced when a template overruns.
+
+    a chat          one round trip to a process that waits for it: some 0.2 ms
+    an overrun      ends the process (template_worker.py says when); the next chat starts another, in some 0.1 s
+
+There is one of them, a child of this process; a process that is forked from this one starts its own. Chats take turns.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from twostroke.errors import EngineError, InvalidPrompt
+from twostroke.tokenizer.template_wire import (
+    ANSWER,
+    EXHAUSTED,
+    LOOK,
+    REFUSED,
+    RENDER,
+    REQUEST,
+    TemplateFacts,
+    cpu_limit_s,
+    decoded,
+    encoded,
+    packed,
+    receive,
+)
+
+WALL_S = 30.0
+"""Beyond the processor time, for a machine that is too busy to give it; a process that was stopped is ended then."""
+_LEAVING_S = 1.0
+_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP})
+"""Ends that no template brings about: the same is asked of another process."""
+
+
+class TemplateSource:
+    """A chat template that was looked at, and can be rendered.
+
+    Args:
+        source: in Jinja.
+
+    Raises:
+        InvalidPrompt: it is no Jinja template, or takes too long to compile.
+        EngineError: the system gives no process.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = encoded(source)
+        try:
+            self.facts = TemplateFacts(**json.loads(_runner.ask(LOOK, self._source, b"")))
+        except _Ended as error:
+            why = _overrun(error.code, len(self._source))
+            raise InvalidPrompt(f"the model's chat template cannot be compiled: it {why}.") from None
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        """Return the text of a conversation.
+
+        Args:
+            variables: JSON values by name.
+
+        Raises:
+            InvalidPrompt: the template refuses or fails.
+            TemplateStopped: it takes too much time or memory.
+            EngineError: the system gives no process.
+        """
+        try:
+            content = packed(variables)
+        except ValueError as error:
+            raise InvalidPrompt(f"the conversation cannot be given to the chat template ({error}).") from error
+        try:
+            return decoded(_runner.ask(RENDER, self._source, content))
+        except _Ended as error:
+            why = _overrun(error.code, len(self._source) + len(content))
+            raise TemplateStopped(f"the chat template was stopped: it {why}.") from None
+
+
+def template_process_id() -> int | None:
+    """Return the id of the process that waits for work, if there is one; benchmarks and tests look at it."""
+    return _runner.pid
+
+
+class TemplateStopped(InvalidPrompt):
+    """A template took too much time or memory, whatever the conversation."""
+
+
+class _Ended(Exception):
+    """The process ended before it answered.
+
+    Args:
+        code: its exit code, negative for a signal; None: it was ended because it gave no answer.
+    """
+
+    def __init__(self, code: int | None) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def _overrun(code: int | None, num_bytes: int) -> str:
+    """What a template did whose process has ended."""
+    if code == -signal.SIGPROF:
+        return f"takes more than {cpu_limit_s(num_bytes):.2f} s of processor time"
+    if code is None:
+        return f"gave no answer for {WALL_S:g} s"
+    return f"ended its process (exit code {code})"
+
+
+class _Process:
+    """One process, which does one thing at a time."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self.child = subprocess.Popen(
+                    (sys.executable, "-m", "twostroke.tokenizer.template_worker", str(theirs.fileno())),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,  # a Ctrl-C is not for it
+                )
+        except BaseException as error:
+            self._connection.close()
+            if isinstance(error, OSError):
+                raise EngineError(f"no process for chat templates could be started ({error}).") from error
+            raise
+
+    def ask(self, op: bytes, source: bytes, variables: bytes) -> tuple[bytes, bytes]:
+        """Return the kind of the answer and its text.
+
+        Raises:
+            _Ended: there is none, and the process is no more.
+        """
+        until_s = time.monotonic() + WALL_S + cpu_limit_s(len(source) + len(variables))
+        try:
+            for part in (REQUEST.pack(op, len(source), len(variables)), source, variables):
+                self._connection.settimeout(max(0.01, until_s - time.monotonic()))
+                self._connection.sendall(part)
+            kind, num_bytes = ANSWER.unpack(self._receive(ANSWER.size, until_s))
+            return kind, self._receive(num_bytes, until_s)
+        except TimeoutError:
+            self.end()
+            raise _Ended(None) from None
+        except (OSError, EOFError):
+            raise _Ended(self.end()) from None
+        except BaseException:  # Ctrl-C: its answer would be taken for that of the next question
+            self.end()
+            raise
+
+    def end(self) -> int:
+        """End it, also if it is stopped, and return its exit code."""
+        self._connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.child.wait(_LEAVING_S)
+        self.child.kill()
+        return self.child.wait()
+
+    def forget(self) -> None:
+        """In a process that was forked from its parent: it is another's child."""
+        self._connection.close()
+        self.child.returncode = 0  # nobody here is to wait for it
+
+    def _receive(self, num_bytes: int, until_s: float) -> bytes:
+        self._connection.settimeout(max(0.01, until_s - time.monotonic()))
+        found = receive(self._connection, num_bytes)
+        if len(found) < num_bytes:
+            raise EOFError
+        return found
+
+
+class _Runner:
+    """The process of this process, started when it is needed."""
+
+    def __init__(self) -> None:
+        self._process: _Process | None = None
+        self._lock = threading.Lock()
+
+    def ask(self, op: bytes, source: bytes, variables: bytes) -> bytes:
+        """Return the text of the answer.
+
+        Raises:
+            InvalidPrompt: the answer is that there is none.
+            TemplateStopped: the process has no memory left.
+            _Ended: the process was ended by what it was asked.
+        """
+        with self._lock:
+            try:
+                kind, text = self._ask_once(op, source, variables)
+            except _Ended as error:
+                if error.code not in _FROM_OUTSIDE:
+                    raise
+                kind, text = self._ask_once(op, source, variables)
+        if kind == EXHAUSTED:
+            raise TemplateStopped(decoded(text))
+        if kind == REFUSED:
+            raise InvalidPrompt(decoded(text))
+        return text
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that waits; None while it works, and where there is none."""
+        process = self._process
+        return None if process is None else process.child.pid
+
+    def close(self) -> None:
+        """End it."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.end()
+
+    def forget(self) -> None:
+        """In a process that was forked: it belongs to another, and the lock may be held by nobody."""
+        process, self._process = self._process, None
+        self._lock = threading.Lock()
+        if process is not None:
+            process.forget()
+
+    def _ask_once(self, op: bytes, source: bytes, variables: bytes) -> tuple[bytes, bytes]:
+        process, self._process = self._process, None
+        if process is not None and process.child.poll() is not None:  # it was ended meanwhile
+            process.end()
+            process = None
+        process = process or _Process()
+        kind, text = process.ask(op, source, variables)
+        if kind == EXHAUSTED:
+            process.end()
+        else:
+            self._process = process
+        return kind, text
+
+
+_runner = _Runner()
+atexit.register(_runner.close)
+os.register_at_fork(after_in_child=_runner.forget)

@@ -1,0 +1,100 @@
+"""The process that chat templates run in: `python -m twostroke.tokenizer.template_worker DESCRIPTOR`.
+
+A template comes with a model from somewhere, and one expression in it may take minutes or gigabytes within a single
+operation of the interpreter. Here the system ends that: memory beyond a limit is not given, and processor time beyond
+one ends the process. Whoever asked is told, and starts another (template_process.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+
+from twostroke.errors import InvalidPrompt
+from twostroke.parent_death import signal_at_parents_death
+from twostroke.tokenizer.template_program import TemplateProgram
+from twostroke.tokenizer.template_wire import (
+    ANSWER,
+    EXHAUSTED,
+    FACTS,
+    LOOK,
+    MEMORY_MIB,
+    REFUSED,
+    REQUEST,
+    TEXT,
+    cpu_limit_s,
+    decoded,
+    encoded,
+    receive,
+    unpacked,
+)
+
+_MIB = 2**20
+_MOST_COMPILED = 4
+"""Templates that are kept compiled."""
+
+
+def answer(op: bytes, source: bytes, variables: bytes) -> tuple[bytes, bytes]:
+    """Return the kind of an answer and its text."""
+    try:
+        program = _compiled(source)
+        if op == LOOK:
+            return FACTS, encoded(json.dumps(asdict(program.facts)))
+        return TEXT, encoded(program.render(unpacked(variables)))
+    except InvalidPrompt as error:
+        return REFUSED, encoded(str(error))
+    except MemoryError:
+        return EXHAUSTED, encoded(f"the chat template needs more than {MEMORY_MIB} MiB of memory.")
+
+
+@lru_cache(maxsize=_MOST_COMPILED)
+def _compiled(source: bytes) -> TemplateProgram:
+    return TemplateProgram(decoded(source))
+
+
+def serve(connection: socket.socket) -> None:
+    """Answer until the other end closes, or until there is no memory left."""
+    while len(head := receive(connection, REQUEST.size)) == REQUEST.size:
+        op, num_source, num_variables = REQUEST.unpack(head)
+        source, variables = receive(connection, num_source), receive(connection, num_variables)
+        signal.setitimer(signal.ITIMER_PROF, cpu_limit_s(num_source + num_variables))
+        kind, text = answer(op, source, variables)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        del source, variables
+        connection.sendall(ANSWER.pack(kind, len(text)))
+        connection.sendall(text)
+        if kind == EXHAUSTED:
+            return
+
+
+def _limit_memory() -> None:
+    """Give this process so much more than it has now."""
+    with contextlib.suppress(ImportError, OSError, ValueError):  # where there is none of these, nothing limits memory
+        import resource
+
+        num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        most = num_pages * os.sysconf("SC_PAGE_SIZE") + MEMORY_MIB * _MIB
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def main() -> None:
+    """The process's entry."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # which ends the process
+    signal_at_parents_death(signal.SIGCONT)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    _limit_memory()
+    with contextlib.suppress(OSError):  # nobody is left to answer
+        serve(connection)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""Templates run in a process of their own: whatever they do, the caller gets a text or a clear error."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from twostroke.bench.hostile.mutations import HOSTILE_EXPRESSIONS
+from twostroke.errors import InvalidPrompt
+from twostroke.tokenizer import template_process
+from twostroke.tokenizer.chat_template import ChatTemplate
+from twostroke.tokenizer.messages import CallArguments
+from twostroke.tokenizer.template_process import TemplateSource, template_process_id
+from twostroke.tokenizer.template_wire import CPU_S, MEMORY_MIB, packed, unpacked
+
+CHAT = [{"role": "user", "content": "Hi"}]
+PATIENCE_S = 60.0
+
+
+def the_process() -> int:
+    pid = template_process_id()
+    assert pid is not None
+    return pid
+
+
+def rendered(source: str) -> str:
+    return ChatTemplate({"default": source}, {}).render(CHAT)
+
+
+TOO_MUCH_TIME = f"takes more than {CPU_S:.2f} s of processor time"
+TOO_MUCH_MEMORY = f"needs more than {MEMORY_MIB} MiB of memory"
+LOOP = "{% set n = namespace(a=START) %}{% for i in range(60) %}{% set n.a = NEXT %}{% endfor %}{{ n.a | length }}"
+
+
+def repeated(start: str, following: str) -> str:
+    return LOOP.replace("START", start).replace("NEXT", following)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("{{ ((((9**64)**64)**64)**64) % 7 }}", TOO_MUCH_TIME),
+        (repeated("3", "n.a * n.a"), TOO_MUCH_TIME),
+        ("{{ ('9' * 4000) | int ** 64 ** 64 ** 64 }}", f"power above 64|{TOO_MUCH_TIME}"),
+        (repeated("'ab'", "n.a ~ n.a"), TOO_MUCH_MEMORY),
+        (repeated("'ab'", "n.a + n.a"), TOO_MUCH_MEMORY),
+        (repeated("[1]", "n.a + n.a"), TOO_MUCH_MEMORY),
+        (repeated("['ab', 'c']", "[n.a | join, n.a | join]"), TOO_MUCH_MEMORY),
+        (repeated("'ab'", "n.a | replace('a', 'aa') | replace('b', 'bb')"), f"{TOO_MUCH_MEMORY}|{TOO_MUCH_TIME}"),
+        (repeated("'ab'", "'%s%s' % (n.a, n.a)"), TOO_MUCH_MEMORY),
+        (repeated("'ab'", "'{0}{0}'.format(n.a)"), TOO_MUCH_MEMORY),
+        ("{{ ('x' * 99999) | replace('x', 'y' * 99999) | length }}", TOO_MUCH_MEMORY),
+        ("{{ ('x' * 99999).replace('x', 'y' * 99999) | length }}", TOO_MUCH_MEMORY),
+        ("{{ '%2000000000d' % 1 }}", TOO_MUCH_MEMORY),
+        ("{{ '{:2000000000}'.format('a') }}", TOO_MUCH_MEMORY),
+        ("{{ 'a'.ljust(2000000000) }}", TOO_MUCH_MEMORY),
+        ("{{ 'a'.zfill(2000000000) }}", TOO_MUCH_MEMORY),
+        ("{{ 'a' | center(2000000000) }}", TOO_MUCH_MEMORY),
+        ("{{ ('a\\n' * 99999) | indent(99999) | length }}", TOO_MUCH_MEMORY),
+        ("{{ ('\\t' * 99999).expandtabs(99999) | length }}", TOO_MUCH_MEMORY),
+        ("{{ [1] | batch(2000000000, 0) | list | length }}", TOO_MUCH_MEMORY),
+        ("{{ range(2000000000) | list }}", "Range too big"),
+        ("{% macro f(n) %}{{ f(n + 1) }}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}", "calls itself without end"),
+        (
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+            f"{TOO_MUCH_TIME}|steps",
+        ),
+        (
+            "{% macro f(x, n) %}{% if n %}{{ f(x ~ x, n - 1) }}{% endif %}{% endmacro %}{{ f('ab', 60) }}",
+            TOO_MUCH_MEMORY,
+        ),
+        ("{% for a in range(99999) if a in range(99999) | list %}{% endfor %}", TOO_MUCH_TIME),
+    ],
+    ids=str,
+)
+def test_what_takes_too_much_is_an_error_and_the_next_chat_is_served(source: str, told: str) -> None:
+    with pytest.raises(InvalidPrompt, match=told):
+        rendered(source)
+    assert rendered("{{ messages[0].content }}") == "Hi"
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{% set __twostroke_step__ = 1 %}{% for a in [1, 2] %}x{% endfor %}", "xx"),
+        ("{% macro __twostroke_step__() %}{% endmacro %}{% for a in [1, 2] %}x{% endfor %}", "xx"),
+        ("{% for __twostroke_step__ in [1, 2] %}x{% endfor %}", "xx"),
+        ("{% set steps = 1 %}{% set environment = 2 %}{% for a in [1, 2] %}x{% endfor %}", "xx"),
+        ("{{ __twostroke_step__ is defined }}{{ steps is defined }}", "FalseFalse"),
+        ("{% for a in [1, 2] recursive %}{% if a == 1 %}{{ loop([3]) }}{% endif %}x{% endfor %}", "xxx"),
+    ],
+)
+def test_no_name_in_a_template_leads_to_its_counter(source: str, text: str) -> None:
+    assert rendered(source) == text
+
+
+@pytest.mark.parametrize("place", range(len(HOSTILE_EXPRESSIONS)))
+def test_hostile_expressions_end(place: int) -> None:
+    """With a text, where a machine is fast or the expression harmless, or with our error; the caller takes nothing."""
+    before = peak_kib()
+    with contextlib.suppress(InvalidPrompt):
+        rendered(HOSTILE_EXPRESSIONS[place])
+    assert peak_kib() - before < 200 * 1024
+
+
+def peak_kib() -> int:
+    """Of this process."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0])
+
+
+def test_one_process_serves_many_chats_and_templates() -> None:
+    template = ChatTemplate({"default": "{{ messages[0].content }}", "tool_use": "{{ tools[0].name }}"}, {})
+    template.render(CHAT)
+    before = template_process_id()
+    for index in range(20):
+        assert template.render([{"role": "user", "content": str(index)}]) == str(index)
+        assert template.render(CHAT, tools=[{"name": f"f{index}"}]) == f"f{index}"
+        assert rendered(f"{index}") == f"{index}"
+    assert template_process_id() == before
+
+
+def test_texts_come_back_as_they_were_sent() -> None:
+    template = ChatTemplate({"default": "{{ messages[0].content }}{{ x }}"}, {})
+    for text in ("Köln 👍 東京\0\n", "half \ud83d a character", "x" * 3_000_000, "é" * 1_000_000):
+        assert template.render([{"role": "user", "content": text}], template_kwargs={"x": 0.1}) == f"{text}0.1"
+
+
+@pytest.mark.parametrize("value", [10**400, -0.0, 1e-320, float("inf"), True, None, [], {"a": [1, {}]}])
+def test_values_are_the_same_in_the_process(value: object) -> None:
+    assert unpacked(packed({"x": value})) == {"x": value}
+    assert rendered_with(value) == str(value)
+
+
+def rendered_with(value: object) -> str:
+    return ChatTemplate({"default": "{{ x }}"}, {}).render(CHAT, template_kwargs={"x": value})
+
+
+def test_a_number_that_has_no_text_is_refused() -> None:
+    with pytest.raises(InvalidPrompt, match="cannot be given to the chat template"):
+        rendered_with(10**5000)
+
+
+def test_arguments_keep_their_words() -> None:
+    words = '{"b":1,  "a": [2.50]}'
+    for call in ({"function": {"name": "f", "arguments": words}}, {"name": "f", "arguments": words}):
+        chat = [*CHAT, {"role": "assistant", "tool_calls": [call]}]
+        source = (
+            "{% set c = messages[1].tool_calls[0] %}{% set a = (c.function or c).arguments %}"
+            "{{ a | tojson }}|{{ a }}|{{ a.a }}|{{ c | tojson }}"
+        )
+        text = ChatTemplate({"default": source}, {}).render(chat)
+        assert text.split("|")[:3] == [words, words, "[2.5]"]
+        assert words in text.split("|")[3]
+    arguments = CallArguments({"b": 1}, '{"b":1}')
+    call = {"name": "f", "arguments": arguments}
+    (found,) = unpacked(packed({"messages": [{"tool_calls": [call]}]}))["messages"][0]["tool_calls"]
+    assert isinstance(found["arguments"], CallArguments)
+
+
+def test_a_process_that_was_ended_from_outside_costs_nobody_an_answer() -> None:
+    assert rendered("a") == "a"
+    for ending in (signal.SIGKILL, signal.SIGTERM):
+        os.kill(the_process(), ending)
+        assert rendered("{{ messages[0].content }}") == "Hi"
+
+
+def test_a_process_that_is_stopped_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_process, "WALL_S", 0.0)
+    template = TemplateSource("a")
+    os.kill(the_process(), signal.SIGSTOP)
+    with pytest.raises(InvalidPrompt, match="gave no answer"):
+        template.render({})
+    monkeypatch.setattr(template_process, "WALL_S", 30.0)
+    assert template.render({}) == "a"
+
+
+def test_threads_share_them() -> None:
+    template = ChatTemplate({"default": "{{ messages[0].content }}"}, {})
+    found: dict[int, str] = {}
+
+    def render(number: int) -> None:
+        for _ in range(20):
+            found[number] = template.render([{"role": "user", "content": str(number)}])
+
+    threads = [threading.Thread(target=render, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {number: str(number) for number in range(8)}
+
+
+FORKING = """
+import os, sys
+from twostroke.tokenizer.chat_template import ChatTemplate
+from twostroke.tokenizer.template_process import template_process_id
+
+template = ChatTemplate({"default": "{{ messages[0].content }}"}, {})
+print(template.render([{"role": "user", "content": "one"}]), template_process_id(), flush=True)
+child = os.fork()
+if not child:
+    assert not template_process_id()
+    print(template.render([{"role": "user", "content": "two"}]), template_process_id(), flush=True)
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(template.render([{"role": "user", "content": "three"}]), template_process_id(), flush=True)
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), 9)
+if sys.argv[1] == "stopped":
+    os.kill(template_process_id(), 19)
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("ending", ["exits", "killed", "stopped"])
+def test_a_forked_process_has_its_own_and_all_end_with_those_that_started_them(ending: str) -> None:
+    command = [sys.executable, "-W", "error", "-c", FORKING, ending]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [text for text, *_ in lines] == ["one", "two", "three"]
+    (first,), (second,), (third,) = (pids for _, *pids in lines)
+    assert first == third
+    assert second != first
+    for pid in (first, second):
+        deadline_s = time.monotonic() + PATIENCE_S
+        while is_alive(pid):
+            assert time.monotonic() < deadline_s, f"{pid} lives on"
+            time.sleep(0.02)
+
+
+def is_alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_large_prompt_leaves_nothing_behind() -> None:
+    template = ChatTemplate({"default": "{{ messages[0].content }}"}, {})
+    text = "x" * 2**23
+    assert template.render([{"role": "user", "content": text}]) == text
+    gc.collect()
+    resident = int(Path(f"/proc/{the_process()}/status").read_text().partition("VmRSS:")[2].split()[0])
+    assert resident < 100 * 1024
