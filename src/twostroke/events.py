@@ -26,6 +26,7 @@ from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from twostroke.batch import Commit, ScheduledBatch
+from twostroke.config.speculation import MAX_DRAFTS
 from twostroke.cost.step_cost import MachineLimits, StepCost
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.errors import InvalidParameter, UnreadableEvent
@@ -33,6 +34,8 @@ from twostroke.kv_check import NO_SUSPECTS, Suspects, Verdict
 from twostroke.request import Arrival, FinishReason
 
 EVENT_LOG_VERSION = 4
+MAX_TIME_S = 1e12
+"""Of a process's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +375,7 @@ def from_json(line: str) -> Event:
         record: Any = json.loads(line)
         version = record.pop("v")
         event = _event_of(record) if version == EVENT_LOG_VERSION else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except _MISFITS as error:
         why = f"no {error} in it that is known" if isinstance(error, KeyError) else str(error)
         raise UnreadableEvent(f"no event: {line[:80]!r} ({why}).") from error
     if event is None:
@@ -383,13 +386,30 @@ def from_json(line: str) -> Event:
     return event
 
 
+_MISFITS = (
+    *(ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError),
+    msgspec.MsgspecError,
+)
+"""What a line brings about that is no event."""
 _NAMES: dict[type, tuple[str, ...]] = {}
 
 
 def _event_of(record: dict[str, Any]) -> Event:
-    build = _builder(_KINDS[record.pop("event")])
+    kind = _KINDS[record.pop("event")]
+    build = _builder(kind)
     assert build is not None, "events are dataclasses"
-    return build(record)
+    # to the wire's form and back: what is no value of a field's type, however deep, is refused there
+    event = _checker(kind).decode(_ENCODER.encode(build(record)))
+    _check_sizes(event)
+    return event
+
+
+def _check_sizes(event: Event) -> None:
+    """Refuses numbers that no engine writes, and that whoever reads the log would compute or count with."""
+    if not abs(event.time_s) <= MAX_TIME_S:
+        raise ValueError(f"time_s is {event.time_s}; at most {MAX_TIME_S:g} s are possible")
+    if isinstance(event, StepCommitted) and any(commit.num_draft_tokens > MAX_DRAFTS for commit in event.commits):
+        raise ValueError(f"more than {MAX_DRAFTS} drafts in a row")
 
 
 def _fields(value: Any) -> Any:
@@ -405,6 +425,14 @@ def _fields(value: Any) -> Any:
         else:
             raise TypeError(f"{kind.__name__} has no place in an event")
     return {name: getattr(value, name) for name in _NAMES[kind]}
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+@cache
+def _checker(kind: type[Event]) -> msgspec.msgpack.Decoder[Event]:
+    return msgspec.msgpack.Decoder(kind)
 
 
 _Build = Callable[[Any], Any]

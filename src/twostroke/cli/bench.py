@@ -144,8 +144,8 @@ def reproduce(
     ----------
     names
         r1, occupancy, r2, r3, r4, r5, r6, r7, r10, r11, r13, r14, step-content, paging-price, engine-time,
-        vs-transformers, long-prompt,
-        server-throughput, overload, two-tenants, what-if, doctor, doctor-loads, background, pinned-prefixes,
+        vs-transformers, long-prompt, hostile-files, server-throughput, overload,
+        two-tenants, what-if, doctor, doctor-loads, background, pinned-prefixes,
         pools, chaos, card, or all (also when none is given).
     """
     from twostroke.bench.reproduce.run import reproduce as run

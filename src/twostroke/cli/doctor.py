@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
 from twostroke.cli.event_logs import events_of_text, read_run
 from twostroke.cli.flags import JsonFlag
+from twostroke.engine.event_sinks import one_history
 from twostroke.errors import InvalidParameter
 from twostroke.events import Event
 
@@ -43,7 +45,8 @@ def doctor(
     if bool(event_log) == (url is not None):
         raise InvalidParameter("event_log", event_log, "give either a file or a server (--url)")
     events = read_run(event_log) if url is None else _recorded(url, api_key)
-    found = diagnose(events, link_bytes_per_s=link_bytes_per_s)
+    with one_history(event_log) if url is None else contextlib.nullcontext():
+        found = diagnose(events, link_bytes_per_s=link_bytes_per_s)
     if json_output:
         print(json.dumps(diagnosis_json(found)))
     else:

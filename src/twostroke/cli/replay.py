@@ -23,6 +23,7 @@ from twostroke.cli.flags import (
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.engine.event_sinks import one_history
 from twostroke.errors import InvalidParameter
 from twostroke.planner.trace_options import TraceOptions
 from twostroke.simulation.settings import WhatIf
@@ -89,7 +90,9 @@ def _replay_log(path: Path, what_ifs: Sequence[WhatIf], png: Path | None, as_jso
     from twostroke.planner.replay import replay_log
     from twostroke.planner.show_replay import print_replayed, replayed_json
 
-    found = replay_log(read_logs((path,)), what_ifs)
+    events = read_logs((path,))
+    with one_history((path,)):
+        found = replay_log(events, what_ifs)
     if png is not None:
         from twostroke.planner.replay_figure import draw_replayed
 

@@ -208,11 +208,29 @@ def _others_than(quantized: list[Any]) -> tuple[re.Pattern[str], ...]:
 def _patterns(name: str, given: Iterable[str]) -> tuple[re.Pattern[str], ...]:
     found: list[re.Pattern[str]] = []
     for pattern in given:
+        if not _is_quick(pattern):
+            known = f"regular expressions with at most {_MOST_REPEATS} repeats, and no repeat of a group"
+            raise _unsupported(name, pattern, known)
         try:
             found.append(re.compile(pattern))
         except re.error as error:
             raise _unsupported(name, pattern, f"regular expressions that Python reads ({error})") from error
     return tuple(found)
+
+
+_MOST_REPEATS = 4
+"""Names have some 50 characters: what takes longest is then tried in some milliseconds."""
+_MOST_OPTIONS = 8
+_NO_OPERATOR = re.compile(r"\\.|\[\^?\]?[^\]]*\]|\(\?[:=!<]*", re.DOTALL)
+"""Escaped characters, sets of characters, and how a group begins."""
+
+
+def _is_quick(pattern: str) -> bool:
+    """Return whether no text makes a pattern try for ever: it may come from anywhere, and nothing ends a search."""
+    operators = _NO_OPERATOR.sub("(", pattern)
+    num_repeats = len(re.findall(r"[*+{]", operators))
+    repeats_group = re.search(r"\)[*+{]", operators) is not None
+    return not repeats_group and num_repeats <= _MOST_REPEATS and operators.count("?") <= _MOST_OPTIONS
 
 
 def _refuse_if_set(given: Mapping[str, Any], *names: str) -> None:

@@ -22,6 +22,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from twostroke.config.checks import whole_number
+from twostroke.config.speculation import MAX_DRAFTS
 from twostroke.cost.acceptance import expected_tokens
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.cost.step_model import StepTimeModel
@@ -131,8 +133,7 @@ class Calibration:
     def __post_init__(self) -> None:
         """Refuses what nothing can be computed from: files come from anywhere."""
         _check_timings("step_s", self.step_s, least_s=1e-12)
-        if self.most_drafts < 1:
-            raise InvalidParameter("most_drafts", self.most_drafts, "must be at least 1")
+        whole_number("most_drafts", self.most_drafts, 1, MAX_DRAFTS)
         for drafter in self.drafters:
             _check_timings(f"draft_s of {drafter.words}", drafter.draft_s)
             for name in ("acceptance", "share"):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from twostroke.errors import InvalidParameter, UnreadableEvent
+from twostroke.errors import InvalidParameter, TwostrokeError, UnreadableEvent
 from twostroke.events import Event, from_json, to_json
 
 
@@ -84,6 +85,27 @@ def merged_events(paths: Sequence[Path]) -> Iterator[Event]:
         UnreadableEvent: see read_events.
     """
     return heapq.merge(*map(read_events, paths), key=lambda event: event.time_s)
+
+
+@contextlib.contextmanager
+def one_history(paths: Sequence[Path], name: str = "event_log") -> Generator[None]:
+    """Refuse files whose events are sound one by one, and cannot all have happened: a line twice, or one that lacks.
+
+    Args:
+        paths: of the files, which are computed with in the block.
+        name: the parameter, as the caller spells it.
+
+    Raises:
+        InvalidParameter: the block failed.
+    """
+    try:
+        yield
+    except TwostrokeError:
+        raise
+    except (AssertionError, LookupError, ArithmeticError, ValueError, TypeError, AttributeError) as error:
+        files = ", ".join(map(str, paths))
+        limit = f"holds events that contradict each other ({str(error)[:200] or 'an event lacks'})"
+        raise InvalidParameter(name, files, limit, "Give a file as --event-log wrote it.") from error
 
 
 def _reason(error: Exception) -> str:

@@ -199,7 +199,7 @@ class _Cursor:
                 begin = position + 8
                 position = begin + struct.unpack_from("<Q", content, position)[0]
                 texts.append(content[begin:position].decode("utf-8"))
-        except (struct.error, UnicodeDecodeError) as error:
+        except (struct.error, UnicodeDecodeError, OverflowError) as error:
             raise CorruptCheckpoint(
                 f"{self._path}: {self.what}, entry {len(texts)} of {length}, cannot be read ({error}). "
                 "Download it again."

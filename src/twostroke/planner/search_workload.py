@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from twostroke.engine.event_sinks import read_events
+from twostroke.engine.event_sinks import one_history, read_events
 from twostroke.errors import InvalidParameter
 from twostroke.explain.words import counted
 from twostroke.planner.back_test import LEAST_REQUESTS, too_few
@@ -91,7 +91,7 @@ def _of_log(path: Path, options: SearchOptions, block_size: int) -> SearchWorklo
         raise InvalidParameter("trace_divisor", options.trace_divisor, "is for a trace; this is an event log")
     if not path.is_file():
         raise InvalidParameter("workload", str(path), "is no file", "Name a Mooncake trace or an event log.")
-    with _named(path):
+    with _named(path), one_history((path,), "workload"):
         recording = recording_of(read_events(path))
     ran = [replace(one, ended_after_s=None) for one in recording.requests if one.num_outputs]
     few = too_few(len(ran))

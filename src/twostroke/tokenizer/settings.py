@@ -20,6 +20,8 @@ MAX_SETTINGS_BYTES = 64 * 2**20
 """No honest JSON beside a tokenizer comes near this."""
 
 
+_MAX_ID_DIGITS = 10
+
 JSON = dict[str, Any]
 
 
@@ -110,6 +112,15 @@ def read_text(path: Path) -> str:
         raise ModelNotFound(f"{path}: cannot be read ({error.strerror}).") from error
 
 
+def is_whole_text(text: str) -> bool:
+    """Return whether a text can be written as UTF-8; JSON can spell half a character."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
@@ -126,7 +137,7 @@ def _added_token(given: Any, where: Path, role: str) -> AddedToken:
     """A special token, written as its text or as an object with its matching rules."""
     rules = cast(dict[str, Any], given if isinstance(given, dict) else {"content": given, "normalized": False})
     content = rules.get("content")
-    if not isinstance(content, str) or not content:
+    if not isinstance(content, str) or not content or not is_whole_text(content):
         raise CorruptCheckpoint(f"{where}: {role} is {given!r}; it must be a token's text or an object with 'content'.")
     switches = {name: bool(rules[name]) for name in ("single_word", "lstrip", "rstrip", "normalized") if name in rules}
     return AddedToken(content, special=bool(rules.get("special", True)), **switches)
@@ -148,12 +159,14 @@ def _added_tokens(given: Mapping[str, Any], where: Path) -> tuple[AddedToken, ..
     listed: Any = given.get("added_tokens_decoder")
     if listed is None:
         return ()
-    if not isinstance(listed, dict) or not all(
-        str(key).isdecimal() and isinstance(rules, dict) for key, rules in cast(dict[Any, Any], listed).items()
-    ):
+    if not isinstance(listed, dict) or not all(_is_added(key, rules) for key, rules in cast(JSON, listed).items()):
         raise CorruptCheckpoint(f"{where}: added_tokens_decoder must be an object of tokens, keyed by their ids.")
     by_id = sorted(cast(dict[str, JSON], listed).items(), key=lambda entry: int(entry[0]))
     return tuple(_added_token({"special": False, **rules}, where, "added_tokens_decoder") for _, rules in by_id)
+
+
+def _is_added(token_id: str, rules: Any) -> bool:
+    return token_id.isdecimal() and len(token_id) <= _MAX_ID_DIGITS and isinstance(rules, dict)
 
 
 def _switch(given: Mapping[str, Any], name: str, where: Path) -> bool | None:

@@ -72,7 +72,9 @@ class Tokenizer:
             )
         try:
             raw = RawTokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception for every kind of bad file
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # plain Exceptions for every kind of bad file, and panics, which are none
             raise CorruptCheckpoint(
                 f"{path}: cannot be read as a tokenizer ({error}). Fetch the file again."
             ) from error

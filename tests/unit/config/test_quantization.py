@@ -66,6 +66,7 @@ def read(given: dict[str, Any]) -> QuantizationConfig:
         ({**GPTQ, "checkpoint_format": "gptq_v2", "sym": False}, ("gptq_v2", 4, 128, False, True)),
         ({**GPTQ, "bits": 8, "group_size": 1024, "desc_act": False}, ("gptq", 8, 1024, True, False)),
         ({**GPTQ, "dynamic": {"-:.*down_proj": {}}}, ("gptq", 4, 128, True, True)),
+        ({**GPTQ, "dynamic": {r"-:.*\.[0-9]+\.(?:mlp|self_attn)\..*\)*": {}}}, ("gptq", 4, 128, True, True)),
         (compressed(), ("pack-quantized", 4, 64, False, False)),
         (compressed({"actorder": "group"}), ("pack-quantized", 4, 64, False, True)),
         (compressed({"actorder": "weight"}), ("pack-quantized", 4, 64, False, False)),
@@ -102,6 +103,11 @@ def test_nothing_is_nothing() -> None:
         ({**GPTQ, "is_marlin_format": True}, "is_marlin_format=True"),
         ({**GPTQ, "pack_dtype": "int8"}, "pack_dtype='int8'"),
         ({**GPTQ, "dynamic": {"-:x": {}, "+:.*up_proj": {"bits": 8}}}, r"dynamic=\['\+:"),
+        *(
+            ({**GPTQ, "dynamic": {f"-:{slow}": {}}}, "dynamic=.*no repeat of a group")
+            for slow in ("(a+)+$", "(a|a)*$", "(?:.?){60}x", ".*.*.*.*.*x", ".?" * 30 + "x", r"(\w+\.)+x")
+        ),
+        (compressed(ignore=["re:(.*)*x"]), "ignore=.*no repeat of a group"),
         (compressed(format="float-quantized"), "format='float-quantized'"),
         (compressed(format="marlin-24"), "format='marlin-24'"),
         (compressed(targets=["re:.*q_proj"]), "targets="),

@@ -51,6 +51,7 @@ RESULTS = {
     "viewers": ("twostroke.bench.reproduce.viewers", "what the live view costs"),
     "live-page": ("twostroke.bench.reproduce.live_page", "the live view in a browser: pictures a second, memory"),
     "stories": ("twostroke.bench.reproduce.stories", "the switchboard's six stories, told by their buttons"),
+    "hostile-files": ("twostroke.planner.reproduce.hostile_files", "mutated files of models, templates, logs"),
     "long-prompt": ("twostroke.bench.reproduce.long_prompt", "a 131k prompt in chunks beside short requests"),
 }
 """Name to the module that reproduces it, and what it is about."""
