@@ -22,7 +22,21 @@ Each message names the value, the limit and the remedy. Broken invariants of our
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterable
+from typing import Any, cast
+
+MOST_SHOWN = 80
+"""Characters of a value that a message shows whole."""
+_BEGINNING = 60
+"""Characters of one that is longer."""
+_MOST_ITEMS = MOST_SHOWN // 3
+"""Of a list or an object that are looked at; so many fill what is shown."""
+_MOST_LEVELS = 3
+_MOST_BITS = 256
+"""Of a number that is written with all its digits."""
+_MOST_NEAR = 64
+"""Characters of an unknown name for which a similar one is looked for."""
 
 
 class TwostrokeError(Exception):
@@ -45,7 +59,7 @@ class InvalidParameter(ClientError, ValueError):
 
     def __init__(self, name: str, value: object, limit: str, remedy: str = "") -> None:
         self.name, self.value, self.limit, self.remedy = name, value, limit, remedy
-        super().__init__(f"{name}={_short(value)}: {limit}." + (f" {remedy}" if remedy else ""))
+        super().__init__(f"{name}={shown(value)}: {limit}." + (f" {remedy}" if remedy else ""))
 
 
 class UnknownParameter(ClientError, TypeError):
@@ -54,9 +68,9 @@ class UnknownParameter(ClientError, TypeError):
     def __init__(self, name: str, known: Iterable[str], where: str) -> None:
         self.name = name
         known = sorted(known)
-        near = difflib.get_close_matches(name, known, n=3)
+        near = difflib.get_close_matches(name, known, n=3) if len(name) <= _MOST_NEAR else []
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(known)}."
-        super().__init__(f"{where} has no parameter {name!r}; {hint}")
+        super().__init__(f"{where} has no parameter {shown(name)}; {hint}")
 
 
 class InvalidPrompt(ClientError, ValueError):
@@ -130,6 +144,42 @@ class Overloaded(EngineUnavailable):
         self.retry_after_s = retry_after_s
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"
+def shown(value: object) -> str:
+    """Return a value as messages show it; of a long one its beginning and its size, without looking at the rest.
+
+    >>> shown([1, "a"])
+    "[1, 'a']"
+    >>> shown(["text"] * 1000)[-20:]
+    "', 'te… (1000 items)"
+    """
+    text = _beginning(value, _MOST_LEVELS)
+    match value:
+        case str() | bytes():
+            is_whole, size = len(value) <= MOST_SHOWN, f"{len(value)} characters"
+        case list() | tuple() | dict():
+            num_items = len(cast(list[Any], value))
+            is_whole, size = num_items <= _MOST_ITEMS, f"{num_items} items"
+        case _:
+            is_whole, size = True, f"{len(text)} characters"
+    return text if is_whole and len(text) <= MOST_SHOWN else f"{text[:_BEGINNING]}… ({size})"
+
+
+def _beginning(value: Any, num_levels: int) -> str:
+    """Return `repr` of a value, but for what is long or deep in it."""
+    kind: type[Any] = type(value)
+    if kind in (str, bytes):
+        return repr(value[:MOST_SHOWN])
+    if kind is int and value.bit_length() > _MOST_BITS:
+        return f"a number of {value.bit_length()} bits"
+    if kind not in (list, tuple, dict):
+        return repr(value)
+    if not num_levels:
+        return "{…}" if kind is dict else "[…]"
+    some = itertools.islice(value.items() if kind is dict else value, _MOST_ITEMS)
+    if kind is dict:
+        inner = ", ".join(f"{_beginning(key, 0)}: {_beginning(item, num_levels - 1)}" for key, item in some)
+        return f"{{{inner}}}"
+    inner = ", ".join(_beginning(item, num_levels - 1) for item in some)
+    if kind is tuple:
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    return f"[{inner}]"

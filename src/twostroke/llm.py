@@ -179,6 +179,8 @@ class LLM:
                 let_interrupts_through()
                 for output in self._engine.step():
                     if output.finished:
+                        if output.prompt_logprobs is not None:
+                            output.prompt_logprobs = list(output.prompt_logprobs)
                         done[output.request_id] = output
                         progress.update()
         return [done[request_id] for request_id in request_ids]

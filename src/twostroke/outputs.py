@@ -116,7 +116,8 @@ class RequestOutput(msgspec.Struct):
     request_id: str
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
-    prompt_logprobs: list[LogprobsAtPosition | None] | None
+    prompt_logprobs: Sequence[LogprobsAtPosition | None] | None
+    """By position, the first of which has none. Entries are made when they are read."""
     outputs: list[CompletionOutput] = []
     finished: bool = False
     num_cached_tokens: int = 0
@@ -136,7 +137,7 @@ class JoinedDeltas:
 
     def __init__(self) -> None:
         self._last: RequestOutput | None = None
-        self._prompt_logprobs: list[LogprobsAtPosition | None] | None = None
+        self._prompt_logprobs: Sequence[LogprobsAtPosition | None] | None = None
         self._parts: dict[int, list[CompletionOutput]] = {}
 
     def add(self, delta: RequestOutput) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
-_CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 def resident_bytes(pid: int | None = None) -> int:
@@ -18,14 +17,14 @@ def peak_resident_bytes(pid: int | None = None) -> int:
     return _status_bytes("VmHWM", _STATUS if pid is None else Path(f"/proc/{pid}/status"))
 
 
-def reset_peak() -> bool:
-    """Begins a new peak at what is resident now.
+def reset_peak(pid: int | None = None) -> bool:
+    """Begins a new peak of a process at what is resident now; default: of this one.
 
     Returns:
         False where the kernel does not allow it; the peak is then the process's whole life's.
     """
     try:
-        _CLEAR_REFS.write_text("5")
+        Path(f"/proc/{'self' if pid is None else pid}/clear_refs").write_text("5", encoding="ascii")
     except OSError:
         return False
     return True

@@ -309,6 +309,8 @@ def _structured(given: object) -> StructuredOutputs | None:
 def _schema(name: str, given: object) -> str:
     """The text of a JSON schema; the order of its keys is that of the output's."""
     limit, remedy = "must be a JSON schema", 'Send an object such as {"type": "object"}, or its text.'
+    if isinstance(given, str) and len(given) > MAX_STRUCTURE_BYTES:
+        raise InvalidParameter(name, f"{len(given)} characters", f"at most {MAX_STRUCTURE_BYTES} bytes in UTF-8")
     try:
         parsed = json.loads(given) if isinstance(given, str) else given
         if not isinstance(parsed, Mapping):

@@ -141,10 +141,8 @@ def test_nonsense_behind_a_request_is_no_part_of_its_answer(server: ServerProces
 
 def http_request(path: str, body: dict[str, Any]) -> bytes:
     content = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-    )
-    return head.encode() + content
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(content)}\r\n\r\n".encode() + content
 
 
 def connected(server: ServerProcess) -> socket.socket:

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
+from twostroke.api.body_route import RefusedBody
 from twostroke.api.context import ServerContext
 from twostroke.api.gate import App, Gate
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped_for, validation_answer
@@ -97,6 +98,8 @@ def answer_errors(app: FastAPI) -> None:
 
     async def by_framework(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if isinstance(error, RefusedBody):
+            return _response(request, error.answer)
         told: Any = error.detail
         message = f"{told}: {request.method} {request.url.path}" if error.status_code in (404, 405) else str(told)
         if isinstance(error.__cause__, UnicodeDecodeError):
@@ -110,6 +113,7 @@ def answer_errors(app: FastAPI) -> None:
 
     app.add_exception_handler(TwostrokeError, known)
     app.add_exception_handler(HTTPError, known)
+    app.add_exception_handler(RecursionError, known)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, by_framework)
     app.add_exception_handler(Exception, known)

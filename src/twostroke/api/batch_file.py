@@ -23,7 +23,7 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from twostroke.errors import InvalidParameter
+from twostroke.errors import InvalidParameter, shown
 
 MAX_LINE_BYTES = 64 * 2**20
 """Of a request: far beyond any context, and little enough to hold many at a time."""
@@ -210,11 +210,11 @@ def _request(number: int, content: bytes, urls: frozenset[str]) -> BatchRequest 
         return BadLine(number, None, "missing_required_parameter", told)
     problem = ""
     if fields.get("method") != "POST":
-        problem = f"method must be POST; it is {_short(fields.get('method'))}."
+        problem = f"method must be POST; it is {shown(fields.get('method'))}."
     elif not isinstance(url, str) or url not in urls:
-        problem = f"url must be one of {', '.join(sorted(urls))}; it is {_short(url)}."
+        problem = f"url must be one of {', '.join(sorted(urls))}; it is {shown(url)}."
     elif not isinstance(body, dict):
-        problem = f"body must be an object; it is {_short(body)}."
+        problem = f"body must be an object; it is {shown(body)}."
     if problem:
         return BadLine(number, custom_id, "invalid_request", problem)
     return BatchRequest(number, custom_id, cast(str, url), cast(dict[str, Any], body))
@@ -242,8 +242,3 @@ def _opened(path: Path) -> Generator[IO[bytes]]:
         raise InvalidParameter("requests", str(path), f"cannot be read ({error.strerror})") from error
     with file:
         yield file
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from typing import Any
+
+import msgspec
 
 from twostroke.api.chat_choice import ChatChoice
 from twostroke.api.conversation import Conversation
 from twostroke.api.generation import Caller, Generation
-from twostroke.api.logprobs import chat_logprobs, prompt_logprobs
+from twostroke.api.logprobs import as_written, chat_logprobs, prompt_logprobs, takes_long
 from twostroke.api.protocol.fields import tier_of
-from twostroke.api.sse import DONE, RepeatedEvent, event
-from twostroke.outputs import CompletionOutput, LogprobsAtPosition, RequestOutput
+from twostroke.api.sse import DONE, Later, RepeatedEvent, event
+from twostroke.outputs import CompletionOutput, RequestOutput
 
 Object = dict[str, Any]
 
@@ -41,7 +45,8 @@ class Chat:
         """Whether one chunk differs from the next by its delta alone."""
         self._repeated: dict[int, RepeatedEvent] = {}
         self._has_begun = False
-        self._prompt_logprobs: list[LogprobsAtPosition | None] | None = None
+        self._prompt_logprobs: list[msgspec.Raw | None] | None = None
+        """Of a stream they come with the first output, which may say nothing yet."""
         self._choices: dict[int, ChatChoice] = {}
 
     @property
@@ -60,11 +65,19 @@ class Chat:
     async def answer(self) -> Object:
         """The whole answer; raises what Generation.whole raises."""
         output = await self._conversation.whole()
+        if takes_long(output):
+            return await asyncio.to_thread(self._whole, output)
+        return self._whole(output)
+
+    def _whole(self, output: RequestOutput) -> Object:
+        self._hear_prompt(output)
         choices: list[Object] = []
         for part in output.outputs:
             choice = self._choice(part.index)
             message = choice.message(part)
-            choices.append({"index": part.index, "message": message, "token_ids": None, **self._end(choice, part)})
+            end = self._end(choice, part)
+            end["logprobs"] = as_written(end["logprobs"], len(part.token_ids))
+            choices.append({"index": part.index, "message": message, "token_ids": None, **end})
         answer: Object = {
             **self._head,
             "object": "chat.completion",
@@ -75,11 +88,15 @@ class Chat:
         self._add_prompt(answer, output)
         return answer
 
-    def events(self, number: int, output: RequestOutput) -> bytes:
+    def events(self, number: int, output: RequestOutput) -> bytes | Later:
         """What is new of a streamed answer; nothing while it is not certain what the text means."""
+        if takes_long(output):
+            return partial(self._events_now, number, output)
+        return self._events_now(number, output)
+
+    def _events_now(self, number: int, output: RequestOutput) -> bytes:
         self._usage.add(number, output)
-        if output.prompt_logprobs is not None:
-            self._prompt_logprobs = output.prompt_logprobs
+        self._hear_prompt(output)
         return b"".join([self._events_of(part, output) for part in output.outputs])
 
     def _events_of(self, part: CompletionOutput, output: RequestOutput) -> bytes:
@@ -166,10 +183,13 @@ class Chat:
             end["token_ids"] = part.token_ids
         return end
 
+    def _hear_prompt(self, output: RequestOutput) -> None:
+        if self._request.prompt_logprobs is not None and output.prompt_logprobs is not None:
+            self._prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+
     def _add_prompt(self, answer: Object, output: RequestOutput) -> None:
         if self._request.prompt_logprobs is not None:
-            # of a stream they come with the first output, which may say nothing yet
-            answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or self._prompt_logprobs)
+            answer["prompt_logprobs"] = self._prompt_logprobs
         answer["prompt_token_ids"] = output.prompt_token_ids if self._request.return_token_ids else None
 
     def _echoed(self) -> str:

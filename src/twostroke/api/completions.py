@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
+
+import msgspec
 
 from twostroke.api.dialect import structured_outputs
 from twostroke.api.generation import Caller, Generation, prepared
-from twostroke.api.logprobs import CompletionLogprobs, prompt_logprobs
-from twostroke.api.prompts import length_of, prompts_of
+from twostroke.api.logprobs import CompletionLogprobs, as_written, prompt_logprobs, takes_long
+from twostroke.api.prompts import amount_of, prompts_of
 from twostroke.api.protocol.completions import CompletionRequest
 from twostroke.api.protocol.fields import FLEX, priority_of, tier_of
-from twostroke.api.sse import DONE, RepeatedEvent, event
+from twostroke.api.sse import DONE, Later, RepeatedEvent, event
 from twostroke.api.translate import check_stream_options, completion_params
 from twostroke.api.usage import UsageCount
 from twostroke.engine.client import EngineClient
@@ -43,8 +47,9 @@ class Completion:
         self._head: Object = {**head, **tier_of(request.service_tier, uses_priority=engine.facts.uses_priority)}
         self._usage = UsageCount()
         self._n = request.n or 1
-        self._prompt_logprobs: dict[int, list[LogprobsAtPosition | None]] = {}
+        self._prompt_logprobs: dict[int, Sequence[LogprobsAtPosition | None]] = {}
         """By prompt; the first piece of a stream brings them, and every choice is to have them."""
+        self._scores: dict[int, _Scores] = {}
         self._writers: dict[tuple[int, int], _ChoiceWriter] = {}
         options = request.stream_options
         self._says_usage_along = options is not None and options.says_usage_along
@@ -84,7 +89,9 @@ class Completion:
                 for prompt in given
             ]
 
-        prompts = await prepared(prepare, length_of(given), compiles=params.structured_outputs is not None)
+        prompts = await prepared(
+            prepare, amount_of(given, request.bad_words), compiles=params.structured_outputs is not None
+        )
         self._generation = Generation(
             self._engine,
             prompts,
@@ -103,8 +110,14 @@ class Completion:
 
     async def answer(self) -> Object:
         """The whole answer; raises what Generation.whole raises."""
+        outputs = await self.generation.whole()
+        if any(map(takes_long, outputs)):
+            return await asyncio.to_thread(self._whole, outputs)
+        return self._whole(outputs)
+
+    def _whole(self, outputs: Sequence[RequestOutput]) -> Object:
         choices: list[Object] = []
-        for number, output in enumerate(await self.generation.whole()):
+        for number, output in enumerate(outputs):
             self._count(number, output)
             best = self._best(output.outputs)
             choices += [
@@ -113,13 +126,18 @@ class Completion:
             ]
         return {**self._head, "choices": choices, "usage": self._usage.as_json()}
 
-    def events(self, number: int, output: RequestOutput) -> bytes:
+    def events(self, number: int, output: RequestOutput) -> bytes | Later:
         """What is new of a streamed answer."""
-        self._count(number, output)
         if output.prompt_logprobs is not None:
             self._prompt_logprobs[number] = output.prompt_logprobs
-        elif self._prompt_logprobs:
+        elif self._prompt_logprobs and any(self._writer(number, part.index).is_first for part in output.outputs):
             output.prompt_logprobs = self._prompt_logprobs.get(number)
+        if takes_long(output):
+            return partial(self._events_now, number, output)
+        return self._events_now(number, output)
+
+    def _events_now(self, number: int, output: RequestOutput) -> bytes:
+        self._count(number, output)
         usage = {"usage": self._usage.as_json()} if self._says_usage_along else self._no_usage
         return b"".join([self._writer(number, part.index).event(output, part, usage) for part in output.outputs])
 
@@ -143,21 +161,46 @@ class Completion:
         writer = self._writers.get((number, index))
         if writer is None:
             place = number * self._n + index
-            writer = self._writers[number, index] = _ChoiceWriter(self._request, self._engine, place, self._head)
+            scores = self._scores.setdefault(number, _Scores())
+            writer = self._writers[number, index] = _ChoiceWriter(
+                self._request, self._engine, place, self._head, scores
+            )
         return writer
+
+
+class _Scores:
+    """Log-probabilities of one prompt, which all of its choices have: they are written once."""
+
+    def __init__(self) -> None:
+        self._entries: Sequence[LogprobsAtPosition | None] | None = None
+        self._written: list[msgspec.Raw | None] | None = None
+
+    def written(self, output: RequestOutput) -> list[msgspec.Raw | None] | None:
+        if self._written is None or self._entries is not output.prompt_logprobs:
+            self._entries, self._written = output.prompt_logprobs, prompt_logprobs(output.prompt_logprobs)
+        return self._written
 
 
 class _ChoiceWriter:
     """Writes one choice, whole or piece by piece; the first piece brings what is said of the prompt."""
 
-    def __init__(self, request: CompletionRequest, engine: EngineClient, index: int, head: Object) -> None:
+    def __init__(
+        self,
+        request: CompletionRequest,
+        engine: EngineClient,
+        index: int,
+        head: Object,
+        scores: _Scores,
+    ) -> None:
         self._request = request
+        self._scores = scores
         self._index = index
         self._head = head
         self._tokenizer = engine.tokenizer
         as_token_ids = bool(request.return_tokens_as_token_ids)
         self._logprobs = CompletionLogprobs(engine.tokenizer, as_token_ids=as_token_ids)
-        self._is_first = True
+        self.is_first = True
+        """Whether nothing of the choice was written."""
         options = request.stream_options
         self._is_regular = request.logprobs is None and not (options is not None and options.says_usage_along)
         """Whether one chunk differs from the next by its text and its token ids alone."""
@@ -168,7 +211,7 @@ class _ChoiceWriter:
         if self._repeated is not None and part.finish_reason is None:
             with_ids = self._request.return_token_ids
             return self._repeated.filled(part.text, part.token_ids) if with_ids else self._repeated.filled(part.text)
-        is_first, head = self._is_first, self._head
+        is_first, head = self.is_first, self._head
         choice = self.choice(output, part)
         if self._is_regular and not is_first and part.finish_reason is None:
 
@@ -181,7 +224,7 @@ class _ChoiceWriter:
 
     def choice(self, output: RequestOutput, part: CompletionOutput) -> Object:
         request = self._request
-        is_first, self._is_first = self._is_first, False
+        is_first, self.is_first = self.is_first, False
         echoes = is_first and bool(request.echo)
         choice: Object = {
             "index": self._index,
@@ -193,8 +236,7 @@ class _ChoiceWriter:
         choice["token_ids"] = part.token_ids if request.return_token_ids else None
         choice["prompt_token_ids"] = output.prompt_token_ids if request.return_token_ids and is_first else None
         if is_first and (request.prompt_logprobs is not None or not request.stream):
-            wanted = output.prompt_logprobs if request.prompt_logprobs is not None else None
-            choice["prompt_logprobs"] = prompt_logprobs(wanted)
+            choice["prompt_logprobs"] = None if request.prompt_logprobs is None else self._scores.written(output)
         return choice
 
     def _prompt_text(self, output: RequestOutput) -> str:
@@ -202,14 +244,14 @@ class _ChoiceWriter:
             return output.prompt
         return self._tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
 
-    def _logprobs_of(self, output: RequestOutput, part: CompletionOutput, echoes: bool) -> Object:
+    def _logprobs_of(self, output: RequestOutput, part: CompletionOutput, echoes: bool) -> Any:
         token_ids: Sequence[int] = part.token_ids
         entries: Sequence[LogprobsAtPosition | None] = part.logprobs or []
         if echoes:
             # the second of n choices was generated without them: the first one's are its own
             token_ids = (*output.prompt_token_ids, *token_ids)
             entries = [*(output.prompt_logprobs or ()), *entries]
-        return self._logprobs.of(token_ids, entries, self._request.logprobs or 0)
+        return as_written(self._logprobs.of(token_ids, entries, self._request.logprobs or 0), len(token_ids))
 
 
 def _leave_out_tokens(part: CompletionOutput) -> None:

@@ -20,6 +20,7 @@ from twostroke.api.protocol.sampling import SamplingFields
 from twostroke.config.server import ServerConfig
 from twostroke.engine.client import EngineClient, ScalablePools
 from twostroke.engine.input_processor import PromptInput
+from twostroke.errors import shown
 from twostroke.lab.lab import Lab
 from twostroke.log import get_logger
 
@@ -107,7 +108,7 @@ class ServerContext:
         if name is None or name in self.model_names:
             return name or self.model_names[0]
         known = ", ".join(map(repr, self.model_names))
-        message = f"the model {name!r} does not exist; this server has {known}."
+        message = f"the model {shown(name)} does not exist; this server has {known}."
         raise HTTPError(404, message, code="model_not_found", param="model")
 
     def unknown_fields(self, request: WireObject) -> list[str]:
@@ -134,7 +135,7 @@ class ServerContext:
         names = ", ".join(_printable(name) for name in unknown)
         if self.config.strict:
             message = f"unknown fields: {names}. Leave them out, or start the server without --strict."
-            raise HTTPError(400, message, code="unknown_field", param=unknown[0])
+            raise HTTPError(400, message, code="unknown_field", param=unknown[0][:64])
         for name in unknown:
             self.observation.answers.ignored(name[:64])
         log.warning("ignored unknown fields of a request: %s", names)

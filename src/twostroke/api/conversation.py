@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from twostroke.api.dialect import PROMPT_TAIL_TOKENS, ChatTools, Dialect, structured_outputs
-from twostroke.api.generation import Caller, Generation, off_the_loop, prepared
+from twostroke.api.generation import Caller, Generation, beside_the_loop, off_the_loop, prepared
 from twostroke.api.parsers.answer_stops import AnswerStops
 from twostroke.api.parsers.chat_parser import ChatParser
 from twostroke.api.parsers.output import HearContent
-from twostroke.api.prompts import length_of_messages
+from twostroke.api.prompts import amount_of
 from twostroke.api.protocol.chat import ChatRequest
-from twostroke.api.protocol.fields import FLEX, priority_of
+from twostroke.api.protocol.fields import FLEX, as_sent, priority_of
 from twostroke.api.translate import chat_params, check_stream_options
 from twostroke.api.usage import UsageCount
 from twostroke.engine.client import EngineClient
@@ -60,7 +60,7 @@ class Conversation:
     async def open(self, caller: Caller) -> None:
         """Checks everything and queues the conversation; raises what Completion.open raises."""
         request = self.request
-        params = self._checked_params()
+        params = await beside_the_loop(self._checked_params, self._amount())
         prompt = await self._prepared(params)
         tail = prompt.prompt_token_ids[-PROMPT_TAIL_TOKENS:]
         self._shown_token_ids = prompt.shown_token_ids
@@ -78,15 +78,15 @@ class Conversation:
 
     async def count_tokens(self) -> int:
         """Tokens of the prompt, with everything checked as `open` does, and nothing run."""
-        self._checked_params()
-        inputs, given = self.engine.inputs, self._template_inputs()
+        await beside_the_loop(self._checked_params, self._amount())
+        inputs = self.engine.inputs
         frames = bool(self.request.add_special_tokens)
 
         def count() -> int:  # whoever asks may want to know by how much a conversation is too long
-            text = inputs.render_chat(self.request.messages, **given)
+            text = inputs.render_chat(self.request.messages, **self._template_inputs())
             return len(inputs.encode(text, add_special_tokens=frames))
 
-        return await off_the_loop(count, length_of_messages(self.request.messages), renders=True)
+        return await off_the_loop(count, self._amount(), renders=True)
 
     def close(self) -> None:
         """The caller has left, or has its answer."""
@@ -120,9 +120,15 @@ class Conversation:
         return chat_params(request, form)
 
     async def _prepared(self, params: SamplingParams) -> PromptInput:
-        length = length_of_messages(self.request.messages)
-        (prompt,) = await prepared(lambda: [self._prompt(params)], length, compiles=self._is_constrained, renders=True)
+        compiles = self._is_constrained
+        (prompt,) = await prepared(lambda: [self._prompt(params)], self._amount(), compiles=compiles, renders=True)
         return prompt
+
+    def _amount(self) -> int:
+        """How much is looked at, rendered and turned into tokens."""
+        request = self.request
+        given = (request.messages, request.tools, request.documents, request.chat_template_kwargs)
+        return amount_of(*given, request.bad_words, request.response_format)
 
     def _find_stops(self, stops: Sequence[str]) -> StopFinder:
         """What looks for stop strings in one choice: reasoning and calls may hold them."""
@@ -151,7 +157,7 @@ class Conversation:
         if request.reasoning_effort is not None:
             template_kwargs.setdefault("reasoning_effort", request.reasoning_effort)
         continues = bool(request.continue_final_message)
-        tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
+        tools = [as_sent(tool) for tool in request.tools or ()]
         begins_answer = not continues if request.add_generation_prompt is None else request.add_generation_prompt
         return {
             "tools": tools if self.tools.choice != "none" else None,

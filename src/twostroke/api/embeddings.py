@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.api.generation import Caller, Generation, prepared
-from twostroke.api.prompts import length_of, prompts_of
+from twostroke.api.prompts import amount_of, prompts_of
 from twostroke.api.protocol.embeddings import EmbeddingRequest
 from twostroke.api.protocol.fields import FLEX, priority_of
 from twostroke.engine.client import EngineClient
@@ -59,7 +59,7 @@ class Embeddings:
                 for prompt in given
             ]
 
-        inputs = await prepared(prepare, length_of(given))
+        inputs = await prepared(prepare, amount_of(given))
         self._generation = Generation(
             self._engine,
             inputs,

@@ -6,7 +6,6 @@ route see it, so that nobody holds a route open by sending slowly.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import hmac
@@ -18,7 +17,9 @@ import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 
 from twostroke.api.admission import Admission, patience_s
+from twostroke.api.bodies import BodyReader
 from twostroke.api.content_coding import decoded
+from twostroke.api.foreign_pages import SAFE_METHODS, HostNames, check_change, check_origin
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped_for
 from twostroke.api.keys import Keys
 from twostroke.api.media_type import check_media_type
@@ -76,7 +77,13 @@ class Gate:
             limit = "is a tenant's key, too, who would be the administrator"
             raise InvalidParameter("admin_api_key", "(a secret)", limit, "Give the administrator a key of its own.")
         self._max_body_bytes = config.max_body_bytes
-        self._body_timeout_s = config.body_timeout_s
+        self._bodies = BodyReader(
+            config.max_body_bytes,
+            config.body_timeout_s,
+            max(config.max_body_bytes, config.max_unfinished_body_bytes),
+        )
+        self._hosts = HostNames(config.host, config.allowed_hosts)
+        self._cors_origins = frozenset(config.cors_origins)
         self._now_s = now_s
         self._turns = Turns()
 
@@ -114,12 +121,15 @@ class Gate:
             return await receive()
 
         try:
+            self._hosts.check(headers.get("host", ""))
             state["tenant"] = self._check_key(scope, headers)
+            if scope["method"] not in SAFE_METHODS:
+                check_change(headers, self._cors_origins)
             if scope["path"] in GENERATING_PATHS and scope["method"] == "POST":
                 # before its body is read: refusing costs next to nothing, which is what overload asks for
                 self._admission.check(state["tenant"], patience_s(headers))
             check_media_type(scope["method"], scope["path"], headers)
-            body = await self._read_body(headers, decoded(receive_awaited, headers, self._max_body_bytes))
+            body = await self._bodies.read(headers, decoded(receive_awaited, headers, self._max_body_bytes))
         except (HTTPError, TwostrokeError) as error:
             answer = shaped_for(scope["path"], error_body(error))
             if "expect" in headers and not is_awaited:
@@ -143,7 +153,7 @@ class Gate:
             return ""
         if not self._keys:
             if path.endswith(ABORT_SUFFIX):
-                _check_origin(headers, "ending requests")
+                check_origin(headers, "ending requests")
             return ""
         tenant = self._keys.tenant_of(given)
         is_shared = path in SHARED_PATHS or path.startswith(SHARED_PREFIXES)
@@ -166,34 +176,32 @@ class Gate:
             if client is None or client[0] not in ("127.0.0.1", "::1"):
                 message = "administration is for this machine only, as no admin key is set (--admin-api-key)."
                 raise HTTPError(403, message, kind="permission_error", code="forbidden")
-            _check_origin(headers, "administration")
+            check_origin(headers, "administration")
         elif not self._is_admin_key(given):
             raise _unauthorized("the admin key is needed: send 'Authorization: Bearer ADMIN_KEY'.")
 
-    async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
-        most = self._max_body_bytes
-        length = headers.get("content-length", "")
-        if length.isdecimal() and int(length) > most:
-            raise _too_large(most)
-        chunks: list[bytes] = []
-        num_bytes = 0
-        try:
-            async with asyncio.timeout(self._body_timeout_s):
-                while True:
-                    message = await receive()
-                    chunk: bytes = message.get("body", b"")
-                    num_bytes += len(chunk)
-                    if num_bytes > most:
-                        raise _too_large(most)
-                    chunks.append(chunk)
-                    if not message.get("more_body", False):
-                        return b"".join(chunks)
-        except TimeoutError:
-            message = f"the body did not arrive within {self._body_timeout_s:g} s (--body-timeout-s)."
-            raise HTTPError(408, message, code="timeout", headers={"connection": "close"}) from None
-        except asyncio.CancelledError:  # by the server, which ends: what is waited for would not be answered
-            message = "the server is shutting down, and the body has not arrived."
-            raise HTTPError(503, message, kind="service_unavailable_error", headers={"connection": "close"}) from None
+
+class HostGuard:
+    """ASGI middleware that only looks at the name by which it is asked: before an application without keys.
+
+    Args:
+        app: behind it.
+        hosts: names that are right.
+    """
+
+    def __init__(self, app: App, hosts: HostNames) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Lets a request through, or refuses it."""
+        if scope["type"] == "http":
+            try:
+                self._hosts.check(Headers(scope=scope).get("host", ""))
+            except HTTPError as error:
+                await answer_error(error.answer, send)
+                return
+        await self._app(scope, receive, send)
 
 
 async def answer_error(answer: ErrorAnswer, send: Send) -> None:
@@ -234,18 +242,6 @@ def _request_id(headers: Mapping[str, str]) -> str:
     return given if 0 < len(given) <= 256 and given.isascii() and given.isprintable() else uuid.uuid4().hex
 
 
-def _check_origin(headers: Headers, what: str) -> None:
-    """Refuses a page from elsewhere in a browser on this machine: it need not read the answer to do harm."""
-    origin = headers.get("origin")
-    if origin is not None and origin.partition("://")[2] != headers.get("host"):
-        raise HTTPError(403, f"{what} is not for pages of {origin}.", kind="permission_error", code="forbidden")
-
-
 def _unauthorized(message: str, challenge: str = "Bearer") -> HTTPError:
     headers = {"www-authenticate": f'{challenge} realm="twostroke"'}
     return HTTPError(401, message, kind="authentication_error", code="invalid_api_key", headers=headers)
-
-
-def _too_large(most: int) -> HTTPError:
-    message = f"the body is larger than {most:,} bytes; shorten it, or start the server with --max-body-bytes."
-    return HTTPError(413, message, code="request_too_large")

@@ -40,8 +40,13 @@ class Caller:
     """How long after its arrival a first token is of use; None: as long as the server lets anybody wait."""
 
 
+LARGE_AMOUNT = 1 << 16
+"""Of a request, by amount_of: looking at all that is in it takes a hundredth of a second."""
 HUGE_LENGTH = 1 << 18
-"""Preparing so many takes memory that is worth giving back."""
+"""Preparing so many takes seconds, and memory that is worth giving back."""
+_PATIENT = ThreadPoolExecutor(1, thread_name_prefix="twostroke-long-text")
+"""Huge texts are prepared one after the other: each takes some 200 bytes of memory a character, and the threads that
+others wait for are few."""
 _COMPILERS = ThreadPoolExecutor(2, thread_name_prefix="twostroke-grammar")
 """Grammars are tried by child processes, so many at once: not one for every stranger who sends a new one."""
 
@@ -71,16 +76,23 @@ async def off_the_loop(work: Callable[[], Result], length: int, *, renders: bool
 
     Args:
         work: makes it.
-        length: characters and token ids.
+        length: characters and token ids; see amount_of for what is no text.
         renders: whether a chat template runs: in a process that is waited for, a hostile one for a second.
     """
     if length <= INLINE_LENGTH and not renders:
         return work()
+    loop = asyncio.get_running_loop()
+    if length <= HUGE_LENGTH:
+        return await loop.run_in_executor(_RENDERERS if renders else None, work)
     try:
-        return await asyncio.get_running_loop().run_in_executor(_RENDERERS if renders else None, work)
+        return await loop.run_in_executor(_PATIENT, work)
     finally:
-        if length > HUGE_LENGTH:
-            await asyncio.to_thread(give_back_what_is_free)
+        await loop.run_in_executor(_PATIENT, give_back_what_is_free)
+
+
+async def beside_the_loop(work: Callable[[], Result], amount: int) -> Result:
+    """What `work` makes of a request that was read: at once, or in a thread where it has a great many values."""
+    return work() if amount <= LARGE_AMOUNT else await asyncio.to_thread(work)
 
 
 NumberedTaker = Callable[[int, RequestOutput], bool]

@@ -15,6 +15,7 @@ from twostroke.errors import (
     InvalidPrompt,
     Overloaded,
     UnknownParameter,
+    shown,
 )
 from twostroke.log import get_logger
 
@@ -76,8 +77,15 @@ def error_body(error: Exception) -> ErrorAnswer:
         return ErrorAnswer(503, body, {"retry-after": str(RESTART_RETRY_S)} if error.may_return else {})
     if isinstance(error, EngineError):
         return ErrorAnswer(500, _body(str(error), "server_error", "engine_error", None))
+    if isinstance(error, RecursionError):  # of a request: nothing of ours calls itself without an end
+        return nested_too_deeply().answer
     log.error("a mistake of ours", exc_info=error)
     return ErrorAnswer(500, _body("an internal error; see the server's log.", "server_error", None, None))
+
+
+def nested_too_deeply() -> HTTPError:
+    """Return the refusal of a body whose lists and objects are nested too deeply."""
+    return HTTPError(400, "the body is nested too deeply; send fewer lists within lists.", code="invalid_json")
 
 
 ANTHROPIC_PATHS = ("/v1/messages",)
@@ -117,10 +125,10 @@ def validation_answer(problems: Sequence[Mapping[str, Any]]) -> ErrorAnswer:
     place = [part for part in first.get("loc", ()) if part != "body"]
     name = ".".join(str(part) for part in place if not (isinstance(part, str) and _KIND.fullmatch(part)))
     value = first.get("input")
-    told = f": {name}={_short(value)}" if name else ""
+    told = f": {name}={shown(value)}" if name else ""
     message = f"the request is not valid{told}: {_words(first)}."
     if not place and isinstance(value, (str, bytes)):
-        message = f"the request is not valid: the body is a text ({_short(value)}), and has to be a JSON object."
+        message = f"the request is not valid: the body is a text ({shown(value)}), and has to be a JSON object."
     top = str(place[0]) if place else None
     return ErrorAnswer(400, _body(message, "invalid_request_error", None, top))
 
@@ -140,8 +148,3 @@ def _words(problem: Mapping[str, Any]) -> str:
 
 def _body(message: str, kind: str, code: str | None, param: str | None) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"

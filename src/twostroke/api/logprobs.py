@@ -6,8 +6,13 @@ import codecs
 from collections.abc import Sequence
 from typing import Any
 
-from twostroke.outputs import Logprob, LogprobsAtPosition
+import msgspec
+
+from twostroke.outputs import Logprob, LogprobsAtPosition, RequestOutput
 from twostroke.tokenizer.tokenizer import Tokenizer
+
+MOST_AT_ONCE = 64
+"""Positions whose log-probabilities are written at once; with 20 each that takes some milliseconds."""
 
 
 class CompletionLogprobs:
@@ -94,16 +99,28 @@ def chat_logprobs(
     return {"content": content, "refusal": None}
 
 
-def prompt_logprobs(entries: Sequence[LogprobsAtPosition | None] | None) -> list[dict[str, Any] | None] | None:
-    """Log-probabilities of a prompt's tokens, as vLLM writes them: by token id."""
-    if entries is None:
-        return None
-    return [
-        None
-        if entry is None
-        else {
-            str(token_id): {"logprob": of.logprob, "rank": of.rank, "decoded_token": of.decoded_token}
-            for token_id, of in entry.items()
-        }
-        for entry in entries
-    ]
+def prompt_logprobs(entries: Sequence[LogprobsAtPosition | None] | None) -> list[msgspec.Raw | None] | None:
+    """Log-probabilities of a prompt's tokens, as vLLM writes them: by token id.
+
+    Each position is written by itself, so that a long prompt's entries are never there all at once.
+    """
+    return None if entries is None else [None if entry is None else _written(entry) for entry in entries]
+
+
+def _written(entry: LogprobsAtPosition) -> msgspec.Raw:
+    named = {
+        str(token_id): {"logprob": of.logprob, "rank": of.rank, "decoded_token": of.decoded_token}
+        for token_id, of in entry.items()
+    }
+    return msgspec.Raw(msgspec.json.encode(named))
+
+
+def takes_long(output: RequestOutput) -> bool:
+    """Whether writing its log-probabilities takes so long that others would wait for the event loop."""
+    longest = max((len(part.logprobs or ()) for part in output.outputs), default=0)
+    return max(longest, len(output.prompt_logprobs or ())) > MOST_AT_ONCE
+
+
+def as_written(logprobs: dict[str, Any] | None, num_positions: int) -> dict[str, Any] | msgspec.Raw | None:
+    """Return log-probabilities as JSON where they are many, so that whoever writes the answer has no work with them."""
+    return msgspec.Raw(msgspec.json.encode(logprobs)) if num_positions > MOST_AT_ONCE else logprobs

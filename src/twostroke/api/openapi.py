@@ -2,9 +2,8 @@
 
 Which statuses a route may answer with follows from what it is, so that a new route is described by being one:
 
-    every route                  401 where keys are set (but for liveness), 500
-    administration               403
-    takes a body                 400, 404 (the model), 408, 413, 415
+    every route                  401 where keys are set (but for liveness), 403, 500
+    takes a body                 400, 404 (the model), 408, 413, 415, 503
     takes parameters             400, and 404 where they are in the path
     makes the engine work        429 and 503 with Retry-After
 """
@@ -16,7 +15,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from twostroke.api.gate import ADMIN_PATHS, GENERATING_PATHS, OPEN_PATHS
+from twostroke.api.gate import GENERATING_PATHS, OPEN_PATHS
 from twostroke.api.http_errors import ANTHROPIC_PATHS
 
 Described = dict[int | str, dict[str, Any]]
@@ -57,7 +56,7 @@ _ANTHROPIC_ERROR: dict[str, Any] = {
 _MEANINGS = {
     400: "The request cannot be served as it is.",
     401: "A valid API key is needed.",
-    403: "Administration is for this machine only, as no admin key is set.",
+    403: "Not under the name, or for the page, that asks; or administration, which needs an admin key.",
     404: "There is no such thing; the code says what.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
@@ -101,13 +100,11 @@ def _describe_errors(path: str, operation: dict[str, Any]) -> None:
 
 
 def _statuses(path: str, operation: dict[str, Any]) -> set[int]:
-    statuses = {500}
+    statuses = {403, 500}
     if path not in OPEN_PATHS:
         statuses |= {401}
-    if path in ADMIN_PATHS:
-        statuses |= {403}
     if "requestBody" in operation:
-        statuses |= {400, 404, 408, 413, 415}
+        statuses |= {400, 404, 408, 413, 415, 503}
     places = {parameter["in"] for parameter in operation.get("parameters", ())}
     if places:
         statuses |= {400}

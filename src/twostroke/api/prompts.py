@@ -1,9 +1,11 @@
-"""Prompts in the four forms that OpenAI takes them in: a text, token ids, or a list of either."""
+"""Prompts in the four forms that OpenAI takes them in, a text, token ids, or a list of either; how long they are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
+
+from pydantic import BaseModel
 
 from twostroke.engine.input_processor import Prompt
 from twostroke.errors import InvalidPrompt
@@ -28,11 +30,41 @@ def prompts_of(given: str | list[Any], field: str) -> list[Prompt]:
     return [item if isinstance(item, str) else {"prompt_token_ids": cast(list[int], item)} for item in given]
 
 
-def length_of(prompts: Sequence[Prompt]) -> int:
-    """Characters and token ids of all of them: what preparing them costs, roughly."""
-    return sum(len(prompt if isinstance(prompt, str) else prompt.get("prompt_token_ids", ())) for prompt in prompts)
+MOST_COUNTED = 1 << 18
+"""`amount_of` counts no further: it is long."""
+_EACH = 16
+"""What a value counts beside its characters: reading it takes as long as so many of them."""
 
 
-def length_of_messages(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Characters of a conversation's contents, roughly."""
-    return sum(len(str(message.get("content"))) for message in messages)
+def amount_of(*values: Any) -> int:
+    """Return roughly how many characters of text these are, whatever they are made of; much is not read to its end.
+
+    >>> amount_of("four", [1, 2, 3], {"role": "user", "content": ["a", "b"]})
+    42
+    """
+    amount, waiting = 0, list(values)
+    while waiting and amount <= MOST_COUNTED:
+        value = waiting.pop()
+        if isinstance(value, str):
+            amount += len(value)
+        elif isinstance(value, BaseModel):
+            amount += _EACH
+            waiting += [item for _, item in value]
+        elif isinstance(value, dict):
+            fields = cast(dict[str, Any], value)
+            amount += _EACH + sum(map(len, fields))
+            waiting += fields.values()
+        elif isinstance(value, (list, tuple)):
+            amount += _amount_of_list(cast(Sequence[Any], value), waiting)
+    return amount
+
+
+def _amount_of_list(items: Sequence[Any], waiting: list[Any]) -> int:
+    """Count a list by the kind of its first element; objects and lists are left to the caller."""
+    first = items[0] if items else None
+    if isinstance(first, str):
+        return len(items) + sum(len(item) for item in items if isinstance(item, str))
+    if isinstance(first, (list, dict, BaseModel)):
+        waiting += items[:MOST_COUNTED]
+        return 0
+    return len(items)

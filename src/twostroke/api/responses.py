@@ -117,7 +117,7 @@ class ResponseCall:
             "temperature": 1.0 if request.temperature is None else request.temperature,
             "text": {"format": self._format()},
             "tool_choice": self._tool_choice(),
-            "tools": [tool.model_dump() for tool in request.tools or ()],
+            "tools": [dict(tool) for tool in request.tools or ()],
             "top_p": 1.0 if request.top_p is None else request.top_p,
             "truncation": "disabled",
             **tier_of(request.service_tier, uses_priority=self._conversation.engine.facts.uses_priority),
@@ -127,7 +127,7 @@ class ResponseCall:
         text = self._request.text
         if text is None or text.format is None:
             return {"type": "text"}
-        return text.format.model_dump(by_alias=True, exclude_none=True)
+        return {"schema" if name == "schema_" else name: item for name, item in text.format if item is not None}
 
     def _tool_choice(self) -> Any:
         choice = self._request.tool_choice

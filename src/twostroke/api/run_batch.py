@@ -150,7 +150,7 @@ class _Batch:
             self.count.answered += 1
             self._num_tokens += body.get("usage", {}).get("completion_tokens", 0)
             self._bar.set_postfix(tokens=self._num_tokens, refresh=False)
-        except (TwostrokeError, HTTPError, ValidationError) as error:
+        except (TwostrokeError, HTTPError, ValidationError, RecursionError) as error:
             told = _told(error)
             body, status = told.body, told.status
             self.count.refused += 1

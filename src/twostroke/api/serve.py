@@ -14,6 +14,7 @@ import uvicorn
 from twostroke.api.app import build_app
 from twostroke.api.dialect import check_parsers
 from twostroke.api.draining import DrainingServer
+from twostroke.api.keys import with_keys_of_files
 from twostroke.api.listening import address_of, listen
 from twostroke.api.observation import Observation
 from twostroke.api.transport import guarded_protocol
@@ -43,9 +44,11 @@ async def serve(
     """Serves until it is told to stop; then what runs may end, for as long as the config says.
 
     Raises:
+        InvalidParameter: a file of keys or a certificate cannot be used.
         SetupError: the model cannot be loaded, or the address cannot be listened on.
         InvalidParameter: a setting that names nothing; the model is not loaded then.
     """
+    config = with_keys_of_files(config)
     _check_certificate(config)
     check_parsers(config)
     listener = listen(config.host, config.port)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -66,6 +67,10 @@ class RepeatedEvent:
         return self._template % tuple(map(_encode, values))
 
 
+Later = Callable[[], bytes]
+"""Makes events that take long to write."""
+
+
 class Closable(Protocol):
     """What runs for a caller."""
 
@@ -82,8 +87,11 @@ class StreamedCall(Closable, Protocol):
         """Where its outputs come from."""
         ...
 
-    def events(self, number: int, output: RequestOutput) -> bytes:
-        """What is to be sent when this output of the number-th prompt has come; it may be nothing."""
+    def events(self, number: int, output: RequestOutput) -> bytes | Later:
+        """What is to be sent when this output of the number-th prompt has come; it may be nothing.
+
+        What takes long is made by a function, which a thread calls before the next output is handed over.
+        """
         ...
 
     def last_events(self) -> bytes:
@@ -142,7 +150,7 @@ class EventStream(Response):
         """The ASGI send that passes the middlewares; they need to see the head."""
         self._write_now: WriteNow = _cannot_write
         self._may_begin: Callable[[], bool] = _never
-        self._awake: asyncio.Future[bytes] | None = None
+        self._awake: asyncio.Future[bytes | Later] | None = None
         """Ends the sleep of the task that writes; None while it is awake."""
         self.background = None
         self.status_code = 200
@@ -183,11 +191,12 @@ class EventStream(Response):
                     await write({"type": "http.response.body", "body": events, "more_body": True})
                 if self._has_all:
                     break
-                events = self._events_of(self._generation.take())  # what came meanwhile
+                events = await _made(self._events_of(self._generation.take()))  # what came meanwhile
                 if not events and not self._has_all:
                     self._awake = asyncio.get_running_loop().create_future()
-                    events = await self._awake
+                    woken_by = await self._awake
                     self._awake = None
+                    events = await _made(woken_by)
         except Abandoned:
             return
         except Exception as error:
@@ -215,6 +224,9 @@ class EventStream(Response):
             if output.finished:
                 self._generation.has_ended(output)
             events = self._events_of(((number, output),))
+            if not isinstance(events, bytes):
+                awake.set_result(events)
+                return True
             if events and not self._has_begun and self._may_begin():
                 _run_at_once(self._begin())
             is_written = not events or (self._has_begun and self._write_now(events))
@@ -231,12 +243,23 @@ class EventStream(Response):
         if self._awake is not None and not self._awake.done():
             self._awake.set_result(b"")
 
-    def _events_of(self, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes:
-        events = b"".join([self._call.events(number, output) for number, output in outputs])
+    def _events_of(self, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes | Later:
+        events: list[bytes] = []
+        for position, (number, output) in enumerate(outputs, start=1):
+            made = self._call.events(number, output)
+            if not isinstance(made, bytes):
+                return partial(self._late_events, events, made, outputs[position:])
+            events.append(made)
         if self._generation.is_over:
             self._has_all = True
-            events += self._call.last_events()
-        return events
+            events.append(self._call.last_events())
+        return b"".join(events)
+
+    def _late_events(self, before: list[bytes], late: Later, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes:
+        """Make events in their order, in a thread: nothing else of this answer is written meanwhile."""
+        events = [*before, late()]
+        rest = self._events_of(outputs)
+        return b"".join([*events, rest if isinstance(rest, bytes) else rest()])
 
 
 def _run_at_once(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -251,6 +274,11 @@ def _run_at_once(coroutine: Coroutine[Any, Any, None]) -> None:
         return
     coroutine.close()
     raise AssertionError("a middleware waits before it sends the head of a stream")
+
+
+async def _made(events: bytes | Later) -> bytes:
+    """Return events, those that take long as soon as a thread has made them."""
+    return events if isinstance(events, bytes) else await asyncio.to_thread(events)
 
 
 async def _nowhere(_: Message) -> None:

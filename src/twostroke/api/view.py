@@ -11,6 +11,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from twostroke.api.app import answer_errors
+from twostroke.api.foreign_pages import HostNames
+from twostroke.api.gate import HostGuard
 from twostroke.api.listening import address_of, listen
 from twostroke.api.methods import Methods
 from twostroke.api.routes.history import history_router
@@ -32,7 +34,7 @@ def view(paths: Sequence[Path], host: str, port: int) -> None:
         SetupError: something else listens there.
     """
     with listen(host, port) as listener:
-        app = Methods(recorded_app(recording_of(paths)))
+        app = HostGuard(Methods(recorded_app(recording_of(paths))), HostNames(host))
         server = _Server(uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=GRACE_S))
         listener.listen()
         sys.stderr.write(f"viewing  {address_of(listener)}/#live\n")

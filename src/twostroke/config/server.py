@@ -13,6 +13,8 @@ from twostroke.errors import InvalidParameter
 
 MAX_PORT = 65535
 _ORIGIN = re.compile(r"[a-zA-Z][\w+.-]*://[^\s/?#@]+|null")
+_HOST = re.compile(r"\*|(\*?\.)?[\w-]+(\.[\w-]+)*\.?|[0-9a-fA-F:.]+")
+"""A name, the names within a domain, or an address."""
 _ENDPOINT = re.compile(r"https?://[^\s/?#]+(/\S*)?")
 MetricsNames = Literal["vllm", "sglang"]
 
@@ -32,6 +34,11 @@ class ServerConfig:
     tenant; the fair queue, quotas and the prefix cache tell tenants apart."""
     admin_api_key: str | None = None
     """Key for administration. Without one it is for this machine only, and for nobody where keys are set."""
+    api_key_file: Path | None = None
+    """A file of further keys as --api-key takes them, one a line; lines that begin with # are comments. Everybody on
+    this machine can read the command line, and only some a file."""
+    admin_api_key_file: Path | None = None
+    """A file whose one line that is no comment is the key for administration."""
     chat_template: Path | None = None
     """A Jinja file instead of the model's own chat template."""
     tool_call_parser: str | None = None
@@ -40,6 +47,9 @@ class ServerConfig:
     """How the model marks its reasoning; without it the reasoning is part of the answer."""
     cors_origins: tuple[str, ...] = ()
     """Web pages of these origins may call the server; '*' lets all."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names by which the server may be asked, beside localhost and --host: api.example.com, *.example.com for
+    all in a domain, '*' for any. With --host 0.0.0.0 addresses and private names are right as well."""
     lab: bool = False
     """Offer the switchboard on the page, to the administrator: experiments in processes of their own, which take
     processor time from the model that is served."""
@@ -66,6 +76,9 @@ class ServerConfig:
     """An answer whose reader takes less than 16 KiB of it in so long, with more to come, is ended as if it had left."""
     max_body_bytes: int = 4 * 2**20
     """Longest request body, in bytes or such as 4MiB."""
+    max_unfinished_body_bytes: int = 64 * 2**20
+    """Most bytes of all bodies that have not arrived completely, and at least max_body_bytes. Beyond it the oldest
+    large one is given up (503)."""
     metrics_compat: tuple[MetricsNames, ...] = ()
     """Serve the metrics under these servers' names, too, for dashboards that people have."""
     otlp_traces_endpoint: str | None = None
@@ -100,11 +113,10 @@ class ServerConfig:
         read_sizes(self, "max_body_bytes", "max_answer_bytes")
         text("host", self.host)
         whole_number("port", self.port, 0, MAX_PORT)
-        for name in ("served_model_name", "api_key", "cors_origins"):
+        for name in ("served_model_name", "api_key", "cors_origins", "allowed_hosts"):
             for value in getattr(self, name):
                 text(name, value)
-        if self.admin_api_key is not None:
-            text("admin_api_key", self.admin_api_key)
+        self._check_admin_key()
         self._check_addresses()
         number("flight_recorder_minutes", self.flight_recorder_minutes, 0.1, 1440, "0.1 to 1440 (minutes)")
         for name in ("lab", "live_text", "strict", "share_prefix_cache"):
@@ -115,6 +127,7 @@ class ServerConfig:
         number("stall_timeout_s", self.stall_timeout_s, 0.1, 86400, "0.1 to 86400 (seconds)")
         number("drain_timeout_s", self.drain_timeout_s, 0, 86400, "0 to 86400 (seconds)")
         whole_number("max_body_bytes", self.max_body_bytes, 1024)
+        whole_number("max_unfinished_body_bytes", self.max_unfinished_body_bytes, 1024)
         for name in (
             "max_connections",
             "max_queued_requests",
@@ -129,6 +142,14 @@ class ServerConfig:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise InvalidParameter("ssl_keyfile", self.ssl_keyfile, "goes with ssl_certfile", "Give both or neither.")
 
+    def _check_admin_key(self) -> None:
+        if self.admin_api_key is None:
+            return
+        text("admin_api_key", self.admin_api_key)
+        if self.admin_api_key_file is not None:
+            limit = "is given beside admin_api_key"
+            raise InvalidParameter("admin_api_key_file", str(self.admin_api_key_file), limit, "Give one of the two.")
+
     def _check_addresses(self) -> None:
         for name in self.metrics_compat:
             one_of("metrics_compat", name, get_args(MetricsNames))
@@ -136,6 +157,10 @@ class ServerConfig:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 limit = "is no origin (scheme://host, scheme://host:port), and not '*'"
                 raise InvalidParameter("cors_origins", origin, limit)
+        for name in self.allowed_hosts:
+            if not _HOST.fullmatch(name):
+                limit = "is no host name: letters, digits, dots and dashes, *.DOMAIN, or '*'"
+                raise InvalidParameter("allowed_hosts", name, limit, "Leave scheme and port out.")
         endpoint = self.otlp_traces_endpoint
         if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
             raise InvalidParameter("otlp_traces_endpoint", endpoint, "must be like http://localhost:4318")

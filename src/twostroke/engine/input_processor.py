@@ -34,6 +34,10 @@ WHOLE = slice(None)
 """All tokens of a prompt."""
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids")
+LEAST_BEGINNING = 1 << 14
+"""Characters of a text that are turned into tokens before any more are, at least."""
+CHARS_PER_TOKEN = 4
+"""Of usual texts; so many for each token of the context are looked at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,7 @@ class InputProcessor:
             raise InvalidPrompt("a prompt object must have either 'prompt' or 'prompt_token_ids'.")
         if "prompt" in given:
             return self._process_text(given["prompt"], params, add_special_tokens, kept)
-        token_ids = self._checked_token_ids(given["prompt_token_ids"])
+        token_ids = self._checked_token_ids(given["prompt_token_ids"], is_whole=kept == WHOLE)
         return self._checked(None, token_ids[kept], params)
 
     def process_embedding(
@@ -260,14 +264,32 @@ class InputProcessor:
         if isinstance(text, str) and kept == WHOLE and self._tokenizer.fewest_tokens(text) >= self._max_model_len:
             least = self._tokenizer.fewest_tokens(text)  # a text of megabytes would take seconds to be counted exactly
             raise self._too_long(f"at least {least} tokens, by its {len(text)} characters", least)
+        if isinstance(text, str) and kept == WHOLE:
+            self._check_beginnings(text, add_special_tokens)
         token_ids = tuple(self.encode(text, add_special_tokens=add_special_tokens))
         # Not out of range for a tokenizer that passed check_vocab, so only its length is looked at.
         return self._checked(text, token_ids[kept], params, calls)
 
-    def _checked_token_ids(self, given: Any) -> tuple[int, ...]:
+    def _check_beginnings(self, text: str, add_special_tokens: bool) -> None:
+        """Refuse a text that is far too long by a beginning of it: turning all of it into tokens may take minutes.
+
+        A beginning of twice the context is beyond doubt: where it is cut, its last words may have more tokens than in
+        the whole text, but not so many.
+        """
+        size = max(LEAST_BEGINNING, CHARS_PER_TOKEN * self._max_model_len)
+        while size < len(text):
+            num_tokens = len(self.encode(text[:size], add_special_tokens=add_special_tokens))
+            if num_tokens > 2 * self._max_model_len:
+                raise self._too_long(f"more than {num_tokens // 2} tokens, by its first {size} characters", num_tokens)
+            size *= 4
+
+    def _checked_token_ids(self, given: Any, *, is_whole: bool) -> tuple[int, ...]:
+        """Return the ids; where all are kept, their number is checked before they are looked at."""
         if not isinstance(given, (list, tuple)):
             raise InvalidPrompt(f"prompt_token_ids must be a list of token ids, not {kind_of(given)}.")
         token_ids = cast(Sequence[Any], given)
+        if is_whole and len(token_ids) >= self._max_model_len:
+            raise self._too_long(f"{len(token_ids)} tokens", len(token_ids))
         for position, token_id in enumerate(token_ids):
             if not isinstance(token_id, int) or isinstance(token_id, bool):
                 raise InvalidPrompt(

@@ -15,9 +15,10 @@ from typing import NamedTuple
 import msgspec
 
 from twostroke.batch import TokenLogprobs
-from twostroke.engine.completion_stream import CompletionStream, decode_logprobs
+from twostroke.engine.completion_stream import CompletionStream
 from twostroke.engine.input_processor import PromptInput
-from twostroke.outputs import LogprobsAtPosition, RequestMetrics, RequestOutput
+from twostroke.engine.prompt_scores import PromptScores
+from twostroke.outputs import RequestMetrics, RequestOutput
 from twostroke.request import FinishReason
 from twostroke.request_times import RequestTimes
 from twostroke.tokenizer.tokenizer import Tokenizer
@@ -214,9 +215,8 @@ class _Answer:
     streams: list[CompletionStream] = field(init=False)
     num_running: int = field(init=False)
     """Sequences that have not ended."""
-    _prompt_logprobs: list[LogprobsAtPosition | None] | None = field(init=False)
-    _num_unscored: int = field(init=False)
-    """Tokens of the prompt whose log-probabilities are still to come."""
+    _scores: PromptScores | None = field(init=False)
+    """Log-probabilities of the prompt's tokens, where they are wanted."""
     _num_cached_tokens: int = 0
     _error: str | None = None
     _hidden_state: bytes | None = None
@@ -229,9 +229,8 @@ class _Answer:
             for i, seed in enumerate(self.seeds)
         ]
         self.num_running = len(self.streams)
-        positions: list[LogprobsAtPosition | None] = [None] * len(self.prompt.prompt_token_ids)
-        self._prompt_logprobs = None if params.prompt_logprobs is None else positions
-        self._num_unscored = 0 if params.prompt_logprobs is None else len(positions) - 1  # nothing predicts the first
+        num_tokens = len(self.prompt.prompt_token_ids)
+        self._scores = None if params.prompt_logprobs is None else PromptScores(self.tokenizer, num_tokens)
 
     def push(self, stream: CompletionStream, update: TokenUpdate) -> None:
         news = update.news
@@ -252,12 +251,10 @@ class _Answer:
         self._num_cached_tokens = max(self._num_cached_tokens, news.num_cached_tokens)
         self._error = self._error or news.error
         self._hidden_state = self._hidden_state or news.hidden_state
-        if self._prompt_logprobs is not None:
+        if self._scores is not None:
             # Each chunk brings those of its own positions. None comes twice: what is computed again after a preemption
             # is not reported again.
-            for position, entry in enumerate(news.prompt_logprobs, start=news.prompt_logprobs_start):
-                self._prompt_logprobs[position] = decode_logprobs(entry, self.tokenizer)
-            self._num_unscored -= len(news.prompt_logprobs)
+            self._scores.put(news.prompt_logprobs_start, news.prompt_logprobs)
 
     def abort(self, time_s: float, reason: FinishReason) -> None:
         for stream in self.streams:
@@ -273,7 +270,7 @@ class _Answer:
         finished = not self.num_running
         if self.kind is OutputKind.DELTA:
             # The first of several sequences scores the prompt; others, with a cached prefix, may be ahead of it.
-            if self._num_unscored and self.streams[0].finish_reason is None:
+            if self._scores is not None and self._scores.num_missing and self.streams[0].finish_reason is None:
                 return None
             completions = [stream.take_delta() for stream in self.streams if stream.has_news]
         elif finished or self.kind is OutputKind.CUMULATIVE:
@@ -283,7 +280,7 @@ class _Answer:
         if not completions:
             return None
         # In deltas they are sent once.
-        prompt_logprobs = None if self.kind is OutputKind.DELTA and self._has_sent else self._prompt_logprobs
+        prompt_logprobs = None if self.kind is OutputKind.DELTA and self._has_sent else self._scores
         self._has_sent = True
         return RequestOutput(
             request_id=self.request_id,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from twostroke.errors import InvalidPrompt
+from twostroke.errors import InvalidPrompt, shown
 from twostroke.tokenizer.messages import CallArguments
 from twostroke.tokenizer.plain_json import JSON
 from twostroke.tokenizer.template_process import TemplateStopped
@@ -18,6 +18,10 @@ from twostroke.tokenizer.template_process import TemplateStopped
 _ALWAYS_WRITTEN = frozenset({"user", "assistant"})
 _MAX_KNOWN = 256
 """Conversations whose roles are remembered."""
+_MAX_REMEMBERED = 256
+"""Messages of one of them."""
+_MAX_ROLE = 64
+"""Characters of one role there."""
 
 _Pattern = tuple[tuple[str, bool], ...]
 """For each message its role, and whether it calls tools."""
@@ -45,16 +49,19 @@ class DroppedRoles:
         if all(role in _ALWAYS_WRITTEN for role, _ in pattern):
             return
         key = pattern, variables.get("tools") is not None
-        if key not in self._known:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            self._known[key] = self._dropped(pattern, variables)
-        for index in sorted(self._known[key]):
+        dropped = self._known.get(key)
+        if dropped is None:
+            dropped = self._dropped(pattern, variables)
+            if len(pattern) <= _MAX_REMEMBERED and all(len(role) <= _MAX_ROLE for role, _ in pattern):
+                if len(self._known) >= _MAX_KNOWN:
+                    self._known.clear()
+                self._known[key] = dropped
+        for index in sorted(dropped):
             if messages[index]["content"]:
                 role = messages[index]["role"]
                 raise InvalidPrompt(
-                    f"messages[{index}] has the role {role!r}, which this model's chat template leaves out: the model "
-                    "would never see it. Use a role that the template writes, such as 'user'."
+                    f"messages[{index}] has the role {shown(role)}, which this model's chat template leaves out: the "
+                    "model would never see it. Use a role that the template writes, such as 'user'."
                 )
 
     def _dropped(self, pattern: _Pattern, variables: Mapping[str, Any]) -> frozenset[int]:

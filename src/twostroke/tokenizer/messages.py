@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from twostroke.errors import InvalidPrompt
+from twostroke.errors import InvalidPrompt, shown
 from twostroke.plain_words import kind_of
 from twostroke.tokenizer.plain_json import JSON, plain_json
 
@@ -24,6 +24,8 @@ _MEDIA = ("image", "audio", "video", "file", "document")
 """In the type of a part (image_url, input_image, input_audio, …): what no model here reads."""
 _TEXT_FIELDS = ("text", "refusal")
 """Fields of a part that hold its text."""
+MAX_PARTS = 65536
+"""Of one message."""
 _WITHOUT_CONTENT = frozenset({"assistant", "tool"})
 """Roles whose messages may say nothing: a turn that only calls tools, and the result of a tool that returns nothing."""
 
@@ -99,10 +101,29 @@ def checked_messages(messages: Any, *, knows_developer: bool = False, reads_argu
         where = f"messages[{index}]"
         if not isinstance(message, Mapping):
             raise InvalidPrompt(f"{where} must be an object with role and content, not {kind_of(message)}.")
-        # clients send what a message does not have as null; templates know it as missing
-        given = {key: value for key, value in plain_json(message, where).items() if value is not None}
-        found.append(_checked(given, where, knows_developer, reads_argument_text))
+        found.append(
+            _checked(_given(cast(Mapping[Any, Any], message), where), where, knows_developer, reads_argument_text)
+        )
     return found
+
+
+_LISTS = frozenset({"content", "tool_calls"})
+"""Fields whose elements are copied one after the other, each after those before it were checked."""
+_LEVEL = 2
+"""Of these elements within the message."""
+
+
+def _given(message: Mapping[Any, Any], where: str) -> JSON:
+    """Return a copy of what a message says; null is what clients send for a field that it does not have."""
+    given: JSON = {}
+    for key, value in message.items():
+        if value is None:
+            continue
+        if key in _LISTS and isinstance(value, (list, tuple)):
+            given[str(key)] = list(cast(Sequence[Any], value))
+        else:
+            given |= plain_json({key: value}, where)
+    return given
 
 
 def _checked(message: JSON, where: str, knows_developer: bool, reads_argument_text: bool) -> JSON:
@@ -132,15 +153,18 @@ def _content(message: JSON, role: str, where: str) -> str | list[JSON]:
             refusal = message.get("refusal")
             return refusal if isinstance(refusal, str) else ""
         case list():
+            if len(content) > MAX_PARTS:
+                raise InvalidPrompt(f"{where}.content has {len(content)} parts; at most {MAX_PARTS} can be sent.")
             return [_part(part, f"{where}.content[{i}]") for i, part in enumerate(cast(list[Any], content))]
         case None:
-            raise InvalidPrompt(f"{where}, of role {role!r}, has no content; give a text, which may be empty.")
+            raise InvalidPrompt(f"{where}, of role {shown(role)}, has no content; give a text, which may be empty.")
         case _:
             raise InvalidPrompt(f"{where}.content must be a text or a list of text parts, not {kind_of(content)}.")
 
 
 def _part(part: Any, where: str) -> JSON:
     """Return a part of type text; those of the Responses API and refusals become one."""
+    part = plain_json(part, where, _LEVEL)
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, dict):
@@ -148,16 +172,17 @@ def _part(part: Any, where: str) -> JSON:
     given = cast(JSON, part)
     kind = given.get("type", "text")
     if isinstance(kind, str) and any(medium in kind for medium in _MEDIA):
-        raise InvalidPrompt(f"{where} is of type {kind!r}; models here take text only. Leave it out.")
+        raise InvalidPrompt(f"{where} is of type {shown(kind)}; models here take text only. Leave it out.")
     text = next((given[name] for name in _TEXT_FIELDS if name in given), None)
     if not isinstance(text, str):
-        raise InvalidPrompt(f"{where}, of type {kind!r}, has no text; only text parts can be put into a prompt.")
+        raise InvalidPrompt(f"{where}, of type {shown(kind)}, has no text; only text parts can be put into a prompt.")
     rest = {key: value for key, value in given.items() if key not in _TEXT_FIELDS}
     return {**rest, "type": "text", "text": text}
 
 
 def _call(call: Any, where: str, reads_argument_text: bool) -> JSON:
     """Return a call whose arguments are an object; a call may hold its function or, as templates take too, be one."""
+    call = plain_json(call, where, _LEVEL)
     if not isinstance(call, dict):
         raise InvalidPrompt(f"{where} must be an object with a function, not {kind_of(call)}.")
     given = cast(JSON, call)

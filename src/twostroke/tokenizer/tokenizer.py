@@ -121,7 +121,11 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids that stand for nothing are left out, broken UTF-8 becomes U+FFFD."""
-        return self._raw.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        ids = list(token_ids)
+        if len(ids) < LONG_TEXT:
+            return self._raw.decode(ids, skip_special_tokens=skip_special_tokens)
+        # as in encode: others may run meanwhile
+        return self._raw.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
 
     def token(self, token_id: int) -> str | None:
         """The vocabulary entry as it is written there; None for an id that has none."""

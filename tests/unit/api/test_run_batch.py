@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from twostroke.api.calls import CALLS
 from twostroke.api.context import ServerContext
 from twostroke.api.run_batch import BatchCount, answer_file, run_batch
+from twostroke.bench.hostile.fields import fields_of
+from twostroke.bench.hostile.values import value_of, wrong_for
 from twostroke.config.engine import EngineConfig
 from twostroke.config.server import ServerConfig
 from twostroke.engine.client import EngineHealth, EngineState
@@ -257,3 +260,30 @@ def test_files_are_looked_at_before_the_model_is_loaded(tmp_path: Path) -> None:
         asyncio.run(answer_file(nothing, ServerConfig(), tmp_path / "none", tmp_path / "out"))
     with pytest.raises(InvalidParameter, match="max_concurrency=0"):
         asyncio.run(answer_file(nothing, ServerConfig(), tmp_path / "none", tmp_path / "out", max_concurrency=0))
+
+
+def test_large_values_of_every_wrong_type_fail_alone(tmp_path: Path) -> None:
+    """Each field with a value that is wrong for it, the kinds in turn: none ends the batch, and none is answered."""
+    rows: list[bytes] = []
+    for url, kind in CALLS.items():
+        schema = kind.body.model_json_schema()
+        operation = {"post": {"requestBody": {"content": {"application/json": {"schema": schema}}}}}
+        for number, field in enumerate(fields_of({**schema, "paths": {url: operation}})):
+            wrong = wrong_for(field)
+            body = field.body(value_of(wrong[number % len(wrong)], 100_000))
+            head = b'{"custom_id": "%b %b", "method": "POST", "url": "%b", "body": ' % tuple(
+                part.encode() for part in (url, field.path, url)
+            )
+            rows.append(head + body + b"}\n")
+    good = json.dumps(line("good", "fine")).encode() + b"\n"
+    (tmp_path / "in").write_bytes(b"".join([*rows, good]))
+    found = answer(EchoEngine(), tmp_path / "in", tmp_path / "out")
+    assert found.answered + found.refused + found.bad_lines == len(rows) + 1
+    assert found.answered >= 1
+    told = [json.loads(row) for row in (tmp_path / "out").read_text().splitlines()]
+    assert len(told) == len(rows) + 1 > 60
+    for row in told:
+        assert row["error"] is not None or row["response"]["status_code"] in (200, 400, 404), row["custom_id"]
+        assert len(json.dumps(row)) < 2000, "no value is sent back"
+    (last,) = (row["response"] for row in told if row["custom_id"] == "good")
+    assert last["body"]["choices"][0]["text"] == "fine"

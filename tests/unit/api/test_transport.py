@@ -23,7 +23,9 @@ BODY = b'{"prompt":"x","max_tokens":1}'
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[ServerProcess]:
-    running = ServerProcess("--head-timeout-s", "3", "--body-timeout-s", "1")
+    running = ServerProcess(
+        *("--head-timeout-s", "3", "--body-timeout-s", "1", "--max-unfinished-body-bytes", str(4 * 2**20))
+    )
     yield running
     running.stop()
 
@@ -239,3 +241,18 @@ def test_a_body_that_has_not_arrived_when_the_server_ends_is_answered() -> None:
     assert answer.startswith(b"HTTP/1.1 503")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"].startswith("the server is shutting down")
     assert "Traceback" not in server.stderr
+
+
+def test_unfinished_bodies_have_a_total_bound(served: ServerProcess) -> None:
+    """The one that came first is given up, at once; who sends a whole body beside them is served."""
+    part = b'{"prompt":"' + b"x" * 3_000_000
+    head = HEAD + length(part + b" ") + b"\r\n"
+    with connect(served) as first, connect(served) as second, connect(served) as third:
+        first.sendall(head + part)
+        second.sendall(head + part)
+        answer = b"".join(iter(lambda: first.recv(65536), b""))
+        third.sendall(head + b'{"prompt":"')
+        assert answer.startswith(b"HTTP/1.1 503")
+        error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+        assert "--max-unfinished-body-bytes" in error["message"]
+        assert served.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 200

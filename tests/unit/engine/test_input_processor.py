@@ -168,3 +168,69 @@ def test_sampling_parameters_of_another_type(params: Any) -> None:
         with pytest.raises(InvalidParameter, match="must be SamplingParams, not") as refusal:
             process()
         assert refusal.value.name == "sampling_params"
+
+
+class CountingTokenizer:
+    """Counts the characters that are turned into tokens.
+
+    Args:
+        tokenizer: does it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.num_chars = 0
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.num_chars += len(text)
+        return self._tokenizer.encode(text, add_special_tokens)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+
+def counting(kind: str, max_model_len: int) -> tuple[InputProcessor, CountingTokenizer]:
+    tokenizer = CountingTokenizer(text_fakes.tokenizer(kind))
+    given: Any = tokenizer
+    return InputProcessor(given, max_model_len=max_model_len, vocab_size=tokenizer.vocab_size), tokenizer
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+@pytest.mark.parametrize("text", ["7" * 2_000_000, "7 " * 1_000_000, "word " * 400_000])
+def test_a_text_that_is_far_too_long_is_not_read_to_its_end(kind: str, text: str) -> None:
+    inputs, tokenizer = counting(kind, 1000)
+    with pytest.raises(InvalidPrompt, match=r"with max_model_len 1000 it may have 999.*--max-model-len \d+"):
+        inputs.process(text)
+    assert tokenizer.num_chars <= 100_000
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+def test_a_long_text_that_fits_has_the_same_tokens(kind: str) -> None:
+    text = "def hello word " * 3000
+    whole = tuple(text_fakes.tokenizer(kind).encode(text))
+    inputs, tokenizer = counting(kind, len(whole) + 1)
+    assert inputs.process(text).prompt_token_ids == whole
+    inputs, tokenizer = counting(kind, len(whole))
+    with pytest.raises(InvalidPrompt, match=f"the prompt has {len(whole)} tokens"):
+        inputs.process(text)
+    assert inputs.process(text, truncate_prompt_tokens=9).prompt_token_ids == whole[-9:]
+    assert tokenizer.num_chars >= len(text)
+
+
+class Ids(list[int]):
+    """Counts the ids that are looked at."""
+
+    num_read = 0
+
+    def __iter__(self) -> Any:
+        for token_id in super().__iter__():
+            Ids.num_read += 1
+            yield token_id
+
+
+def test_the_number_of_token_ids_is_checked_before_they_are_looked_at() -> None:
+    Ids.num_read = 0
+    with pytest.raises(InvalidPrompt, match="the prompt has 500000 tokens"):
+        make().process({"prompt_token_ids": Ids([3] * 500_000)})
+    assert Ids.num_read == 0
+    assert make().process({"prompt_token_ids": [3] * 40 + [4]}, truncate_prompt_tokens=2).prompt_token_ids == (3, 4)

@@ -21,6 +21,7 @@ from twostroke.engine.output_processor import (
     SequenceNews,
     TokenUpdate,
 )
+from twostroke.engine.prompt_scores import PromptScores
 from twostroke.outputs import RequestMetrics, RequestOutput
 from twostroke.request import FinishReason
 from twostroke.request_times import RequestTimes
@@ -344,3 +345,15 @@ def test_a_discarded_request_leaves_nothing_behind() -> None:
     assert processor.num_requests == 0
     assert processor.abort("r", 11.0) is None
     assert not processor._owner
+
+
+def test_no_score_of_a_prompt_is_decoded_before_it_is_read() -> None:
+    processor, (request_id,) = begin(OutputKind.FINAL, prompt_logprobs=1)
+    prompt = TOKENIZER.encode("def f")
+    entries = tuple(TokenLogprobs((token_id, 7), (-2.0, -1.0), 3) for token_id in prompt[1:])
+    processor.process([update_of(request_id, 12.0, prompt_logprobs=entries)])
+    (output,) = processor.process([update_of(request_id, 13.0, (70,), finish_reason=FinishReason.LENGTH)]).outputs
+    found = output.prompt_logprobs
+    assert isinstance(found, PromptScores)
+    assert found.num_decoded == 0
+    assert [next(iter(position or {})) for position in found[1:]] == prompt[1:]

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from twostroke.api.protocol.fields import WireObject, bookkeeping, refused
-from twostroke.api.protocol.message_fields import unknown_in_messages
+from twostroke.api.protocol.lists import MAX_OBJECTS, MAX_TOOLS, AtMost, Texts
+from twostroke.api.protocol.message_fields import Conversation, unknown_in_messages
 from twostroke.api.protocol.sampling import ReasoningEffort, SamplingFields
 
 
@@ -61,7 +62,7 @@ class NamedTool(WireObject):
 class ChatRequest(SamplingFields):
     """OpenAI's chat completion request with vLLM's extensions."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1, max_length=65536, description="The conversation.")
+    messages: Conversation = Field(description="The conversation.")
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
         default=None, description="Most tokens to generate; default: --default-max-tokens, or what the context leaves."
     )
@@ -73,7 +74,9 @@ class ChatRequest(SamplingFields):
         default=None, description="With this many of the most likely; needs logprobs."
     )
     response_format: ResponseFormat | None = Field(default=None, description="Text, any JSON, or JSON of a schema.")
-    tools: list[Tool] | None = Field(default=None, max_length=1024, description="Functions that the model may call.")
+    tools: Annotated[list[Tool], AtMost(MAX_TOOLS)] | None = Field(
+        default=None, description="Functions that the model may call."
+    )
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
         default=None, description="Whether the model has to call one, and which."
     )
@@ -87,7 +90,9 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Further variables for the chat template."
     )
-    documents: list[dict[str, Any]] | None = Field(default=None, description="For templates that know retrieval.")
+    documents: Annotated[list[dict[str, Any]], AtMost(MAX_OBJECTS)] | None = Field(
+        default=None, description="For templates that know retrieval."
+    )
     metadata: dict[str, Any] | None = bookkeeping("The client's notes.")
     store: bool | None = bookkeeping("Nothing is stored.")
     safety_identifier: str | None = bookkeeping("The end user's name.")
@@ -97,7 +102,7 @@ class ChatRequest(SamplingFields):
     verbosity: str | None = refused("no model here knows it", "medium")
     prediction: dict[str, Any] | None = bookkeeping("A hint that changes no token.")
     audio: Any = refused("there is no audio output")
-    modalities: list[str] | None = refused("text is the only one", ["text"])
+    modalities: Texts | None = refused("text is the only one", ["text"])
     web_search_options: Any = refused("there is no web search")
     moderation: Any = refused("there is no moderation")
     best_of: Any = refused("a chat has the choices of n", 1)

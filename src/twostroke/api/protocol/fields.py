@@ -109,6 +109,11 @@ class WireObject(BaseModel):
             raise InvalidParameter(name, value, f"is not supported: {why}", "Leave it out.")
 
 
+def as_sent(value: WireObject) -> dict[str, Any]:
+    """Return the fields that a client has sent and not as null; what is plain JSON in it is not copied."""
+    return {name: as_sent(item) if isinstance(item, WireObject) else item for name, item in value if item is not None}
+
+
 def bookkeeping(description: str) -> Any:
     """A field of the client's own."""
     return Field(default=None, description=description, json_schema_extra={_STANDING: Standing.BOOKKEEPING})
@@ -172,5 +177,5 @@ def _unknown(value: Any, path: str) -> Iterator[str]:
 
 
 def _objects(items: list[Any]) -> list[Any]:
-    """Those that may have fields: of a list of token ids, which may be long, none."""
-    return [item for item in items if isinstance(item, (WireObject, list))]
+    """Those that may have fields: all of a list of objects, and none of one that holds anything else."""
+    return items if items and isinstance(items[0], WireObject) else []

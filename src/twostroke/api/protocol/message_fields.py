@@ -7,12 +7,60 @@ template knows its name (ServerContext.unknown_fields).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
+import msgspec
+
+from twostroke.api.protocol.lists import MAX_OBJECTS, AtMost
+from twostroke.api.protocol.shapes import AnyObject, LooksLike
 from twostroke.tokenizer.messages import REASONING_FIELDS
 
 MESSAGES = "messages."
 """What the paths found here begin with."""
+
+
+class _Part(msgspec.Struct, gc=False):
+    type: str | None = None
+    text: str | None = None
+    refusal: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.type is self.text is self.refusal is None:
+            raise ValueError("A part of a message needs a type and a text")
+
+
+class _Function(msgspec.Struct, gc=False):
+    name: str
+    arguments: str | AnyObject | None = None
+
+
+class _Call(msgspec.Struct, gc=False):
+    id: str | None = None
+    function: _Function | None = None
+    name: str | None = None
+    arguments: str | AnyObject | None = None
+
+    def __post_init__(self) -> None:
+        if self.function is self.name is None:
+            raise ValueError("A call needs a function")
+
+
+class MessageShape(msgspec.Struct, gc=False):
+    """What every template wants of a message, for large bodies; see shapes.py."""
+
+    role: str
+    content: str | list[str | _Part] | None = None
+    name: str | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    thinking: str | None = None
+    reasoning: str | None = None
+
+
+Messages = list[Annotated[dict[str, Any], LooksLike(MessageShape)]]
+Conversation = Annotated[Messages, AtMost(MAX_OBJECTS, at_least=1)]
 
 # Beside those that act: what OpenAI's own clients send back of an answer, and Anthropic's mark of what to cache.
 _MESSAGE = {"role", "content", "name", "tool_calls", "tool_call_id", *REASONING_FIELDS, "refusal", "annotations"}
@@ -21,7 +69,7 @@ _CALL = {"id", "type", "function", "index"}
 _FUNCTION = {"name", "arguments"}
 
 
-def unknown_in_messages(messages: list[dict[str, Any]]) -> Iterator[str]:
+def unknown_in_messages(messages: Messages) -> Iterator[str]:
     """Paths of the keys that no client is told to send, each once; a key with null asks for nothing."""
     told: set[str] = set()
     for message in messages:
@@ -43,6 +91,8 @@ def _unknown_in_message(message: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _beyond(known: set[str], given: Mapping[str, Any], path: str) -> Iterator[str]:
+    if given.keys() <= known:  # as almost all of them are, and of very many this is quick
+        return iter(())
     return (path + key for key, value in given.items() if key not in known and value is not None)
 
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from twostroke.api.protocol.conversation import ConversationFields
 from twostroke.api.protocol.fields import WireObject, bookkeeping, refused
+from twostroke.api.protocol.lists import MAX_OBJECTS, MAX_TOOLS, AtMost, Texts
 
 _CACHE_CONTROL = "Prefixes are found by their content."
 
@@ -45,7 +46,7 @@ class ToolResultBlock(WireObject):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | Annotated[list[TextBlock], AtMost(MAX_OBJECTS)] | None = None
     is_error: bool | None = bookkeeping("Chat templates know none; the text says it.")
     cache_control: dict[str, Any] | None = bookkeeping(_CACHE_CONTROL)
 
@@ -58,7 +59,7 @@ class Message(WireObject):
     """One turn."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Annotated[ContentBlock, Field(discriminator="type")]]
+    content: str | Annotated[list[Annotated[ContentBlock, Field(discriminator="type")]], AtMost(MAX_OBJECTS)]
 
 
 class Tool(WireObject):
@@ -72,8 +73,10 @@ class Tool(WireObject):
     strict: bool | None = bookkeeping("Required calls always fit the schema; others are for the client to check.")
     eager_input_streaming: bool | None = bookkeeping("Arguments are streamed as they come.")
     defer_loading: bool | None = refused("there is no search for tools", False)
-    allowed_callers: list[str] | None = refused("the model is the only caller", ["direct"])
-    input_examples: list[dict[str, Any]] | None = refused("chat templates know none", [])
+    allowed_callers: Texts | None = refused("the model is the only caller", ["direct"])
+    input_examples: Annotated[list[dict[str, Any]], AtMost(MAX_OBJECTS)] | None = refused(
+        "chat templates know none", []
+    )
 
 
 class ToolChoice(WireObject):
@@ -111,9 +114,13 @@ class OutputConfig(WireObject):
 class CountTokensRequest(ConversationFields):
     """A conversation to count."""
 
-    messages: list[Message] = Field(min_length=1, max_length=65536, description="The conversation.")
-    system: str | list[TextBlock] | None = Field(default=None, description="Stands before the messages.")
-    tools: list[Tool] | None = Field(default=None, max_length=1024, description="Functions that the model may call.")
+    messages: Annotated[list[Message], AtMost(MAX_OBJECTS, at_least=1)] = Field(description="The conversation.")
+    system: str | Annotated[list[TextBlock], AtMost(MAX_OBJECTS)] | None = Field(
+        default=None, description="Stands before the messages."
+    )
+    tools: Annotated[list[Tool], AtMost(MAX_TOOLS)] | None = Field(
+        default=None, description="Functions that the model may call."
+    )
     tool_choice: ToolChoice | None = Field(default=None, description="Whether the model has to call one, and which.")
     thinking: Thinking | None = Field(default=None, description="Whether the model reasons first.")
     output_config: OutputConfig | None = Field(default=None, description="Effort, and JSON of a schema.")
@@ -131,4 +138,4 @@ class MessagesRequest(CountTokensRequest):
     """Anthropic's request for a message, with extensions of ours."""
 
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(description="Most tokens to generate.")
-    stop_sequences: list[str] | None = Field(default=None, description="Texts that end the generation.")
+    stop_sequences: Texts | None = Field(default=None, description="Texts that end the generation.")

@@ -8,6 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from twostroke.api.protocol.conversation import ConversationFields
 from twostroke.api.protocol.fields import WireObject, bookkeeping, refused
+from twostroke.api.protocol.lists import MAX_OBJECTS, MAX_TOOLS, AtMost, Texts
 from twostroke.api.protocol.sampling import ReasoningEffort
 
 
@@ -23,8 +24,8 @@ class OutputText(WireObject):
 
     type: Literal["output_text"]
     text: str
-    annotations: list[Any] | None = bookkeeping("Of an earlier answer.")
-    logprobs: list[Any] | None = bookkeeping("Of an earlier answer.")
+    annotations: Annotated[list[Any], AtMost(MAX_OBJECTS)] | None = bookkeeping("Of an earlier answer.")
+    logprobs: Annotated[list[Any], AtMost(MAX_OBJECTS)] | None = bookkeeping("Of an earlier answer.")
 
 
 class Refusal(WireObject):
@@ -39,7 +40,10 @@ class InputMessage(WireObject):
 
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Annotated[InputText | OutputText | Refusal, Field(discriminator="type")]]
+    content: (
+        str
+        | Annotated[list[Annotated[InputText | OutputText | Refusal, Field(discriminator="type")]], AtMost(MAX_OBJECTS)]
+    )
     id: str | None = bookkeeping("Of an earlier answer.")
     status: str | None = bookkeeping("Of an earlier answer.")
     phase: str | None = bookkeeping("Of an earlier answer.")
@@ -61,7 +65,7 @@ class FunctionCallOutput(WireObject):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[InputText]
+    output: str | Annotated[list[InputText], AtMost(MAX_OBJECTS)]
     id: str | None = bookkeeping("The client's.")
     status: str | None = bookkeeping("The client's.")
 
@@ -77,9 +81,11 @@ class ReasoningItem(WireObject):
     """Reasoning of an earlier turn, for chat templates that show it to the model."""
 
     type: Literal["reasoning"]
-    content: list[ReasoningText] | None = None
+    content: Annotated[list[ReasoningText], AtMost(MAX_OBJECTS)] | None = None
     id: str | None = bookkeeping("Of an earlier answer.")
-    summary: list[Any] | None = bookkeeping("The reasoning itself is what the model reads.")
+    summary: Annotated[list[Any], AtMost(MAX_OBJECTS)] | None = bookkeeping(
+        "The reasoning itself is what the model reads."
+    )
     status: str | None = bookkeeping("Of an earlier answer.")
     encrypted_content: str | None = refused("reasoning of this server is never encrypted")
 
@@ -111,7 +117,7 @@ class FunctionTool(WireObject):
     strict: bool | None = bookkeeping("Required calls always fit the schema; others are for the client to check.")
     output_schema: dict[str, Any] | None = bookkeeping("Of what the client answers.")
     defer_loading: bool | None = refused("there is no search for tools", False)
-    allowed_callers: list[str] | None = refused("the model is the only caller", ["direct"])
+    allowed_callers: Texts | None = refused("the model is the only caller", ["direct"])
 
 
 class NamedFunction(WireObject):
@@ -157,14 +163,14 @@ class StreamOptions(WireObject):
 class ResponsesRequest(ConversationFields):
     """OpenAI's request for a response, with extensions of ours."""
 
-    input: str | Annotated[list[_TaggedItem], Field(min_length=1, max_length=65536)] = Field(
+    input: str | Annotated[list[_TaggedItem], AtMost(MAX_OBJECTS, at_least=1)] = Field(
         description="A text, or the items of the conversation."
     )
     instructions: str | None = Field(default=None, description="Stands before the input, as of the system.")
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
         default=None, description="Most tokens to generate; default: --default-max-tokens, or what the context leaves."
     )
-    tools: list[FunctionTool] | None = Field(default=None, max_length=1024, description="Functions.")
+    tools: Annotated[list[FunctionTool], AtMost(MAX_TOOLS)] | None = Field(default=None, description="Functions.")
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = Field(
         default=None, description="Whether the model has to call one, and which."
     )
@@ -172,7 +178,7 @@ class ResponsesRequest(ConversationFields):
     text: TextConfig | None = Field(default=None, description="The form of the answer.")
     reasoning: Reasoning | None = Field(default=None, description="How the model reasons.")
     stream_options: StreamOptions | None = bookkeeping("Streams are written one way.")
-    include: list[Literal["reasoning.encrypted_content"]] | None = bookkeeping(
+    include: Annotated[list[Literal["reasoning.encrypted_content"]], AtMost(MAX_OBJECTS)] | None = bookkeeping(
         "Reasoning is in the answer as it is; what else may be asked for is refused."
     )
     metadata: dict[str, Any] | None = bookkeeping("The client's notes; in the answer again.")

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from twostroke.api.protocol.fields import SERVICE_TIER, ServiceTier, WireObject, bookkeeping, refused
+from twostroke.api.protocol.lists import MAX_OBJECTS, AtMost, Biases, Texts, TokenIds
 from twostroke.engine.input_processor import TruncationSide
-
-TokenIds = list[Annotated[int, Field(ge=0, le=2**31 - 1)]]
 
 
 class StreamOptions(WireObject):
@@ -32,7 +31,7 @@ class StructuredOutputsField(WireObject):
 
     json_: dict[str, Any] | str | None = Field(default=None, alias="json", description="A JSON schema.")
     regex: str | None = Field(default=None, description="A regular expression.")
-    choice: list[str] | None = Field(default=None, description="One of these texts.")
+    choice: Annotated[list[str], AtMost(MAX_OBJECTS)] | None = Field(default=None, description="One of these texts.")
     grammar: str | None = Field(default=None, description="A grammar, Lark or GBNF.")
     json_object: bool | None = Field(default=None, description="Any JSON object.")
 
@@ -55,7 +54,7 @@ class SamplingFields(WireObject):
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
         default=None, description="The same seed gives the same tokens."
     )
-    stop: str | list[str] | None = Field(default=None, description="Texts that end the generation.")
+    stop: str | Texts | None = Field(default=None, description="Texts that end the generation.")
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
         default=None, description="Subtracted once from tokens already in the output."
     )
@@ -65,15 +64,13 @@ class SamplingFields(WireObject):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = Field(
         default=None, description="Above 1 discourages tokens of prompt and output."
     )
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
-        default=None, description="Token id to what is added to its logit."
-    )
+    logit_bias: Biases | None = Field(default=None, description="Token id to what is added to its logit.")
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         default=None, description="Before so many tokens nothing ends."
     )
     ignore_eos: bool | None = Field(default=None, description="Go on behind the model's end-of-text tokens.")
     stop_token_ids: TokenIds | None = Field(default=None, description="Token ids that end the generation.")
-    bad_words: list[str] | None = Field(default=None, description="Words that may not be generated.")
+    bad_words: Texts | None = Field(default=None, description="Words that may not be generated.")
     allowed_token_ids: TokenIds | None = Field(default=None, description="Only these may be generated.")
     include_stop_str_in_output: bool | None = Field(default=None, description="Keep the stop string in the text.")
     skip_special_tokens: bool | None = Field(

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from twostroke.api import calls
+from twostroke.api.body_route import BodyRoute
 from twostroke.api.context import ServerContext
 from twostroke.api.protocol.embeddings import EmbeddingRequest
 from twostroke.api.routes.generate import respond_whole
@@ -13,7 +14,7 @@ from twostroke.api.routes.generate import respond_whole
 
 def embeddings_router(context: ServerContext) -> APIRouter:
     """The route."""
-    router = APIRouter(tags=["embeddings"])
+    router = APIRouter(tags=["embeddings"], route_class=BodyRoute)
 
     @router.post("/v1/embeddings")
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:

@@ -10,10 +10,12 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from twostroke.api.body_route import BodyRoute
 from twostroke.api.calls import Call, WholeCall, chat, completion
 from twostroke.api.context import ServerContext
-from twostroke.api.generation import Abandoned, Caller
+from twostroke.api.generation import Abandoned, Caller, beside_the_loop
 from twostroke.api.openapi import EVENTS
+from twostroke.api.prompts import amount_of
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.completions import CompletionRequest
 from twostroke.api.sse import EventStream, close_on_disconnect, failure
@@ -24,7 +26,7 @@ CLIENT_CLOSED_REQUEST = 499
 
 def generate_router(context: ServerContext) -> APIRouter:
     """The routes."""
-    router = APIRouter(tags=["generate"])
+    router = APIRouter(tags=["generate"], route_class=BodyRoute)
 
     @router.post("/v1/completions", responses=EVENTS)
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -38,8 +40,9 @@ def generate_router(context: ServerContext) -> APIRouter:
     @router.post("/v1/chat/completions", responses=EVENTS)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        headers = context.check_fields(body)
-        call = chat(context, body)
+        headers, call = await beside_the_loop(
+            lambda: (context.check_fields(body), chat(context, body)), amount_of(body)
+        )
         return await respond(
             call, request, context.caller(request, "chat", body), streams=bool(body.stream), headers=headers
         )

@@ -14,7 +14,7 @@ from twostroke.api.openapi import Described
 from twostroke.api.prompt_texts import PromptTexts
 from twostroke.api.routes.generate import json_response
 from twostroke.api.routes.request_ids import ID, OF_SEVERAL
-from twostroke.errors import InvalidParameter
+from twostroke.errors import InvalidParameter, shown
 from twostroke.events import Event, to_json
 from twostroke.explain.segments import Timeline
 from twostroke.explain.tenant_view import timeline_for_tenant
@@ -66,7 +66,9 @@ def history_router(events: Events, texts: PromptTexts | None = None, *, why_no_t
             raise HTTPError(404, why_no_texts, code="no_texts")
         kept = texts.of(request_id, getattr(request.state, "tenant", ""))
         if kept is None:
-            message = f"no prompt of a request {request_id!r} of yours is kept; it may be too long ago. {OF_SEVERAL}"
+            message = (
+                f"no prompt of a request {shown(request_id)} of yours is kept; it may be too long ago. {OF_SEVERAL}"
+            )
             raise HTTPError(404, message, code="request_not_found", param="request_id")
         is_text = isinstance(kept.content, str)
         return json_response({"request_id": request_id, "prompt" if is_text else "prompt_token_ids": kept.content})

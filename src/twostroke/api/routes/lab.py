@@ -14,6 +14,9 @@ from twostroke.api.openapi import Described
 from twostroke.api.routes.generate import json_response
 from twostroke.lab.lab import Lab, LabBusy
 
+MAX_BYTES = 64 * 1024
+"""Of an experiment's description."""
+
 _NONE: Described = {404: {"description": "There is no switchboard here.", "content": {"application/json": {}}}}
 _BUSY: Described = {409: {"description": "An experiment runs already.", "content": {"application/json": {}}}}
 
@@ -56,6 +59,8 @@ def _lab(context: ServerContext) -> Lab:
 
 
 def _object(body: bytes) -> dict[str, Any]:
+    if len(body) > MAX_BYTES:
+        raise HTTPError(400, f"an experiment is described in at most {MAX_BYTES} bytes; these are {len(body)}.")
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

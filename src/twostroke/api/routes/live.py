@@ -10,6 +10,7 @@ from twostroke.api.http_errors import HTTPError
 from twostroke.api.openapi import EVENTS, Described
 from twostroke.api.routes.generate import json_response
 from twostroke.api.routes.request_ids import ID, OF_SEVERAL
+from twostroke.errors import shown
 
 _UNKNOWN: Described = {404: {"description": "Nobody of yours runs by that id.", "content": {"application/json": {}}}}
 
@@ -41,7 +42,7 @@ def live_router(context: ServerContext) -> APIRouter:
     async def abort(request: Request, request_id: str) -> Response:
         """Ends a request, by the id of its answer; whoever reads the answer is told so."""
         if not context.engine.abort(request_id, request.state.tenant):
-            message = f"no request {request_id!r} of yours runs; it may have ended. {OF_SEVERAL}"
+            message = f"no request {shown(request_id)} of yours runs; it may have ended. {OF_SEVERAL}"
             raise HTTPError(404, message, code="request_not_found", param="request_id")
         return json_response({"request_id": request_id, "aborted": True})
 

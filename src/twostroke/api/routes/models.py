@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
 
+from twostroke.api.body_route import BodyRoute
 from twostroke.api.context import ServerContext
 from twostroke.api.generation import off_the_loop
-from twostroke.api.prompts import length_of_messages
+from twostroke.api.prompts import amount_of
 from twostroke.api.protocol.fields import WireObject
-from twostroke.api.protocol.sampling import TokenIds
+from twostroke.api.protocol.lists import MAX_TOOLS, AtMost, TokenId
+from twostroke.api.protocol.message_fields import Conversation
 from twostroke.api.routes.generate import json_response
 from twostroke.errors import InvalidParameter, InvalidPrompt
 
@@ -22,12 +25,14 @@ class TokenizeRequest(WireObject):
 
     model: str | None = Field(default=None, description="The served model's name.")
     prompt: str | None = Field(default=None, description="A text.")
-    messages: list[dict[str, Any]] | None = Field(default=None, min_length=1, description="A conversation.")
+    messages: Conversation | None = Field(default=None, description="A conversation.")
     add_special_tokens: bool | None = Field(default=None, description="Default true for a text, false for a chat.")
     add_generation_prompt: bool | None = Field(default=None, description="Of a conversation; default true.")
     continue_final_message: bool | None = Field(default=None, description="Of a conversation.")
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="Of a conversation.")
-    tools: list[dict[str, Any]] | None = Field(default=None, description="Of a conversation.")
+    tools: Annotated[list[dict[str, Any]], AtMost(MAX_TOOLS)] | None = Field(
+        default=None, description="Of a conversation."
+    )
     return_token_strs: bool | None = Field(default=None, description="The pieces beside the ids.")
 
 
@@ -35,12 +40,12 @@ class DetokenizeRequest(WireObject):
     """Tokens to see as text."""
 
     model: str | None = Field(default=None, description="The served model's name.")
-    tokens: Annotated[TokenIds, Field(max_length=2**20)]
+    tokens: Annotated[list[TokenId], AtMost(2**20)]
 
 
 def models_router(context: ServerContext) -> APIRouter:
     """The routes."""
-    router = APIRouter(tags=["models"])
+    router = APIRouter(tags=["models"], route_class=BodyRoute)
 
     def described(name: str) -> dict[str, Any]:
         return {
@@ -70,26 +75,17 @@ def models_router(context: ServerContext) -> APIRouter:
         """A text or a conversation in tokens, as the engine would see it."""
         headers = context.check_fields(body)
         context.check_model(body.model)
-        length = len(body.prompt or "") + length_of_messages(body.messages or ())
-        token_ids = await off_the_loop(lambda: _token_ids(context, body), length, renders=body.messages is not None)
-        tokenizer = context.engine.tokenizer
-        answer: dict[str, Any] = {
-            "count": len(token_ids),
-            "max_model_len": context.engine.facts.max_model_len,
-            "tokens": token_ids,
-            "token_strs": tokenizer.tokens(token_ids) if body.return_token_strs else None,
-        }
-        return json_response(answer, headers)
+        amount = amount_of(body.prompt, body.messages, body.tools, body.chat_template_kwargs)
+        renders = body.messages is not None
+        counted = await off_the_loop(lambda: _counted(context, body), amount, renders=renders)
+        return Response(counted, headers=dict(headers), media_type="application/json")
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Response:
         """Tokens as text, special ones included."""
         headers = context.check_fields(body)
         context.check_model(body.model)
-        most = context.engine.facts.vocab_size
-        if body.tokens and max(body.tokens) >= most:
-            raise InvalidParameter("tokens", max(body.tokens), f"this model's ids go from 0 to {most - 1}")
-        text = context.engine.tokenizer.decode(body.tokens, skip_special_tokens=False)
+        text = await off_the_loop(lambda: _text(context, body.tokens), len(body.tokens))
         return json_response({"prompt": text}, headers)
 
     @router.get("/tokenizer_info")
@@ -107,6 +103,26 @@ def models_router(context: ServerContext) -> APIRouter:
         )
 
     return router
+
+
+def _counted(context: ServerContext, body: TokenizeRequest) -> bytes:
+    """Return the answer as JSON; of a long text it is long, too."""
+    token_ids = _token_ids(context, body)
+    return msgspec.json.encode(
+        {
+            "count": len(token_ids),
+            "max_model_len": context.engine.facts.max_model_len,
+            "tokens": token_ids,
+            "token_strs": context.engine.tokenizer.tokens(token_ids) if body.return_token_strs else None,
+        }
+    )
+
+
+def _text(context: ServerContext, token_ids: list[int]) -> str:
+    most = context.engine.facts.vocab_size
+    if token_ids and max(token_ids) >= most:
+        raise InvalidParameter("tokens", max(token_ids), f"this model's ids go from 0 to {most - 1}")
+    return context.engine.tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
 def _token_ids(context: ServerContext, body: TokenizeRequest) -> list[int]:

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from twostroke.api.http_errors import HTTPError
+from twostroke.errors import shown
 
 FOLDER = Path(__file__).parents[1] / "page"
 MEDIA_TYPES = {
@@ -53,7 +54,7 @@ def page_router(*, has_lab: bool = False, has_keys: bool = False) -> APIRouter:
 
     def sent(name: str) -> Response:
         if name not in contents:
-            raise HTTPError(404, f"the page has no file {name!r}.")
+            raise HTTPError(404, f"the page has no file {shown(name)}.")
         return Response(contents[name], media_type=MEDIA_TYPES[Path(name).suffix], headers=HEADERS)
 
     return router

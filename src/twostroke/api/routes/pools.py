@@ -10,12 +10,14 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
 
+from twostroke.api.body_route import BodyRoute
 from twostroke.api.context import ServerContext
 from twostroke.api.http_errors import HTTPError
 from twostroke.api.openapi import Described
 from twostroke.api.protocol.fields import WireObject
 from twostroke.api.routes.generate import json_response
 from twostroke.engine.client import PoolMember, ScalablePools
+from twostroke.errors import shown
 from twostroke.kv_transfer.geometry import KV_LAYOUT
 from twostroke.pools.member import Role
 
@@ -31,7 +33,7 @@ class PoolSizes(WireObject):
 
 def pools_router(context: ServerContext) -> APIRouter:
     """The routes."""
-    router = APIRouter(tags=["operations"])
+    router = APIRouter(tags=["operations"], route_class=BodyRoute)
 
     @router.get("/pools", responses=_NO_POOLS)
     async def show() -> Response:
@@ -53,7 +55,7 @@ def pools_router(context: ServerContext) -> APIRouter:
         """
         pools = _pools(context)
         if body.unknown_fields:
-            raise HTTPError(400, f"there is no pool {body.unknown_fields[0]!r}; there are prefill and decode.")
+            raise HTTPError(400, f"there is no pool {shown(body.unknown_fields[0])}; there are prefill and decode.")
         wanted = {Role.PREFILL: body.prefill, Role.DECODE: body.decode}
         sizes = {role: number for role, number in wanted.items() if number is not None}
         await pools.check_room(sizes)

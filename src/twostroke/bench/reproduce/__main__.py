@@ -24,7 +24,7 @@ def main(*names: str, options: Annotated[ReproduceOptions, Parameter(name="*")] 
     ----------
     names
         r1, r2, r3, r4, r10, r11, r14, engine-time, pinned-prefixes, vs-transformers, long-prompt,
-        server-throughput, overload, two-tenants, card, or all (also when none is given).
+        server-throughput, overload, two-tenants, hostile-bodies, card, or all (also when none is given).
     """
     found = reproduce(names or ("all",), options)
     if not all(reproduction.holds for reproduction in found):

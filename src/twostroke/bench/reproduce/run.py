@@ -47,6 +47,10 @@ RESULTS = {
     "background": ("twostroke.bench.reproduce.background", "work that takes what others leave"),
     "pools": ("twostroke.bench.reproduce.pools", "two pools on one machine beside one process"),
     "chaos": ("twostroke.bench.reproduce.chaos", "clients that vanish, an engine that is killed"),
+    "hostile-bodies": (
+        "twostroke.bench.reproduce.hostile_bodies",
+        "large values of every wrong type in every field, digits, unfinished bodies",
+    ),
     "soak": ("twostroke.bench.reproduce.soak", "an hour of everything: bits, memory, p99"),
     "viewers": ("twostroke.bench.reproduce.viewers", "what the live view costs"),
     "live-page": ("twostroke.bench.reproduce.live_page", "the live view in a browser: pictures a second, memory"),

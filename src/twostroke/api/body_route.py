@@ -1,0 +1,70 @@
+"""Routes whose body is an object of a known kind: large ones are looked through before anything is made of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any, get_type_hints
+
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from twostroke.api.http_errors import ErrorAnswer, HTTPError, nested_too_deeply
+from twostroke.api.protocol.fields import WireObject
+from twostroke.api.protocol.shapes import CHECKED_BYTES, check_shape
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class RefusedBody(HTTPException):
+    """A body that no route sees. (The framework passes its own exceptions on, and hides all others.)"""
+
+    def __init__(self, answer: ErrorAnswer) -> None:
+        super().__init__(answer.status)
+        self.answer = answer
+
+
+class BodyRoute(APIRoute):
+    """A route that takes a WireObject, or no body at all."""
+
+    def get_route_handler(self) -> Handler:
+        """Return the framework's handler, which is given a request that reads its body as `_BodyRequest` does."""
+        handle = super().get_route_handler()
+        hints = get_type_hints(self.endpoint).values()
+        kinds = [hint for hint in hints if isinstance(hint, type) and issubclass(hint, WireObject)]
+        if not kinds:
+            return handle
+        (kind,) = kinds
+
+        async def checked(request: Request) -> Response:
+            return await handle(_BodyRequest(request, kind))
+
+        return checked
+
+
+class _BodyRequest(Request):
+    """Reads its body once, and keeps what it means instead of its bytes: the answer may take long."""
+
+    def __init__(self, request: Request, kind: type[WireObject]) -> None:
+        super().__init__(request.scope, request.receive)
+        self._kind = kind
+
+    async def json(self) -> Any:
+        """Return the body's value; raise RefusedBody where it cannot be one of this kind, or no JSON at all."""
+        content = await self.body()
+        self._body = b""
+        try:
+            if len(content) > CHECKED_BYTES:
+                check_shape(self._kind, content)
+            return json.loads(content)
+        except HTTPError as error:
+            raise RefusedBody(error.answer) from error
+        except json.JSONDecodeError:
+            raise  # the framework says where
+        except RecursionError as error:
+            raise RefusedBody(nested_too_deeply().answer) from error
+        except ValueError as error:  # a number of thousands of digits, or text in another encoding
+            told = HTTPError(400, f"the body is no valid JSON ({error}).", code="invalid_json")
+            raise RefusedBody(told.answer) from error

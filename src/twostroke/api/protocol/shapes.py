@@ -1,0 +1,179 @@
+"""The shape of a request's body: types of its values, read until the first one that is wrong.
+
+Python's JSON reader makes an object of every value before anybody asks whether it was wanted: of 1 MB of `[{},{},…]`
+it makes 24 MB. The reader here is made from the wire types. It makes little of right values, nothing of fields that
+take anything, and ends at the first wrong value. It is for large bodies alone; pydantic checks every body afterwards.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
+
+import msgspec
+
+from twostroke.api.http_errors import HTTPError, nested_too_deeply
+from twostroke.api.protocol.fields import WireObject
+
+CHECKED_BYTES = 64 * 1024
+"""Bodies that are larger are checked before they are parsed."""
+_WORDS = {
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "null": "null",
+    "array": "a list",
+    "object": "an object",
+}
+_PLACE = re.compile(r"(?P<told>.*?)(?: - at `(?P<place>.*)`)?", re.DOTALL)
+_MAX_PLACE = 200
+
+
+class AnyObject(msgspec.Struct, gc=False):
+    """An object with any fields; they are not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class LooksLike:
+    """What an object has to look like that is kept as it came: `Annotated[dict[str, Any], LooksLike(Shape)]`."""
+
+    shape: type[msgspec.Struct]
+
+
+def check_shape(kind: type[WireObject], body: bytes | bytearray) -> None:
+    """Refuse a body that has a value of a wrong type.
+
+    Raises:
+        HTTPError: 400; it names the first wrong value, or says why the body is no JSON.
+    """
+    try:
+        _decoder(kind).decode(body)
+    except msgspec.ValidationError as error:
+        _refuse(str(error))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        told = f"the body is no valid JSON ({error}). NaN and half characters (lone surrogates) are none, either."
+        raise HTTPError(400, told, code="invalid_json") from error
+    except RecursionError as error:
+        raise nested_too_deeply() from error
+
+
+def _refuse(told: str) -> NoReturn:
+    found = _PLACE.fullmatch(told)
+    assert found is not None
+    message, place = found["told"], (found["place"] or "").removeprefix("$").removeprefix(".")[:_MAX_PLACE]
+    words = re.sub(r"`([^`]*)`", _in_words, message)
+    param = re.split(r"[.\[]", place)[0] or None
+    at = f" at {place}" if place else ""
+    raise HTTPError(400, f"the request is not valid{at}: {words[:1].lower()}{words[1:]}.", param=param)
+
+
+def _in_words(quoted: re.Match[str]) -> str:
+    """Types in words, and names as they are."""
+    names = quoted[1].split(" | ")
+    return " or ".join(_WORDS[name] for name in names) if all(name in _WORDS for name in names) else quoted[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Types that a value may have."""
+
+    plain: frozenset[Any] = frozenset()
+    """Of texts, numbers, switches and null."""
+    item: _Shape | None = None
+    """Of a list's elements; None: it may be no list."""
+    members: Mapping[str, _Shape] | None = None
+    """Of an object, by name; None: it may be no object."""
+    needs: frozenset[frozenset[str]] = frozenset()
+    """Names of which an object has to have all of one set."""
+    objects: frozenset[Any] = frozenset()
+    """Ready types of objects."""
+    is_any: bool = False
+
+    def __or__(self, other: _Shape) -> _Shape:
+        """Return what is right for either; an object has to have what one of its kinds needs."""
+        if self.is_any or other.is_any:
+            return _Shape(is_any=True)
+        item = self.item | other.item if self.item and other.item else self.item or other.item
+        members = self.members if other.members is None else other.members
+        if self.members is not None and other.members is not None:
+            members = _merged(self.members, other.members)
+        plain, objects = self.plain | other.plain, self.objects | other.objects
+        return _Shape(plain, item, members, self.needs | other.needs, objects)
+
+    def type(self, name: str, *, is_item: bool = False) -> Any:
+        """Return it as a type that msgspec reads; `is_item` says that it is a list's element."""
+        if self.is_any:
+            return msgspec.Raw
+        found = [*self.plain, *self.objects]
+        if self.item is not None:
+            found.append(list[self.item.type(name, is_item=True)])
+            if is_item:  # an empty one has no meaning there, and of 3 bytes it makes 64
+                found[-1] = Annotated[found[-1], msgspec.Meta(min_length=1)]
+        if self.members is not None:
+            found.append(_struct(name, self.members, self.needs) if self.members else AnyObject)
+        return Union[tuple(found)]  # noqa: UP007 (of as many as there are)
+
+
+_Members = Mapping[str, _Shape]
+
+
+def _merged(one: _Members, other: _Members) -> _Members:
+    return {**one, **other, **{name: one[name] | other[name] for name in one if name in other}}
+
+
+def _struct(name: str, members: _Members, needs: frozenset[frozenset[str]]) -> type[msgspec.Struct]:
+    """Return the type of an object; one that has not what it needs is refused before the next is read."""
+    always = frozenset.intersection(*needs)
+    fields: list[Any] = []
+    for member, shape in members.items():
+        read = shape.type(f"{name}_{member}")
+        fields.append((member, read) if member in always else (member, read, msgspec.UNSET))
+    if len(needs) == 1:
+        return msgspec.defstruct(name, fields, kw_only=True, gc=False)
+
+    def check(self: msgspec.Struct) -> None:
+        if not any(all(getattr(self, needed) is not msgspec.UNSET for needed in kind) for kind in needs):
+            raise ValueError("The object has not all fields that one of its kinds needs")
+
+    return msgspec.defstruct(name, fields, namespace={"__post_init__": check}, kw_only=True, gc=False)
+
+
+@functools.cache
+def _decoder(kind: type[WireObject]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(_shape_of(kind).type(kind.__name__))
+
+
+def _shape_of(hint: Any) -> _Shape:
+    """Return the shape of a type as pydantic's models name them."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        ready = [extra.shape for extra in parts[1:] if isinstance(extra, LooksLike)]
+        return _Shape(objects=frozenset(ready)) if ready else _shape_of(parts[0])
+    if origin in (Union, UnionType):
+        return functools.reduce(operator.or_, map(_shape_of, parts))
+    if origin is Literal:
+        return _Shape(frozenset(type(value) for value in parts))
+    if origin is list:
+        return _Shape(item=_shape_of(parts[0]))
+    if origin is dict:
+        return _Shape(members={}, needs=frozenset((frozenset(),)))
+    if hint in (str, int, float, bool, NoneType):
+        return _Shape(frozenset((hint,)))
+    if isinstance(hint, type) and issubclass(hint, WireObject):
+        return _shape_of_object(hint)
+    assert hint is Any, f"no shape is known for {hint}"
+    return _Shape(is_any=True)
+
+
+def _shape_of_object(kind: type[WireObject]) -> _Shape:
+    named = {info.alias or name: info for name, info in kind.model_fields.items()}
+    needed = frozenset(name for name, info in named.items() if info.is_required())
+    return _Shape(
+        members={name: _shape_of(info.annotation) for name, info in named.items()}, needs=frozenset((needed,))
+    )
