@@ -126,7 +126,8 @@ class BodyReader:
             f"bodies that have not arrived hold more than {self._unfinished.max_bytes:,} bytes "
             "(--max-unfinished-body-bytes), and this one is given up. Send it again, at once."
         )
-        headers = {"retry-after": "1", **CLOSE}
+        # the connection stays: one that is closed with bytes unread is reset, and the answer is lost
+        headers = {"retry-after": "1"}
         return HTTPError(503, message, kind="service_unavailable_error", code="overloaded", headers=headers)
 
     def _too_large(self) -> HTTPError:

@@ -116,6 +116,8 @@ def run_and_print(
 
 def print_json(output: RequestOutput) -> None:
     """One line, and at once: who reads it may wait for it before asking on."""
+    if output.prompt_logprobs is not None:
+        output.prompt_logprobs = list(output.prompt_logprobs)
     print(json.dumps(msgspec.to_builtins(output)), flush=True)
 
 

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from twostroke.bench.hostile.fields import Field, fields_of
@@ -76,7 +76,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             max(1000 * effect.beyond_parsing_s for effect in digits.values()),
         ).judged(judged),
         Claim.at_most(
-            f"memory of {len(unfinished['statuses'])} unfinished bodies, times the room for them",
+            f"memory of {unfinished['num_bodies']} unfinished bodies, times the room for them",
             3.0,
             unfinished["grown_bytes"] / ROOM_BYTES,
         ).judged(judged),
@@ -97,9 +97,26 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             "worst_size": {worst_size: as_json(effects[worst_size])},
             "digits": {route: as_json(effect) for route, effect in digits.items()},
             "unfinished": unfinished,
-            "by_request": {name: as_json(effect) for name, effect in effects.items()},
+            "by_value": _worst(effects, lambda name: name.rpartition(": ")[2]),
+            "by_route": _worst(effects, lambda name: name.partition(" ")[0]),
         },
     )
+
+
+def _worst(effects: Mapping[str, Effect], group_of: Callable[[str], str]) -> dict[str, dict[str, Any]]:
+    """Return for each group of requests how many there are, their statuses, and the worst of each figure."""
+    groups: dict[str, list[Effect]] = {}
+    for name, effect in effects.items():
+        groups.setdefault(group_of(name), []).append(effect)
+    return {
+        name: {
+            "num_requests": len(found),
+            "statuses": sorted({effect.status for effect in found}),
+            "beyond_parsing_ms": round(1000 * max(effect.beyond_parsing_s for effect in found), 2),
+            "times_body": round(max(effect.times_body for effect in found), 2),
+        }
+        for name, found in groups.items()
+    }
 
 
 def _fields(server: LocalServer) -> list[Field]:
@@ -151,7 +168,7 @@ def _unfinished(server: LocalServer, number: int) -> dict[str, Any]:
             connection.settimeout(0.01)
             with contextlib.suppress(OSError):
                 statuses.append(int(connection.recv(64).split(b" ")[1]))
-    return {"grown_bytes": largest - before, "statuses": statuses + [0] * (number - len(statuses))}
+    return {"grown_bytes": largest - before, "num_bodies": number, "num_given_up": statuses.count(503)}
 
 
 def _gaps_ms(server: LocalServer, probe: Probe, num_tokens: int) -> tuple[float, float]:

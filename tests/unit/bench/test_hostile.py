@@ -1,0 +1,69 @@
+"""Fields are found in a published schema, each with a body around it and the values that are wrong for it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from twostroke.bench.hostile.fields import fields_of
+from twostroke.bench.hostile.values import VALUES, is_right_within, value_of, wrong_for
+
+ASKED: dict[str, Any] = {
+    "type": "object",
+    "required": ["name", "items"],
+    "properties": {
+        "name": {"type": "string"},
+        "size": {"type": "integer"},
+        "items": {"type": "array", "items": {"$ref": "#/components/schemas/Item"}},
+        "stop": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]},
+    },
+}
+ITEM: dict[str, Any] = {
+    "type": "object",
+    "required": ["kind"],
+    "properties": {"kind": {"enum": ["a", "b"], "type": "string"}, "ids": {"type": "array", "items": {}}},
+}
+SCHEMA: dict[str, Any] = {
+    "paths": {
+        "/ask": {
+            "get": {},
+            "post": {
+                "requestBody": {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Asked"}}}}
+            },
+        },
+        "/look": {"get": {}},
+    },
+    "components": {"schemas": {"Asked": ASKED, "Item": ITEM}},
+}
+FIELDS = {field.path: field for field in fields_of(SCHEMA)}
+
+
+def test_each_text_and_each_list_is_found_once() -> None:
+    assert list(FIELDS) == ["name", "items", "items.0.kind", "items.0.ids", "stop", "stop.0"]
+    assert FIELDS["stop"].kinds == {"string", "array", "null"}
+    assert FIELDS["stop"].item_kinds == {"string"}
+    assert str(FIELDS["items.0.kind"]) == "/ask items.0.kind"
+
+
+def test_a_body_is_right_but_for_the_field() -> None:
+    assert json.loads(FIELDS["items.0.ids"].body(b"[1]")) == {"name": "x", "items": [{"kind": "a", "ids": [1]}]}
+    assert json.loads(FIELDS["stop.0"].body(b"5")) == {"name": "x", "items": [{"kind": "a"}], "stop": [5]}
+
+
+def test_what_is_wrong_for_a_field() -> None:
+    assert "text" in wrong_for(FIELDS["items"])
+    assert not {"text", "escapes"} & set(wrong_for(FIELDS["stop"]))
+    assert is_right_within(FIELDS["stop"], "texts")
+    assert not is_right_within(FIELDS["stop"], "objects")
+    assert not is_right_within(FIELDS["name"], "texts")
+    assert is_right_within(FIELDS["items"], "objects")
+    assert is_right_within(FIELDS["items.0.ids"], "numbers")
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_have_their_size_and_their_type(name: str) -> None:
+    assert 0.8 < len(value_of(name, 1000)) / 1000 < 1.2
+    kinds = {"array": list, "object": dict, "string": str, "number": int}
+    assert isinstance(json.loads(value_of(name, 200)), kinds[VALUES[name][0]])
