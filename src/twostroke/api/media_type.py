@@ -11,10 +11,10 @@ from twostroke.api.http_errors import HTTPError
 JSON_PATHS = frozenset(
     {
         *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings"),
-        *("/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize", "/pools", "/lab/experiment"),
+        *("/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize", "/pools"),
     }
 )
-"""Paths that take a body, by POST."""
+"""Paths that take a body with a schema, by POST."""
 UTF8 = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
 _REMEDY = "Send it with 'content-type: application/json'."
 
