@@ -190,7 +190,7 @@ def test_other_files_are_refused(written: str, told: str, tmp_path: Path) -> Non
         ({"step_s": (Timing(2, 1.0), Timing(1, 1.0))}, r"step_s=\[2, 1\].*rising"),
         ({"step_s": (Timing(1, 0.0),)}, "step_s at 1=0.0: must be seconds, more than 0"),
         ({"step_s": (Timing(1, math.inf),)}, "step_s at 1=inf"),
-        ({"most_drafts": 0}, "most_drafts=0: must be at least 1"),
+        ({"most_drafts": 0}, "most_drafts=0: must be a whole number, 1 to 64"),
         ({"drafters": (drafter(acceptance=1.5),)}, "acceptance of ngram=1.5: must be from 0 to 1"),
         ({"drafters": (drafter(share=-0.1),)}, "share of ngram=-0.1"),
         ({"drafters": (drafter(draft_s=()),)}, "draft_s of ngram"),

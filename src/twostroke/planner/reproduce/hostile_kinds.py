@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import traceback
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ def outcome_of(read: Callable[[Path], object], path: Path) -> str:
     except TwostrokeError as error:
         return type(error).__name__
     except Exception as error:
-        return f"!{type(error).__name__}: {error}"
+        return "!" + traceback.format_exception_only(error)[-1].strip()
     return "accepted"
 
 
