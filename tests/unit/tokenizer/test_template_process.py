@@ -207,6 +207,7 @@ from twostroke.tokenizer.template_process import template_process_id
 
 template = ChatTemplate({"default": "{{ messages[0].content }}"}, {})
 print(template.render([{"role": "user", "content": "one"}]), template_process_id(), flush=True)
+assert "jinja2" not in sys.modules, "nothing of a template is to run here"
 child = os.fork()
 if not child:
     assert not template_process_id()
