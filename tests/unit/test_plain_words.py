@@ -58,7 +58,10 @@ def test_no_message_is_made_with_the_name_of_a_class() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("value", [None, True, 1, 1.5, "a", (1,), {}, object(), {1}], ids=lambda value: type(value).__name__)
+KINDS = [None, True, 1, 1.5, "a", (1,), {}, object(), {1}]
+
+
+@pytest.mark.parametrize("value", KINDS, ids=lambda value: type(value).__name__)
 def test_every_value_has_a_kind_without_a_class(value: object) -> None:
     assert type(value).__name__ not in kind_of(value).split()
 

@@ -198,7 +198,7 @@ def test_a_step_that_fails_takes_only_its_requests_along(folder: str) -> None:
     later = engine.submit(PROMPT, SamplingParams(max_tokens=8, ignore_eos=True))
     outputs = drain(engine)
     assert str(outputs[broken].outputs[0].finish_reason) == "error"
-    assert "ZeroDivisionError" in (outputs[broken].error or "")
+    assert "division by zero" in (outputs[broken].error or "")
     assert len(outputs[later].outputs[0].token_ids) == 8
 
 

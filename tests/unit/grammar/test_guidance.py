@@ -177,7 +177,8 @@ def test_every_spelling_of_a_certain_text_is_allowed() -> None:
         ({"json": {"type": "array", "uniqueItems": True}}, 'Unimplemented keys: \\["uniqueItems"\\]'),
         ({"json": {"not": {"type": "string"}}}, '"not"'),
         ({"json": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "oneOf constraints are not supported"),
-        ({"json": {"type": "string", "format": "postcode"}}, "Unknown format: postcode"),
+        ({"json": {"not": {"type": "string"}}}, r'Unimplemented keys: \["not"\]'),
+        ({"regex": "(a{1,1000}){1,1000}"}, "too many expressions"),
         ({"json": {"type": "strin"}}, "Invalid type: strin"),
         ({"json": {"$ref": "http://example.com/schema"}}, "does not fetch resources"),
         ({"json": {"$ref": "#/$defs/missing"}}, "'/\\$defs/missing' does not exist"),
@@ -268,6 +269,8 @@ def test_an_answer_of_a_form_or_a_call(kind: str) -> None:
         trial, token_ids = matcher.copy(), tokenizer.encode(text, add_special_tokens=False)
         if text_of(tokenizer, token_ids) != text:
             pytest.skip("a vocabulary of words cannot write it")
+        if not tokenizer.first_token_bytes(token_ids[0]):  # a space that the beginning of a text does not have
+            token_ids = token_ids[1:]
         for token_id in token_ids:
             if token_id not in allowed(trial, num_columns(kind)):
                 return False
