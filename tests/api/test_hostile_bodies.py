@@ -207,3 +207,8 @@ def test_long_texts_are_counted_whole(refusing: ServerProcess) -> None:
         answer = refusing.post(path, {**body, **({} if "embeddings" in path else {"max_tokens": 1})})
         assert answer.status_code == 400
         assert "max_model_len" in answer.json()["error"]["message"]
+
+
+def test_a_large_body_may_begin_with_the_mark_of_utf_8(refusing: ServerProcess) -> None:
+    body = json.dumps({"prompt": "x", "max_tokens": 1, "user": "u" * 100_000}).encode("utf-8-sig")
+    assert send(refusing, "/v1/completions", body)[0] == 200

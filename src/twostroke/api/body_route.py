@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Callable, Coroutine
 from typing import Any, get_type_hints
@@ -57,7 +58,7 @@ class _BodyRequest(Request):
         self._body = b""
         try:
             if len(content) > CHECKED_BYTES:
-                check_shape(self._kind, content)
+                check_shape(self._kind, content.removeprefix(codecs.BOM_UTF8))
             return json.loads(content)
         except HTTPError as error:
             raise RefusedBody(error.answer) from error
