@@ -176,7 +176,7 @@ class Calibration:
         except OSError as error:
             limit = f"cannot be read ({error.strerror or error})"
             raise InvalidParameter("calibration", str(path), limit, remedy) from error
-        except msgspec.MsgspecError as error:  # also what __post_init__ refuses
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:  # also what __post_init__ refuses
             raise InvalidParameter("calibration", str(path), f"is no calibration ({error})", remedy) from error
 
 
