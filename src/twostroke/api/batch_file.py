@@ -165,7 +165,7 @@ class ResultsFile:
             whole = content.endswith(b"\n")
             try:
                 result = msgspec.json.decode(content, type=_Result)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 if not whole:
                     break
                 limit = f"holds what is no result of a batch in line {number} ({error})"
