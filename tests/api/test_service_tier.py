@@ -108,7 +108,7 @@ def test_priority_goes_before_those_who_wait() -> None:
     """One slot, taken: of two that wait, the later one has the tier, and is served first."""
     running = ServerProcess("--max-num-seqs", "1", "--policy", "priority")
     try:
-        body = {**QUESTION, "max_tokens": 1, "stream": True}
+        body = {**QUESTION, "max_tokens": 150, "stream": True}  # long enough for one to end well before the next
         order: list[str] = []
 
         def read(name: str, **fields: object) -> None:
