@@ -31,7 +31,7 @@ SAID = """() => new Promise((resolve) => {
   setTimeout(() => resolve(said), 1000);
 })"""
 IS_IN_SIGHT = """() => {
-  const [button, table] = ["tr.running button", ".scrolled"].map((selector) =>
+  const [button, table] = ["tbody tr button", ".scrolled"].map((selector) =>
     document.querySelector(`#requests ${selector}`).getBoundingClientRect());
   return button.width > 0 && button.left >= table.left && button.right <= table.right;
 }"""
