@@ -43,7 +43,7 @@ class UnfinishedBodies:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
-        """Of those that are neither complete nor given up."""
+        """Bytes of the bodies that are still being read."""
         self._bodies: dict[_Body, None] = {}
         """In the order in which they began."""
 

@@ -46,7 +46,7 @@ class Chat:
         self._repeated: dict[int, RepeatedEvent] = {}
         self._has_begun = False
         self._prompt_logprobs: list[msgspec.Raw | None] | None = None
-        """Of a stream they come with the first output, which may say nothing yet."""
+        """Scores of the prompt. A stream brings them with its first output, even if that has no text."""
         self._choices: dict[int, ChatChoice] = {}
 
     @property

@@ -38,7 +38,7 @@ class _Part(Protocol):
 
     @property
     def unused_data(self) -> bytes:
-        """What came behind its end."""
+        """Bytes that follow the end."""
         ...
 
     def decompress(self, data: bytes, max_length: int, /) -> bytes:
@@ -61,7 +61,7 @@ class _Deflate:
 
     @property
     def unused_data(self) -> bytes:
-        """What came behind its end."""
+        """Bytes that follow the end."""
         return b"" if self._part is None else self._part.unused_data
 
     def decompress(self, data: bytes, max_length: int, /) -> bytes:

@@ -106,7 +106,7 @@ class Conversation:
         )
 
     def token_texts(self) -> TokenTexts:
-        """What each token adds to the text of one choice."""
+        """Return a reader of the text that each token adds to one choice."""
         skips = self.request.skip_special_tokens is not False
         return TokenTexts(self.engine.tokenizer, skips, self._shown_token_ids)
 
@@ -131,7 +131,7 @@ class Conversation:
         return amount_of(*given, request.bad_words, request.response_format)
 
     def _find_stops(self, stops: Sequence[str]) -> StopFinder:
-        """What looks for stop strings in one choice: reasoning and calls may hold them."""
+        """Return a finder of stop strings in one choice; it leaves out reasoning and calls."""
         return AnswerStops(stops, self.parser)
 
     def _prompt(self, params: SamplingParams) -> PromptInput:

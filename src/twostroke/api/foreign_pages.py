@@ -1,4 +1,4 @@
-"""What web pages of others may not do to a server that the browser of their reader can reach.
+"""Protection of the server from web pages of others, which run in the browser of somebody who can reach it.
 
     another name    A page's own domain may resolve to this machine (DNS rebinding); the browser then takes the server
                     for the page's own. The Host header still has the page's name, so unknown names are refused.
@@ -21,7 +21,7 @@ from twostroke.errors import shown
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """They change nothing, and a browser lets no other page read their answers."""
 _PRIVATE_SUFFIXES = (".local", ".internal", ".home.arpa")
-"""Of names that nobody can register (RFC 6762, RFC 8375, and ICANN's reservation of .internal)."""
+"""Endings of names that nobody can register (RFC 6762, RFC 8375, and ICANN's reservation of .internal)."""
 _PORT = re.compile(r":\d*$")
 _ADDRESS = re.compile(r"\[([^\]]*)\](?::\d*)?")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}

@@ -139,7 +139,7 @@ _OBJECTS = ("model_type", "model_attributes_type", "dataclass_type", "dict_type"
 
 
 def _words(problem: Mapping[str, Any]) -> str:
-    """What is wrong, without the names of our classes."""
+    """Return the problem in words, without names of classes."""
     if problem.get("type") in _OBJECTS:
         return "Input should be an object"
     words = str(problem.get("msg", "see the schema"))
