@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import APIResponse, Page, Route, expect
 
 from browsing import chromium, opened, take_picture
 from metrics_page import check_documented
@@ -174,6 +174,40 @@ def test_a_story_is_told_at_a_click(
         figure = table.locator("td").first.bounding_box()
         assert figure is not None
         assert figure["x"] + figure["width"] < 390, "names leave no room for figures"
+        assert not complaints
+
+
+def test_a_late_answer_does_not_hide_an_experiment_that_was_started(
+    lab: ServerProcess, find_program: Callable[[str, str], str]
+) -> None:
+    """The page asks for the last experiment when it opens; a click may come before that answer."""
+    lab.post("/lab/experiment", {**SMALL, "a": {"kv_cache_memory": 100_000}})
+    assert ended(lab)["state"] == "failed"
+    with (
+        chromium(find_program("chromium", "chromium")) as browser,
+        opened(browser, f"{lab.url}/#live") as (page, complaints),
+    ):
+        held: list[tuple[Route, APIResponse]] = []
+
+        def hold_the_first(route: Route) -> None:
+            if route.request.method != "GET" or held:
+                route.continue_()
+            else:
+                held.append((route, route.fetch()))
+
+        page.route("**/lab/experiment", hold_the_first)
+        page.get_by_role("link", name="Switchboard").click()
+        button = page.get_by_role("button", name="Run: Speculative decoding")
+        expect(button).to_be_enabled()
+        while not held:
+            page.wait_for_timeout(10)
+        with page.expect_response(lambda answer: answer.request.method == "POST"):
+            button.click()
+        route, answer = held[0]
+        route.fulfill(response=answer)
+        expect(page.locator("#experiment")).to_contain_text("Run 1 of 8", timeout=60_000)
+        page.get_by_role("button", name="Stop it").click()
+        expect(page.locator("#experiment")).to_contain_text("It was stopped.")
         assert not complaints
 
 

@@ -17,6 +17,7 @@ const result = el("div");
 let offers = null;
 let isOpening = false;
 let isAsking = false;
+let starting = Promise.resolve(); // ends once the server has answered the last wish for an experiment
 let shown = ""; // which result is on the page
 
 async function open() {
@@ -119,8 +120,9 @@ async function start(asked, say) {
   try {
     say("");
     mayStart(false); // at once: a second click would be told that an experiment runs
-    const begun = await ask("lab/experiment", key(), { method: "POST", body: JSON.stringify(asked) });
-    show(await begun.json());
+    const begun = ask("lab/experiment", key(), { method: "POST", body: JSON.stringify(asked) }).then((answer) => answer.json());
+    starting = begun.catch(() => {});
+    show(await begun);
     document.getElementById("experiment").scrollIntoView({ block: "start" });
     watch();
   } catch (error) {
@@ -137,7 +139,10 @@ async function watch() {
   let wasRunning = false;
   try {
     for (;;) {
+      const before = starting;
+      await before;
       const now = await persistently("lab/experiment");
+      if (before !== starting) continue; // it tells of the experiment before the one that was started meanwhile
       show(now);
       if (wasRunning && now.state === "idle") setText(status, "The server was started anew; the experiment ended with the one before.");
       wasRunning = now.state === "running";
