@@ -113,8 +113,15 @@ def ragged_argmax(values: Tensor, rows: Tensor, ids: Tensor, num_rows: int) -> T
 def places_left(logits: Tensor) -> Tensor:
     """Places in logits.view(-1) that are not -inf, rising. int64 [N]."""
     if logits.device.type == "cpu":
-        return torch.from_numpy(np.flatnonzero(logits.numpy() > -np.inf))  # six times as fast as torch.nonzero
-    return (logits.view(-1) > -torch.inf).nonzero()[:, 0]
+        return torch.from_numpy(np.flatnonzero(logits.numpy() > -np.inf))
+    return _places_of(logits > -torch.inf)
+
+
+def _places_of(is_wanted: Tensor) -> Tensor:
+    """Places in is_wanted.view(-1) that are true, rising. bool [R, V]; int64 [N]."""
+    if is_wanted.device.type == "cpu":
+        return torch.from_numpy(np.flatnonzero(is_wanted.numpy()))  # six times as fast as torch.nonzero
+    return is_wanted.view(-1).nonzero()[:, 0]
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -131,8 +138,22 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     top, order = top.gather(-1, order).sort(dim=-1, descending=True, stable=True)
     columns = columns.gather(-1, order)
     if count < width:
-        is_cut_through = top[:, count - 1] == top[:, count]
-        if bool(is_cut_through.any()):
-            full, order = values[is_cut_through].sort(dim=-1, descending=True, stable=True)
-            top[is_cut_through], columns[is_cut_through] = full[:, :width], order[:, :width]
+        cut = (top[:, count - 1] == top[:, count]).nonzero()[:, 0]
+        if len(cut):
+            _keep_lowest_equals_(columns, top[:, :count], values, cut)
     return top[:, :count], columns[:, :count]
+
+
+def _keep_lowest_equals_(columns: Tensor, top: Tensor, values: Tensor, rows: Tensor) -> None:
+    """In some rows: of the values that equal the last of `top`, the lowest columns stand where these values stand.
+
+    Reads each of these rows twice; sorting one of 49,152 takes 2.4 ms. bfloat16 logits have such equals in most rows.
+    """
+    top, values = top[rows], values[rows]
+    floor = top[:, -1:]
+    places = _places_of(values == floor)
+    row, column = places // values.shape[1], places % values.shape[1]
+    first = torch.searchsorted(row, torch.arange(len(rows), device=row.device))  # of each row's, in `places`
+    place_in_top = (top > floor).sum(dim=-1)[row] + torch.arange(len(row), device=row.device) - first[row]
+    has_room = place_in_top < top.shape[1]
+    columns[rows[row[has_room]], place_in_top[has_room]] = column[has_room]
