@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from twostroke.config.model import RopeConfig
+from twostroke.config.rope import RopeConfig
 
 _POSITIONS_AT_ONCE = 4096
 

@@ -14,7 +14,7 @@ from gguf import GGUFReader, dequantize
 
 from model_folders import write_random_model
 from twostroke.bench.compare.gguf_file import _rope_factors, write_gguf  # type: ignore[reportPrivateUsage]
-from twostroke.config.model import RopeConfig
+from twostroke.config.rope import RopeConfig
 from twostroke.errors import SetupError, UnsupportedModel
 from twostroke.layers.rotary import inverse_frequencies
 from twostroke.model.checkpoint import Checkpoint

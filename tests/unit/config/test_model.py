@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from twostroke.config.model import ModelConfig, RopeConfig
+from twostroke.config.model import ModelConfig
+from twostroke.config.rope import RopeConfig
 from twostroke.errors import CorruptCheckpoint, SetupError, UnsupportedModel
 from twostroke.layers.rotary import inverse_frequencies
 from twostroke.model.registry import num_parameters

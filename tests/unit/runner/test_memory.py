@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from model_folders import write_random_model
-from twostroke.config.model import RopeConfig
+from twostroke.config.rope import RopeConfig
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.layers.rotary import Rotary, inverse_frequencies
 from twostroke.model.checkpoint import read_model_config

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm.auto import tqdm
 
-from twostroke.config.model import ModelConfig, RopeConfig
+from twostroke.config.model import ModelConfig
+from twostroke.config.rope import RopeConfig
 from twostroke.errors import SetupError, UnsupportedModel
 from twostroke.model.checkpoint import Checkpoint, read_model_config
 from twostroke.plain_words import reason_of
