@@ -12,6 +12,7 @@ from torch import Tensor
 from oracle import naive_kv
 from oracle.naive_attention import naive_attention
 from twostroke.config.kv_format import KVFormat, resolve_kv_format, slot_bytes
+from twostroke.config.layer_spec import KVSpec
 from twostroke.config.load import Kernels
 from twostroke.kernels.dispatch import AttentionOperator, HeadTurn, operators_for
 from twostroke.kernels.tree_mask import TreeMasks
@@ -33,6 +34,10 @@ class Shape:
     dtype: torch.dtype = torch.float32
     backend: Kernels = "reference"
     kv_format: KVFormat | None = None  # of the dtype, when it is not said
+
+    @property
+    def kv(self) -> KVSpec:
+        return KVSpec(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, window=self.window)
 
     @property
     def stored_as(self) -> KVFormat:
@@ -96,11 +101,9 @@ class Pool:
             seq_lens=lens,
             block_tables=[table],
             layout=AttentionLayout.of(
-                [((0, 1), shape.window)],
-                block_size=shape.block_size,
+                [((0, 1), shape.kv)],
                 num_heads=shape.num_heads,
-                num_kv_heads=shape.num_kv_heads,
-                head_dim=shape.head_dim,
+                block_size=shape.block_size,
                 kv_format=shape.stored_as,
             ),
             operator=self.operator,

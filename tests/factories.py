@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 from twostroke.batch import Commit, ScheduledBatch
 from twostroke.config.cache import CacheConfig
+from twostroke.config.kv_format import KVFormat
+from twostroke.config.layer_spec import KVSpec, LayerSpec
+from twostroke.config.rope import DEFAULT_ROPE_THETA, RopeConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
+from twostroke.cost.step_cost import ModelShape
 from twostroke.engine.facts import EngineFacts
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
@@ -15,9 +19,48 @@ from twostroke.request import Arrival, FinishReason
 from twostroke.scheduler.scheduler import Scheduler
 
 
+def uniform_layout(
+    windows: Sequence[int | None], *, block_size: int, num_kv_heads: int, head_dim: int, kv_format: KVFormat
+) -> KVLayout:
+    """Of layers that differ in their window at most, one for each of `windows`."""
+    specs = [KVSpec(num_kv_heads=num_kv_heads, head_dim=head_dim, window=window) for window in windows]
+    return KVLayout.of(specs, block_size=block_size, kv_format=kv_format)
+
+
+def uniform_shape(
+    *,
+    hidden_size: int,
+    intermediate_size: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    vocab_size: int,
+    windows: Sequence[int | None] = (None,),
+    bytes_per_weight: float = 2,
+    kv_format: KVFormat = "bf16",
+) -> ModelShape:
+    """Likewise."""
+    layers = tuple(
+        LayerSpec(
+            num_heads=num_heads,
+            kv=KVSpec(num_kv_heads=num_kv_heads, head_dim=head_dim, window=window),
+            rope=RopeConfig(DEFAULT_ROPE_THETA),
+            intermediate_size=intermediate_size,
+        )
+        for window in windows
+    )
+    return ModelShape(
+        hidden_size=hidden_size,
+        vocab_size=vocab_size,
+        layers=layers,
+        bytes_per_weight=bytes_per_weight,
+        kv_format=kv_format,
+    )
+
+
 def make_layout(windows: Sequence[int | None] = (None,), block_size: int = 4) -> KVLayout:
     """Tiny heads; one KV group per kind of layer unless the counts differ."""
-    return KVLayout.of(windows, block_size=block_size, num_kv_heads=1, head_dim=2, kv_format="f32")
+    return uniform_layout(windows, block_size=block_size, num_kv_heads=1, head_dim=2, kv_format="f32")
 
 
 def make_kv(

@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from factories import uniform_shape
 from fakes import FakeExecutor, FakeGeneration
 from twostroke.batch import NewRequest, RequestResult, ScheduledBatch, StepResult
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.cost.step_cost import ModelShape
 from twostroke.engine.dispatcher import Dispatcher, Member, Outcome, Placer
 from twostroke.engine.engine import Engine
 from twostroke.engine.handover_port import LenderFacts
@@ -40,16 +40,15 @@ GARBAGE = -2
 """What a block holds that was written in two halves by different owners."""
 
 
-_SHAPE = ModelShape(
+_SHAPE = uniform_shape(
     hidden_size=1,
     intermediate_size=1,
     num_heads=1,
     num_kv_heads=1,
     head_dim=2,
     vocab_size=5,
-    layer_windows=(None,),
+    windows=(None,),
     bytes_per_weight=1.0,
-    bytes_per_kv_element=1.0,
 )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from factories import uniform_layout
 from twostroke.kernels.head_order import plain_order
 from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_cache.layout import KVLayout
@@ -26,8 +27,8 @@ from twostroke.kv_transfer.memory import KVMemory, shared_descriptor
 from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.kv_transfer.transport import Fetched, KVSource
 
-PLAIN = KVLayout.of([None] * 4, block_size=4, num_kv_heads=2, head_dim=8, kv_format="bf16")
-WINDOWED = KVLayout.of([None, 8, None, None, 8, None], block_size=4, num_kv_heads=2, head_dim=8, kv_format="bf16")
+PLAIN = uniform_layout([None] * 4, block_size=4, num_kv_heads=2, head_dim=8, kv_format="bf16")
+WINDOWED = uniform_layout([None, 8, None, None, 8, None], block_size=4, num_kv_heads=2, head_dim=8, kv_format="bf16")
 """Three groups of two layers each, which are no neighbours in the model."""
 DIGEST = b"the last block"
 EPOCH = 77

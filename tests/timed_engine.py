@@ -6,35 +6,34 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from factories import uniform_layout, uniform_shape
 from twostroke.batch import ScheduledBatch, StepResult
 from twostroke.bench.counting_executor import CountingExecutor, SimulatedClock
 from twostroke.bench.drive import RecordingExecutor, drive
 from twostroke.bench.workload import Workload
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.cost.step_cost import MachineLimits, ModelShape
+from twostroke.cost.step_cost import MachineLimits
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.cost.step_work import Layers
 from twostroke.engine.engine import Engine
 from twostroke.engine.journal import Journal, engine_started
 from twostroke.events import Event
-from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.scheduler.scheduler import Scheduler
 
 STEP_TIMES = StepTimeModel(
     layers=Curve((1, 16, 512), (0.020, 0.022, 0.420)), head=Curve((1, 64), (0.002, 0.006)), pair_s=5e-8, seen_s=1e-7
 )
-SHAPE = ModelShape(
+SHAPE = uniform_shape(
     hidden_size=1024,
     intermediate_size=3072,
     num_heads=16,
     num_kv_heads=8,
     head_dim=128,
     vocab_size=32000,
-    layer_windows=(None,) * 4,
+    windows=(None,) * 4,
     bytes_per_weight=2,
-    bytes_per_kv_element=2,
 )
 LIMITS = MachineLimits(flops_per_s=2e11, bytes_per_s=2e10)
 
@@ -100,11 +99,9 @@ def history(
     `memory_bytes` is what the process takes at a time.
     """
     scheduler, cache = scheduler or SchedulerConfig(), cache or CacheConfig()
-    layout = KVLayout.of(
-        SHAPE.layer_windows, block_size=cache.block_size, num_kv_heads=8, head_dim=128, kv_format="bf16"
-    )
+    layout = uniform_layout(SHAPE.windows, block_size=cache.block_size, num_kv_heads=8, head_dim=128, kv_format="bf16")
     kv = KVCacheManager(layout, num_blocks, cache, max_model_len)
-    clock, layers, listener = SimulatedClock(), Layers(SHAPE.layer_windows), Listener()
+    clock, layers, listener = SimulatedClock(), Layers(SHAPE.windows), Listener()
     executor = RecordingExecutor(_TimedExecutor(clock, layers, step_times, noise, own_s, slow_steps or {}))
     started = engine_started(
         scheduler, cache, layout, num_blocks=num_blocks, max_model_len=max_model_len, model="none", now_s=clock()

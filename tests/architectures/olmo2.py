@@ -23,7 +23,7 @@ class Olmo2Layer(LlamaLayer):
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
         """Llama's, and the two norms."""
         super().__init__(config, weights, layer_id, placement)
-        self.num_heads = config.num_heads
+        self.num_heads = config.layers[layer_id].num_heads
         self.q_norm = RMSNorm(weights["q_norm.weight"], config.rms_norm_eps, placement.operators)
         self.k_norm = RMSNorm(weights["k_norm.weight"], config.rms_norm_eps, placement.operators)
 
@@ -47,11 +47,12 @@ class Olmo2(Llama):
     layer_class = Olmo2Layer
 
     @classmethod
-    def layer_parameters(cls, config: ModelConfig) -> dict[str, Parameter]:
+    def layer_parameters(cls, config: ModelConfig, layer_id: int) -> dict[str, Parameter]:
         """Llama's, and the two norms."""
-        return super().layer_parameters(config) | {
-            "q_norm.weight": Parameter((config.num_heads * config.head_dim,)),
-            "k_norm.weight": Parameter((config.num_kv_heads * config.head_dim,)),
+        spec = config.layers[layer_id]
+        return super().layer_parameters(config, layer_id) | {
+            "q_norm.weight": Parameter((spec.q_size,)),
+            "k_norm.weight": Parameter((spec.kv_size,)),
         }
 
 

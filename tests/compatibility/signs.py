@@ -111,7 +111,8 @@ SIGNS: Mapping[Sign, Callable[[Run, Feature], bool]] = {
     ),
     Sign.HANDED_OVER: lambda run, _: any(isinstance(e, KVImportEnded) and not e.problem for e in run.events),
     Sign.SHARES: lambda run, feature: (
-        started(run).layout["num_kv_heads"] * feature.settings["tensor_parallel_size"] == NUM_KV_HEADS
+        started(run).layout["groups"][0]["spec"]["num_kv_heads"] * feature.settings["tensor_parallel_size"]
+        == NUM_KV_HEADS
     ),
 }
 """All but OTHER_NUMBERS, for which it takes two runs."""

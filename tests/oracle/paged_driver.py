@@ -41,16 +41,10 @@ class PagedDriver:
         """`fill` is what every byte of the pool holds at first: a NaN in each format, so that a foreign read shows."""
         self.model = model
         config = model.config
-        self.layout = KVLayout.of(
-            config.layer_windows,
-            block_size=block_size,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            kv_format=kv_format,
-        )
+        self.layout = KVLayout.of(config.kv_specs, block_size=block_size, kv_format=kv_format)
         self.kv = KVStorage(self.layout, num_blocks, torch.device("cpu"))
         self.kv.tensor.fill_(fill)
-        self.attention_layout = self.kv.attention_layout(config.num_heads)
+        self.attention_layout = self.kv.attention_layout(model.num_heads)
         self._free = [int(b) for b in np.random.default_rng(seed).permutation(num_blocks)]
 
     def add(self, token_ids: Sequence[int]) -> DrivenRequest:

@@ -10,6 +10,7 @@ import torch
 
 from attention_pool import Pool, Shape, alone
 from oracle.naive_attention import naive_attention
+from twostroke.config.layer_spec import KVSpec
 from twostroke.kernels.cuda import attention as cuda_attention
 from twostroke.kernels.cuda.attention import TritonAttention
 from twostroke.kernels.cuda.attention_plan import Cut
@@ -98,7 +99,7 @@ def test_an_empty_batch() -> None:
     shape = Shape(backend="triton")
     pool = Pool(shape, [shape.qkv(3, seed=1)])
     plan = pool.operator.plan(
-        cuda_attention.GroupShape(4, 2, 16, 16, 2, None, "f32"),
+        cuda_attention.GroupShape(4, KVSpec(num_kv_heads=2, head_dim=16), 16, 2, "f32"),
         np.zeros(1, np.int32),
         np.zeros(0, np.int32),
         np.zeros((0, 2), np.int32),

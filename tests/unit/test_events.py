@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from factories import uniform_layout
 from twostroke.batch import (
     AdmittedRequest,
     BlockTableUpdate,
@@ -34,11 +35,10 @@ from twostroke.events import (
     plain,
     to_json,
 )
-from twostroke.kv_cache.layout import KVLayout
 from twostroke.packed_events import join, pack, split, unpack
 from twostroke.request import Arrival, FinishReason
 
-LAYOUT = KVLayout.of([None, 8], block_size=16, num_kv_heads=2, head_dim=8, kv_format="bf16")
+LAYOUT = uniform_layout([None, 8], block_size=16, num_kv_heads=2, head_dim=8, kv_format="bf16")
 SCHEDULED = ScheduledRequest("a", Stroke.DECODE, 9, 3, 2, True, (BlockTableUpdate(0, (4, 5)), BlockTableUpdate(1, ())))
 COST = StepCost(1.5, 2.0, 3.0, 4.0, 0.5, "memory", 0.25)
 BATCH = ScheduledBatch(

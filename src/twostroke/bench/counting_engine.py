@@ -11,6 +11,8 @@ from twostroke.bench.counting_executor import CountingExecutor, SimulatedClock
 from twostroke.bench.drive import RecordingExecutor, drive
 from twostroke.bench.workload import Workload
 from twostroke.config.cache import CacheConfig
+from twostroke.config.layer_spec import KVSpec, LayerSpec
+from twostroke.config.rope import DEFAULT_ROPE_THETA, RopeConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_cost import ModelShape
 from twostroke.engine.engine import Engine
@@ -53,18 +55,10 @@ def counting_engine(
         event_log: a file for the event log.
         at_submit: called with the KV memory's account when a step is decided.
     """
-    layout = KVLayout.of([None], block_size=cache.block_size, num_kv_heads=1, head_dim=1, kv_format="bf16")
-    shape = ModelShape(
-        hidden_size=1,
-        intermediate_size=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=1,
-        vocab_size=1,
-        layer_windows=(None,),
-        bytes_per_weight=2,
-        bytes_per_kv_element=2,
-    )
+    spec = KVSpec(num_kv_heads=1, head_dim=1)
+    layer = LayerSpec(num_heads=1, kv=spec, rope=RopeConfig(DEFAULT_ROPE_THETA), intermediate_size=1)
+    layout = KVLayout.of([spec], block_size=cache.block_size, kv_format="bf16")
+    shape = ModelShape(hidden_size=1, vocab_size=1, layers=(layer,), bytes_per_weight=2, kv_format="bf16")
     num_blocks = cache.num_kv_blocks or layout.num_blocks_of_prefix(max_model_len) * scheduler.max_num_seqs
     kv = KVCacheManager(layout, num_blocks, cache, max_model_len)
     clock = SimulatedClock()

@@ -75,7 +75,7 @@ def measure_steps(
     model = find_model_of(load).config()
     most = min(load.max_model_len or model.max_context, model.max_context)
     sizes = _Sizes.of(most, scheduler, longest, repeats)
-    layout = KVLayout.of(model.layer_windows, block_size=1, num_kv_heads=1, head_dim=1, kv_format="bf16")
+    layout = KVLayout.of(model.kv_specs, block_size=cache.block_size, kv_format="bf16")  # for its groups alone
     num_blocks = len(layout.groups) * (sizes.num_tokens // cache.block_size + sizes.heights[0])
     cache = replace(
         cache, enable_prefix_caching=False, num_kv_blocks=num_blocks, kv_cache_memory=None, gpu_memory_utilization=None

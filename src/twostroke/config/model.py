@@ -1,15 +1,16 @@
-"""ModelConfig: what a checkpoint's config.json says, read once and checked; no torch.
+"""ModelConfig: what a checkpoint's config.json says, read once and checked; no torch. Its layers are LayerSpecs.
 
 Defaults of absent keys are those of transformers 5.23.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from twostroke.config.fields import count, is_number, list_of, mapping, switch
+from twostroke.config.layer_spec import KVSpec, LayerSpec
 from twostroke.config.quantization import QuantizationConfig
 from twostroke.config.rope import RopeConfig
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel
@@ -56,28 +57,15 @@ class ModelConfig:
     """The shape of one model."""
 
     architecture: str
-    num_layers: int
+    layers: tuple[LayerSpec, ...]
+    """In their order."""
     hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     vocab_size: int
     max_position_embeddings: int
     max_context: int
     """The longest request: max_position_embeddings, or what the rotary embedding is stretched to."""
     rms_norm_eps: float
-    rope: RopeConfig
-    layer_windows: tuple[int | None, ...]
-    """Per layer: tokens a query sees, itself included; None sees all."""
     tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    """Biases on the q, k and v projections."""
-    output_bias: bool = False
-    """A bias on the attention's output projection."""
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    """RMS norm over each head of q and k, before the rotation."""
     dtype: str = "float32"
     """Type of the checkpoint's floats as config.json states it."""
     quantization: QuantizationConfig | None = None
@@ -85,13 +73,43 @@ class ModelConfig:
     early_exit_layers: tuple[int, ...] = ()
     """After so many layers the model was trained to go on with its norm and head right away."""
 
+    @property
+    def num_layers(self) -> int:
+        """Of the decoder."""
+        return len(self.layers)
+
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """Per layer, the tokens that a query sees, itself included; None: all."""
+        return tuple(layer.kv.window for layer in self.layers)
+
+    @property
+    def kv_specs(self) -> tuple[KVSpec, ...]:
+        """What each layer keeps of a token."""
+        return tuple(layer.kv for layer in self.layers)
+
+    @property
+    def kinds(self) -> tuple[LayerSpec, ...]:
+        """The kinds of layers, in the order in which they appear."""
+        return tuple(dict.fromkeys(self.layers))
+
+    @property
+    def ropes(self) -> tuple[tuple[RopeConfig, int], ...]:
+        """The kinds of position embedding, each with the numbers of a head that it turns."""
+        return tuple(dict.fromkeys((layer.rope, layer.kv.head_dim) for layer in self.layers))
+
+    def with_ropes(self, changed: Callable[[RopeConfig], RopeConfig]) -> ModelConfig:
+        """Return the model with each layer's position embedding changed."""
+        return replace(self, layers=tuple(replace(layer, rope=changed(layer.rope)) for layer in self.layers))
+
     def fixed_for(self, max_model_len: int | None) -> ModelConfig:
         """The model with dynamic rope scaling fixed for what the user asked for, or for all of its context.
 
         Never for a length that was shortened to fit into memory: the same request gives the same tokens on a machine
         with less of it.
         """
-        return replace(self, rope=replace(self.rope, longest_request=max_model_len or self.max_context))
+        longest_request = max_model_len or self.max_context
+        return self.with_ropes(lambda rope: replace(rope, longest_request=longest_request))
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
@@ -109,57 +127,46 @@ class ModelConfig:
         given = {**traits.defaults, **config}
         _refuse_unsupported(given)
         num_heads = count(given, "num_attention_heads")
+        num_kv_heads = count(given, "num_key_value_heads", num_heads)
         hidden_size = count(given, "hidden_size")
+        head_dim = count(given, "head_dim", hidden_size // num_heads)
         num_layers = count(given, "num_hidden_layers", most=MAX_LAYERS)
         max_positions = count(given, "max_position_embeddings")
         rope = RopeConfig.from_hf(given)
+        _check_heads(given, hidden_size, num_heads, num_kv_heads, head_dim)
         has_attention_bias = traits.reads_attention_bias and switch(given, "attention_bias")
+        layer = LayerSpec(
+            num_heads=num_heads,
+            kv=KVSpec(num_kv_heads=num_kv_heads, head_dim=head_dim),
+            rope=rope,
+            intermediate_size=count(given, "intermediate_size"),
+            qkv_bias=traits.qkv_bias or has_attention_bias,
+            output_bias=has_attention_bias,
+            mlp_bias=traits.reads_mlp_bias and switch(given, "mlp_bias"),
+            qk_norm=traits.qk_norm,
+        )
+        windows = _layer_windows(given, traits.windows, num_layers)
         read = cls(
             architecture=architecture,
-            num_layers=num_layers,
+            layers=tuple(replace(layer, kv=replace(layer.kv, window=window)) for window in windows),
             hidden_size=hidden_size,
-            intermediate_size=count(given, "intermediate_size"),
-            num_heads=num_heads,
-            num_kv_heads=count(given, "num_key_value_heads", num_heads),
-            head_dim=count(given, "head_dim", hidden_size // num_heads),
             vocab_size=count(given, "vocab_size"),
             max_position_embeddings=max_positions,
             max_context=rope.context(max_positions, is_original_given=_is_original_given(given)),
             rms_norm_eps=_epsilon(given),
-            rope=rope,
-            layer_windows=_layer_windows(given, traits.windows, num_layers),
             tie_word_embeddings=switch(given, "tie_word_embeddings"),
-            attention_bias=traits.qkv_bias or has_attention_bias,
-            output_bias=has_attention_bias,
-            mlp_bias=traits.reads_mlp_bias and switch(given, "mlp_bias"),
-            qk_norm=traits.qk_norm,
             dtype=_dtype(given),
             quantization=QuantizationConfig.from_hf(mapping(given, "quantization_config")),
             early_exit_layers=_early_exit_layers(given, num_layers),
         )
-        read._check(given)
+        if rope.rope_type == "dynamic" and head_dim < 4:
+            raise CorruptCheckpoint(f"config.json: dynamic rope scaling needs a head_dim of 4, found {head_dim}.")
+        if read.max_context < 2:
+            raise CorruptCheckpoint(
+                f"config.json: max_position_embeddings {max_positions} and rope factor {rope.factor:g} leave a context "
+                f"of {read.max_context} tokens."
+            )
         return read
-
-    def _check(self, given: Mapping[str, Any]) -> None:
-        if given.get("head_dim") is None and self.hidden_size % self.num_heads:
-            raise CorruptCheckpoint(
-                f"config.json: hidden_size {self.hidden_size} is no multiple of num_attention_heads {self.num_heads}, "
-                "and head_dim is not given."
-            )
-        if self.num_heads % self.num_kv_heads:
-            raise CorruptCheckpoint(
-                f"config.json: num_attention_heads {self.num_heads} is no multiple of num_key_value_heads "
-                f"{self.num_kv_heads}."
-            )
-        if self.head_dim % 2:
-            raise CorruptCheckpoint(f"config.json: head_dim {self.head_dim} is odd; rotary embedding needs pairs.")
-        if self.rope.rope_type == "dynamic" and self.head_dim < 4:
-            raise CorruptCheckpoint(f"config.json: dynamic rope scaling needs a head_dim of 4, found {self.head_dim}.")
-        if self.max_context < 2:
-            raise CorruptCheckpoint(
-                f"config.json: max_position_embeddings {self.max_position_embeddings} and rope factor "
-                f"{self.rope.factor:g} leave a context of {self.max_context} tokens."
-            )
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
@@ -170,6 +177,20 @@ def _architecture(config: Mapping[str, Any]) -> str:
     known = ", ".join(sorted(ARCHITECTURE_TRAITS))
     shown = ", ".join(map(str, names)) if names else f"none (model_type {config.get('model_type')!r})"
     raise UnsupportedModel(f"config.json names the architecture {shown}; known: {known}.")
+
+
+def _check_heads(given: Mapping[str, Any], hidden_size: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    if given.get("head_dim") is None and hidden_size % num_heads:
+        raise CorruptCheckpoint(
+            f"config.json: hidden_size {hidden_size} is no multiple of num_attention_heads {num_heads}, and head_dim "
+            "is not given."
+        )
+    if num_heads % num_kv_heads:
+        raise CorruptCheckpoint(
+            f"config.json: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}."
+        )
+    if head_dim % 2:
+        raise CorruptCheckpoint(f"config.json: head_dim {head_dim} is odd; rotary embedding needs pairs.")
 
 
 def _refuse_unsupported(given: Mapping[str, Any]) -> None:

@@ -3,11 +3,15 @@
     layers(n) = max(bytes of the layers / bandwidth, 2 P n / rate)        head(r) = the same of the LM head
     pair_s    = 4 x heads x head_dim / rate                               seen_s  = K and V of a token / bandwidth
 
+Pairs and seen tokens are counted over all layers, so the last two are means over the layers.
+
 Floors: a real step takes longer. They say what no kernel can do better, and where a prediction can begin before
 anything has run.
 """
 
 from __future__ import annotations
+
+from statistics import mean
 
 from twostroke.cost.step_cost import MachineLimits, ModelShape
 from twostroke.cost.step_model import Curve, StepTimeModel, knots
@@ -21,19 +25,21 @@ def roofline(shape: ModelShape, machine: MachineLimits, *, most_tokens: int = 51
         machine: what it does at best.
         most_tokens: of a step; beyond, the curves go on as lines.
 
-    >>> shape = ModelShape(hidden_size=4, intermediate_size=8, num_heads=2, num_kv_heads=1, head_dim=2, vocab_size=10,
-    ...                    layer_windows=(None,), bytes_per_weight=2, bytes_per_kv_element=2)
+    >>> from twostroke.config.layer_spec import KVSpec, LayerSpec
+    >>> from twostroke.config.rope import RopeConfig
+    >>> layer = LayerSpec(num_heads=2, kv=KVSpec(num_kv_heads=1, head_dim=2), rope=RopeConfig(1e4), intermediate_size=8)
+    >>> shape = ModelShape(hidden_size=4, vocab_size=10, layers=(layer,), bytes_per_weight=2, kv_format="bf16")
     >>> model = roofline(shape, MachineLimits(flops_per_s=100.0, bytes_per_s=100.0), most_tokens=2)
     >>> model.layers.seconds      # 144 parameters: 288 bytes, or 288 operations a token
     (2.88, 5.76)
     """
-    num_layers = len(shape.layer_windows)
-    layers = num_layers * shape.num_layer_parameters
+    q_size = mean(layer.q_size for layer in shape.layers)
+    kv_bytes = mean(layer.kv.bytes_per_token(shape.kv_format) for layer in shape.layers)
     return StepTimeModel(
-        layers=_curve(layers, shape, machine, most_tokens),
+        layers=_curve(shape.num_layer_parameters, shape, machine, most_tokens),
         head=_curve(shape.num_head_parameters, shape, machine, most_tokens),
-        pair_s=4 * shape.num_heads * shape.head_dim / machine.flops_per_s,
-        seen_s=shape.kv_bytes_per_token_and_layer / machine.bytes_per_s,
+        pair_s=4 * q_size / machine.flops_per_s,
+        seen_s=kv_bytes / machine.bytes_per_s,
     )
 
 

@@ -17,11 +17,14 @@ Lower bounds: activations, norms, softmax and the embedding rows are left out (b
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from twostroke.batch import ScheduledBatch
+from twostroke.config.kv_format import KVFormat
+from twostroke.config.layer_spec import LayerSpec
 from twostroke.cost.step_work import num_pairs, num_seen
 
 _ROUNDING = 1 + 1e-9
@@ -33,32 +36,35 @@ class ModelShape:
     """The numbers of a decoder with gated MLPs that its costs depend on."""
 
     hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     vocab_size: int
-    layer_windows: tuple[int | None, ...]
-    """One per layer: the tokens a query sees, itself included; None sees all."""
+    layers: tuple[LayerSpec, ...]
     bytes_per_weight: float
     """Scales of quantised weights included, hence not always a whole number."""
-    bytes_per_kv_element: float
+    kv_format: KVFormat
+
+    def num_parameters(self, layer: LayerSpec) -> int:
+        """Of the matrices of a layer: q, k, v, o, gate, up, down."""
+        return 2 * self.hidden_size * (layer.q_size + layer.kv_size) + 3 * self.hidden_size * layer.intermediate_size
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Per layer, the tokens that a query sees, itself included; None: all."""
+        return tuple(layer.kv.window for layer in self.layers)
 
     @property
     def num_layer_parameters(self) -> int:
-        """Of the matrices of one layer: q, k, v, o, gate, up, down."""
-        attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
-        return attention + 3 * self.hidden_size * self.intermediate_size
+        """Of the matrices of all layers."""
+        return sum(num * self.num_parameters(layer) for layer, num in self.kinds.items())
+
+    @property
+    def kinds(self) -> Mapping[LayerSpec, int]:
+        """How many layers there are of each kind, in the order in which kinds appear."""
+        return Counter(self.layers)
 
     @property
     def num_head_parameters(self) -> int:
         """Of the LM head."""
         return self.hidden_size * self.vocab_size
-
-    @property
-    def kv_bytes_per_token_and_layer(self) -> float:
-        """K and V."""
-        return 2 * self.num_kv_heads * self.head_dim * self.bytes_per_kv_element
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +155,10 @@ def shares_of(batch: ScheduledBatch) -> tuple[Share, ...]:
 def step_cost(shape: ModelShape, shares: Iterable[Share], machine: MachineLimits) -> StepCost:
     """Adds up the shares.
 
-    >>> shape = ModelShape(hidden_size=4, intermediate_size=8, num_heads=2, num_kv_heads=1, head_dim=2, vocab_size=10,
-    ...                    layer_windows=(None,), bytes_per_weight=2, bytes_per_kv_element=2)
+    >>> from twostroke.config.layer_spec import KVSpec
+    >>> from twostroke.config.rope import RopeConfig
+    >>> layer = LayerSpec(num_heads=2, kv=KVSpec(num_kv_heads=1, head_dim=2), rope=RopeConfig(1e4), intermediate_size=8)
+    >>> shape = ModelShape(hidden_size=4, vocab_size=10, layers=(layer,), bytes_per_weight=2, kv_format="bf16")
     >>> cost = step_cost(shape, [Share(7, 1, 1)], MachineLimits(flops_per_s=100.0, bytes_per_s=100.0))
     >>> cost.operations              # 2 x (48 + 96) + 4 x 2 x 2 x 8 + 2 x 40
     496.0
@@ -158,25 +166,22 @@ def step_cost(shape: ModelShape, shares: Iterable[Share], machine: MachineLimits
     (368.0, 64.0, 8.0)
     """
     shares = tuple(shares)
-    num_layers = len(shape.layer_windows)
     num_tokens = sum(share.num_scheduled_tokens for share in shares)
     num_logits_rows = sum(share.num_logits_rows for share in shares)
-    all_pairs = all_seen = 0
-    for window in set(shape.layer_windows):
-        num_alike = shape.layer_windows.count(window)
-        for share in shares:
-            start, count = share.num_computed_tokens, share.num_scheduled_tokens
-            all_pairs += num_alike * num_pairs(start, count, window)
-            all_seen += num_alike * num_seen(start, count, window)
+    score_operations = num_kv_read = num_kv_written = 0
+    for layer, num_alike in shape.kinds.items():
+        spans = [(share.num_computed_tokens, share.num_scheduled_tokens, layer.kv.window) for share in shares]
+        kv_bytes = num_alike * layer.kv.bytes_per_token(shape.kv_format)
+        score_operations += 4 * num_alike * layer.q_size * sum(num_pairs(*span) for span in spans)
+        num_kv_read += kv_bytes * sum(num_seen(*span) for span in spans)
+        num_kv_written += kv_bytes * num_tokens
 
-    num_streamed = num_layers * shape.num_layer_parameters
-    operations = 2.0 * num_streamed * num_tokens + 4.0 * shape.num_heads * shape.head_dim * all_pairs
-    operations += 2.0 * shape.num_head_parameters * num_logits_rows
+    num_streamed = shape.num_layer_parameters
+    operations = 2.0 * num_streamed * num_tokens + score_operations + 2.0 * shape.num_head_parameters * num_logits_rows
     if num_logits_rows:
         num_streamed += shape.num_head_parameters
     weight_bytes = float(num_streamed * shape.bytes_per_weight) if num_tokens else 0.0
-    kv_read_bytes = float(all_seen * shape.kv_bytes_per_token_and_layer)
-    kv_written_bytes = float(num_tokens * num_layers * shape.kv_bytes_per_token_and_layer)
+    kv_read_bytes, kv_written_bytes = float(num_kv_read), float(num_kv_written)
     num_bytes = weight_bytes + kv_read_bytes + kv_written_bytes
     intensity = operations / num_bytes if num_bytes else 0.0
     return StepCost(

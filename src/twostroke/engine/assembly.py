@@ -480,7 +480,7 @@ def _startup_lines(
 
 
 def _rope_remarks(config: ModelConfig) -> list[str]:
-    rope = config.rope
+    rope = config.layers[0].rope
     if rope.rope_type != "dynamic" or (rope.longest_request or 0) <= config.max_position_embeddings:
         return []
     fixed = f"dynamic rope scaling is fixed for {rope.longest_request} tokens: another --max-model-len, other outputs"

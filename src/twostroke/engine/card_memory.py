@@ -71,7 +71,8 @@ def account_for_card(
         DoesNotFit: no room for KV is left, or an explicit size is too large, with the arithmetic.
     """
     num_weight_bytes = loaded_weight_bytes(config, prepared, config.load.tensor_parallel_size)
-    tables = Rotary.bytes_for(prepared.config.head_dim, longest_request(config, prepared), prepared.dtype.itemsize)
+    longest, itemsize = longest_request(config, prepared), prepared.dtype.itemsize
+    tables = sum(Rotary.bytes_for(head_dim, longest, itemsize) for _, head_dim in prepared.config.ropes)
     predict = step_bytes if prepared.operators.name == "reference" else card_step_bytes
     step = predict(
         prepared.config,

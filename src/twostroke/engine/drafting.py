@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from twostroke.config.kv_format import KVFormat
 from twostroke.config.model import ModelConfig
 from twostroke.config.speculation import AUTO, SpeculativeConfig
 from twostroke.errors import InvalidParameter, SetupError
-from twostroke.kernels.dispatch import Operators
+from twostroke.kernels.dispatch import GroupShape, Operators
 from twostroke.kv_cache.layout import KVGroup, KVLayout
 from twostroke.layers.attention_metadata import AttentionLayout
 from twostroke.model.checkpoint import companion, find_model_folder
@@ -187,8 +187,8 @@ class _EarlyExit:
 
     def build(self, target: Target) -> Proposer:
         """See Drafter."""
-        layout = target.kv.attention_layout(target.model.config.num_heads)
-        groups = range(len(layout.windows))
+        layout = target.kv.attention_layout(target.model.num_heads)
+        groups = range(len(layout.shapes))
         reader = Reader(target.model, self.num_layers, target.kv, layout, groups, self.surroundings.device)
         return ChainProposer(reader, ReadByTarget(), target.sampler, max_tokens=target.max_tokens)
 
@@ -246,7 +246,7 @@ class _DraftModel:
         )
         kv = KVStorage(self._layout, target.kv.num_blocks, around.device)
         attention, group = _layout_beside(self.config, self._layout, around.layout)
-        groups = [group] * len(attention.windows)
+        groups = [group] * len(attention.shapes)
         reader = Reader(model, self.config.num_layers, kv, attention, groups, around.device)
         return ChainProposer(reader, ReadByDraftModel(), target.sampler, max_tokens=target.max_tokens)
 
@@ -375,8 +375,8 @@ def _model_of(config: SpeculativeConfig, surroundings: Surroundings, kind: str) 
 
 def _kv_beside(drafter: ModelConfig, target: Surroundings) -> KVLayout:
     """One group that holds all layers of what drafts; what each of them sees is the attention layout's business."""
-    layers = KVGroup(tuple(range(drafter.num_layers)), None)
-    return KVLayout((layers,), target.layout.block_size, drafter.num_kv_heads, drafter.head_dim, target.kv_format)
+    layers = KVGroup(tuple(range(drafter.num_layers)), replace(drafter.layers[0].kv, window=None))
+    return KVLayout((layers,), target.layout.block_size, target.kv_format)
 
 
 def _layout_beside(drafter: ModelConfig, kv: KVLayout, target: KVLayout) -> tuple[AttentionLayout, int]:
@@ -390,17 +390,18 @@ def _layout_beside(drafter: ModelConfig, kv: KVLayout, target: KVLayout) -> tupl
     held = windows[by]  # what the target has given back of its blocks, nobody sees any more
     seen = [min((w for w in (own, held) if w is not None), default=None) for own in drafter.layer_windows]
     kinds = list(dict.fromkeys(seen))
-    layout = AttentionLayout(
-        layer_slots=tuple((kinds.index(window), layer) for layer, window in enumerate(seen)),
-        windows=tuple(kinds),
-        layers_per_block=drafter.num_layers,
-        block_size=kv.block_size,
-        num_heads=drafter.num_heads,
-        num_kv_heads=drafter.num_kv_heads,
-        head_dim=drafter.head_dim,
-        kv_format=kv.kv_format,
+    shapes = (
+        GroupShape(
+            drafter.layers[0].num_heads,
+            replace(kv.groups[0].spec, window=window),
+            kv.block_size,
+            drafter.num_layers,
+            kv.kv_format,
+        )
+        for window in kinds
     )
-    return layout, by
+    slots = ((kinds.index(window), layer) for layer, window in enumerate(seen))
+    return AttentionLayout(tuple(slots), tuple(shapes)), by
 
 
 def _check_vocabulary(files: ModelFiles, draft: ModelConfig, target: Surroundings, *, has_tokenizer: bool) -> None:

@@ -24,7 +24,8 @@ def identity_facts(path: Path, config: ModelConfig, load: LoadConfig) -> dict[st
         config: of the model, fixed for the longest request.
         load: what the user asked for.
     """
-    rope = " ".join(f"{name}={value}" for name, value in sorted(asdict(config.rope).items()) if value is not None)
+    ropes = (sorted(asdict(rope).items()) for rope, _ in config.ropes)
+    rope = "; ".join(" ".join(f"{name}={value}" for name, value in fields if value is not None) for fields in ropes)
     return {
         "architecture": config.architecture,
         "shape": f"{config.num_layers} layers of {config.hidden_size}, {config.vocab_size} tokens",

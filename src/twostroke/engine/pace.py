@@ -65,7 +65,7 @@ def _words(config: SchedulerConfig) -> str:
 
 def _unreachable(config: SchedulerConfig, step_times: StepTimeModel, shape: ModelShape) -> Iterator[str]:
     """A limit below what a single request takes is said, with the nearest that can be kept."""
-    layers = Layers(shape.layer_windows)
+    layers = Layers(shape.windows)
     first_s = step_times.seconds(layers.work([(0, 1, 1)]))
     if config.ttft_slo_s is not None and config.ttft_slo_s < first_s:
         why = f"cannot be kept: a prompt of one token alone takes {_ms(first_s)}, which is the nearest"

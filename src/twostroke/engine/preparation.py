@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from twostroke.config.engine import EngineConfig
-from twostroke.config.kv_format import KVFormat, resolve_kv_format, slot_bytes
+from twostroke.config.kv_format import KVFormat, resolve_kv_format
 from twostroke.config.load import DEFAULT_GROUP_SIZE, QuantizationOnLoad
 from twostroke.config.model import ModelConfig
 from twostroke.cost.step_cost import ModelShape
@@ -145,10 +145,8 @@ def prepare(config: EngineConfig, rank: int = 0, *, planned: Operators | None = 
         )
     check_weights(weights, model_config, load.quantization, load.group_size or DEFAULT_GROUP_SIZE)
     layout = KVLayout.of(
-        model_config.layer_windows,
+        [spec.of_rank(load.tensor_parallel_size) for spec in model_config.kv_specs],
         block_size=config.cache.block_size,
-        num_kv_heads=model_config.num_kv_heads // load.tensor_parallel_size,
-        head_dim=model_config.head_dim,
         kv_format=kv_format,
     )
     prepared = Prepared(
@@ -261,17 +259,13 @@ def loaded_weight_bytes(config: EngineConfig, prepared: Prepared, num_ranks: int
 
 def model_shape(config: EngineConfig, prepared: Prepared) -> ModelShape:
     """The numbers that operations and bytes are counted from, for all ranks together."""
-    model, layout = prepared.config, prepared.layout
+    model = prepared.config
     return ModelShape(
         hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
         vocab_size=model.vocab_size,
-        layer_windows=model.layer_windows,
+        layers=model.layers,
         bytes_per_weight=loaded_weight_bytes(config, prepared) / num_parameters(model),
-        bytes_per_kv_element=slot_bytes(layout.kv_format, layout.head_dim) / layout.head_dim,
+        kv_format=prepared.layout.kv_format,
     )
 
 

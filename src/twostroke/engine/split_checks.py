@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from twostroke.config.engine import EngineConfig
 from twostroke.config.model import ModelConfig
 from twostroke.errors import InvalidParameter
@@ -22,9 +24,10 @@ def check_can_split(config: EngineConfig, model: ModelConfig, operators: Operato
     def refuse(limit: str, remedy: str) -> None:
         raise InvalidParameter("tensor_parallel_size", size, limit, remedy)
 
-    if model.num_kv_heads % size:
-        sizes = [str(n) for n in range(1, model.num_kv_heads + 1) if model.num_kv_heads % n == 0]
-        refuse(f"must divide the {model.num_kv_heads} KV heads of the model", f"Take one of {', '.join(sizes)}.")
+    num_kv_heads = math.gcd(*(spec.num_kv_heads for spec in model.kv_specs))
+    if num_kv_heads % size:
+        sizes = [str(n) for n in range(1, num_kv_heads + 1) if num_kv_heads % n == 0]
+        refuse(f"must divide the {num_kv_heads} KV heads of the model", f"Take one of {', '.join(sizes)}.")
     if not architecture(model.architecture).can_split:
         refuse(f"{model.architecture} is not written for a share of its heads", "Leave it out.")
     if operators.name == "reference":

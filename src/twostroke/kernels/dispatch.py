@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from twostroke.config.kv_format import KV_FORMATS, KVFormat, slot_bytes
+from twostroke.config.layer_spec import KVSpec
 from twostroke.config.load import ActivationQuantization, Kernels, QuantizationOnLoad
 from twostroke.errors import SetupError
 from twostroke.kernels.head_order import HeadOrder
@@ -72,13 +73,27 @@ class GroupShape:
     """The constants of one KV group: its heads and how its storage is cut up."""
 
     num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    """Query heads."""
+    kv: KVSpec
+    """Of each of its layers."""
     block_size: int
     layers_per_block: int
-    window: int | None
-    """Tokens a query sees, itself included; None sees all."""
     kv_format: KVFormat
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Of each layer."""
+        return self.kv.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Of each layer."""
+        return self.kv.head_dim
+
+    @property
+    def window(self) -> int | None:
+        """Tokens a query sees, itself included; None sees all."""
+        return self.kv.window
 
     @property
     def heads_per_kv_head(self) -> int:

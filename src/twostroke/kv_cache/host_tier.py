@@ -27,7 +27,8 @@ from twostroke.kv_cache.layout import KVLayout
 def host_slots(config: CacheConfig, layout: KVLayout) -> int:
     """Blocks that host memory holds behind the pool.
 
-    >>> layout = KVLayout.of([None], block_size=16, num_kv_heads=2, head_dim=64, kv_format="bf16")
+    >>> from twostroke.config.layer_spec import KVSpec
+    >>> layout = KVLayout.of([KVSpec(num_kv_heads=2, head_dim=64)], block_size=16, kv_format="bf16")
     >>> [host_slots(CacheConfig(kv_offloading_size=size), layout) for size in (2 * layout.bytes_per_block + 1, None)]
     [2, 0]
     """

@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twostroke.config.kv_format import KVFormat, slot_bytes
+from twostroke.config.layer_spec import KVSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,13 @@ class KVGroup:
     """Layers that share block tables."""
 
     layer_ids: tuple[int, ...]
-    window: int | None
-    """Tokens a query sees, itself included; None sees all."""
+    spec: KVSpec
+    """Of each of them."""
+
+    @property
+    def window(self) -> int | None:
+        """Tokens a query sees, itself included; None sees all."""
+        return self.spec.window
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,36 +48,38 @@ class KVLayout:
 
     groups: tuple[KVGroup, ...]
     block_size: int
-    num_kv_heads: int
-    head_dim: int
     kv_format: KVFormat
 
     @classmethod
-    def of(
-        cls,
-        layer_windows: Sequence[int | None],
-        *,
-        block_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        kv_format: KVFormat,
-    ) -> KVLayout:
-        """Deals the layers into groups.
+    def of(cls, layers: Sequence[KVSpec], *, block_size: int, kv_format: KVFormat) -> KVLayout:
+        """Deals the layers into groups. Their KV differs in the window at most.
 
-        >>> layout = KVLayout.of([None] * 6 + [64] * 3, block_size=16, num_kv_heads=2, head_dim=8, kv_format="bf16")
+        >>> full, window = (KVSpec(num_kv_heads=2, head_dim=8, window=window) for window in (None, 64))
+        >>> layout = KVLayout.of([full] * 6 + [window] * 3, block_size=16, kv_format="bf16")
         >>> [(g.layer_ids, g.window) for g in layout.groups]
         [((0, 1, 2), None), ((3, 4, 5), None), ((6, 7, 8), 64)]
         """
-        kinds: dict[int | None, list[int]] = {}
-        for layer_id, window in enumerate(layer_windows):
-            kinds.setdefault(window, []).append(layer_id)
+        kinds: dict[KVSpec, list[int]] = {}
+        for layer_id, spec in enumerate(layers):
+            kinds.setdefault(spec, []).append(layer_id)
+        assert len({replace(spec, window=None) for spec in kinds}) == 1, f"KV of several shapes: {list(kinds)}"
         per_block = math.gcd(*(len(ids) for ids in kinds.values()))
         groups = tuple(
-            KVGroup(tuple(ids[i : i + per_block]), window)
-            for window, ids in kinds.items()
+            KVGroup(tuple(ids[i : i + per_block]), spec)
+            for spec, ids in kinds.items()
             for i in range(0, len(ids), per_block)
         )
-        return cls(groups, block_size, num_kv_heads, head_dim, kv_format)
+        return cls(groups, block_size, kv_format)
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Of each layer."""
+        return self.groups[0].spec.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Of each layer."""
+        return self.groups[0].spec.head_dim
 
     @property
     def layers_per_block(self) -> int:
@@ -86,7 +94,7 @@ class KVLayout:
     @property
     def bytes_per_token_and_layer(self) -> int:
         """K and V of one token in one layer."""
-        return 2 * self.num_kv_heads * slot_bytes(self.kv_format, self.head_dim)
+        return self.groups[0].spec.bytes_per_token(self.kv_format)
 
     @property
     def bytes_per_token(self) -> int:

@@ -56,7 +56,8 @@ class Attention:
             turn = self._turn(rotation)
         else:
             turn = None
-            self._turn_(qkv[:, : attention.layout.num_heads + attention.layout.num_kv_heads], rotation)
+            shape = attention.layout.shapes[group]
+            self._turn_(qkv[:, : shape.num_heads + shape.num_kv_heads], rotation)
         attended = operator(qkv, kv.tensor, plan, index, self._softmax_scale, turn)
         kv.layer_written(self._layer_id)
         return attended

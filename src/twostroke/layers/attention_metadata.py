@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.config.kv_format import KVFormat
+from twostroke.config.layer_spec import KVSpec
 from twostroke.kernels.dispatch import AttentionOperator, GroupShape
 from twostroke.kernels.tree_mask import TreeMasks
 
@@ -20,61 +21,33 @@ class AttentionLayout:
 
     layer_slots: tuple[tuple[int, int], ...]
     """Per layer of the model: its KV group, and which of that group's layers it is inside a block."""
-    windows: tuple[int | None, ...]
-    """Per KV group: tokens a query sees, itself included; None sees all."""
-    layers_per_block: int
-    block_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    kv_format: KVFormat
+    shapes: tuple[GroupShape, ...]
+    """One per KV group."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self.shapes[0].block_size
 
     @classmethod
     def of(
-        cls,
-        groups: Sequence[tuple[Sequence[int], int | None]],
-        *,
-        block_size: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        kv_format: KVFormat,
+        cls, groups: Sequence[tuple[Sequence[int], KVSpec]], *, num_heads: int, block_size: int, kv_format: KVFormat
     ) -> AttentionLayout:
-        """From (layer ids, window) per KV group.
+        """From (layer ids, their KV) per KV group.
 
-        >>> AttentionLayout.of([((0, 2), None), ((1, 3), 64)], block_size=16, num_heads=4, num_kv_heads=2, head_dim=8,
-        ...                    kv_format="int8")  # doctest: +ELLIPSIS
-        AttentionLayout(layer_slots=((0, 0), (1, 0), (0, 1), (1, 1)), windows=(None, 64), layers_per_block=2, ...)
+        >>> full, window = (KVSpec(num_kv_heads=2, head_dim=8, window=window) for window in (None, 64))
+        >>> groups = [((0, 2), full), ((1, 3), window)]
+        >>> layout = AttentionLayout.of(groups, num_heads=4, block_size=16, kv_format="int8")
+        >>> layout.layer_slots, [shape.window for shape in layout.shapes]
+        (((0, 0), (1, 0), (0, 1), (1, 1)), [None, 64])
         """
         slots = {
             layer_id: (group, index) for group, (ids, _) in enumerate(groups) for index, layer_id in enumerate(ids)
         }
         assert sorted(slots) == list(range(len(slots))), f"layers missing from the KV groups: {sorted(slots)}"
         return cls(
-            layer_slots=tuple(slots[layer_id] for layer_id in range(len(slots))),
-            windows=tuple(window for _, window in groups),
-            layers_per_block=len(groups[0][0]),
-            block_size=block_size,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            kv_format=kv_format,
-        )
-
-    @property
-    def shapes(self) -> tuple[GroupShape, ...]:
-        """One per KV group."""
-        return tuple(
-            GroupShape(
-                self.num_heads,
-                self.num_kv_heads,
-                self.head_dim,
-                self.block_size,
-                self.layers_per_block,
-                window,
-                self.kv_format,
-            )
-            for window in self.windows
+            tuple(slots[layer_id] for layer_id in range(len(slots))),
+            tuple(GroupShape(num_heads, spec, block_size, len(ids), kv_format) for ids, spec in groups),
         )
 
 
@@ -113,7 +86,7 @@ class AttentionMetadata:
         """
         assert len(query_start_loc) == len(seq_lens) + 1, (query_start_loc, seq_lens)
         assert tree_masks is None or len(tree_masks) == len(seq_lens), (tree_masks, seq_lens)
-        assert len(block_tables) == len(layout.windows), (len(block_tables), layout.windows)
+        assert len(block_tables) == len(layout.shapes), (len(block_tables), layout.shapes)
         plans = tuple(
             operator.plan(shape, query_start_loc, seq_lens, table, tree_masks)
             for shape, table in zip(layout.shapes, block_tables, strict=True)

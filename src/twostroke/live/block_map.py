@@ -52,7 +52,7 @@ class BlockMap:
         groups: list[dict[str, Any]] = started.layout["groups"]
         self.num_blocks = started.num_blocks
         self.block_size: int = started.layout["block_size"]
-        self.windows: tuple[int | None, ...] = tuple(group["window"] for group in groups)
+        self.windows: tuple[int | None, ...] = tuple(group["spec"]["window"] for group in groups)
         self._gives_back = started.cache["kv_reservation"] != "contiguous"
         self._has_names: bool = started.cache["enable_prefix_caching"]
         self._refs = [0] * self.num_blocks

@@ -476,7 +476,7 @@ def _config_of(started: EngineStarted) -> dict[str, Any]:
         "num_blocks": started.num_blocks,
         "block_size": started.layout["block_size"],
         "num_groups": len(started.layout["groups"]),
-        "windows": [group["window"] for group in groups],
+        "windows": [group["spec"]["window"] for group in groups],
         "max_num_seqs": started.scheduler["max_num_seqs"],
         "max_num_batched_tokens": started.scheduler["max_num_batched_tokens"],
         "max_model_len": started.max_model_len,

@@ -65,14 +65,11 @@ class DecoderModel(ABC):
         """
         del weights
         self.config = config
-        self.num_heads = placement.split.share(config.num_heads)
-        """Query heads that this rank computes."""
+        spec, split = config.layers[0], placement.split
+        self.num_heads = split.share(spec.num_heads)
+        """Query heads that this rank computes in each layer."""
         self.attention = placement.operators.attention(
-            self.num_heads,
-            placement.split.share(config.num_kv_heads),
-            config.head_dim,
-            placement.dtype,
-            placement.device,
+            self.num_heads, split.share(spec.kv.num_kv_heads), spec.kv.head_dim, placement.dtype, placement.device
         )
         """The operator that steps are planned for."""
 

@@ -49,9 +49,9 @@ class EagleHead:
         """Reads the head."""
         self.config = config = eagle_config(folder)
         self._target = target
-        operators = placement.operators
+        operators, (spec,) = placement.operators, config.layers
         self.attention = operators.attention(
-            config.num_heads, config.num_kv_heads, config.head_dim, placement.dtype, placement.device
+            spec.num_heads, spec.kv.num_kv_heads, spec.kv.head_dim, placement.dtype, placement.device
         )
         """The operator that its passes are planned for."""
 
@@ -74,8 +74,8 @@ class EagleHead:
             shifts = folder.tensor("d2t").to(torch.int64).to(placement.device)
             self._token_ids = shifts + torch.arange(len(shifts), device=placement.device)
         self._rotary = Rotary(
-            config.rope,
-            config.head_dim,
+            spec.rope,
+            spec.kv.head_dim,
             max_model_len=placement.max_model_len,
             dtype=placement.dtype,
             device=placement.device,
@@ -159,7 +159,8 @@ def check_eagle(folder: DraftFolder, target: ModelConfig, name: str) -> None:
     folder.check_shape("fc.weight", (None, None))  # a whole model, say, has none
     config, hidden = eagle_config(folder), target.hidden_size
     why = f": {name} has hidden states of {hidden} numbers and a vocabulary of {target.vocab_size}"
-    q, kv, wide = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.intermediate_size
+    (layer,) = config.layers
+    q, kv, wide = layer.q_size, layer.kv_size, layer.intermediate_size
     expected: dict[str, tuple[int | None, ...]] = {
         "fc.weight": (hidden, 3 * hidden),
         "midlayer.hidden_norm.weight": (hidden,),

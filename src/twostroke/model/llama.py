@@ -1,4 +1,5 @@
-"""Llama (Touvron et al. 2023, arXiv:2302.13971), and what differs from it by numbers only: Mistral and Qwen2."""
+"""Llama (Touvron et al. 2023, arXiv:2302.13971), and what differs from it by what a LayerSpec says: Mistral, Qwen2
+and Qwen3 (Yang et al. 2025, arXiv:2505.09388)."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from twostroke.config.layer_spec import LayerSpec
 from twostroke.config.model import ModelConfig
 from twostroke.layers.attention import Attention, KVTensors
 from twostroke.layers.attention_metadata import AttentionMetadata
@@ -23,26 +25,30 @@ class LlamaLayer:
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
         """Takes the layer's weights, named without their `layers.i.`."""
-        operators = placement.operators
-        split = placement.split
-        self._num_heads, self._num_kv_heads = split.share(config.num_heads), split.share(config.num_kv_heads)
-        self._head_dim, self._width = config.head_dim, config.num_heads * config.head_dim
+        operators, split, spec = placement.operators, placement.split, config.layers[layer_id]
+        self._num_heads, self._num_kv_heads = split.share(spec.num_heads), split.share(spec.kv.num_kv_heads)
+        self._head_dim, self._width = spec.kv.head_dim, spec.q_size
         self._split = split
         self.attention_norm = RMSNorm(weights["attention_norm.weight"], config.rms_norm_eps, operators)
         self._qkv = operators.pack_linear(weights["qkv.weight"], weights.get("qkv.bias"))
-        self._attention = Attention(layer_id, config.head_dim, operators, self.head_norm(config, weights, placement))
+        head_norm = self.head_norm(spec, weights, config.rms_norm_eps, placement)
+        self._attention = Attention(layer_id, self._head_dim, operators, head_norm)
         output = operators.pack_linear(weights["output.weight"], weights.get("output.bias"))
         self.output = split.linear(output, config.hidden_size)
         self.mlp_norm = RMSNorm(weights["mlp_norm.weight"], config.rms_norm_eps, operators)
         gated = operators.pack_gated(weights["gate_up.weight"], weights.get("gate_up.bias"))
-        self.gated = split.gated(gated, config.intermediate_size)
+        self.gated = split.gated(gated, spec.intermediate_size)
         down = operators.pack_linear(weights["down.weight"], weights.get("down.bias"))
         self.down = split.linear(down, config.hidden_size)
 
-    def head_norm(self, config: ModelConfig, weights: Mapping[str, Any], placement: Placement) -> RMSNorm | None:
-        """What an architecture norms each head of q and k by, [num_heads + num_kv_heads, head_dim], if it does."""
-        del config, weights, placement
-        return None
+    def head_norm(
+        self, spec: LayerSpec, weights: Mapping[str, Any], eps: float, placement: Placement
+    ) -> RMSNorm | None:
+        """Return the norm over each head of q and k, with each head's weight in its row, where the layer has one."""
+        if not spec.qk_norm:
+            return None
+        of_heads = [weights["q_norm.weight"]] * self._num_heads + [weights["k_norm.weight"]] * self._num_kv_heads
+        return RMSNorm(torch.stack(of_heads), eps, placement.operators)
 
     def forward(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionMetadata, kv: KVTensors
@@ -76,24 +82,29 @@ class Llama(DecoderModel):
         if not config.tie_word_embeddings:
             found["lm_head.weight"] = Parameter((config.vocab_size,), config.hidden_size, is_split=True)
         for i in range(config.num_layers):
-            found |= {f"layers.{i}.{name}": shape for name, shape in cls.layer_parameters(config).items()}
+            found |= {f"layers.{i}.{name}": shape for name, shape in cls.layer_parameters(config, i).items()}
         return found
 
     @classmethod
-    def layer_parameters(cls, config: ModelConfig) -> dict[str, Parameter]:
+    def layer_parameters(cls, config: ModelConfig, layer_id: int) -> dict[str, Parameter]:
         """Tensors of one layer."""
-        hidden, q, kv = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        spec, hidden = config.layers[layer_id], config.hidden_size
+        q, kv, wide = spec.q_size, spec.kv_size, spec.intermediate_size
         linears: dict[str, tuple[tuple[int, ...], int, bool]] = {
-            "qkv": ((q, kv, kv), hidden, config.attention_bias),
-            "output": ((hidden,), q, config.output_bias),
-            "gate_up": ((config.intermediate_size, config.intermediate_size), hidden, config.mlp_bias),
-            "down": ((hidden,), config.intermediate_size, config.mlp_bias),
+            "qkv": ((q, kv, kv), hidden, spec.qkv_bias),
+            "output": ((hidden,), q, spec.output_bias),
+            "gate_up": ((wide, wide), hidden, spec.mlp_bias),
+            "down": ((hidden,), wide, spec.mlp_bias),
         }
         found = {f"{norm}.weight": Parameter((hidden,)) for norm in ("attention_norm", "mlp_norm")}
         for name, (rows, columns, has_bias) in linears.items():
             found[f"{name}.weight"] = Parameter(rows, columns, is_split=True, is_gated=name == "gate_up")
             if has_bias:
                 found[f"{name}.bias"] = Parameter(rows, is_split=True)
+        if spec.qk_norm:
+            num_heads = {"q_norm": spec.num_heads, "k_norm": spec.kv.num_kv_heads}
+            for name, num in num_heads.items():
+                found[f"{name}.weight"] = Parameter((spec.kv.head_dim,), num_copies=num)
         return found
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], placement: Placement) -> None:
@@ -108,20 +119,25 @@ class Llama(DecoderModel):
         self._layers = [
             self.layer_class(
                 config,
-                {name: weights[f"layers.{i}.{name}"] for name in self.layer_parameters(config)},
+                {name: weights[f"layers.{i}.{name}"] for name in self.layer_parameters(config, i)},
                 i,
                 placement,
             )
             for i in range(config.num_layers)
         ]
         self._norm = RMSNorm(weights["norm.weight"], config.rms_norm_eps, placement.operators)
-        self._rotary = Rotary(
-            config.rope,
-            config.head_dim,
-            max_model_len=placement.max_model_len,
-            dtype=placement.dtype,
-            device=placement.device,
-        )
+        self._rotaries = [
+            Rotary(
+                rope,
+                head_dim,
+                max_model_len=placement.max_model_len,
+                dtype=placement.dtype,
+                device=placement.device,
+            )
+            for rope, head_dim in config.ropes
+        ]
+        kinds = {kind: index for index, kind in enumerate(config.ropes)}
+        self._rotary_of = [kinds[layer.rope, layer.kv.head_dim] for layer in config.layers]
 
     @torch.inference_mode()
     def embed(self, input_ids: Tensor) -> Tensor:
@@ -141,10 +157,11 @@ class Llama(DecoderModel):
         features: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
         """See DecoderModel."""
-        rotation = self._rotary(positions)
+        rotations = [rotary(positions) for rotary in self._rotaries]
         for layer_id in layers:
             if features is not None and layer_id in features:
                 features[layer_id].copy_(hidden)  # what comes may add to it in place
+            rotation = rotations[self._rotary_of[layer_id]]
             hidden = self._layers[layer_id].forward(hidden, rotation, attention, kv)
         return hidden
 

@@ -29,7 +29,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
     "MistralForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
     "Qwen2ForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
-    "Qwen3ForCausalLM": Architecture("twostroke.model.qwen3:Qwen3", QWEN3, can_split=True),
+    "Qwen3ForCausalLM": Architecture("twostroke.model.llama:Llama", QWEN3, can_split=True),
 }
 
 

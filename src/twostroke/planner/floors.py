@@ -141,7 +141,7 @@ class Predictor:
     def _predicted_s(self, steps: Iterable[Shares]) -> float | None:
         if self.steps is None:
             return None
-        layers, predict = Layers(self.shape.layer_windows), self.steps
+        layers, predict = Layers(self.shape.windows), self.steps
         return sum(predict.seconds(layers.work(_counts(shares))) for shares in steps)
 
 

@@ -3,12 +3,14 @@ of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.kv_format import resolve_kv_format
+from twostroke.config.layer_spec import KVSpec
 from twostroke.config.load import DEFAULT_GROUP_SIZE, QuantizationOnLoad
 from twostroke.engine.card_memory import account_for_card
 from twostroke.engine.preparation import (
@@ -140,7 +142,7 @@ def plan_memory(config: EngineConfig, prepared: Prepared, memory_bytes: int, *, 
         kv_bytes=sizing.kv_bytes,
         kv_bytes_per_token=account.kv_bytes_per_token,
         kv_bytes_per_block=account.kv_bytes_per_block,
-        kinds=kinds_of(model.layer_windows, layout),
+        kinds=kinds_of(layout),
         num_blocks=sizing.num_blocks,
         num_scratch_blocks=sizing.num_scratch_blocks,
         max_model_len=sizing.max_model_len,
@@ -169,10 +171,12 @@ def has_size(cache: CacheConfig) -> bool:
     return cache.num_kv_blocks is not None or cache.kv_cache_memory is not None
 
 
-def kinds_of(layer_windows: Sequence[int | None], layout: KVLayout) -> tuple[KVKind, ...]:
+def kinds_of(layout: KVLayout) -> tuple[KVKind, ...]:
     """The kinds of layers, in the order in which they first appear."""
-    counts = {window: layer_windows.count(window) for window in dict.fromkeys(layer_windows)}
-    return tuple(KVKind(window, num, num * layout.bytes_per_token_and_layer) for window, num in counts.items())
+    counts: Counter[KVSpec] = Counter()
+    for group in layout.groups:
+        counts[group.spec] += len(group.layer_ids)
+    return tuple(KVKind(spec.window, num, num * spec.bytes_per_token(layout.kv_format)) for spec, num in counts.items())
 
 
 def with_kv_format(config: EngineConfig, prepared: Prepared, kv_cache_dtype: str) -> tuple[EngineConfig, Prepared]:
@@ -249,13 +253,15 @@ def _sizes_that_fit(
     if config.load.device != "cuda":
         return []
     now = config.load.tensor_parallel_size
-    for size in range(now + 1, prepared.config.num_kv_heads + 1):
+    most = max(spec.num_kv_heads for spec in prepared.config.kv_specs)
+    for size in range(now + 1, most + 1):
         split = replace(config, load=replace(config.load, tensor_parallel_size=size))
         try:
             check_can_split(split, prepared.config, prepared.operators)
         except InvalidParameter:
             continue
-        layout = replace(prepared.layout, num_kv_heads=prepared.config.num_kv_heads // size)
+        specs = [spec.of_rank(size) for spec in prepared.config.kv_specs]
+        layout = KVLayout.of(specs, block_size=prepared.layout.block_size, kv_format=prepared.layout.kv_format)
         if fits(split, replace(prepared, layout=layout, num_ranks=size)):
             return [size]
     return []

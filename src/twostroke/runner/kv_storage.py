@@ -71,11 +71,9 @@ class KVStorage:
     def attention_layout(self, num_heads: int) -> AttentionLayout:
         """What the layers need to know of this storage, for a model with `num_heads` query heads."""
         return AttentionLayout.of(
-            [(group.layer_ids, group.window) for group in self.layout.groups],
-            block_size=self.layout.block_size,
+            [(group.layer_ids, group.spec) for group in self.layout.groups],
             num_heads=num_heads,
-            num_kv_heads=self.layout.num_kv_heads,
-            head_dim=self.layout.head_dim,
+            block_size=self.layout.block_size,
             kv_format=self.layout.kv_format,
         )
 

@@ -40,14 +40,16 @@ def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_
         max_num_seqs: rows of logits that are sampled at once; prompt log-probabilities come in slices.
         bytes_per_element: of weights and activations.
     """
-    q = model.num_heads * model.head_dim
-    qkv = q + 2 * model.num_kv_heads * model.head_dim
-    elements = 3 * model.hidden_size + max(2 * qkv + 3 * q, 5 * model.intermediate_size)
+    of_layers = (
+        max(2 * (layer.q_size + 2 * layer.kv_size) + 3 * layer.q_size, 5 * layer.intermediate_size)
+        for layer in model.kinds
+    )
+    elements = 3 * model.hidden_size + max(of_layers)
     per_token = elements * bytes_per_element + 2 * model.hidden_size * _FLOAT32
     sampled = 5 * min(max_num_seqs, max_tokens)
     scored = 4 * min(num_slice_rows(model.vocab_size), max_tokens)
     gathered = MAX_GATHERED * (2 * bytes_per_element + _FLOAT32)
-    results = MAX_SCORES * model.head_dim // PARTITION * _FLOAT32
+    results = MAX_SCORES * max(layer.kv.head_dim for layer in model.kinds) // PARTITION * _FLOAT32
     attention = gathered + MAX_SCORES * (bytes_per_element + 2 * _FLOAT32) + results
     return max_tokens * per_token + max(sampled, scored) * model.vocab_size * _FLOAT32 + attention
 
@@ -73,12 +75,11 @@ def card_step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, b
         max_num_seqs: rows of logits sampled at once; prompt log-probabilities are computed in slices.
         bytes_per_element: bytes of a weight or activation.
     """
-    q = model.num_heads * model.head_dim
-    qkv = q + 2 * model.num_kv_heads * model.head_dim
-    elements = 3 * model.hidden_size + max(qkv + q, 3 * model.intermediate_size)
+    of_layers = (max(2 * (layer.q_size + layer.kv_size), 3 * layer.intermediate_size) for layer in model.kinds)
+    elements = 3 * model.hidden_size + max(of_layers)
     sampled = 5 * min(max_num_seqs, max_tokens)
     scored = 3 * min(num_slice_rows(model.vocab_size), max_tokens)
-    attention = PART_ROWS * q * _FLOAT32
+    attention = PART_ROWS * max(layer.q_size for layer in model.kinds) * _FLOAT32
     logits = max(sampled, scored) * model.vocab_size * _FLOAT32
     return max_tokens * elements * bytes_per_element + logits + attention + _RUNS_BYTES
 
@@ -92,7 +93,7 @@ def context_bytes(
     the model asks for. A context that is shortened to fit takes less. (Preempted requests keep their rows: while many
     wait to go on, there are more than `max_num_seqs`.)
     """
-    rotary = Rotary.bytes_for(model.head_dim, max_model_len, bytes_per_element)
+    rotary = sum(Rotary.bytes_for(head_dim, max_model_len, bytes_per_element) for _, head_dim in model.ropes)
     return rotary + RequestTable.bytes_for(layout, max_model_len, max_num_seqs)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from twostroke.batch import ScheduledBatch, StepTimer
 from twostroke.config.cache import CacheConfig
+from twostroke.config.layer_spec import KVSpec
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
 from twostroke.cost.step_work import Layers
@@ -113,14 +114,13 @@ def scheduler_of(started: EngineStarted) -> Scheduler:
 def layers_of(started: EngineStarted) -> Layers:
     """What its queries see, layer by layer."""
     groups = started.layout["groups"]
-    return Layers([group["window"] for group in groups for _ in group["layer_ids"]])
+    return Layers([group["spec"]["window"] for group in groups for _ in group["layer_ids"]])
 
 
 def layout_of(fields: dict[str, Any]) -> KVLayout:
     """That of an EngineStarted."""
-    groups = tuple(KVGroup(tuple(group["layer_ids"]), group["window"]) for group in fields["groups"])
-    sizes = {name: value for name, value in fields.items() if name != "groups"}
-    return KVLayout(groups, **sizes)
+    groups = tuple(KVGroup(tuple(group["layer_ids"]), KVSpec(**group["spec"])) for group in fields["groups"])
+    return KVLayout(groups, fields["block_size"], fields["kv_format"])
 
 
 def _feed(

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from twostroke.config.cache import CacheConfig
-from twostroke.config.kv_format import KVFormat, slot_bytes
+from twostroke.config.kv_format import KVFormat
+from twostroke.config.layer_spec import KVSpec
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted, plain
@@ -189,9 +190,9 @@ def _value(text: str) -> Any:
 
 
 def _bytes_per_block(layout: Mapping[str, Any]) -> int:
-    groups = cast(list[Mapping[str, Any]], layout["groups"])
-    per_token = 2 * layout["num_kv_heads"] * slot_bytes(layout["kv_format"], layout["head_dim"])
-    return len(groups[0]["layer_ids"]) * layout["block_size"] * per_token
+    group = cast(Mapping[str, Any], layout["groups"][0])
+    per_token = KVSpec(**group["spec"]).bytes_per_token(layout["kv_format"])
+    return len(group["layer_ids"]) * layout["block_size"] * per_token
 
 
 def _kv_format(name: str) -> KVFormat:

@@ -43,17 +43,11 @@ class Backbone:
             max_model_len=window,
             operators=operators,
         )
-        layout = KVLayout.of(
-            config.layer_windows,
-            block_size=_BLOCK_SIZE,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            kv_format=resolve_kv_format("auto", config.dtype),
-        )
+        layout = KVLayout.of(config.kv_specs, block_size=_BLOCK_SIZE, kv_format=resolve_kv_format("auto", config.dtype))
         self._num_blocks = layout.num_blocks_of_prefix(window)
         self._num_groups = len(layout.groups)
         self._kv = KVStorage(layout, self._num_blocks * self._num_groups * max_windows, self._device)
-        self._attention_layout = self._kv.attention_layout(config.num_heads)
+        self._attention_layout = self._kv.attention_layout(self._model.num_heads)
         self.hidden_size, self.vocab_size = config.hidden_size, config.vocab_size
         # What the head makes of the axes is its matrix, whatever form it is stored in.
         head = self._model.compute_logits(torch.eye(self.hidden_size, dtype=self.dtype)).mT

@@ -176,13 +176,13 @@ def test_published_models_have_the_published_number_of_parameters(name: str) -> 
 
 def test_values_of_published_models() -> None:
     llama = ModelConfig.from_hf(PUBLISHED["Llama-3.1-8B-Instruct"][0])
-    assert llama.head_dim == 128
-    assert llama.rope == RopeConfig(500000.0, "llama3", 8.0, 8192, 1.0, 4.0)
+    assert llama.layers[0].kv.head_dim == 128
+    assert llama.layers[0].rope == RopeConfig(500000.0, "llama3", 8.0, 8192, 1.0, 4.0)
     assert ModelConfig.from_hf(PUBLISHED["Mistral-7B-v0.1"][0]).layer_windows == (4096,) * 32
     assert ModelConfig.from_hf(PUBLISHED["Mistral-7B-v0.3"][0]).layer_windows == (None,) * 32
     qwen2 = ModelConfig.from_hf(PUBLISHED["Qwen2.5-0.5B-Instruct"][0])
-    assert (qwen2.attention_bias, qwen2.output_bias, qwen2.layer_windows) == (True, False, (None,) * 24)
-    assert ModelConfig.from_hf(PUBLISHED["Qwen3-0.6B"][0]).qk_norm
+    assert (qwen2.layers[0].qkv_bias, qwen2.layers[0].output_bias, qwen2.layer_windows) == (True, False, (None,) * 24)
+    assert ModelConfig.from_hf(PUBLISHED["Qwen3-0.6B"][0]).layers[0].qk_norm
 
 
 def test_both_spellings_of_rope_are_the_same() -> None:
@@ -190,8 +190,8 @@ def test_both_spellings_of_rope_are_the_same() -> None:
     new = changed("Llama-3.2-1B", rope_scaling=None, rope_theta=None)
     new["rope_parameters"] = {**LLAMA3_ROPE, "rope_theta": 500000.0}
     older = {**old, "rope_scaling": {"type": "linear", "factor": 2.0}}
-    assert ModelConfig.from_hf(old).rope == ModelConfig.from_hf(new).rope
-    assert ModelConfig.from_hf(older).rope == RopeConfig(500000.0, "linear", 2.0)
+    assert ModelConfig.from_hf(old).ropes == ModelConfig.from_hf(new).ropes
+    assert ModelConfig.from_hf(older).layers[0].rope == RopeConfig(500000.0, "linear", 2.0)
 
 
 def test_windows_by_layer() -> None:
@@ -314,7 +314,7 @@ def loads_or_is_refused(config: dict[str, Any]) -> None:
         read = ModelConfig.from_hf(config)
     except SetupError:
         return
-    frequencies, factor = inverse_frequencies(read.fixed_for(None).rope, read.head_dim)
+    frequencies, factor = inverse_frequencies(*read.fixed_for(None).ropes[0])
     assert torch.isfinite(frequencies).all()
     assert factor == factor
 

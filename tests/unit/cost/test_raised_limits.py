@@ -5,18 +5,18 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from twostroke.cost.step_cost import MachineLimits, ModelShape, Share, StepCost, raised_by_steps, step_cost
+from factories import uniform_shape
+from twostroke.cost.step_cost import MachineLimits, Share, StepCost, raised_by_steps, step_cost
 
-SHAPE = ModelShape(
+SHAPE = uniform_shape(
     hidden_size=64,
     intermediate_size=96,
     num_heads=4,
     num_kv_heads=2,
     head_dim=16,
     vocab_size=320,
-    layer_windows=(None, 24),
+    windows=(None, 24),
     bytes_per_weight=2,
-    bytes_per_kv_element=2,
 )
 RATES = st.floats(1e6, 1e15)
 LIMITS = st.builds(MachineLimits, RATES, RATES, st.booleans())

@@ -6,27 +6,27 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from factories import uniform_layout, uniform_shape
 from twostroke.batch import BlockTableUpdate, Limit, ScheduledBatch, ScheduledRequest, Stroke
-from twostroke.cost.step_cost import MachineLimits, ModelShape, Share, shares_of, step_cost
+from twostroke.cost.step_cost import MachineLimits, Share, shares_of, step_cost
 from twostroke.kv_cache.layout import KVLayout
 
 H100 = MachineLimits(flops_per_s=989.4e12, bytes_per_s=3.35e12)
-LLAMA_3_8B = ModelShape(
+LLAMA_3_8B = uniform_shape(
     hidden_size=4096,
     intermediate_size=14336,
     num_heads=32,
     num_kv_heads=8,
     head_dim=128,
     vocab_size=128256,
-    layer_windows=(None,) * 32,
+    windows=(None,) * 32,
     bytes_per_weight=2,
-    bytes_per_kv_element=2,
 )
 GIB = 2**30
 
 
 def kv_layout(num_layers: int, num_kv_heads: int) -> KVLayout:
-    return KVLayout.of([None] * num_layers, block_size=16, num_kv_heads=num_kv_heads, head_dim=128, kv_format="bf16")
+    return uniform_layout([None] * num_layers, block_size=16, num_kv_heads=num_kv_heads, head_dim=128, kv_format="bf16")
 
 
 def test_kv_bytes_of_known_models() -> None:
@@ -40,7 +40,7 @@ def test_kv_bytes_of_known_models() -> None:
 
 
 def test_parameters_of_llama_3_8b() -> None:
-    matrices = 32 * LLAMA_3_8B.num_layer_parameters + LLAMA_3_8B.num_head_parameters
+    matrices = LLAMA_3_8B.num_layer_parameters + LLAMA_3_8B.num_head_parameters
     embedding, norms = 4096 * 128256, (2 * 32 + 1) * 4096
     assert matrices + embedding + norms == 8_030_261_248
 
@@ -48,7 +48,7 @@ def test_parameters_of_llama_3_8b() -> None:
 def test_a_long_prompt_is_bound_by_arithmetic() -> None:
     n = 32_768
     cost = step_cost(LLAMA_3_8B, [Share(0, n, 1)], H100)
-    linear = 2 * 32 * LLAMA_3_8B.num_layer_parameters * n
+    linear = 2 * LLAMA_3_8B.num_layer_parameters * n
     attention = 4 * 32 * 32 * 128 * n * (n + 1) // 2
     assert cost.operations == linear + attention + 2 * 4096 * 128256
     assert attention / H100.flops_per_s == pytest.approx(0.28, abs=0.005)
@@ -86,16 +86,15 @@ def test_nothing_costs_nothing() -> None:
     num_tokens=st.integers(1, 20),
 )
 def test_attention_against_counting(windows: list[int | None], start: int, num_tokens: int) -> None:
-    shape = ModelShape(
+    shape = uniform_shape(
         hidden_size=1,
         intermediate_size=1,
         num_heads=1,
         num_kv_heads=1,
         head_dim=1,
         vocab_size=1,
-        layer_windows=tuple(windows),
+        windows=tuple(windows),
         bytes_per_weight=1,
-        bytes_per_kv_element=1,
     )
     cost = step_cost(shape, [Share(start, num_tokens, 0)], H100)
     pairs, seen = 0, 0
@@ -103,10 +102,10 @@ def test_attention_against_counting(windows: list[int | None], start: int, num_t
         keys = [{k for k in range(q + 1) if window is None or k > q - window} for q in range(start, start + num_tokens)]
         pairs += sum(map(len, keys))
         seen += len(set().union(*keys))
-    linear = 2 * len(windows) * shape.num_layer_parameters * num_tokens
+    linear = 2 * shape.num_layer_parameters * num_tokens
     assert cost.operations == linear + 4 * pairs
-    assert cost.kv_read_bytes == 2 * seen
-    assert cost.kv_written_bytes == 2 * num_tokens * len(windows)
+    assert cost.kv_read_bytes == 4 * seen
+    assert cost.kv_written_bytes == 4 * num_tokens * len(windows)
 
 
 def test_shares_of_a_batch() -> None:

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from factories import uniform_shape
 from twostroke.config.engine import EngineConfig
-from twostroke.cost.step_cost import MachineLimits, ModelShape
+from twostroke.cost.step_cost import MachineLimits
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.engine.pace import pace_of
 
-SHAPE = ModelShape(
+SHAPE = uniform_shape(
     hidden_size=4,
     intermediate_size=8,
     num_heads=2,
     num_kv_heads=1,
     head_dim=2,
     vocab_size=10,
-    layer_windows=(None,),
+    windows=(None,),
     bytes_per_weight=2,
-    bytes_per_kv_element=2,
 )
 STEPS = StepTimeModel(layers=Curve((1, 17), (0.010, 0.030)), head=Curve((1,), (0.001,)), pair_s=0.0, seen_s=0.0)
 """A token alone: 11 ms; beside 16 tokens of a prompt: 31 ms."""

@@ -8,13 +8,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from factories import uniform_layout
 from twostroke.config.cache import CacheConfig
 from twostroke.errors import DoesNotFit
 from twostroke.kv_cache.device_memory import DeviceMemory, reserve_bytes
-from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.sizing import size_kv_cache
 
-LAYOUT = KVLayout.of([None] * 4, block_size=16, num_kv_heads=2, head_dim=8, kv_format="bf16")
+LAYOUT = uniform_layout([None] * 4, block_size=16, num_kv_heads=2, head_dim=8, kv_format="bf16")
 PARTS = ("others_bytes", "weight_bytes", "draft_bytes", "step_bytes", "reserve_bytes")
 CARDS = st.builds(
     DeviceMemory,

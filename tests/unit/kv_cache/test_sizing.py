@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from factories import uniform_layout
 from model_folders import SHAPES
 from twostroke.config.cache import CacheConfig
 from twostroke.config.kv_format import KVFormat
@@ -24,7 +25,7 @@ from twostroke.model.checkpoint import read_model_config
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.scheduler.scheduler import Scheduler
 
-LAYOUT = KVLayout.of([None] * 4, block_size=16, num_kv_heads=2, head_dim=8, kv_format="bf16")
+LAYOUT = uniform_layout([None] * 4, block_size=16, num_kv_heads=2, head_dim=8, kv_format="bf16")
 PER_BLOCK = 4 * 16 * 2 * 2 * 8 * 2
 
 
@@ -42,18 +43,12 @@ def size(layout: KVLayout = LAYOUT, config: CacheConfig | None = None, **given: 
 @pytest.mark.parametrize("family", SHAPES)
 def test_predicted_bytes_are_allocated_bytes(family: str, random_models: dict[str, Path]) -> None:
     model = read_model_config(random_models[family])
-    layout = KVLayout.of(
-        model.layer_windows,
-        block_size=16,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        kv_format="f32",
-    )
+    layout = KVLayout.of(model.kv_specs, block_size=16, kv_format="f32")
     sizing = size(layout, CacheConfig(num_kv_blocks=200), model_context=640)
     storage = KVStorage(layout, sizing.num_blocks, torch.device("cpu"))
     assert storage.nbytes == sizing.kv_bytes == 200 * layout.bytes_per_block
     # 2 x layers x KV heads x head_dim x bytes, K and V: the formula with the factor that is often forgotten
-    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * 4
+    per_token = 2 * sum(spec.num_kv_heads * spec.head_dim for spec in model.kv_specs) * 4
     assert layout.bytes_per_token == per_token
     assert len(layout.groups) * layout.bytes_per_block == per_token * layout.block_size
 
@@ -61,7 +56,7 @@ def test_predicted_bytes_are_allocated_bytes(family: str, random_models: dict[st
 @pytest.mark.parametrize("config", [{"num_kv_blocks": 300}, {"kv_cache_memory": 300 * PER_BLOCK}, {}], ids=str)
 def test_the_self_check_has_a_block_of_its_own_in_each_group_and_room_for_bad_ones(config: dict[str, int]) -> None:
     windows = [None, None, 64, 64]
-    layout = KVLayout.of(windows, block_size=16, num_kv_heads=2, head_dim=8, kv_format="bf16")
+    layout = uniform_layout(windows, block_size=16, num_kv_heads=2, head_dim=8, kv_format="bf16")
     plain, checked = (
         size(layout, CacheConfig(**config, kv_check_rate=rate), free_bytes=600 * layout.bytes_per_block)
         for rate in (0, 0.01)
@@ -90,7 +85,7 @@ def test_with_the_self_check_the_named_remedy_works() -> None:
 
 def test_quantized_kv_holds_more_tokens_in_equal_bytes() -> None:
     def num_blocks(kv_format: KVFormat) -> int:
-        layout = KVLayout.of([None] * 4, block_size=16, num_kv_heads=2, head_dim=128, kv_format=kv_format)
+        layout = uniform_layout([None] * 4, block_size=16, num_kv_heads=2, head_dim=128, kv_format=kv_format)
         return size(layout, CacheConfig(kv_cache_memory=1 << 29)).num_blocks
 
     assert num_blocks("int8") / num_blocks("bf16") == pytest.approx(1.94, abs=0.01)
@@ -138,7 +133,7 @@ def test_memory_that_is_short_or_given_is_not_bounded() -> None:
 def test_the_bound_leaves_every_request_its_room(
     windows: list[int | None], seqs: int, rate: float, keeps: bool, reservation: Literal["paged", "contiguous"]
 ) -> None:
-    layout = KVLayout.of(windows, block_size=16, num_kv_heads=1, head_dim=4, kv_format="bf16")
+    layout = uniform_layout(windows, block_size=16, num_kv_heads=1, head_dim=4, kv_format="bf16")
     keeps = (keeps or rate > 0) and reservation == "paged"
     rate = rate if keeps else 0
     config = CacheConfig(kv_check_rate=rate, enable_prefix_caching=keeps, kv_reservation=reservation)
@@ -186,7 +181,7 @@ def test_an_explicit_size_that_cannot_be_had_is_refused(
 def test_if_a_length_fits_every_shorter_one_does(
     windows: list[int | None], block_size: int, num_blocks: int, step: int
 ) -> None:
-    layout = KVLayout.of(windows, block_size=block_size, num_kv_heads=1, head_dim=4, kv_format="bf16")
+    layout = uniform_layout(windows, block_size=block_size, num_kv_heads=1, head_dim=4, kv_format="bf16")
     config = CacheConfig(block_size=block_size, num_kv_blocks=num_blocks)
     try:
         sizing = size(layout, config, model_context=900, max_tokens_per_step=step)
@@ -203,7 +198,7 @@ def test_if_a_length_fits_every_shorter_one_does(
 
 
 def test_advice_for_too_little_memory_can_be_followed() -> None:
-    layout = KVLayout.of([None, 8], block_size=1, num_kv_heads=1, head_dim=4, kv_format="bf16")
+    layout = uniform_layout([None, 8], block_size=1, num_kv_heads=1, head_dim=4, kv_format="bf16")
     for blocks in (1, 2, 3):
         with pytest.raises(DoesNotFit, match=r"Not even 2 tokens fit.* need 4 blocks.*--max-model-len 2") as error:
             size(layout, CacheConfig(block_size=1, num_kv_blocks=blocks))
@@ -214,7 +209,7 @@ def test_advice_for_too_little_memory_can_be_followed() -> None:
 
 def test_contiguous_runs_are_sized_as_the_scheduler_will_ask_for_them() -> None:
     """Windows save nothing there: a run holds every group's whole table."""
-    layout = KVLayout.of([32], block_size=16, num_kv_heads=1, head_dim=4, kv_format="bf16")
+    layout = uniform_layout([32], block_size=16, num_kv_heads=1, head_dim=4, kv_format="bf16")
     contiguous = CacheConfig(kv_reservation="contiguous", num_kv_blocks=10, enable_prefix_caching=False)
     sizing = size(layout, contiguous, max_tokens_per_step=16)
     assert sizing.max_model_len == 160

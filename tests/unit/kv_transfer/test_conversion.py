@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 
+from factories import uniform_layout
 from twostroke.config.kv_format import KVFormat
 from twostroke.kernels.head_order import HeadOrder, Section, plain_order
 from twostroke.kernels.native.kv_order import head_order, read_heads
@@ -76,7 +77,7 @@ def test_every_token_arrives_where_it_belongs(
     num_tokens = max(our_size, their_size) * data.draw(st.integers(1, 3))
 
     def filled(block_size: int, num_ranks: int) -> Filled:
-        layout = KVLayout.of(
+        layout = uniform_layout(
             windows,
             block_size=block_size,
             num_kv_heads=num_heads // num_ranks,
@@ -116,7 +117,7 @@ def test_the_numbers_are_those_that_were_stored(kv_format: KVFormat, sizes: tupl
     rng = np.random.default_rng(3)
     theirs, ours = (
         Filled(
-            KVLayout.of([None, None], block_size=size, num_kv_heads=2, head_dim=head_dim, kv_format=kv_format),
+            uniform_layout([None, None], block_size=size, num_kv_heads=2, head_dim=head_dim, kv_format=kv_format),
             num_tokens,
             rng,
         )

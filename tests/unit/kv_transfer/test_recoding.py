@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 
+from factories import uniform_layout
 from oracle import naive_kv
 from twostroke.config.kv_format import KV_FORMATS, KVFormat
 from twostroke.kernels.head_order import HeadOrder, plain_order
@@ -95,7 +96,9 @@ def test_every_number_is_that_of_the_definition(
     num_tokens = max(our_size, their_size) * data.draw(st.integers(1, 2))
 
     def side(size: int, stored_as: KVFormat, order_name: str) -> Side:
-        layout = KVLayout.of(windows, block_size=size, num_kv_heads=NUM_HEADS, head_dim=head_dim, kv_format=stored_as)
+        layout = uniform_layout(
+            windows, block_size=size, num_kv_heads=NUM_HEADS, head_dim=head_dim, kv_format=stored_as
+        )
         return Side(layout, order_name, num_tokens, rng)
 
     theirs, ours = side(their_size, kv_format, theirs_by), side(our_size, to_format, ours_by)
@@ -129,7 +132,7 @@ def test_every_number_is_that_of_the_definition(
 @pytest.mark.parametrize("head_dim", [2, 24, 64])
 def test_slots_and_heads_are_inverse_and_lose_no_bit(kv_format: KVFormat, block_size: int, head_dim: int) -> None:
     order = head_order(kv_format, head_dim, block_size)
-    layout = KVLayout.of([None], block_size=block_size, num_kv_heads=1, head_dim=head_dim, kv_format=kv_format)
+    layout = uniform_layout([None], block_size=block_size, num_kv_heads=1, head_dim=head_dim, kv_format=kv_format)
     heads = np.random.default_rng(1).integers(0, 256, (3, layout.bytes_per_head), np.uint8)
     for values in (False, True):
         before = heads.copy()

@@ -149,10 +149,11 @@ def test_the_config_is_that_of_the_model() -> None:
         given, _ = float_model(name.rsplit("-", 1)[0])
         expected, found = ModelConfig.from_hf(given), config_of(fixture(name))
         assert found.rms_norm_eps == pytest.approx(expected.rms_norm_eps)
-        assert found.rope.theta == expected.rope.theta
-        assert (found.rope.frequency_divisors is None) == (expected.rope.rope_type == "default")
-        alike = {"rms_norm_eps": expected.rms_norm_eps, "rope": expected.rope, "dtype": expected.dtype}
-        assert replace(found, **alike) == expected, name
+        assert found.layers[0].rope.theta == expected.layers[0].rope.theta
+        assert (found.layers[0].rope.frequency_divisors is None) == (expected.layers[0].rope.rope_type == "default")
+        rope = expected.layers[0].rope
+        alike = replace(found, rms_norm_eps=expected.rms_norm_eps, dtype=expected.dtype)
+        assert alike.with_ropes(lambda _, rope=rope: rope) == expected, name
 
 
 @pytest.mark.parametrize(
@@ -187,13 +188,13 @@ def test_rope_scaling(values: dict[str, Any], scaling: dict[str, Any] | None, tm
     given, _ = float_model("llama")
     expected = ModelConfig.from_hf(given | ({} if scaling is None else {"rope_scaling": scaling}))
     found = config_of(changed("llama-f32", tmp_path / "x.gguf", values))
-    assert (found.rope, found.max_context) == (expected.rope, expected.max_context)
+    assert (found.ropes, found.max_context) == (expected.ropes, expected.max_context)
 
 
 def test_llama_with_a_window_is_mistral(tmp_path: Path) -> None:
     found = config_of(changed("llama-f32", tmp_path / "x.gguf", {"llama.attention.sliding_window": 24}))
     assert (found.architecture, found.layer_windows) == ("MistralForCausalLM", (24, 24))
-    assert found.num_kv_heads == config_of(fixture("llama-f32")).num_kv_heads
+    assert found.kv_specs[0].num_kv_heads == config_of(fixture("llama-f32")).kv_specs[0].num_kv_heads
 
 
 def check_with_biases(config: dict[str, Any], parts: str, path: Path, **changes: Any) -> None:

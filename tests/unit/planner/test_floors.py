@@ -8,22 +8,22 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from factories import uniform_shape
 from twostroke.cost.price import cost_per_million_tokens
-from twostroke.cost.step_cost import MachineLimits, ModelShape
+from twostroke.cost.step_cost import MachineLimits
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.planner.devices import find_device
 from twostroke.planner.floors import Predictor, chunks_of
 
-LLAMA_3_8B = ModelShape(
+LLAMA_3_8B = uniform_shape(
     hidden_size=4096,
     intermediate_size=14336,
     num_heads=32,
     num_kv_heads=8,
     head_dim=128,
     vocab_size=128256,
-    layer_windows=(None,) * 32,
+    windows=(None,) * 32,
     bytes_per_weight=2,
-    bytes_per_kv_element=2,
 )
 H100 = find_device("H100-SXM")[1].limits("H100-SXM", "bfloat16")
 ON_H100 = Predictor(LLAMA_3_8B, H100)
@@ -31,7 +31,7 @@ ON_H100 = Predictor(LLAMA_3_8B, H100)
 
 def test_a_token_alone_waits_for_the_weights_and_its_context() -> None:
     point = ON_H100.tpot(1, 1000)
-    streamed = 2 * (32 * LLAMA_3_8B.num_layer_parameters + LLAMA_3_8B.num_head_parameters)
+    streamed = 2 * (LLAMA_3_8B.num_layer_parameters + LLAMA_3_8B.num_head_parameters)
     assert point.tpot_floor_s == pytest.approx((streamed + 131_072 * 1002) / 3.35e12)
     assert point.bound == "memory"
     assert point.tpot_predicted_s is None
@@ -41,12 +41,12 @@ def test_a_token_alone_waits_for_the_weights_and_its_context() -> None:
 
 def test_a_prompt_is_the_sum_of_its_chunks() -> None:
     whole = ON_H100.ttft(4096, 4096)
-    operations = 2 * 32 * LLAMA_3_8B.num_layer_parameters * 4096 + 4 * 32 * 32 * 128 * 4096 * 4097 // 2
+    operations = 2 * LLAMA_3_8B.num_layer_parameters * 4096 + 4 * 32 * 32 * 128 * 4096 * 4097 // 2
     assert whole.floor_s == pytest.approx((operations + 2 * 4096 * 128256) / 989.4e12)
     assert whole.bound == "compute"
     small = ON_H100.ttft(4096, 64)
     assert small.bound == "memory"
-    assert small.floor_s > 64 * 2 * 32 * LLAMA_3_8B.num_layer_parameters / 3.35e12 > whole.floor_s
+    assert small.floor_s > 64 * 2 * LLAMA_3_8B.num_layer_parameters / 3.35e12 > whole.floor_s
     assert sum(share.num_scheduled_tokens for share in chunks_of(4097, 64)) == 4097
 
 
@@ -82,7 +82,7 @@ def test_intensity_rises_with_the_drafts_that_are_verified(batch: int, context: 
     """The sums by hand: weights are read once, and each request's K and V once, whatever k is."""
     points = ON_H100.verification(batch, context, 8)
     assert [point.num_drafts for point in points] == list(range(9))
-    layers = 32 * LLAMA_3_8B.num_layer_parameters
+    layers = LLAMA_3_8B.num_layer_parameters
     for k, point in enumerate(points):
         rows = batch * (k + 1)
         pairs = batch * sum(context + i for i in range(1, k + 2))
@@ -117,16 +117,15 @@ def test_a_larger_card_is_faster_for_one_stream_by_its_bandwidth_alone(name: str
 
 def test_the_floor_of_a_large_model_is_its_weights_over_the_bandwidth_of_all_ranks() -> None:
     """Llama-3-70B in bfloat16 has 139 GB of matrices, without the embedding table, of which a step reads one row."""
-    shape = ModelShape(
+    shape = uniform_shape(
         hidden_size=8192,
         intermediate_size=28672,
         num_heads=64,
         num_kv_heads=8,
         head_dim=128,
         vocab_size=128256,
-        layer_windows=(None,) * 80,
+        windows=(None,) * 80,
         bytes_per_weight=2,
-        bytes_per_kv_element=2,
     )
     for ranks in (1, 2, 4):
         limits = MachineLimits(ranks * 989.4e12, ranks * 3.35e12)

@@ -254,7 +254,7 @@ def bare_plan(layout: KVLayout, cache: CacheConfig, num_blocks: int, step: int) 
         kv_bytes=num_blocks * layout.bytes_per_block,
         kv_bytes_per_token=layout.bytes_per_token,
         kv_bytes_per_block=layout.bytes_per_block,
-        kinds=kinds_of([group.window for group in layout.groups for _ in group.layer_ids], layout),
+        kinds=kinds_of(layout),
         num_blocks=num_blocks,
         num_scratch_blocks=0,
         max_model_len=4096,

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from factories import uniform_layout
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.events import EngineStarted, plain
-from twostroke.kv_cache.layout import KVLayout
 from twostroke.planner.least_work import goodput_bound, least_seconds_per_token
 from twostroke.planner.placement import Candidate, Limits, Outcome, Ranking, Space, candidates_of, outcome_of, search
 from twostroke.request import Arrival
@@ -25,7 +25,7 @@ RATES = (0.5, 1.0, 2.0)
 
 def started(budget: int) -> EngineStarted:
     """Return an engine of two layers with room for all requests."""
-    layout = KVLayout.of((None, None), block_size=16, num_kv_heads=1, head_dim=2, kv_format="f32")
+    layout = uniform_layout((None, None), block_size=16, num_kv_heads=1, head_dim=2, kv_format="f32")
     scheduler = SchedulerConfig(max_num_batched_tokens=budget)
     cache = CacheConfig(block_size=16, num_kv_blocks=256)
     return EngineStarted(0.0, "simulated", plain(scheduler), plain(cache), plain(layout), 256, 128, "none")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from factories import uniform_layout
 from twostroke.config.kv_format import KV_FORMATS, KVFormat
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.runner.kv_storage import KVStorage
@@ -13,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def layout(windows: list[int | None], kv_format: KVFormat = "f32") -> KVLayout:
-    return KVLayout.of(windows, block_size=4, num_kv_heads=3, head_dim=8, kv_format=kv_format)
+    return uniform_layout(windows, block_size=4, num_kv_heads=3, head_dim=8, kv_format=kv_format)
 
 
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
@@ -41,5 +42,5 @@ def test_attention_layout() -> None:
     kv = KVStorage(layout([None, 64, None, 64]), 5, CPU)
     found = kv.attention_layout(num_heads=6)
     assert found.layer_slots == ((0, 0), (1, 0), (0, 1), (1, 1))
-    assert found.windows == (None, 64)
-    assert (found.num_heads, found.num_kv_heads, found.layers_per_block) == (6, 3, 2)
+    assert [shape.window for shape in found.shapes] == [None, 64]
+    assert {(shape.num_heads, shape.num_kv_heads, shape.layers_per_block) for shape in found.shapes} == {(6, 3, 2)}

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from factories import uniform_layout
 from model_folders import write_random_model
 from twostroke.config.rope import RopeConfig
-from twostroke.kv_cache.layout import KVLayout
 from twostroke.layers.rotary import Rotary, inverse_frequencies
 from twostroke.model.checkpoint import read_model_config
 from twostroke.process_memory import peak_resident_bytes, reset_peak, resident_bytes
@@ -126,7 +126,7 @@ def test_the_largest_step_takes_no_more_than_was_set_aside(tokens: int, seqs: in
     taken = int(done.stdout.split()[-1])
     if taken < 0:
         pytest.skip("this kernel does not let a process reset its peak")
-    kv_bytes = 3 * 2 * 2 * config.head_dim * 4 * tokens  # touched for the first time: layers x (K, V) x heads
+    kv_bytes = sum(spec.bytes_per_token("f32") for spec in config.kv_specs) * tokens  # touched for the first time
     reserved = step_bytes(config, max_tokens=tokens, max_num_seqs=seqs, bytes_per_element=4)
     assert taken - kv_bytes <= reserved, "the reserve is too small"
 
@@ -149,7 +149,7 @@ def test_rotary_tables_take_what_is_counted_and_little_to_make(dtype: torch.dtyp
     assert torch.equal(sin.squeeze(1), torch.cat([-angles.sin(), angles.sin()], -1).to(dtype))
 
 
-LAYOUT = KVLayout.of([None, 64], block_size=16, num_kv_heads=1, head_dim=4, kv_format="bf16")
+LAYOUT = uniform_layout([None, 64], block_size=16, num_kv_heads=1, head_dim=4, kv_format="bf16")
 
 
 def _add(table: RequestTable, count: int, token_ids: list[int]) -> None:
@@ -183,5 +183,5 @@ def test_what_grows_with_the_context_is_kept_free(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"layout": LAYOUT, "max_num_seqs": 64, "bytes_per_element": 4}
     short, long = (context_bytes(config, max_model_len=n, **sizes) for n in (640, 6400))
     assert long == 10 * short - 9 * 4 * 96, "all of it, but a count of tokens per row"
-    rotary, ids = 2 * 640 * config.head_dim * 4, 96 * 640 * 4
+    rotary, ids = 2 * 640 * config.layers[0].kv.head_dim * 4, 96 * 640 * 4
     assert rotary + ids < short < rotary + ids * 1.2

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from factories import uniform_layout
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import Curve, PredictsSteps, StepTimeModel
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted, plain
-from twostroke.kv_cache.layout import KVLayout
 from twostroke.planner.replay import Predicted, predict
 from twostroke.planner.show_replay import say_speed_and_what_ifs, what_if_json
 from twostroke.request import Arrival, FinishReason
@@ -38,7 +38,7 @@ EAGER = 1e-4
 def started(
     num_blocks: int = 64, windows: Sequence[int | None] = (None, None), max_model_len: int = 64, **given: object
 ) -> EngineStarted:
-    layout = KVLayout.of(windows, block_size=BLOCK, num_kv_heads=1, head_dim=2, kv_format="f32")
+    layout = uniform_layout(windows, block_size=BLOCK, num_kv_heads=1, head_dim=2, kv_format="f32")
     cache = CacheConfig(block_size=BLOCK, num_kv_blocks=num_blocks)
     return EngineStarted(
         0.0,

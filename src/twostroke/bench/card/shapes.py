@@ -59,13 +59,14 @@ def write_shape(folder: Path, shape: dict[str, Any]) -> Path:
 
 def is_alike(config: ModelConfig, shape: dict[str, Any]) -> bool:
     """Whether a model has this shape in bfloat16, whatever it is called: what a goal is said of."""
+    layer = config.layers[0]
     found = {
         "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
+        "intermediate_size": layer.intermediate_size,
         "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
+        "num_attention_heads": layer.num_heads,
+        "num_key_value_heads": layer.kv.num_kv_heads,
+        "head_dim": layer.kv.head_dim,
         "vocab_size": config.vocab_size,
         "torch_dtype": config.dtype,
     }

@@ -98,9 +98,12 @@ def _check(config: ModelConfig) -> None:
     if config.architecture not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
         raise UnsupportedModel(f"{config.architecture} is not converted to GGUF; known: {known}.")
-    if config.rope.rope_type not in ("default", "llama3"):
-        raise UnsupportedModel(f"rope type {config.rope.rope_type!r} is not converted to GGUF; known: default, llama3.")
-    if config.attention_bias or config.output_bias or config.mlp_bias or any(config.layer_windows):
+    if len(config.kinds) > 1:
+        raise UnsupportedModel("layers of several kinds are not converted to GGUF.")
+    (layer,) = config.kinds
+    if layer.rope.rope_type not in ("default", "llama3"):
+        raise UnsupportedModel(f"rope type {layer.rope.rope_type!r} is not converted to GGUF; known: default, llama3.")
+    if layer.qkv_bias or layer.output_bias or layer.mlp_bias or layer.kv.window is not None:
         raise UnsupportedModel("biases and sliding windows are not converted to GGUF.")
 
 
@@ -111,16 +114,17 @@ def _digest(folder: Path) -> str:
 
 
 def _write_shape(writer: GGUFWriter, config: ModelConfig) -> None:
+    (layer,) = config.kinds
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_heads)
-    writer.add_head_count_kv(config.num_kv_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope.theta)
+    writer.add_feed_forward_length(layer.intermediate_size)
+    writer.add_head_count(layer.num_heads)
+    writer.add_head_count_kv(layer.kv.num_kv_heads)
+    writer.add_key_length(layer.kv.head_dim)
+    writer.add_value_length(layer.kv.head_dim)
+    writer.add_rope_dimension_count(layer.kv.head_dim)
+    writer.add_rope_freq_base(layer.rope.theta)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
 
@@ -187,7 +191,8 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig, kind: GGMLQuantization
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     block = GGML_QUANT_SIZES[kind][0]
-    interleaved = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
+    (layer,) = config.kinds
+    interleaved = {"attn_q": layer.num_heads, "attn_k": layer.kv.num_kv_heads}
     if config.architecture != "LlamaForCausalLM":
         interleaved = {}
 
@@ -201,11 +206,11 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig, kind: GGMLQuantization
     of_model = _OF_MODEL if config.tie_word_embeddings else {**_OF_MODEL, "output": "lm_head"}
     for theirs, ours in of_model.items():
         yield tensor(f"{theirs}.weight", f"{ours}.weight")
-    factors = _rope_factors(config.rope, config.head_dim)
+    factors = _rope_factors(layer.rope, layer.kv.head_dim)
     if factors is not None:
         shape = tuple(factors.shape)
         yield _Tensor("rope_freqs.weight", shape, GGMLQuantizationType.F32, checkpoint, None, values=factors)
-    of_layer: Mapping[str, str] = {**_OF_LAYER, **(_OF_QK_NORM if config.qk_norm else {})}
+    of_layer: Mapping[str, str] = {**_OF_LAYER, **(_OF_QK_NORM if layer.qk_norm else {})}
     for i in range(config.num_layers):
         for theirs, ours in of_layer.items():
             yield tensor(f"blk.{i}.{theirs}.weight", f"model.layers.{i}.{ours}.weight", interleaved.get(theirs))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from twostroke.config.layer_spec import KVSpec
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_transfer.address import Address
 from twostroke.kv_transfer.transport import KVSource
 
-LAYOUT = KVLayout.of([None] * 28, block_size=16, num_kv_heads=8, head_dim=128, kv_format="bf16")
+LAYOUT = KVLayout.of([KVSpec(num_kv_heads=8, head_dim=128)] * 28, block_size=16, kv_format="bf16")
 """Qwen3-0.6B's: 112 KiB a token."""
 DIGEST = b"a prompt of no model"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -46,8 +47,9 @@ def attention_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]
 
 
 def _subject(config: ModelConfig, kv_format: KVFormat, name: str, batch: Batch) -> Subject:
-    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-    shape = GroupShape(heads, kv_heads, dim, BLOCK_SIZE, 1, None, kv_format)
+    spec = replace(config.layers[0].kv, window=None)
+    heads, kv_heads, dim = config.layers[0].num_heads, spec.num_kv_heads, spec.head_dim
+    shape = GroupShape(heads, spec, BLOCK_SIZE, 1, kv_format)
     generator = torch.Generator().manual_seed(len(batch))
     queries, contexts = (np.array(column, np.int32) for column in zip(*batch, strict=True))
     blocks = -(-contexts // BLOCK_SIZE)

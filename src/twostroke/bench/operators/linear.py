@@ -28,8 +28,8 @@ def linear_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
         config: the model whose shapes are taken.
         quick: one matrix, and few numbers of rows.
     """
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    layer, hidden = config.layers[0], config.hidden_size
+    q, kv, inner = layer.q_size, layer.kv_size, layer.intermediate_size
     matrices = {
         "gate_up": (2 * inner, hidden),
         "qkv": (q + 2 * kv, hidden),

@@ -40,8 +40,9 @@ def norm_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
 
 def rotate_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
     """The q and k heads of each token, in place."""
-    rows, heads, dim = _QUICK_ROWS if quick else _ROWS, config.num_heads + config.num_kv_heads, config.head_dim
-    rotary = Rotary(config.fixed_for(None).rope, dim, max_model_len=max(rows), dtype=_DTYPE, device=CPU)
+    layer = config.fixed_for(None).layers[0]
+    rows, heads, dim = _QUICK_ROWS if quick else _ROWS, layer.num_heads + layer.kv.num_kv_heads, layer.kv.head_dim
+    rotary = Rotary(layer.rope, dim, max_model_len=max(rows), dtype=_DTYPE, device=CPU)
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(m, heads, dim, generator=generator).to(_DTYPE) for m in rows]
     tables = [rotary(torch.arange(m)) for m in rows]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -80,8 +81,8 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 def _linear(config: ModelConfig, dtype: torch.dtype, num_rows: int, repeats: int) -> dict[str, float]:
     """All products of one decoder layer."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    layer, hidden = config.layers[0], config.hidden_size
+    q, kv, inner = layer.q_size, layer.kv_size, layer.intermediate_size
     shapes = ((hidden, q + 2 * kv), (q, hidden), (hidden, 2 * inner), (inner, hidden))
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(n, k, generator=generator).to(dtype) / math.sqrt(k) for k, n in shapes]
@@ -101,14 +102,15 @@ def _attention(
     config: ModelConfig, dtype: torch.dtype, num_seqs: int, num_queries: int, context: int, repeats: int
 ) -> dict[str, float]:
     """One layer."""
-    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    spec = replace(config.layers[0].kv, window=None)
+    heads, kv_heads, dim = config.layers[0].num_heads, spec.num_kv_heads, spec.head_dim
     generator = torch.Generator().manual_seed(0)
     blocks_each = -(-context // BLOCK_SIZE)
     storage = torch.randn(num_seqs * blocks_each, 1, 2, kv_heads, BLOCK_SIZE * dim, generator=generator).to(dtype)
     qkv = torch.randn(num_seqs * num_queries, heads + 2 * kv_heads, dim, generator=generator).to(dtype)
     attention = PagedAttention(heads, kv_heads, dim, dtype, CPU)
     plan = attention.plan(
-        GroupShape(heads, kv_heads, dim, BLOCK_SIZE, 1, None, "f32" if dtype is torch.float32 else "bf16"),
+        GroupShape(heads, spec, BLOCK_SIZE, 1, "f32" if dtype is torch.float32 else "bf16"),
         np.arange(num_seqs + 1, dtype=np.int32) * num_queries,
         np.full(num_seqs, context, np.int32),
         np.arange(len(storage), dtype=np.int32).reshape(num_seqs, blocks_each),

@@ -121,10 +121,8 @@ def _model(
     peak = peak_resident_bytes()
     engine.close()
     layout = KVLayout.of(
-        config.layer_windows,
+        config.kv_specs,
         block_size=cache.block_size,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
         kv_format=resolve_kv_format(cache.kv_cache_dtype, config.dtype),
     )
     kv_bytes = num_blocks * layout.bytes_per_block

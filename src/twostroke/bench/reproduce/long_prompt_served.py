@@ -116,13 +116,8 @@ def serve_long_prompt(long_prompt: int, num_short: int, budget: int, *, threads:
             grown = [peak_resident_bytes(pid) - was for pid, was in zip(pids, before, strict=True)]
         seen = run_of_log(read_events(log))
         log_bytes = log.stat().st_size
-    layout = KVLayout.of(
-        config.layer_windows,
-        block_size=BLOCK_SIZE,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        kv_format=resolve_kv_format("auto", config.dtype),
-    )
+    kv_format = resolve_kv_format("auto", config.dtype)
+    layout = KVLayout.of(config.kv_specs, block_size=BLOCK_SIZE, kv_format=kv_format)
     *short, long = run.exchanges
     assert long.ttft_s is not None, "a request that ended well has a first token"
     gaps = [gap for exchange in short for gap in exchange.itl_s]

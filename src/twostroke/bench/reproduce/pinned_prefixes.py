@@ -20,6 +20,7 @@ from twostroke.bench.figure import MEASURED, PREDICTED, bars
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.bench.reproduce.r10_prefix_cache import CAPACITIES, PUBLISHED, SMALL
 from twostroke.config.cache import CacheConfig
+from twostroke.config.layer_spec import KVSpec
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.engine.journal import engine_started
@@ -101,7 +102,7 @@ def _blocks_found(requests: Sequence[SimulatedRequest], capacity: int, pinned: S
     started = engine_started(
         SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=longest),
         CacheConfig(block_size=BLOCK_SIZE),
-        KVLayout.of((None,), block_size=BLOCK_SIZE, num_kv_heads=1, head_dim=1, kv_format="f32"),
+        KVLayout.of([KVSpec(num_kv_heads=1, head_dim=1)], block_size=BLOCK_SIZE, kv_format="f32"),
         num_blocks=capacity,
         max_model_len=longest,
         model="",

@@ -176,15 +176,16 @@ def _with_stored_frequencies(config: ModelConfig, file: GGUFFile) -> ModelConfig
     if ROPE_FREQS not in file.tensors:
         return config
     tensor = _tensor(file, ROPE_FREQS)
-    if tensor.type.name != "F32" or tensor.shape != (config.head_dim // 2,):
+    num_pairs = config.layers[0].kv.head_dim // 2
+    if tensor.type.name != "F32" or tensor.shape != (num_pairs,):
         raise CorruptCheckpoint(
             f"{file.path}: {ROPE_FREQS} is {tensor.type.name} {list(tensor.shape)}; it must be F32 "
-            f"[{config.head_dim // 2}], one for each pair of a head."
+            f"[{num_pairs}], one for each pair of a head."
         )
     divisors = tensor.data.view(np.float32)
     if not (np.isfinite(divisors) & (divisors > 0)).all():
         raise CorruptCheckpoint(f"{file.path}: {ROPE_FREQS} must hold numbers above 0. Download it again.")
-    return replace(config, rope=replace(config.rope, frequency_divisors=tuple(divisors.tolist())))
+    return config.with_ropes(lambda rope: replace(rope, frequency_divisors=tuple(divisors.tolist())))
 
 
 def _tensor(file: GGUFFile, name: str) -> StoredTensor:

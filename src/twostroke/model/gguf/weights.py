@@ -36,7 +36,8 @@ class GGUFWeights:
             CorruptCheckpoint: some are missing, or there are others; all are named as in the file.
         """
         self._file = file
-        self._num_heads, self._num_kv_heads = config.num_heads, config.num_kv_heads
+        spec = config.layers[0]  # its file says one number of heads for all layers
+        self._num_heads, self._num_kv_heads = spec.num_heads, spec.kv.num_kv_heads
         self._has_permuted_heads = gguf_architecture(file.metadata).has_permuted_heads
         ours = model_class(config.architecture).parameters(config)
         names = architecture(config.architecture).names

@@ -1,0 +1,69 @@
+"""LayerSpec: one decoder layer in numbers. It is made once, from config.json or GGUF metadata; whoever needs the shape
+of a layer reads it there, and nobody keeps a copy.
+
+    ModelConfig.layers[i]   LayerSpec   attention and MLP: maths, weights, memory of a step, cost
+                     .kv    KVSpec      what the layer keeps of each token: KV layout, storage, hand-over
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from twostroke.config.kv_format import KVFormat, slot_bytes
+from twostroke.config.rope import RopeConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVSpec:
+    """The KV cache of one layer: a vector of K and one of V for each token and KV head."""
+
+    num_kv_heads: int
+    head_dim: int
+    """Numbers in a vector of K, and in one of V."""
+    window: int | None = None
+    """Tokens that a query sees, itself included; None: all."""
+
+    def of_rank(self, num_ranks: int) -> KVSpec:
+        """Return the share of one of several ranks, which have equally many KV heads.
+
+        >>> KVSpec(num_kv_heads=8, head_dim=64).of_rank(4).num_kv_heads
+        2
+        """
+        return replace(self, num_kv_heads=self.num_kv_heads // num_ranks)
+
+    def bytes_per_token(self, kv_format: KVFormat) -> int:
+        """Return the bytes of K and V of one token.
+
+        >>> KVSpec(num_kv_heads=8, head_dim=64).bytes_per_token("bf16")
+        2048
+        """
+        return 2 * self.num_kv_heads * slot_bytes(kv_format, self.head_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """A decoder layer: attention, then a gated MLP."""
+
+    num_heads: int
+    """Query heads."""
+    kv: KVSpec
+    rope: RopeConfig
+    intermediate_size: int
+    """Rows of the MLP's gate, and of its up projection."""
+    qkv_bias: bool = False
+    """Biases on the q, k and v projections."""
+    output_bias: bool = False
+    """A bias on the attention's output projection."""
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """RMS norm over each head of q and k, before the rotation."""
+
+    @property
+    def q_size(self) -> int:
+        """Numbers of q, all heads together."""
+        return self.num_heads * self.kv.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Numbers of k, and of v, all heads together."""
+        return self.kv.num_kv_heads * self.kv.head_dim
