@@ -18,6 +18,7 @@ VOCAB_SIZE = 320
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"num_attention_heads": 4, "num_key_value_heads": 2}),
     "mistral": ("Mistral", {"num_attention_heads": 4, "num_key_value_heads": 1, "sliding_window": 24}),
+    "smollm3": ("SmolLM3", {"num_attention_heads": 4, "num_key_value_heads": 2, "no_rope_layers": [1, 0, 1]}),
     "qwen2": (
         "Qwen2",
         {
@@ -30,7 +31,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("Qwen3", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}),
 }
-"""One of each family: GQA, MQA with a window, MHA with windows in some layers, own head_dim with qk-norm."""
+"""One of each family: GQA, MQA with a window, a layer without rotation, MHA with windows in some layers, own head_dim
+with qk-norm."""
 
 
 def write_tokenizer(folder: Path, num_characters: int = 256) -> None:

@@ -11,6 +11,7 @@ from twostroke.config.model import ArchitectureTraits, ModelConfig
 from twostroke.layers.attention import KVTensors
 from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.layers.norm import RMSNorm
+from twostroke.layers.rotary import Rotation
 from twostroke.model.decoder import Parameter, Placement
 from twostroke.model.llama import Llama, LlamaLayer
 from twostroke.model.registry import Architecture, register
@@ -27,9 +28,7 @@ class Olmo2Layer(LlamaLayer):
         self.q_norm = RMSNorm(weights["q_norm.weight"], config.rms_norm_eps, placement.operators)
         self.k_norm = RMSNorm(weights["k_norm.weight"], config.rms_norm_eps, placement.operators)
 
-    def forward(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionMetadata, kv: KVTensors
-    ) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, attention: AttentionMetadata, kv: KVTensors) -> Tensor:
         """x: [num_tokens, hidden_size]."""
         x = x + self.attention_norm(self.output(self.attend(x, rotation, attention, kv)))
         return x + self.mlp_norm(self.down(self.gated(x)))

@@ -47,7 +47,8 @@ class LayerSpec:
     num_heads: int
     """Query heads."""
     kv: KVSpec
-    rope: RopeConfig
+    rope: RopeConfig | None
+    """None: q and k are not rotated (NoPE, Kazemnejad et al. 2023, arXiv:2305.19466)."""
     intermediate_size: int
     """Rows of the MLP's gate, and of its up projection."""
     qkv_bias: bool = False

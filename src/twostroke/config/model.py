@@ -32,12 +32,21 @@ class ArchitectureTraits:
     reads_mlp_bias: bool = False
     qk_norm: bool = False
     windows: WindowRule = "none"
+    reads_no_rope_layers: bool = False
+    """`no_rope_layers` has a 0 for each layer without rotation; by default these are every 4th."""
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Values of absent keys, where they differ from the common ones."""
 
 
 ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
     "LlamaForCausalLM": ArchitectureTraits(reads_attention_bias=True, reads_mlp_bias=True),
+    "SmolLM3ForCausalLM": ArchitectureTraits(
+        reads_attention_bias=True,
+        reads_mlp_bias=True,
+        windows="by_layer",
+        reads_no_rope_layers=True,
+        defaults={"num_key_value_heads": 4, "rope_theta": 2_000_000.0, "tie_word_embeddings": True},
+    ),
     "MistralForCausalLM": ArchitectureTraits(
         windows="all_layers", defaults={"num_key_value_heads": 8, "sliding_window": 4096}
     ),
@@ -96,11 +105,12 @@ class ModelConfig:
     @property
     def ropes(self) -> tuple[tuple[RopeConfig, int], ...]:
         """The kinds of position embedding, each with the numbers of a head that it turns."""
-        return tuple(dict.fromkeys((layer.rope, layer.kv.head_dim) for layer in self.layers))
+        return tuple(dict.fromkeys((layer.rope, layer.kv.head_dim) for layer in self.layers if layer.rope))
 
     def with_ropes(self, changed: Callable[[RopeConfig], RopeConfig]) -> ModelConfig:
         """Return the model with each layer's position embedding changed."""
-        return replace(self, layers=tuple(replace(layer, rope=changed(layer.rope)) for layer in self.layers))
+        layers = (layer if layer.rope is None else replace(layer, rope=changed(layer.rope)) for layer in self.layers)
+        return replace(self, layers=tuple(layers))
 
     def fixed_for(self, max_model_len: int | None) -> ModelConfig:
         """The model with dynamic rope scaling fixed for what the user asked for, or for all of its context.
@@ -146,9 +156,13 @@ class ModelConfig:
             qk_norm=traits.qk_norm,
         )
         windows = _layer_windows(given, traits.windows, num_layers)
+        has_rope = _layers_with_rope(given, num_layers) if traits.reads_no_rope_layers else (True,) * num_layers
         read = cls(
             architecture=architecture,
-            layers=tuple(replace(layer, kv=replace(layer.kv, window=window)) for window in windows),
+            layers=tuple(
+                replace(layer, kv=replace(layer.kv, window=window), rope=rope if is_rotated else None)
+                for window, is_rotated in zip(windows, has_rope, strict=True)
+            ),
             hidden_size=hidden_size,
             vocab_size=count(given, "vocab_size"),
             max_position_embeddings=max_positions,
@@ -257,6 +271,18 @@ def _layer_windows(given: Mapping[str, Any], rule: WindowRule, num_layers: int) 
     if window is None and "sliding_attention" in kinds:
         raise CorruptCheckpoint("config.json: layer_types has sliding_attention, but no sliding_window is in use.")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _layers_with_rope(given: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
+    if given.get("no_rope_layers") is None:
+        interval = count(given, "no_rope_layer_interval", 4)
+        return tuple((layer_id + 1) % interval != 0 for layer_id in range(num_layers))
+    flags = list_of(given, "no_rope_layers")
+    if len(flags) < num_layers or any(flag not in (0, 1) for flag in flags):
+        raise CorruptCheckpoint(
+            f"config.json: no_rope_layers must have a 0 or a 1 for each of {num_layers} layers, found {flags!r}."
+        )
+    return tuple(bool(flag) for flag in flags[:num_layers])
 
 
 def _dtype(given: Mapping[str, Any]) -> str:

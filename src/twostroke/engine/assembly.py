@@ -480,10 +480,11 @@ def _startup_lines(
 
 
 def _rope_remarks(config: ModelConfig) -> list[str]:
-    rope = config.layers[0].rope
-    if rope.rope_type != "dynamic" or (rope.longest_request or 0) <= config.max_position_embeddings:
+    dynamic = [rope for rope, _ in config.ropes if rope.rope_type == "dynamic"]
+    if not dynamic or (dynamic[0].longest_request or 0) <= config.max_position_embeddings:
         return []
-    fixed = f"dynamic rope scaling is fixed for {rope.longest_request} tokens: another --max-model-len, other outputs"
+    longest = dynamic[0].longest_request
+    fixed = f"dynamic rope scaling is fixed for {longest} tokens: another --max-model-len, other outputs"
     return [f"{fixed}; up to {config.max_position_embeddings} nothing is stretched"]
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from twostroke.kernels.dispatch import HeadTurn, Operators
 from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.layers.norm import RMSNorm
+from twostroke.layers.rotary import Rotation
 
 
 class KVTensors(Protocol):
@@ -35,14 +36,12 @@ class Attention:
         self._softmax_scale = head_dim**-0.5
         self._head_norm, self._rotate_heads_ = head_norm, operators.rotate_heads_
 
-    def __call__(
-        self, qkv: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionMetadata, kv: KVTensors
-    ) -> Tensor:
+    def __call__(self, qkv: Tensor, rotation: Rotation | None, attention: AttentionMetadata, kv: KVTensors) -> Tensor:
         """Attends.
 
         Args:
             qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: q, k and v as projected. Is changed.
-            rotation: cos and signed sin [num_tokens, 1, head_dim]; see Rotary.
+            rotation: of q and k; None: they are not rotated.
             attention: the step.
             kv: the storage; receives the new K and V before anything is read, so that what a step wrote and what
                 earlier steps wrote is read alike.
@@ -52,22 +51,23 @@ class Attention:
         """
         group, index = attention.layout.layer_slots[self._layer_id]
         operator, plan = attention.operator, attention.plans[group]
-        if operator.turns_heads:
+        turn = None
+        if rotation is not None and operator.turns_heads:
             turn = self._turn(rotation)
         else:
-            turn = None
             shape = attention.layout.shapes[group]
             self._turn_(qkv[:, : shape.num_heads + shape.num_kv_heads], rotation)
         attended = operator(qkv, kv.tensor, plan, index, self._softmax_scale, turn)
         kv.layer_written(self._layer_id)
         return attended
 
-    def _turn(self, rotation: tuple[Tensor, Tensor]) -> HeadTurn:
+    def _turn(self, rotation: Rotation) -> HeadTurn:
         norm = self._head_norm
         return HeadTurn(*rotation, None, 0.0) if norm is None else HeadTurn(*rotation, norm.weight, norm.eps)
 
-    def _turn_(self, qk: Tensor, rotation: tuple[Tensor, Tensor]) -> None:
+    def _turn_(self, qk: Tensor, rotation: Rotation | None) -> None:
         """By operators of their own, in place."""
         if self._head_norm is not None:
             self._head_norm.apply_(qk)
-        self._rotate_heads_(qk, *rotation)
+        if rotation is not None:
+            self._rotate_heads_(qk, *rotation)

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from twostroke.config.rope import RopeConfig
 
+Rotation = tuple[Tensor, Tensor]
+"""cos and signed sin of a step's tokens, each [num_tokens, 1, head_dim]; see Rotary."""
+
 _POSITIONS_AT_ONCE = 4096
 
 
@@ -46,7 +49,7 @@ class Rotary:
         """What they do take."""
         return self._cos.nbytes + self._signed_sin.nbytes
 
-    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, positions: Tensor) -> Rotation:
         """cos and signed sin [num_tokens, 1, head_dim] for positions [num_tokens]; see kernels' rotate_heads_."""
         return self._cos[positions].unsqueeze(1), self._signed_sin[positions].unsqueeze(1)
 

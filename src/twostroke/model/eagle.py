@@ -74,8 +74,7 @@ class EagleHead:
             shifts = folder.tensor("d2t").to(torch.int64).to(placement.device)
             self._token_ids = shifts + torch.arange(len(shifts), device=placement.device)
         self._rotary = Rotary(
-            spec.rope,
-            spec.kv.head_dim,
+            *config.ropes[0],
             max_model_len=placement.max_model_len,
             dtype=placement.dtype,
             device=placement.device,

@@ -1,5 +1,5 @@
-"""Llama (Touvron et al. 2023, arXiv:2302.13971), and what differs from it by what a LayerSpec says: Mistral, Qwen2
-and Qwen3 (Yang et al. 2025, arXiv:2505.09388)."""
+"""Llama (Touvron et al. 2023, arXiv:2302.13971), and what differs from it by what a LayerSpec says: Mistral, SmolLM3,
+Qwen2 and Qwen3 (Yang et al. 2025, arXiv:2505.09388)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from twostroke.config.model import ModelConfig
 from twostroke.layers.attention import Attention, KVTensors
 from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.layers.norm import RMSNorm
-from twostroke.layers.rotary import Rotary
+from twostroke.layers.rotary import Rotary, Rotation
 from twostroke.model.decoder import DecoderModel, Parameter, Placement
 
 
@@ -50,14 +50,12 @@ class LlamaLayer:
         of_heads = [weights["q_norm.weight"]] * self._num_heads + [weights["k_norm.weight"]] * self._num_kv_heads
         return RMSNorm(torch.stack(of_heads), eps, placement.operators)
 
-    def forward(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionMetadata, kv: KVTensors
-    ) -> Tensor:
-        """x: [num_tokens, hidden_size]."""
+    def forward(self, x: Tensor, rotation: Rotation | None, attention: AttentionMetadata, kv: KVTensors) -> Tensor:
+        """x: [num_tokens, hidden_size]; rotation: of q and k, where the layer has one."""
         x = self.output.add_to(x, self.attend(self.attention_norm(x), rotation, attention, kv))
         return self.down.add_to(x, self.gated(self.mlp_norm(x)))
 
-    def attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: AttentionMetadata, kv: KVTensors) -> Tensor:
+    def attend(self, x: Tensor, rotation: Rotation | None, attention: AttentionMetadata, kv: KVTensors) -> Tensor:
         """Self-attention of x [num_tokens, hidden_size], before the output projection."""
         qkv = self._qkv(x).view(x.shape[0], self._num_heads + 2 * self._num_kv_heads, self._head_dim)
         self.norm_heads_(qkv[:, : self._num_heads + self._num_kv_heads])
@@ -137,7 +135,9 @@ class Llama(DecoderModel):
             for rope, head_dim in config.ropes
         ]
         kinds = {kind: index for index, kind in enumerate(config.ropes)}
-        self._rotary_of = [kinds[layer.rope, layer.kv.head_dim] for layer in config.layers]
+        self._rotary_of = [
+            None if layer.rope is None else kinds[layer.rope, layer.kv.head_dim] for layer in config.layers
+        ]
 
     @torch.inference_mode()
     def embed(self, input_ids: Tensor) -> Tensor:
@@ -161,7 +161,8 @@ class Llama(DecoderModel):
         for layer_id in layers:
             if features is not None and layer_id in features:
                 features[layer_id].copy_(hidden)  # what comes may add to it in place
-            rotation = rotations[self._rotary_of[layer_id]]
+            which = self._rotary_of[layer_id]
+            rotation = None if which is None else rotations[which]
             hidden = self._layers[layer_id].forward(hidden, rotation, attention, kv)
         return hidden
 

@@ -57,6 +57,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral-window": ("Mistral", {"sliding_window": 37}),
     "mistral-no-window": ("Mistral", {"sliding_window": None, "head_dim": 32}),
+    "smollm3": ("SmolLM3", {"tie_word_embeddings": True, "num_hidden_layers": 5}),
+    "smollm3-windows-biases": (
+        "SmolLM3",
+        {
+            "no_rope_layers": [0, 1, 1],
+            "attention_bias": True,
+            "mlp_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 37,
+        },
+    ),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-mixed-windows": (
         "Qwen2",

@@ -100,9 +100,9 @@ def _check(config: ModelConfig) -> None:
         raise UnsupportedModel(f"{config.architecture} is not converted to GGUF; known: {known}.")
     if len(config.kinds) > 1:
         raise UnsupportedModel("layers of several kinds are not converted to GGUF.")
-    (layer,) = config.kinds
-    if layer.rope.rope_type not in ("default", "llama3"):
-        raise UnsupportedModel(f"rope type {layer.rope.rope_type!r} is not converted to GGUF; known: default, llama3.")
+    (layer,), ((rope, _),) = config.kinds, config.ropes
+    if rope.rope_type not in ("default", "llama3"):
+        raise UnsupportedModel(f"rope type {rope.rope_type!r} is not converted to GGUF; known: default, llama3.")
     if layer.qkv_bias or layer.output_bias or layer.mlp_bias or layer.kv.window is not None:
         raise UnsupportedModel("biases and sliding windows are not converted to GGUF.")
 
@@ -124,7 +124,7 @@ def _write_shape(writer: GGUFWriter, config: ModelConfig) -> None:
     writer.add_key_length(layer.kv.head_dim)
     writer.add_value_length(layer.kv.head_dim)
     writer.add_rope_dimension_count(layer.kv.head_dim)
-    writer.add_rope_freq_base(layer.rope.theta)
+    writer.add_rope_freq_base(config.ropes[0][0].theta)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
 
@@ -206,7 +206,7 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig, kind: GGMLQuantization
     of_model = _OF_MODEL if config.tie_word_embeddings else {**_OF_MODEL, "output": "lm_head"}
     for theirs, ours in of_model.items():
         yield tensor(f"{theirs}.weight", f"{ours}.weight")
-    factors = _rope_factors(layer.rope, layer.kv.head_dim)
+    factors = _rope_factors(*config.ropes[0])
     if factors is not None:
         shape = tuple(factors.shape)
         yield _Tensor("rope_freqs.weight", shape, GGMLQuantizationType.F32, checkpoint, None, values=factors)

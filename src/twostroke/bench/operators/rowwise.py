@@ -42,7 +42,7 @@ def rotate_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
     """The q and k heads of each token, in place."""
     layer = config.fixed_for(None).layers[0]
     rows, heads, dim = _QUICK_ROWS if quick else _ROWS, layer.num_heads + layer.kv.num_kv_heads, layer.kv.head_dim
-    rotary = Rotary(layer.rope, dim, max_model_len=max(rows), dtype=_DTYPE, device=CPU)
+    rotary = Rotary(config.ropes[0][0], dim, max_model_len=max(rows), dtype=_DTYPE, device=CPU)
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(m, heads, dim, generator=generator).to(_DTYPE) for m in rows]
     tables = [rotary(torch.arange(m)) for m in rows]

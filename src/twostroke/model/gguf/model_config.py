@@ -32,6 +32,7 @@ class GGUFArchitecture:
 
 GGUF_ARCHITECTURES = {
     "llama": GGUFArchitecture("LlamaForCausalLM", has_permuted_heads=True),
+    "smollm3": GGUFArchitecture("SmolLM3ForCausalLM", has_permuted_heads=True),
     "qwen2": GGUFArchitecture("Qwen2ForCausalLM"),
     "qwen3": GGUFArchitecture("Qwen3ForCausalLM"),
 }
