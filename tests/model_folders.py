@@ -18,6 +18,17 @@ VOCAB_SIZE = 320
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"num_attention_heads": 4, "num_key_value_heads": 2}),
     "mistral": ("Mistral", {"num_attention_heads": 4, "num_key_value_heads": 1, "sliding_window": 24}),
+    "granite": (
+        "Granite",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "embedding_multiplier": 1.7,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 0.8,
+        },
+    ),
     "smollm3": ("SmolLM3", {"num_attention_heads": 4, "num_key_value_heads": 2, "no_rope_layers": [1, 0, 1]}),
     "qwen2": (
         "Qwen2",

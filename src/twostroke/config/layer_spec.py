@@ -58,6 +58,15 @@ class LayerSpec:
     mlp_bias: bool = False
     qk_norm: bool = False
     """RMS norm over each head of q and k, before the rotation."""
+    score_scale: float | None = None
+    """Factor on q · k; None: 1 / sqrt(head_dim)."""
+    residual_scale: float = 1.0
+    """Factor on what attention and MLP add to the residual stream."""
+
+    @property
+    def softmax_scale(self) -> float:
+        """Factor on q · k."""
+        return self.kv.head_dim**-0.5 if self.score_scale is None else self.score_scale
 
     @property
     def q_size(self) -> int:

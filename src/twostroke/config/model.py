@@ -32,6 +32,8 @@ class ArchitectureTraits:
     reads_mlp_bias: bool = False
     qk_norm: bool = False
     windows: WindowRule = "none"
+    reads_multipliers: bool = False
+    """`embedding_multiplier`, `attention_multiplier`, `residual_multiplier` and `logits_scaling`."""
     reads_no_rope_layers: bool = False
     """`no_rope_layers` has a 0 for each layer without rotation; by default these are every 4th."""
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -40,6 +42,7 @@ class ArchitectureTraits:
 
 ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
     "LlamaForCausalLM": ArchitectureTraits(reads_attention_bias=True, reads_mlp_bias=True),
+    "GraniteForCausalLM": ArchitectureTraits(reads_attention_bias=True, reads_mlp_bias=True, reads_multipliers=True),
     "SmolLM3ForCausalLM": ArchitectureTraits(
         reads_attention_bias=True,
         reads_mlp_bias=True,
@@ -75,6 +78,10 @@ class ModelConfig:
     """The longest request: max_position_embeddings, or what the rotary embedding is stretched to."""
     rms_norm_eps: float
     tie_word_embeddings: bool = False
+    embedding_scale: float = 1.0
+    """Factor on embeddings."""
+    logits_divisor: float = 1.0
+    """Of the logits."""
     dtype: str = "float32"
     """Type of the checkpoint's floats as config.json states it."""
     quantization: QuantizationConfig | None = None
@@ -154,6 +161,8 @@ class ModelConfig:
             output_bias=has_attention_bias,
             mlp_bias=traits.reads_mlp_bias and switch(given, "mlp_bias"),
             qk_norm=traits.qk_norm,
+            score_scale=_number(given, "attention_multiplier") if traits.reads_multipliers else None,
+            residual_scale=_number(given, "residual_multiplier") if traits.reads_multipliers else 1.0,
         )
         windows = _layer_windows(given, traits.windows, num_layers)
         has_rope = _layers_with_rope(given, num_layers) if traits.reads_no_rope_layers else (True,) * num_layers
@@ -169,6 +178,8 @@ class ModelConfig:
             max_context=rope.context(max_positions, is_original_given=_is_original_given(given)),
             rms_norm_eps=_epsilon(given),
             tie_word_embeddings=switch(given, "tie_word_embeddings"),
+            embedding_scale=_number(given, "embedding_multiplier") if traits.reads_multipliers else 1.0,
+            logits_divisor=_number(given, "logits_scaling") if traits.reads_multipliers else 1.0,
             dtype=_dtype(given),
             quantization=QuantizationConfig.from_hf(mapping(given, "quantization_config")),
             early_exit_layers=_early_exit_layers(given, num_layers),
@@ -236,6 +247,13 @@ def _epsilon(given: Mapping[str, Any]) -> float:
             f"config.json: rms_norm_eps must be a number above 0 (at least {_SMALLEST_EPSILON:g}) and below 1, found "
             f"{value!r}."
         )
+    return float(value)
+
+
+def _number(given: Mapping[str, Any], name: str) -> float:
+    value = given.get(name, 1.0)
+    if not is_number(value) or not _SMALLEST_EPSILON <= value <= 1 / _SMALLEST_EPSILON:
+        raise CorruptCheckpoint(f"config.json: {name} must be a number above 0, found {value!r}.")
     return float(value)
 
 

@@ -30,10 +30,12 @@ class KVTensors(Protocol):
 class Attention:
     """Turns q and k, writes K and V of the step's tokens, then attends over the paged context."""
 
-    def __init__(self, layer_id: int, head_dim: int, operators: Operators, head_norm: RMSNorm | None = None) -> None:
-        """Scores are scaled by 1 / sqrt(head_dim); head_norm: over each head of q and k, before they are rotated."""
+    def __init__(
+        self, layer_id: int, softmax_scale: float, operators: Operators, head_norm: RMSNorm | None = None
+    ) -> None:
+        """Takes the factor on q · k, and the norm over each head of q and k, before they are rotated."""
         self._layer_id = layer_id
-        self._softmax_scale = head_dim**-0.5
+        self._softmax_scale = softmax_scale
         self._head_norm, self._rotate_heads_ = head_norm, operators.rotate_heads_
 
     def __call__(self, qkv: Tensor, rotation: Rotation | None, attention: AttentionMetadata, kv: KVTensors) -> Tensor:

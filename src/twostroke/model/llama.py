@@ -1,5 +1,5 @@
 """Llama (Touvron et al. 2023, arXiv:2302.13971), and what differs from it by what a LayerSpec says: Mistral, SmolLM3,
-Qwen2 and Qwen3 (Yang et al. 2025, arXiv:2505.09388)."""
+Granite, Qwen2 and Qwen3 (Yang et al. 2025, arXiv:2505.09388)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from twostroke.config.layer_spec import LayerSpec
 from twostroke.config.model import ModelConfig
+from twostroke.kernels.dispatch import Linear
 from twostroke.layers.attention import Attention, KVTensors
 from twostroke.layers.attention_metadata import AttentionMetadata
 from twostroke.layers.norm import RMSNorm
@@ -28,11 +29,12 @@ class LlamaLayer:
         operators, split, spec = placement.operators, placement.split, config.layers[layer_id]
         self._num_heads, self._num_kv_heads = split.share(spec.num_heads), split.share(spec.kv.num_kv_heads)
         self._head_dim, self._width = spec.kv.head_dim, spec.q_size
+        self._residual_scale = spec.residual_scale
         self._split = split
         self.attention_norm = RMSNorm(weights["attention_norm.weight"], config.rms_norm_eps, operators)
         self._qkv = operators.pack_linear(weights["qkv.weight"], weights.get("qkv.bias"))
         head_norm = self.head_norm(spec, weights, config.rms_norm_eps, placement)
-        self._attention = Attention(layer_id, self._head_dim, operators, head_norm)
+        self._attention = Attention(layer_id, spec.softmax_scale, operators, head_norm)
         output = operators.pack_linear(weights["output.weight"], weights.get("output.bias"))
         self.output = split.linear(output, config.hidden_size)
         self.mlp_norm = RMSNorm(weights["mlp_norm.weight"], config.rms_norm_eps, operators)
@@ -52,8 +54,13 @@ class LlamaLayer:
 
     def forward(self, x: Tensor, rotation: Rotation | None, attention: AttentionMetadata, kv: KVTensors) -> Tensor:
         """x: [num_tokens, hidden_size]; rotation: of q and k, where the layer has one."""
-        x = self.output.add_to(x, self.attend(self.attention_norm(x), rotation, attention, kv))
-        return self.down.add_to(x, self.gated(self.mlp_norm(x)))
+        x = self._added(self.output, x, self.attend(self.attention_norm(x), rotation, attention, kv))
+        return self._added(self.down, x, self.gated(self.mlp_norm(x)))
+
+    def _added(self, linear: Linear, residual: Tensor, x: Tensor) -> Tensor:
+        return (
+            linear.add_to(residual, x) if self._residual_scale == 1.0 else residual + linear(x) * self._residual_scale
+        )
 
     def attend(self, x: Tensor, rotation: Rotation | None, attention: AttentionMetadata, kv: KVTensors) -> Tensor:
         """Self-attention of x [num_tokens, hidden_size], before the output projection."""
@@ -143,8 +150,11 @@ class Llama(DecoderModel):
     def embed(self, input_ids: Tensor) -> Tensor:
         """See DecoderModel."""
         if self._table is None:
-            return self._lm_head.rows(input_ids)
-        return self._split.rows(input_ids, self.config.vocab_size, partial(_rows_of, self._table))
+            rows = self._lm_head.rows(input_ids)
+        else:
+            rows = self._split.rows(input_ids, self.config.vocab_size, partial(_rows_of, self._table))
+        scale = self.config.embedding_scale
+        return rows if scale == 1.0 else rows * scale
 
     @torch.inference_mode()
     def forward_layers(
@@ -174,7 +184,8 @@ class Llama(DecoderModel):
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See DecoderModel."""
-        return self._lm_head(hidden).float()
+        logits, divisor = self._lm_head(hidden).float(), self.config.logits_divisor
+        return logits if divisor == 1.0 else logits / divisor
 
 
 def _rows_of(table: Tensor, ids: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
     "MistralForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
     "Qwen2ForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
+    "GraniteForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
     "SmolLM3ForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
     "Qwen3ForCausalLM": Architecture("twostroke.model.llama:Llama", QWEN3, can_split=True),
 }

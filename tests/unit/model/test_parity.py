@@ -57,6 +57,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral-window": ("Mistral", {"sliding_window": 37}),
     "mistral-no-window": ("Mistral", {"sliding_window": None, "head_dim": 32}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 1.7,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 0.8,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "granite-plain-tied": ("Granite", {"attention_multiplier": 0.25, "tie_word_embeddings": True}),
     "smollm3": ("SmolLM3", {"tie_word_embeddings": True, "num_hidden_layers": 5}),
     "smollm3-windows-biases": (
         "SmolLM3",

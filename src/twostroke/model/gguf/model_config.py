@@ -32,6 +32,7 @@ class GGUFArchitecture:
 
 GGUF_ARCHITECTURES = {
     "llama": GGUFArchitecture("LlamaForCausalLM", has_permuted_heads=True),
+    "granite": GGUFArchitecture("GraniteForCausalLM", has_permuted_heads=True),
     "smollm3": GGUFArchitecture("SmolLM3ForCausalLM", has_permuted_heads=True),
     "qwen2": GGUFArchitecture("Qwen2ForCausalLM"),
     "qwen3": GGUFArchitecture("Qwen3ForCausalLM"),
@@ -97,7 +98,7 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
         "dtype": _dtype(file),
     }
-    given |= _window(metadata, prefix, given)
+    given |= _window(metadata, prefix, given) | _multipliers(metadata, prefix)
     try:
         config = ModelConfig.from_hf(given)
     except CorruptCheckpoint as error:
@@ -105,8 +106,26 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
     return _with_stored_frequencies(config, file)
 
 
+_MULTIPLIERS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+"""Granite's keys, in the words of its config.json."""
+
+
+def _multipliers(metadata: Metadata, prefix: str) -> dict[str, Any]:
+    if prefix != "granite":
+        return {}
+    return {name: metadata.number(f"{prefix}.{key}", 1.0) for key, name in _MULTIPLIERS.items()}
+
+
 def _refuse_unsupported(metadata: Metadata, prefix: str) -> None:
+    read = _MULTIPLIERS if prefix == "granite" else {}
     for name, neutral in _NEUTRAL.items():
+        if name in read:
+            continue
         key = f"{prefix}.{name}"
         if key in metadata and metadata.number_or_flag(key) != neutral:
             value = metadata.number_or_flag(key)
