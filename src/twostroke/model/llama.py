@@ -58,9 +58,9 @@ class LlamaLayer:
         return self._added(self.down, x, self.gated(self.mlp_norm(x)))
 
     def _added(self, linear: Linear, residual: Tensor, x: Tensor) -> Tensor:
-        return (
-            linear.add_to(residual, x) if self._residual_scale == 1.0 else residual + linear(x) * self._residual_scale
-        )
+        if self._residual_scale == 1.0:
+            return linear.add_to(residual, x)
+        return residual + linear(x) * self._residual_scale
 
     def attend(self, x: Tensor, rotation: Rotation | None, attention: AttentionMetadata, kv: KVTensors) -> Tensor:
         """Self-attention of x [num_tokens, hidden_size], before the output projection."""
