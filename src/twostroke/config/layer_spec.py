@@ -8,9 +8,15 @@ of a layer reads it there, and nobody keeps a copy.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from twostroke.config.kv_format import KVFormat, slot_bytes
 from twostroke.config.rope import RopeConfig
+
+QKNorm = Literal["none", "heads", "rows"]
+"""RMS norm of q and k before the rotation: none, over each head, or over all heads of q, and of k, at once."""
+NormPlace = Literal["before", "after"]
+"""Where the norms of attention and MLP stand: at their input, or at their output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +62,8 @@ class LayerSpec:
     output_bias: bool = False
     """A bias on the attention's output projection."""
     mlp_bias: bool = False
-    qk_norm: bool = False
-    """RMS norm over each head of q and k, before the rotation."""
+    qk_norm: QKNorm = "none"
+    norms: NormPlace = "before"
     score_scale: float | None = None
     """Factor on q · k; None: 1 / sqrt(head_dim)."""
     residual_scale: float = 1.0

@@ -5,17 +5,22 @@ Defaults of absent keys are those of transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from twostroke.config.fields import count, is_number, list_of, mapping, switch
-from twostroke.config.layer_spec import KVSpec, LayerSpec
+from twostroke.config.layer_spec import KVSpec, LayerSpec, NormPlace, QKNorm
 from twostroke.config.quantization import QuantizationConfig
 from twostroke.config.rope import RopeConfig
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 
-WindowRule = Literal["none", "all_layers", "by_layer"]
+WindowRule = Literal["none", "all_layers", "by_layer", "by_type"]
+"""Which layers have `sliding_window`: none, all, those of `layer_types` or from `max_window_layers` on where
+`use_sliding_window` is set, or those of `layer_types` whatever that says."""
+RopeRule = Literal["same", "only_windows", "plain_windows"]
+"""Of a model with windows in some layers: all layers are rotated alike; full ones are not rotated; or `rope_scaling`
+is of the full ones alone."""
 
 DTYPE_NAMES = ("float32", "float16", "bfloat16")
 MAX_LAYERS = 4096
@@ -30,8 +35,14 @@ class ArchitectureTraits:
     reads_attention_bias: bool = False
     """`attention_bias` adds biases to q, k, v and to the output projection."""
     reads_mlp_bias: bool = False
-    qk_norm: bool = False
+    reads_output_bias: bool = False
+    """`attention_out_bias` says alone whether the output projection has biases."""
+    qk_norm: QKNorm = "none"
+    norms: NormPlace = "before"
     windows: WindowRule = "none"
+    window_every: int | None = None
+    """Without `layer_types`, every n-th layer is full and the others have the window."""
+    rope_of_windows: RopeRule = "same"
     reads_multipliers: bool = False
     """`embedding_multiplier`, `attention_multiplier`, `residual_multiplier` and `logits_scaling`."""
     reads_no_rope_layers: bool = False
@@ -42,6 +53,33 @@ class ArchitectureTraits:
 
 ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
     "LlamaForCausalLM": ArchitectureTraits(reads_attention_bias=True, reads_mlp_bias=True),
+    "MinistralForCausalLM": ArchitectureTraits(windows="by_type", defaults={"num_key_value_heads": 8}),
+    "SeedOssForCausalLM": ArchitectureTraits(
+        reads_attention_bias=True,
+        reads_output_bias=True,
+        reads_mlp_bias=True,
+        defaults={"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
+    ),
+    "Olmo2ForCausalLM": ArchitectureTraits(
+        reads_attention_bias=True, qk_norm="rows", norms="after", defaults={"rms_norm_eps": 1e-5}
+    ),
+    "Olmo3ForCausalLM": ArchitectureTraits(
+        reads_attention_bias=True,
+        qk_norm="rows",
+        norms="after",
+        windows="by_type",
+        window_every=4,
+        rope_of_windows="plain_windows",
+        defaults={"rms_norm_eps": 1e-5},
+    ),
+    "Exaone4ForCausalLM": ArchitectureTraits(
+        qk_norm="heads",
+        norms="after",
+        windows="by_type",
+        window_every=4,
+        rope_of_windows="only_windows",
+        defaults={"num_key_value_heads": 32, "rms_norm_eps": 1e-5},
+    ),
     "GraniteForCausalLM": ArchitectureTraits(reads_attention_bias=True, reads_mlp_bias=True, reads_multipliers=True),
     "SmolLM3ForCausalLM": ArchitectureTraits(
         reads_attention_bias=True,
@@ -56,7 +94,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
     "Qwen2ForCausalLM": ArchitectureTraits(qkv_bias=True, windows="by_layer", defaults={"num_key_value_heads": 32}),
     "Qwen3ForCausalLM": ArchitectureTraits(
         reads_attention_bias=True,
-        qk_norm=True,
+        qk_norm="heads",
         windows="by_layer",
         defaults={"num_key_value_heads": 32, "head_dim": 128},
     ),
@@ -149,33 +187,38 @@ class ModelConfig:
         head_dim = count(given, "head_dim", hidden_size // num_heads)
         num_layers = count(given, "num_hidden_layers", most=MAX_LAYERS)
         max_positions = count(given, "max_position_embeddings")
-        rope = RopeConfig.from_hf(given)
+        full_rope, window_rope = _ropes(given, traits.rope_of_windows)
         _check_heads(given, hidden_size, num_heads, num_kv_heads, head_dim)
         has_attention_bias = traits.reads_attention_bias and switch(given, "attention_bias")
         layer = LayerSpec(
             num_heads=num_heads,
             kv=KVSpec(num_kv_heads=num_kv_heads, head_dim=head_dim),
-            rope=rope,
+            rope=full_rope,
             intermediate_size=count(given, "intermediate_size"),
             qkv_bias=traits.qkv_bias or has_attention_bias,
-            output_bias=has_attention_bias,
+            output_bias=switch(given, "attention_out_bias") if traits.reads_output_bias else has_attention_bias,
             mlp_bias=traits.reads_mlp_bias and switch(given, "mlp_bias"),
             qk_norm=traits.qk_norm,
+            norms=traits.norms,
             score_scale=_number(given, "attention_multiplier") if traits.reads_multipliers else None,
             residual_scale=_number(given, "residual_multiplier") if traits.reads_multipliers else 1.0,
         )
-        windows = _layer_windows(given, traits.windows, num_layers)
-        has_rope = _layers_with_rope(given, num_layers) if traits.reads_no_rope_layers else (True,) * num_layers
+        windows = _layer_windows(given, traits, num_layers)
+        has_rope = _layers_with_rope(given, traits, windows)
         read = cls(
             architecture=architecture,
             layers=tuple(
-                replace(layer, kv=replace(layer.kv, window=window), rope=rope if is_rotated else None)
+                replace(
+                    layer,
+                    kv=replace(layer.kv, window=window),
+                    rope=None if not is_rotated else full_rope if window is None else window_rope,
+                )
                 for window, is_rotated in zip(windows, has_rope, strict=True)
             ),
             hidden_size=hidden_size,
             vocab_size=count(given, "vocab_size"),
             max_position_embeddings=max_positions,
-            max_context=rope.context(max_positions, is_original_given=_is_original_given(given)),
+            max_context=full_rope.context(max_positions, is_original_given=_is_original_given(given)),
             rms_norm_eps=_epsilon(given),
             tie_word_embeddings=switch(given, "tie_word_embeddings"),
             embedding_scale=_number(given, "embedding_multiplier") if traits.reads_multipliers else 1.0,
@@ -184,12 +227,12 @@ class ModelConfig:
             quantization=QuantizationConfig.from_hf(mapping(given, "quantization_config")),
             early_exit_layers=_early_exit_layers(given, num_layers),
         )
-        if rope.rope_type == "dynamic" and head_dim < 4:
+        if full_rope.rope_type == "dynamic" and head_dim < 4:
             raise CorruptCheckpoint(f"config.json: dynamic rope scaling needs a head_dim of 4, found {head_dim}.")
         if read.max_context < 2:
             raise CorruptCheckpoint(
-                f"config.json: max_position_embeddings {max_positions} and rope factor {rope.factor:g} leave a context "
-                f"of {read.max_context} tokens."
+                f"config.json: max_position_embeddings {max_positions} and rope factor {full_rope.factor:g} leave a "
+                f"context of {read.max_context} tokens."
             )
         return read
 
@@ -263,7 +306,24 @@ def _is_original_given(given: Mapping[str, Any]) -> bool:
     return bool(given.get(name) or rope.get(name))
 
 
-def _layer_windows(given: Mapping[str, Any], rule: WindowRule, num_layers: int) -> tuple[int | None, ...]:
+def _ropes(given: Mapping[str, Any], rule: RopeRule) -> tuple[RopeConfig, RopeConfig]:
+    """Those of full layers, and of layers with a window."""
+    by_type = mapping(given, "rope_parameters")
+    if any(isinstance(value, Mapping) for value in by_type.values()):
+        rest = {name: value for name, value in given.items() if name != "rope_scaling"}
+        full, window = (
+            RopeConfig.from_hf({**rest, "rope_parameters": mapping(by_type, kind)})
+            for kind in ("full_attention", "sliding_attention")
+        )
+        return full, window
+    full = RopeConfig.from_hf(given)
+    if rule != "plain_windows":
+        return full, full
+    return full, RopeConfig.from_hf({**given, "rope_scaling": None, "rope_parameters": {"rope_theta": full.theta}})
+
+
+def _layer_windows(given: Mapping[str, Any], traits: ArchitectureTraits, num_layers: int) -> tuple[int | None, ...]:
+    rule = traits.windows
     if rule == "none":
         return (None,) * num_layers
     window = given.get("sliding_window", 4096)
@@ -274,12 +334,7 @@ def _layer_windows(given: Mapping[str, Any], rule: WindowRule, num_layers: int) 
     if rule == "all_layers":
         return (window,) * num_layers
     if given.get("layer_types") is None:
-        first_windowed = given.get("max_window_layers", 28)
-        if isinstance(first_windowed, bool) or not isinstance(first_windowed, int) or first_windowed < 0:
-            raise CorruptCheckpoint(
-                f"config.json: max_window_layers must be an integer of at least 0, found {first_windowed!r}."
-            )
-        return tuple(window if layer_id >= first_windowed else None for layer_id in range(num_layers))
+        return _default_windows(given, traits, num_layers, window)
     kinds = [str(kind) for kind in list_of(given, "layer_types")]
     if len(kinds) != num_layers:
         raise CorruptCheckpoint(f"config.json: layer_types has {len(kinds)} entries for {num_layers} layers.")
@@ -291,7 +346,32 @@ def _layer_windows(given: Mapping[str, Any], rule: WindowRule, num_layers: int) 
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _layers_with_rope(given: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
+def _default_windows(
+    given: Mapping[str, Any], traits: ArchitectureTraits, num_layers: int, window: int | None
+) -> tuple[int | None, ...]:
+    """Of a model without `layer_types`."""
+    if traits.windows == "by_type":
+        every = given.get("sliding_window_pattern") or traits.window_every
+        if isinstance(every, str):  # "LLLG": as many layers as it has letters
+            every = len(every)
+        every = count({"sliding_window_pattern": every}, "sliding_window_pattern", num_layers + 1)
+        return tuple(window if (layer_id + 1) % every else None for layer_id in range(num_layers))
+    first_windowed = given.get("max_window_layers", 28)
+    if isinstance(first_windowed, bool) or not isinstance(first_windowed, int) or first_windowed < 0:
+        raise CorruptCheckpoint(
+            f"config.json: max_window_layers must be an integer of at least 0, found {first_windowed!r}."
+        )
+    return tuple(window if layer_id >= first_windowed else None for layer_id in range(num_layers))
+
+
+def _layers_with_rope(
+    given: Mapping[str, Any], traits: ArchitectureTraits, windows: Sequence[int | None]
+) -> tuple[bool, ...]:
+    num_layers = len(windows)
+    if traits.rope_of_windows == "only_windows" and given.get("sliding_window", 4096) is not None:
+        return tuple(window is not None for window in windows)
+    if not traits.reads_no_rope_layers:
+        return (True,) * num_layers
     if given.get("no_rope_layers") is None:
         interval = count(given, "no_rope_layer_interval", 4)
         return tuple((layer_id + 1) % interval != 0 for layer_id in range(num_layers))

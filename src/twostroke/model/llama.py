@@ -1,5 +1,5 @@
 """Llama (Touvron et al. 2023, arXiv:2302.13971), and what differs from it by what a LayerSpec says: Mistral, SmolLM3,
-Granite, Qwen2 and Qwen3 (Yang et al. 2025, arXiv:2505.09388)."""
+Granite, Qwen2, Qwen3 (Yang et al. 2025, arXiv:2505.09388), OLMo 2 (arXiv:2501.00656) and others."""
 
 from __future__ import annotations
 
@@ -29,11 +29,18 @@ class LlamaLayer:
         operators, split, spec = placement.operators, placement.split, config.layers[layer_id]
         self._num_heads, self._num_kv_heads = split.share(spec.num_heads), split.share(spec.kv.num_kv_heads)
         self._head_dim, self._width = spec.kv.head_dim, spec.q_size
-        self._residual_scale = spec.residual_scale
+        self._residual_scale, self._norms = spec.residual_scale, spec.norms
         self._split = split
         self.attention_norm = RMSNorm(weights["attention_norm.weight"], config.rms_norm_eps, operators)
         self._qkv = operators.pack_linear(weights["qkv.weight"], weights.get("qkv.bias"))
         head_norm = self.head_norm(spec, weights, config.rms_norm_eps, placement)
+        self._row_norms: tuple[RMSNorm, RMSNorm] | None = None
+        if spec.qk_norm == "rows":
+            q_norm, k_norm = weights["q_norm.weight"], weights["k_norm.weight"]
+            self._row_norms = (
+                RMSNorm(q_norm, config.rms_norm_eps, operators),
+                RMSNorm(k_norm, config.rms_norm_eps, operators),
+            )
         self._attention = Attention(layer_id, spec.softmax_scale, operators, head_norm)
         output = operators.pack_linear(weights["output.weight"], weights.get("output.bias"))
         self.output = split.linear(output, config.hidden_size)
@@ -47,13 +54,16 @@ class LlamaLayer:
         self, spec: LayerSpec, weights: Mapping[str, Any], eps: float, placement: Placement
     ) -> RMSNorm | None:
         """Return the norm over each head of q and k, with each head's weight in its row, where the layer has one."""
-        if not spec.qk_norm:
+        if spec.qk_norm != "heads":
             return None
         of_heads = [weights["q_norm.weight"]] * self._num_heads + [weights["k_norm.weight"]] * self._num_kv_heads
         return RMSNorm(torch.stack(of_heads), eps, placement.operators)
 
     def forward(self, x: Tensor, rotation: Rotation | None, attention: AttentionMetadata, kv: KVTensors) -> Tensor:
         """x: [num_tokens, hidden_size]; rotation: of q and k, where the layer has one."""
+        if self._norms == "after":
+            x = x + self.attention_norm(self.output(self.attend(x, rotation, attention, kv)))
+            return x + self.mlp_norm(self.down(self.gated(x)))
         x = self._added(self.output, x, self.attend(self.attention_norm(x), rotation, attention, kv))
         return self._added(self.down, x, self.gated(self.mlp_norm(x)))
 
@@ -65,11 +75,11 @@ class LlamaLayer:
     def attend(self, x: Tensor, rotation: Rotation | None, attention: AttentionMetadata, kv: KVTensors) -> Tensor:
         """Self-attention of x [num_tokens, hidden_size], before the output projection."""
         qkv = self._qkv(x).view(x.shape[0], self._num_heads + 2 * self._num_kv_heads, self._head_dim)
-        self.norm_heads_(qkv[:, : self._num_heads + self._num_kv_heads])
+        if self._row_norms is not None:
+            q, k, _ = qkv.split((self._num_heads, self._num_kv_heads, self._num_kv_heads), dim=1)
+            for part, norm in zip((q, k), self._row_norms, strict=True):
+                part.copy_(norm(part.flatten(1)).view_as(part))
         return self._split.gather(self._attention(qkv, rotation, attention, kv), self._width)
-
-    def norm_heads_(self, qk: Tensor) -> None:
-        """What else is done to q and k [num_tokens, num_heads + num_kv_heads, head_dim] before rotation."""
 
 
 class Llama(DecoderModel):
@@ -106,7 +116,9 @@ class Llama(DecoderModel):
             found[f"{name}.weight"] = Parameter(rows, columns, is_split=True, is_gated=name == "gate_up")
             if has_bias:
                 found[f"{name}.bias"] = Parameter(rows, is_split=True)
-        if spec.qk_norm:
+        if spec.qk_norm == "rows":
+            found |= {"q_norm.weight": Parameter((q,)), "k_norm.weight": Parameter((kv,))}
+        if spec.qk_norm == "heads":
             num_heads = {"q_norm": spec.num_heads, "k_norm": spec.kv.num_kv_heads}
             for name, num in num_heads.items():
                 found[f"{name}.weight"] = Parameter((spec.kv.head_dim,), num_copies=num)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from twostroke.config.model import ARCHITECTURE_TRAITS, ArchitectureTraits, ModelConfig
 from twostroke.errors import UnsupportedModel
-from twostroke.model.weight_map import LLAMA, QWEN3, NameTable
+from twostroke.model.weight_map import LLAMA, OLMO2, QWEN3, NameTable
 
 if TYPE_CHECKING:
     from twostroke.model.decoder import DecoderModel
@@ -29,6 +29,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
     "MistralForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
     "Qwen2ForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
+    "MinistralForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
+    "SeedOssForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
+    "Olmo2ForCausalLM": Architecture("twostroke.model.llama:Llama", OLMO2),
+    "Olmo3ForCausalLM": Architecture("twostroke.model.llama:Llama", OLMO2),
+    "Exaone4ForCausalLM": Architecture("twostroke.model.llama:Llama", OLMO2, can_split=True),
     "GraniteForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
     "SmolLM3ForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
     "Qwen3ForCausalLM": Architecture("twostroke.model.llama:Llama", QWEN3, can_split=True),

@@ -33,6 +33,13 @@ QWEN3: NameTable = {
     "layers.{i}.k_norm": "model.layers.{i}.self_attn.k_norm",
 }
 
+OLMO2: NameTable = {
+    **QWEN3,
+    "layers.{i}.attention_norm": "model.layers.{i}.post_attention_layernorm",
+    "layers.{i}.mlp_norm": "model.layers.{i}.post_feedforward_layernorm",
+}
+"""Norms behind attention and MLP: OLMo 2, OLMo 3 and EXAONE 4."""
+
 
 _GGUF_MODULES = {
     "model.embed_tokens": "token_embd",

@@ -69,6 +69,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "granite-plain-tied": ("Granite", {"attention_multiplier": 0.25, "tie_word_embeddings": True}),
+    "ministral": (
+        "Ministral",
+        {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 37},
+    ),
+    "seed-oss": ("SeedOss", {"head_dim": 32, "mlp_bias": True}),
+    "seed-oss-output-bias": ("SeedOss", {"head_dim": 16, "attention_bias": False, "attention_out_bias": True}),
+    "olmo2": ("Olmo2", {"attention_bias": True}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 37,
+            "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
+        },
+    ),
+    "exaone4": ("Exaone4", {"num_hidden_layers": 4, "sliding_window": 37}),
+    "exaone4-no-windows": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "smollm3": ("SmolLM3", {"tie_word_embeddings": True, "num_hidden_layers": 5}),
     "smollm3-windows-biases": (
         "SmolLM3",

@@ -210,7 +210,7 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig, kind: GGMLQuantization
     if factors is not None:
         shape = tuple(factors.shape)
         yield _Tensor("rope_freqs.weight", shape, GGMLQuantizationType.F32, checkpoint, None, values=factors)
-    of_layer: Mapping[str, str] = {**_OF_LAYER, **(_OF_QK_NORM if layer.qk_norm else {})}
+    of_layer: Mapping[str, str] = {**_OF_LAYER, **(_OF_QK_NORM if layer.qk_norm == "heads" else {})}
     for i in range(config.num_layers):
         for theirs, ours in of_layer.items():
             yield tensor(f"blk.{i}.{theirs}.weight", f"model.layers.{i}.{ours}.weight", interleaved.get(theirs))
