@@ -29,6 +29,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 0.8,
         },
     ),
+    "olmo3": (
+        "Olmo3",
+        {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4, "sliding_window": 24},
+    ),
     "smollm3": ("SmolLM3", {"num_attention_heads": 4, "num_key_value_heads": 2, "no_rope_layers": [1, 0, 1]}),
     "qwen2": (
         "Qwen2",
@@ -42,8 +46,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("Qwen3", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}),
 }
-"""One of each family: GQA, MQA with a window, a layer without rotation, MHA with windows in some layers, own head_dim
-with qk-norm."""
+"""One of each family: GQA, MQA with a window, norms at outputs with windows in three of four layers, a layer without
+rotation, MHA with windows in some layers, own head_dim with qk-norm."""
 
 
 def write_tokenizer(folder: Path, num_characters: int = 256) -> None:

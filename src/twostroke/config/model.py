@@ -35,6 +35,8 @@ class ArchitectureTraits:
     reads_attention_bias: bool = False
     """`attention_bias` adds biases to q, k, v and to the output projection."""
     reads_mlp_bias: bool = False
+    hidden_act: str = "silu"
+    """The only activation that its maths know."""
     reads_output_bias: bool = False
     """`attention_out_bias` says alone whether the output projection has biases."""
     qk_norm: QKNorm = "none"
@@ -180,7 +182,7 @@ class ModelConfig:
         architecture = _architecture(config)
         traits = ARCHITECTURE_TRAITS[architecture]
         given = {**traits.defaults, **config}
-        _refuse_unsupported(given)
+        _check_activation(given, traits.hidden_act)
         num_heads = count(given, "num_attention_heads")
         num_kv_heads = count(given, "num_key_value_heads", num_heads)
         hidden_size = count(given, "hidden_size")
@@ -261,10 +263,10 @@ def _check_heads(given: Mapping[str, Any], hidden_size: int, num_heads: int, num
         raise CorruptCheckpoint(f"config.json: head_dim {head_dim} is odd; rotary embedding needs pairs.")
 
 
-def _refuse_unsupported(given: Mapping[str, Any]) -> None:
-    activation = given.get("hidden_act", "silu")
-    if activation != "silu":
-        raise UnsupportedModel(f"hidden_act={activation!r} is not implemented; known: silu.")
+def _check_activation(given: Mapping[str, Any], known: str) -> None:
+    activation = given.get("hidden_act", known)
+    if activation != known:
+        raise UnsupportedModel(f"hidden_act={activation!r} is not implemented; known: {known}.")
 
 
 def _early_exit_layers(given: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:

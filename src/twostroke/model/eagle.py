@@ -106,7 +106,7 @@ class EagleHead:
         embedded = self._target.embed(token_ids) if table is None else F.embedding(token_ids, table)
         x = torch.cat((layer.attention_norm(embedded), self._hidden_norm(h)), dim=-1)
         y = layer.output.add_to(h, layer.attend(x, self._rotary(positions), attention, kv))
-        return layer.down.add_to(y, layer.gated(layer.mlp_norm(y)))
+        return layer.down.add_to(y, layer.inner(layer.mlp_norm(y)))
 
     @torch.inference_mode()
     def logits(self, y: Tensor) -> Tensor:

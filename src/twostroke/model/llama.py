@@ -3,7 +3,7 @@ Granite, Qwen2, Qwen3 (Yang et al. 2025, arXiv:2505.09388), OLMo 2 (arXiv:2501.0
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -45,10 +45,14 @@ class LlamaLayer:
         output = operators.pack_linear(weights["output.weight"], weights.get("output.bias"))
         self.output = split.linear(output, config.hidden_size)
         self.mlp_norm = RMSNorm(weights["mlp_norm.weight"], config.rms_norm_eps, operators)
-        gated = operators.pack_gated(weights["gate_up.weight"], weights.get("gate_up.bias"))
-        self.gated = split.gated(gated, spec.intermediate_size)
+        self.inner = self.pack_mlp(spec, weights, placement)
         down = operators.pack_linear(weights["down.weight"], weights.get("down.bias"))
         self.down = split.linear(down, config.hidden_size)
+
+    def pack_mlp(self, spec: LayerSpec, weights: Mapping[str, Any], placement: Placement) -> Callable[[Tensor], Tensor]:
+        """Return what the MLP computes before its down projection: [num_tokens, hidden_size] -> intermediate_size."""
+        gated = placement.operators.pack_gated(weights["gate_up.weight"], weights.get("gate_up.bias"))
+        return placement.split.gated(gated, spec.intermediate_size)
 
     def head_norm(
         self, spec: LayerSpec, weights: Mapping[str, Any], eps: float, placement: Placement
@@ -63,9 +67,9 @@ class LlamaLayer:
         """x: [num_tokens, hidden_size]; rotation: of q and k, where the layer has one."""
         if self._norms == "after":
             x = x + self.attention_norm(self.output(self.attend(x, rotation, attention, kv)))
-            return x + self.mlp_norm(self.down(self.gated(x)))
+            return x + self.mlp_norm(self.down(self.inner(x)))
         x = self._added(self.output, x, self.attend(self.attention_norm(x), rotation, attention, kv))
-        return self._added(self.down, x, self.gated(self.mlp_norm(x)))
+        return self._added(self.down, x, self.inner(self.mlp_norm(x)))
 
     def _added(self, linear: Linear, residual: Tensor, x: Tensor) -> Tensor:
         if self._residual_scale == 1.0:

@@ -60,17 +60,22 @@ _GGUF_MODULES = {
 """Modules of Hugging Face checkpoints in the words of GGUF files; those of layers come without the layer."""
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, own_modules: Mapping[str, str] | None = None) -> str:
     """A tensor of a Hugging Face checkpoint as GGUF files call it.
+
+    Args:
+        name: in the checkpoint.
+        own_modules: what an architecture calls otherwise than others do.
 
     >>> gguf_name("model.layers.7.self_attn.q_proj.weight")
     'blk.7.attn_q.weight'
     """
+    modules = {**_GGUF_MODULES, **(own_modules or {})}
     module, _, kind = name.rpartition(".")
     if not module.startswith("model.layers."):
-        return f"{_GGUF_MODULES[module]}.{kind}"
+        return f"{modules[module]}.{kind}"
     layer, _, module = module.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{_GGUF_MODULES[module]}.{kind}"
+    return f"blk.{layer}.{modules[module]}.{kind}"
 
 
 def checkpoint_names(table: NameTable, name: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from architectures import olmo2
+from architectures import arcee
 from oracle import naive_model
 from oracle.parity import check_layers, check_parity
 from twostroke.config.model import ARCHITECTURE_TRAITS
@@ -15,32 +15,38 @@ from twostroke.errors import UnsupportedModel
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.registry import ARCHITECTURES
 
+BIASES = {"attention_bias": True, "mlp_bias": True}
 REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.fixture
 def added() -> Iterator[None]:
-    olmo2.add()
+    arcee.add()
     yield
-    del ARCHITECTURES["Olmo2ForCausalLM"], ARCHITECTURE_TRAITS["Olmo2ForCausalLM"]
+    del ARCHITECTURES["ArceeForCausalLM"], ARCHITECTURE_TRAITS["ArceeForCausalLM"]
 
 
 def test_the_page_shows_the_code_that_runs() -> None:
     page = (REPOSITORY / "docs" / "adding-an-architecture.md").read_text(encoding="utf-8")
-    assert Path(olmo2.__file__).read_text(encoding="utf-8") in page
+    assert Path(arcee.__file__).read_text(encoding="utf-8") in page
+    listings = [part.partition("```")[0] for part in page.split("```python\n")[1:-1]]
+    tables = ("config/model.py", "model/registry.py", "model/gguf/model_config.py")
+    assert len(listings) == len(tables)
+    for listing, table in zip(listings, tables, strict=True):
+        assert listing in (REPOSITORY / "src" / "twostroke" / table).read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("added")
 def test_an_architecture_added_from_outside(tmp_path: Path) -> None:
-    check_parity(tmp_path, "Olmo2", {"attention_bias": True}, seed=0, prompt_lens=[1, 61, 300], num_decode=100)
+    check_parity(tmp_path, "Arcee", BIASES, seed=0, prompt_lens=[1, 61, 300], num_decode=100)
 
 
 @pytest.mark.usefixtures("added")
 def test_its_layers_equal_transformers(tmp_path: Path) -> None:
-    check_layers(tmp_path, "Olmo2", {"attention_bias": True}, chunks=[40, 21, 1, 1, 1])
+    check_layers(tmp_path, "Arcee", BIASES, chunks=[40, 21, 1, 1, 1])
 
 
 def test_unknown_until_it_is_added(tmp_path: Path) -> None:
-    naive_model.build(tmp_path, "Olmo2")
-    with pytest.raises(UnsupportedModel, match="Olmo2ForCausalLM; known:"):
+    naive_model.build(tmp_path, "Arcee")
+    with pytest.raises(UnsupportedModel, match="ArceeForCausalLM; known:"):
         read_model_config(tmp_path)

@@ -6,7 +6,8 @@ config.json, whose reader checks them further; where llama.cpp has a default for
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,19 @@ class GGUFArchitecture:
 
     name: str
     """As config.json lists it under `architectures`."""
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Of modules that are called otherwise than elsewhere; see `weight_map.gguf_name`."""
     has_permuted_heads: bool = False
     """q and k come with the two halves of each head's rows interleaved, for llama.cpp's rotation of neighbours."""
 
 
+_NORMS_BEHIND = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+
 GGUF_ARCHITECTURES = {
     "llama": GGUFArchitecture("LlamaForCausalLM", has_permuted_heads=True),
+    "seed_oss": GGUFArchitecture("SeedOssForCausalLM", {"post_attention_layernorm": "post_attention_norm"}),
+    "olmo2": GGUFArchitecture("Olmo2ForCausalLM", _NORMS_BEHIND),
+    "exaone4": GGUFArchitecture("Exaone4ForCausalLM", _NORMS_BEHIND),
     "granite": GGUFArchitecture("GraniteForCausalLM", has_permuted_heads=True),
     "smollm3": GGUFArchitecture("SmolLM3ForCausalLM", has_permuted_heads=True),
     "qwen2": GGUFArchitecture("Qwen2ForCausalLM"),
@@ -94,7 +102,8 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         "rope_theta": metadata.number(f"{prefix}.rope.freq_base", 10_000.0),
         "rope_scaling": _rope_scaling(metadata, prefix),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "attention_bias": "blk.0.attn_output.bias" in file.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
         "dtype": _dtype(file),
     }
@@ -164,18 +173,22 @@ def _rope_scaling(metadata: Metadata, prefix: str) -> dict[str, Any] | None:
     return scaling
 
 
+_WITH_WINDOWS = {"llama": "MistralForCausalLM", "olmo2": "Olmo3ForCausalLM", "exaone4": "Exaone4ForCausalLM"}
+"""By `general.architecture`: the model of a file with a sliding window."""
+
+
 def _window(metadata: Metadata, prefix: str, given: dict[str, Any]) -> dict[str, Any]:
-    """A sliding window in every layer; 'llama' with one is Mistral."""
+    """A sliding window: in every layer of 'llama', and in three of four layers of the others."""
     key = f"{prefix}.attention.sliding_window"
     if key not in metadata or metadata.count(key, least=0) == 0:
-        return {}
-    if prefix != "llama" or f"{key}_pattern" in metadata:
+        return {"sliding_window": None}
+    if prefix not in _WITH_WINDOWS or (prefix == "llama" and f"{key}_pattern" in metadata):
         raise UnsupportedModel(
-            f"{metadata.file_name}: {key}={metadata.count(key)} is not implemented for {prefix!r}; known: 0, and for "
-            "'llama' one window for all layers."
+            f"{metadata.file_name}: {key}={metadata.count(key)} is not implemented for {prefix!r}; known: 0, for "
+            "'llama' one window for all layers, and windows in three of four layers for 'olmo2' and 'exaone4'."
         )
     return {
-        "architectures": ["MistralForCausalLM"],
+        "architectures": [_WITH_WINDOWS[prefix]],
         "sliding_window": metadata.count(key),
         "num_key_value_heads": given["num_key_value_heads"],
     }

@@ -38,16 +38,18 @@ class GGUFWeights:
         self._file = file
         spec = config.layers[0]  # its file says one number of heads for all layers
         self._num_heads, self._num_kv_heads = spec.num_heads, spec.kv.num_kv_heads
-        self._has_permuted_heads = gguf_architecture(file.metadata).has_permuted_heads
+        theirs = gguf_architecture(file.metadata)
+        self._has_permuted_heads = theirs.has_permuted_heads
         ours = model_class(config.architecture).parameters(config)
         names = architecture(config.architecture).names
         self._stored: dict[str, StoredTensor] = {}
         missing: list[str] = []
         for name in (part for parameter in ours for part in checkpoint_names(names, parameter)):
-            if gguf_name(name) in file.tensors:
-                self._stored[name] = file.tensors[gguf_name(name)]
+            stored = gguf_name(name, theirs.names)
+            if stored in file.tensors:
+                self._stored[name] = file.tensors[stored]
             else:
-                missing.append(gguf_name(name))
+                missing.append(stored)
         known = {tensor.name for tensor in self._stored.values()} | {ROPE_FREQS}
         extra = [name for name in file.tensors if name not in known]
         problems = [f"{what}: {shorten(found)}" for what, found in (("missing", missing), ("unknown", extra)) if found]
