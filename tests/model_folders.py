@@ -77,6 +77,7 @@ def write_random_model(folder: Path, family: str, *, dtype: str = "float32", see
         "initializer_range": 0.15,
         "bos_token_id": None,
         "eos_token_id": 256,
+        "pad_token_id": None,
     }
     config = getattr(transformers, f"{kind}Config")(dtype=dtype, **(sizes | shape | fields))
     torch.manual_seed(seed)

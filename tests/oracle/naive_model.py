@@ -21,6 +21,7 @@ SMALL: dict[str, Any] = {
     "tie_word_embeddings": False,
     "bos_token_id": 1,
     "eos_token_id": 2,
+    "pad_token_id": None,
 }
 
 
@@ -54,7 +55,7 @@ def layer_outputs(model: Any, token_ids: list[int]) -> list[Tensor]:
     """Return transformers' hidden states of one pass without a cache.
 
     Returns:
-        The embeddings, the output of each layer before any later norm, and the final-normed hidden states: num_layers
+        The input of the first layer, the output of each layer before any later norm, and the final-normed hidden states: num_layers
         + 2 tensors [num_tokens, hidden_size].
     """
     found: list[Tensor] = []
@@ -62,8 +63,11 @@ def layer_outputs(model: Any, token_ids: list[int]) -> list[Tensor]:
     def keep(_module: Any, _inputs: Any, output: Any) -> None:
         found.append((output[0] if isinstance(output, tuple) else output)[0].float())
 
-    parts = (model.model.embed_tokens, *model.model.layers, model.model.norm)
-    hooks = [part.register_forward_hook(keep) for part in parts]
+    def keep_input(_module: Any, inputs: Any) -> None:
+        found.append(inputs[0][0].float())
+
+    hooks = [part.register_forward_hook(keep) for part in (*model.model.layers, model.model.norm)]
+    hooks.append(model.model.layers[0].register_forward_pre_hook(keep_input))
     try:
         model(input_ids=torch.tensor([token_ids]), use_cache=False)
     finally:

@@ -52,7 +52,7 @@ class Reader:
         groups: Sequence[int],
         device: torch.device,
     ) -> None:
-        assert len(groups) == len(layout.windows), f"{groups} for {layout}"
+        assert len(groups) == len(layout.shapes), f"{groups} for {layout}"
         self._model = model
         self._layers = range(num_layers)
         self._kv = kv

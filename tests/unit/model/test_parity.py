@@ -71,7 +71,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-plain-tied": ("Granite", {"attention_multiplier": 0.25, "tie_word_embeddings": True}),
     "ministral": (
         "Ministral",
-        {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 37},
+        {
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 37,
+            "head_dim": 16,
+            **rope("default"),
+        },
     ),
     "seed-oss": ("SeedOss", {"head_dim": 32, "mlp_bias": True}),
     "seed-oss-output-bias": ("SeedOss", {"head_dim": 16, "attention_bias": False, "attention_out_bias": True}),

@@ -100,7 +100,7 @@ def _check(config: ModelConfig) -> None:
         raise UnsupportedModel(f"{config.architecture} is not converted to GGUF; known: {known}.")
     if len(config.kinds) > 1:
         raise UnsupportedModel("layers of several kinds are not converted to GGUF.")
-    (layer,), ((rope, _),) = config.kinds, config.ropes
+    layer, (rope, _) = config.kinds[0], config.ropes[0]
     if rope.rope_type not in ("default", "llama3"):
         raise UnsupportedModel(f"rope type {rope.rope_type!r} is not converted to GGUF; known: default, llama3.")
     if layer.qkv_bias or layer.output_bias or layer.mlp_bias or layer.kv.window is not None:
@@ -114,7 +114,7 @@ def _digest(folder: Path) -> str:
 
 
 def _write_shape(writer: GGUFWriter, config: ModelConfig) -> None:
-    (layer,) = config.kinds
+    layer = config.layers[0]
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -191,7 +191,7 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig, kind: GGMLQuantization
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     block = GGML_QUANT_SIZES[kind][0]
-    (layer,) = config.kinds
+    layer = config.layers[0]
     interleaved = {"attn_q": layer.num_heads, "attn_k": layer.kv.num_kv_heads}
     if config.architecture != "LlamaForCausalLM":
         interleaved = {}
