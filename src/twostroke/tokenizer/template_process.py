@@ -15,12 +15,12 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from twostroke.child_command import child_command
 from twostroke.errors import EngineError, InvalidPrompt
 from twostroke.tokenizer.template_wire import (
     ANSWER,
@@ -123,7 +123,7 @@ class _Process:
         try:
             with theirs:
                 self.child = subprocess.Popen(
-                    (sys.executable, "-m", "twostroke.tokenizer.template_worker", str(theirs.fileno())),
+                    child_command("twostroke.tokenizer.template_worker", str(theirs.fileno())),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

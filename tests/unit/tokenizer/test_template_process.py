@@ -247,6 +247,18 @@ def is_alive(pid: str) -> bool:
         return False
 
 
+def test_no_module_is_taken_from_the_folder_that_the_user_stands_in(tmp_path: Path) -> None:
+    """Which may be a model's: no code of a model is ever run."""
+    for module in ("jinja2", "msgspec", "json", "twostroke"):
+        (tmp_path / f"{module}.py").write_text("open('taken', 'w').close()\nraise SystemExit(3)\n")
+    program = "from twostroke.tokenizer.template_process import TemplateSource\nprint(TemplateSource('a').render({}))"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("a\n", "")
+    assert not (tmp_path / "taken").exists()
+
+
 def test_a_large_prompt_leaves_nothing_behind() -> None:
     template = ChatTemplate({"default": "{{ messages[0].content }}"}, {})
     text = "x" * 2**23
