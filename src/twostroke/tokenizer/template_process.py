@@ -22,6 +22,7 @@ from typing import Any
 
 from twostroke.child_command import child_command
 from twostroke.errors import EngineError, InvalidPrompt
+from twostroke.tokenizer.template_confinement import confined_environment
 from twostroke.tokenizer.template_wire import (
     ANSWER,
     EXHAUSTED,
@@ -128,6 +129,7 @@ class _Process:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
+                    env=confined_environment(os.environ),  # noqa: TID251 (what to leave out of it)
                     start_new_session=True,  # a Ctrl-C is not for it
                 )
         except BaseException as error:
