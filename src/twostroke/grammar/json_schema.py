@@ -50,6 +50,8 @@ def _with_constraining_parts(schema: Schema) -> Schema:
             found[name] = [constraining(part) for part in cast(list[Any], value)]
         elif name in _ONE:
             found[name] = constraining(value)
+        elif name == "$dynamicAnchor":
+            found.setdefault("$anchor", value)  # to `$ref` it is one; `$dynamicRef`, to which it is more, is refused
         else:
             found[name] = value
     return found
@@ -76,8 +78,34 @@ def _names_need_nothing(schema: Schema) -> bool:
     return _accepts_all(names)
 
 
+def _accepts_none(schema: Any) -> bool:
+    """Whether no value fits, because the schema says so in so many words."""
+    return schema is False or (isinstance(schema, dict) and _accepts_all(cast(Schema, schema).get("not", False)))
+
+
+def _has_no_type_of(schema: Schema, other: Any) -> bool:
+    """Whether no value of a type that `schema` names fits `other`, because that one names other types."""
+    kinds = schema.get("type")
+    named = [kinds] if isinstance(kinds, str) else cast(list[Any], kinds) if isinstance(kinds, list) else []
+    if not named or not all(isinstance(kind, str) for kind in named) or not isinstance(other, dict):
+        return False
+    alike = {"integer": ("integer", "number"), "number": ("integer", "number")}
+    return all(_excludes(cast(Schema, other), each) for kind in named for each in alike.get(kind, (kind,)))
+
+
+def _all_are_evaluated(schema: Schema, name: str) -> bool:
+    """Whether a keyword for what no other keyword has looked at finds nothing, or takes all that it finds."""
+    if name == "unevaluatedProperties":
+        return "additionalProperties" in schema or _accepts_all(schema[name])
+    items = schema.get("items")
+    return isinstance(items, (bool, dict)) or _accepts_all(schema[name])
+
+
 def _holds_at_most_one_item(schema: Schema) -> bool:
-    most = schema.get("maxItems")
+    most, first = schema.get("maxItems"), schema.get("prefixItems", [])
+    if schema.get("items") is False and isinstance(first, list):
+        number = len(cast(list[Any], first))
+        most = min(number, most) if isinstance(most, int) else number
     return isinstance(most, int) and most <= 1
 
 
@@ -113,19 +141,19 @@ _RULES: Mapping[str, Callable[[Schema], bool]] = {
     "dependentRequired": lambda s: _excludes(s, "object") or _dependents_are_required(s),
     "dependentSchemas": lambda s: _excludes(s, "object") or _all_named(s["dependentSchemas"], _accepts_all),
     "dependencies": lambda s: _excludes(s, "object") or _dependencies_are_kept(s),
-    "unevaluatedProperties": lambda s: _excludes(s, "object") or _accepts_all(s["unevaluatedProperties"]),
-    "unevaluatedItems": lambda s: _excludes(s, "array") or _accepts_all(s["unevaluatedItems"]),
+    "unevaluatedProperties": lambda s: _excludes(s, "object") or _all_are_evaluated(s, "unevaluatedProperties"),
+    "unevaluatedItems": lambda s: _excludes(s, "array") or _all_are_evaluated(s, "unevaluatedItems"),
     "additionalItems": lambda s: _excludes(s, "array") or _accepts_all(s["additionalItems"]),
     "uniqueItems": lambda s: s["uniqueItems"] is False or _excludes(s, "array") or _holds_at_most_one_item(s),
     "contains": lambda s: _excludes(s, "array") or _needs_no_item(s),
     # these two follow "contains": without it they say nothing
     "minContains": lambda s: "contains" not in s,
     "maxContains": lambda s: "contains" not in s,
-    "not": lambda s: s["not"] is False,
+    "not": lambda s: _accepts_none(s["not"]) or _has_no_type_of(s, s["not"]),
     "if": _branches_accept_all,
     # these two follow "if"
     "then": lambda s: "if" not in s,
     "else": lambda s: "if" not in s,
-    "$dynamicAnchor": lambda s: True,  # only `$dynamicRef` looks for it, and that one is refused
+    "$recursiveAnchor": lambda s: True,  # only `$recursiveRef` looks for it, and that one is refused
 }
 """Keyword to whether it constrains nothing in this schema, in the order in which they are looked at."""

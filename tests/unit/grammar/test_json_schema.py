@@ -68,6 +68,14 @@ CONSTRAINS_NOTHING: list[dict[str, Any]] = [
     {"if": {"type": "string"}},
     {"if": {"type": "string"}, "then": {}, "else": {"$comment": "anything"}},
     {"$dynamicAnchor": "node"},
+    {"$recursiveAnchor": True},
+    {"type": "string", "not": {"type": "integer"}},
+    {"type": ["string", "null"], "not": {"type": ["number", "object"]}},
+    {"not": {"not": {}}},
+    {"additionalProperties": False, "unevaluatedProperties": False},
+    {"additionalProperties": {"type": "string"}, "unevaluatedProperties": False},
+    {"items": {"type": "string"}, "unevaluatedItems": False},
+    {"uniqueItems": True, "prefixItems": [{"type": "integer"}], "items": False},
     *({"type": "string", "format": name} for name in ANNOTATIONS),
     {"type": "integer", "format": "int32"},
     {"type": "number", "format": "date"},
@@ -77,6 +85,11 @@ CONSTRAINS: list[dict[str, Any]] = [
     {"contains": {"type": "string"}},
     {"contains": {"type": "string"}, "minContains": 0, "maxContains": 1},
     {"not": {"type": "string"}},
+    {"type": "number", "not": {"type": "integer"}},
+    {"type": ["string", "null"], "not": {"type": "string"}},
+    {"prefixItems": [True], "unevaluatedItems": False},
+    {"uniqueItems": True, "prefixItems": [True, True], "items": False},
+    {"type": [["string"]], "not": {"type": "integer"}},
     {"dependentRequired": {"a": ["b"]}},
     {"dependentRequired": {"a": ["b"]}, "required": ["a"]},
     {"dependentSchemas": {"a": {"required": ["b"]}}},
@@ -117,6 +130,11 @@ def test_what_constrains_nothing_is_accepted(place: str) -> None:
 def test_what_constrains_is_still_refused(schema: dict[str, Any]) -> None:
     assert constraining(schema) == schema
     assert not is_taken(schema)
+
+
+def test_a_reference_finds_a_dynamic_anchor() -> None:
+    node = {"$dynamicAnchor": "node", "type": "string", "maxLength": 3}
+    assert is_taken({"type": "object", "properties": {"a": {"$ref": "#node"}}, "$defs": {"n": node}})
 
 
 def test_formats_that_are_followed_stay() -> None:
