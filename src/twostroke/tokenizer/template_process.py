@@ -27,6 +27,7 @@ from twostroke.tokenizer.template_wire import (
     ANSWER,
     EXHAUSTED,
     LOOK,
+    MAX_ANSWER_BYTES,
     REFUSED,
     RENDER,
     REQUEST,
@@ -150,6 +151,8 @@ class _Process:
                 self._connection.settimeout(max(0.01, until_s - time.monotonic()))
                 self._connection.sendall(part)
             kind, num_bytes = ANSWER.unpack(self._receive(ANSWER.size, until_s))
+            if num_bytes > MAX_ANSWER_BYTES:
+                raise EOFError
             return kind, self._receive(num_bytes, until_s)
         except TimeoutError:
             self.end()

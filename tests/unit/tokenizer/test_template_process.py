@@ -320,6 +320,30 @@ def test_secrets_of_the_server_are_not_in_the_process_environment() -> None:
     assert b"PYTEST_CURRENT_TEST=" not in environment, "pytest's own variable stands for all that it does not need"
 
 
+BOASTING = """
+import socket, sys
+from twostroke.tokenizer.template_wire import ANSWER, TEXT
+connection = socket.socket(fileno=int(sys.argv[1]))
+connection.recv(1)
+connection.sendall(ANSWER.pack(TEXT, 2**40))
+connection.sendall(bytes(2**27))
+connection.recv(2**20)
+"""
+
+
+def test_an_answer_that_is_far_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does a process that was taken over."""
+
+    def boasting(module: str, descriptor: str) -> tuple[str, ...]:
+        return (sys.executable, "-c", BOASTING, descriptor)
+
+    monkeypatch.setattr(template_process, "_runner", template_process._Runner())
+    monkeypatch.setattr(template_process, "child_command", boasting)
+    monkeypatch.setattr(template_process, "WALL_S", 20.0)
+    with pytest.raises(InvalidPrompt, match="ended its process"):
+        TemplateSource("a")
+
+
 @pytest.mark.parametrize(
     ("source", "text"),
     [
