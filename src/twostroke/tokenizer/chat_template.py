@@ -150,6 +150,11 @@ class _Template:
 
 def _mark_final_message(chat: list[JSON]) -> str:
     """Appends a mark to the last text of the last message; returns the text."""
+    if "tool_calls" in chat[-1]:  # they are written behind the text, and would be cut off with the mark
+        raise InvalidPrompt(
+            "the last message cannot be continued: it ends with tool calls. Send their results, or leave "
+            "continue_final_message out."
+        )
     content = chat[-1].get("content")
     if isinstance(content, str):
         chat[-1]["content"] = content + _CONTINUE_MARK
