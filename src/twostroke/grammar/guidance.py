@@ -14,7 +14,7 @@ from llguidance.numpy import fill_next_token_bitmask
 
 from twostroke.errors import InvalidParameter
 from twostroke.grammar.backend import FreeCalls, TokenBits, WrittenCalls
-from twostroke.grammar.notation import NO_TEXT, refusal, to_llguidance
+from twostroke.grammar.notation import NO_TEXT, refusal, to_llguidance, wide_parts
 from twostroke.grammar.trial import parser_limits, why_not
 from twostroke.grammar.vocabulary import GuidanceVocabulary, TokenReader
 from twostroke.sampling_params import StructuredOutputs
@@ -53,7 +53,7 @@ class Guidance:
             limit = "this model's tokenizer has a decoder in which a token's text depends on the tokens around it"
             raise InvalidParameter("structured_outputs", wanted, limit, "Leave it out, and check the text afterwards.")
         grammar = to_llguidance(wanted, None if calls is None else self._written(calls))
-        reason = self._why_not(grammar)
+        reason = self._why_not(grammar, wanted)
         if reason:
             raise refusal(wanted, reason)
         matcher = self.matcher(grammar)
@@ -96,14 +96,14 @@ class Guidance:
             bare=calls.bare,
         )
 
-    def _why_not(self, grammar: str) -> str:
+    def _why_not(self, grammar: str, wanted: StructuredOutputs) -> str:
         with self._using_kept:
             if grammar in self._kept:
                 return ""
             known = self._refused.get(grammar)
         if known is not None:
             return known
-        reason = why_not(grammar)
+        reason = next(filter(None, map(why_not, (*wide_parts(wanted), grammar))), "")
         if reason:
             with self._using_kept:
                 self._refused[grammar] = reason
