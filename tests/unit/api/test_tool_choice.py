@@ -136,6 +136,11 @@ VALUES: dict[str, dict[str, Any]] = {
             }
         },
     },
+    "an anchor": {
+        "properties": {"a": {"$ref": "#n"}},
+        "required": ["a"],
+        "$defs": {"x": {"$anchor": "n", "type": "integer"}},
+    },
     "a tree": {"properties": {"next": {"$ref": "#"}}, "required": [], "additionalProperties": False},
     "a pattern of names": {"patternProperties": {"^a": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"type": "integer"}}},
 }
@@ -147,6 +152,7 @@ FITTING: dict[str, tuple[Any, Any]] = {
         {"const": "1", "enum": 2, "title": 3, "description": "d", "examples": [4], "$ref": 5},
     ),
     "definitions elsewhere": ({"a": [1, 2]}, {"a": ["x"]}),
+    "an anchor": ({"a": 1}, {"a": "x"}),
     "a tree": ({"next": {"next": {}}}, {"next": {"other": 1}}),
     "a pattern of names": ({"ab": 1}, {"ab": "x"}),
 }
