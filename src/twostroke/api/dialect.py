@@ -44,14 +44,14 @@ class Dialect:
         is_constrained: bool,
         hear_content: HearContent | None = None,
     ) -> ChatParser:
-        """For one choice; an output that is constrained from its first token on cannot begin with reasoning."""
+        """For one choice; in an output that has a form only what the form writes as reasoning is reasoning."""
         return make_parser(
             self.tool_call_parser,
-            None if is_constrained else self.reasoning_parser,
+            self.reasoning_parser,
             tools=tools.tools,
             tool_choice=tools.choice,
             parallel_tool_calls=tools.parallel,
-            prompt=prompt_tail,
+            prompt=None if is_constrained else prompt_tail,
             hear_content=hear_content,
         )
 

@@ -168,7 +168,7 @@ def make_parser(
     tools: Sequence[Tool] = (),
     tool_choice: ToolChoice = "auto",
     parallel_tool_calls: bool = True,
-    prompt: str = "",
+    prompt: str | None = "",
     hear_content: HearContent | None = None,
 ) -> ChatParser:
     """A parser for one choice of one request.
@@ -179,7 +179,7 @@ def make_parser(
         tools: what the request offers.
         tool_choice: a required or named call is one of `tool_choice_schema`, in no family's form.
         parallel_tool_calls: False to deliver no more than the first call.
-        prompt: the rendered chat, or the end of it, which may have opened the reasoning.
+        prompt: the rendered chat, or the end of it, which may have opened the reasoning; None: nothing has opened it.
         hear_content: see Output.
 
     Raises:
@@ -198,7 +198,7 @@ def make_parser(
         family,
         reasoning,
         tools=tools,
-        starts_in_reasoning=reasoning is not None and reasoning.is_open_after(prompt),
+        starts_in_reasoning=reasoning is not None and prompt is not None and reasoning.is_open_after(prompt),
         max_tool_calls=None if parallel_tool_calls else 1,
         hear_content=hear_content,
     )
