@@ -102,7 +102,11 @@ class Conversation:
     def parser(self, hear_content: HearContent | None = None) -> ChatParser:
         """For one choice; `hear_content` is as in Output."""
         return self._dialect.parser(
-            self.tools, self._prompt_tail, is_constrained=self._is_constrained, hear_content=hear_content
+            self.tools,
+            self._prompt_tail,
+            is_constrained=self._is_constrained,
+            calls_come_first=self._is_constrained and self._form_is_of_answer,
+            hear_content=hear_content,
         )
 
     def token_texts(self) -> TokenTexts:

@@ -4,6 +4,7 @@ Earley parser, so that nothing is built in advance and no schema takes long to c
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from threading import Lock
@@ -86,14 +87,20 @@ class Guidance:
         first_id = self._ready_vocabulary().first_id
         special = {self._tokens.token_bytes(i): i for i in sorted(self._tokens.special_token_ids)}
 
-        def tokens(texts: Sequence[str]) -> frozenset[int]:
-            return frozenset(special[name] for text in texts if (name := text.encode()) in special)
+        def ids(texts: Sequence[str]) -> dict[str, int]:
+            return {text: special[name] for text in texts if (name := text.encode()) in special}
 
+        beginning = calls.beginning
+        for text, token_id in ids((*calls.markers, *calls.markup)).items():
+            places = sorted({token_id, token_id + first_id})
+            ways = " | ".join([json.dumps(text), *(f"<[{place}]>" for place in places)])
+            beginning = beginning.replace(json.dumps(text), f"({ways})")
         return WrittenCalls(
             markers=calls.markers,
-            first_tokens=frozenset(token_id + first_id for token_id in tokens(calls.markers)),
-            tokens=tokens((*calls.markers, *calls.markup)),
+            first_tokens=frozenset(token_id + first_id for token_id in ids(calls.markers).values()),
+            tokens=frozenset(ids((*calls.markers, *calls.markup)).values()),
             bare=calls.bare,
+            beginning=beginning,
         )
 
     def _why_not(self, grammar: str, wanted: StructuredOutputs) -> str:

@@ -51,15 +51,14 @@ def wide_parts(wanted: StructuredOutputs) -> Iterator[str]:
 
 
 def _either(form: dict[str, object], calls: WrittenCalls) -> list[dict[str, object]]:
-    """Parts of a grammar of what has the form or begins as a call does; behind its marker a call is free."""
-    beginnings = [json.dumps(marker) for marker in calls.markers] + _tokens(calls.first_tokens)
+    """Parts of a grammar of what has the form or begins as a call does; behind its beginning a call is free."""
+    beginning = calls.beginning
+    if not beginning and calls.markers:
+        markers = [json.dumps(marker) for marker in calls.markers] + _tokens(calls.first_tokens)
+        beginning = f"beginning: {' | '.join(markers)}"
     rest = " | ".join(["TEXT", *_tokens(calls.tokens)])
-    ways = [
-        "@form",
-        *([f"({' | '.join(beginnings)}) ({rest})*"] if beginnings else []),
-        *(["@call"] if calls.bare else []),
-    ]
-    lark = f"start: {' | '.join(ways)}\nTEXT: /(.|\\n)+/"
+    ways = ["@form", *([f"beginning ({rest})*"] if beginning else []), *(["@call"] if calls.bare else [])]
+    lark = f"start: {' | '.join(ways)}\n{beginning}\nTEXT: /(.|\\n)+/"
     parts: list[dict[str, object]] = [{"lark_grammar": lark, "name": "wanted"}, form | {"name": "form"}]
     return [*parts, _json(json.dumps(calls.bare)) | {"name": "call"}] if calls.bare else parts
 

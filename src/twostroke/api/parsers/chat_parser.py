@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from twostroke.api.parsers.deltas import Delta, ParsedMessage, join_deltas
@@ -161,7 +162,7 @@ class ChatParser:
             yield from read_content(self._source, self._output, self._tool_calls, self._tools)
 
 
-def make_parser(
+def make_parser(  # noqa: PLR0913 (what there is to know of a request, by its names)
     tool_call_parser: str | None,
     reasoning_parser: str | None,
     *,
@@ -169,6 +170,7 @@ def make_parser(
     tool_choice: ToolChoice = "auto",
     parallel_tool_calls: bool = True,
     prompt: str | None = "",
+    calls_come_first: bool = False,
     hear_content: HearContent | None = None,
 ) -> ChatParser:
     """A parser for one choice of one request.
@@ -180,6 +182,7 @@ def make_parser(
         tool_choice: a required or named call is one of `tool_choice_schema`, in no family's form.
         parallel_tool_calls: False to deliver no more than the first call.
         prompt: the rendered chat, or the end of it, which may have opened the reasoning; None: nothing has opened it.
+        calls_come_first: the text is an answer of some form, or calls as `free_calls` describes them.
         hear_content: see Output.
 
     Raises:
@@ -194,6 +197,8 @@ def make_parser(
         family = REQUIRED
     elif tool_choice == "none" or not tools:
         family = None
+    elif family is not None and calls_come_first:
+        family = replace(family, comes_first=True)
     return ChatParser(
         family,
         reasoning,
