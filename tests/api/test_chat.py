@@ -181,18 +181,20 @@ def test_a_form_and_a_tool_can_both_be_wanted(server: ServerProcess, bias: int) 
     if bias < 0:
         assert isinstance(json.loads(answer["content"])["ok"], bool)
     else:
-        assert (answer["content"] or "<").startswith("<")
+        assert not answer["content"]  # a call, or the beginning of one
 
 
 def test_json_by_any_field_leaves_the_calls(server: ServerProcess) -> None:
     """A schema is the form of the answer, whichever field brings it; other forms are all that is written."""
     first = server.post("/tokenize", {"prompt": "<tool_call>", "add_special_tokens": False}).json()["tokens"][0]
-    body = {"tools": [TOOL], "max_tokens": 3, "logit_bias": {str(first): 100}}
+    body = {"tools": [TOOL], "max_tokens": 300, "logit_bias": {str(first): 100}}
     schema = FORM["json_schema"]["schema"]
     for form in ({"json": schema}, {"json": json.dumps(schema)}, {"json_object": True}):
-        answer = chat(server, **body, structured_outputs=form)["choices"][0]["message"]
-        assert answer["content"].startswith("<"), form
-        without = chat(server, **body, structured_outputs=form, tool_choice="none")["choices"][0]["message"]
+        (call,) = message(server, **body, structured_outputs=form)["tool_calls"]
+        assert call["function"]["name"] == "weather", form
+        cut = message(server, **body | {"max_tokens": 12}, structured_outputs=form)
+        assert not cut["content"], form
+        without = message(server, **body, structured_outputs=form, tool_choice="none")
         assert without["content"].lstrip().startswith("{"), form
     for form in ({"choice": ["yes", "no"]}, {"regex": "yes|no"}, {"grammar": 'start: "yes" | "no"'}):
         assert message(server, **body, structured_outputs=form)["content"] in ("yes", "no"), form
