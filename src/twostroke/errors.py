@@ -24,6 +24,7 @@ from __future__ import annotations
 import difflib
 import itertools
 from collections.abc import Iterable
+from pathlib import PurePath
 from typing import Any, cast
 
 MOST_SHOWN = 80
@@ -166,6 +167,8 @@ def shown(value: object) -> str:
 
 def _beginning(value: Any, num_levels: int) -> str:
     """Return `repr` of a value, but for what is long or deep in it."""
+    if isinstance(value, PurePath):
+        value = str(value)
     kind: type[Any] = type(value)
     if kind in (str, bytes):
         return repr(value[:MOST_SHOWN])

@@ -181,7 +181,52 @@ def test_a_form_and_a_tool_can_both_be_wanted(server: ServerProcess, bias: int) 
     if bias < 0:
         assert isinstance(json.loads(answer["content"])["ok"], bool)
     else:
-        assert (answer["content"] or "<").startswith("<")
+        assert not answer["content"]  # a call, or the beginning of one
+
+
+def test_json_by_any_field_leaves_the_calls(server: ServerProcess) -> None:
+    """A schema is the form of the answer, whichever field brings it; other forms are all that is written."""
+    first = server.post("/tokenize", {"prompt": "<tool_call>", "add_special_tokens": False}).json()["tokens"][0]
+    body = {"tools": [TOOL], "max_tokens": 300, "logit_bias": {str(first): 100}}
+    schema = FORM["json_schema"]["schema"]
+    for form in ({"json": schema}, {"json": json.dumps(schema)}, {"json_object": True}):
+        (call,) = message(server, **body, structured_outputs=form)["tool_calls"]
+        assert call["function"]["name"] == "weather", form
+        cut = message(server, **body | {"max_tokens": 12}, structured_outputs=form)
+        assert not cut["content"], form
+        without = message(server, **body, structured_outputs=form, tool_choice="none")
+        assert without["content"].lstrip().startswith("{"), form
+    for form in ({"choice": ["yes", "no"]}, {"regex": "yes|no"}, {"grammar": 'start: "yes" | "no"'}):
+        assert message(server, **body, structured_outputs=form)["content"] in ("yes", "no"), form
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("<think>a b</think>c", "a b", "c"),
+        ("<think>\nEND\n</think>\n\nfine END no", "END", "fine "),
+        ("a <think>b</think>", "", "a <think>b</think>"),
+        ("<think>END " + CALL + " END", "END " + CALL + " END", ""),
+    ],
+)
+def test_reasoning_that_a_form_writes_is_told(server: ServerProcess, text: str, reasoning: str, content: str) -> None:
+    body = {"structured_outputs": {"choice": [text]}, "max_tokens": 100, "stop": "END"}
+    answer = chat(server, **body)
+    found = answer["choices"][0]["message"]
+    assert (found.get("reasoning", ""), found["content"]) == (reasoning, content)
+    details = answer["usage"].get("completion_tokens_details")
+    assert bool(reasoning) == bool(details and details["reasoning_tokens"])
+    joined, _ = streamed(server, **body)
+    assert (joined["reasoning"], joined["content"]) == (reasoning, content)
+
+
+def test_a_form_of_json_holds_no_reasoning(server: ServerProcess) -> None:
+    """Not even where the prompt has opened it: what has the form is the answer."""
+    thinking = [*USER, {"role": "assistant", "content": "<think>"}]
+    body = {"messages": thinking, "continue_final_message": True, "response_format": FORM, "max_tokens": 60}
+    found = message(server, **body)
+    assert found["content"].lstrip().startswith("{")
+    assert "reasoning" not in found
 
 
 def test_a_forced_call_that_is_cut_shows_no_grammar(server: ServerProcess) -> None:

@@ -57,16 +57,23 @@ def test_a_megabyte_of_a_wrong_type_in_every_field_of_every_route(refusing: Serv
     assert refusing.http.get("/health").status_code == 200
 
 
-def deep(levels: int) -> Any:
+def deep_schema(levels: int) -> Any:
     value: Any = {"type": "string"}
     for _ in range(levels):
-        value = {"items": value} if len(str(levels)) % 2 else [value]
+        value = {"items": value}
+    return value
+
+
+def deep_list(levels: int) -> Any:
+    value: Any = "x"
+    for _ in range(levels):
+        value = [value]
     return value
 
 
 USER = {"role": "user", "content": "x"}
 CHAT: dict[str, Any] = {"messages": [USER], "max_tokens": 1}
-TOOL = {"name": "f", "parameters": deep(300)}
+TOOL = {"name": "f", "parameters": deep_schema(300)}
 SIBLINGS: dict[str, tuple[str, Any, str]] = {
     "the name of a model": ("/v1/completions", {"prompt": "x", "model": "m" * SIZE}, "does not exist"),
     "a word of an enumeration": ("/v1/completions", {"prompt": "x", "service_tier": "s" * SIZE}, "service_tier"),
@@ -90,7 +97,7 @@ SIBLINGS: dict[str, tuple[str, Any, str]] = {
         {**CHAT, "tools": [{"type": "function", "function": TOOL}], "tool_choice": "required"},
         "nested",
     ),
-    "deep variables": ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"a": deep(80)}}, "nested"),
+    "deep variables": ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"a": deep_list(80)}}, "nested"),
     "parts without a text": (
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": [{}] * 200}]},

@@ -98,6 +98,8 @@ RULES = [
     # versions
     Rule("9110 15.6.6 version 9", request(b"GET / HTTP/9.9"), 505),
     Rule("9110 15.6.6 version 2", request(b"GET / HTTP/2.0"), 505),
+    Rule("9110 15.6.6 version 1.2", get().replace(b"HTTP/1.1", b"HTTP/1.2"), 505, (rb"HTTP/1\.2 is not spoken",)),
+    Rule("9112 2.3 the version is case-sensitive", get().replace(b"HTTP/1.1", b"http/1.1"), 400),
     Rule("9110 15.6.6 preface of version 2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
     Rule("9112 9.3 version 1.0 is closed", b"GET /health HTTP/1.0\r\n\r\n", 200, (rb"connection: close",)),
     Rule(
@@ -124,6 +126,10 @@ RULES = [
     Rule("9112 3.2.2 absolute target without a path", get(path=b"http://localhost"), 200, (rb"text/html",)),
     Rule("9112 3.2.2 with a query alone", get(path=b"https://localhost?a=b"), 200, (rb"text/html",)),
     Rule("9110 4.2.4 user in the target", get(path=b"http://user@localhost/health"), 400),
+    Rule("9112 3.2 fragment in the target", get(path=b"/health#x"), 400, (rb"fragment",)),
+    Rule("9112 3.2 and in its query", get(path=b"/health?a=b#c"), 400, (rb"fragment",)),
+    Rule("9112 3.2 and in an absolute one", get(path=b"http://localhost/health#x"), 400, (rb"fragment",)),
+    Rule("9112 3.2 bytes beyond ASCII", get(path="/h\u00e9alth".encode()), 400),
     Rule("9112 3.2 target is no path", get(path=b"health"), 400),
     Rule("9112 3.2.4 asterisk is for OPTIONS", get(path=b"*"), 400),
     # Host
@@ -172,6 +178,17 @@ RULES = [
         lacks=(rb"from-the-trailer",),
     ),
     Rule("9112 7.1 bad chunk size", post(b"transfer-encoding: chunked\r\n", body=b"zz\r\n"), 400),
+    Rule(
+        "9112 7.1 a chunk without its line end",
+        post(b"transfer-encoding: chunked\r\n", body=b"%x\r\n" % len(BODY) + BODY + b"0\r\n\r\n"),
+        400,
+    ),
+    Rule(
+        "9112 7.1 line feeds alone",
+        post(b"transfer-encoding: chunked\r\n", body=CHUNKS.replace(b"\r\n", b"\n")),
+        400,
+    ),
+    Rule("9112 6.3 coding identity", post(b"transfer-encoding: identity\r\n"), 400, (rb"not 'chunked'",)),
     # expectations
     Rule("9110 10.1.1 unknown expectation", sized(b"expect: miracles\r\n"), 417),
     Rule(
@@ -188,6 +205,13 @@ RULES = [
         415,
         (rb"accept: application/json",),
     ),
+    Rule(
+        "9110 8.3 two types in one",
+        sized().replace(b"application/json", b"application/json, application/json"),
+        415,
+        (rb"the body is 'application/json, application/json'",),
+    ),
+    Rule("9110 8.3.1 no subtype", sized().replace(b"application/json", b"json"), 415, (rb"the body is 'json'",)),
     Rule("9110 15.5.16 a form", sized().replace(b"application/json", b"application/x-www-form-urlencoded"), 415),
     Rule("9110 8.3 no type", sized().replace(JSON, b""), 415),
     Rule(

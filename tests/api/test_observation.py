@@ -17,9 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from faulty_engine import ROT
 from metrics_page import check_documented
 from server_process import ServerProcess
+from twostroke.cli.doctor import doctor
 from twostroke.cli.explain import explain
 from twostroke.engine.event_sinks import read_events
-from twostroke.errors import InvalidParameter
+from twostroke.errors import ClientError, InvalidParameter
 from twostroke.events import StepCommitted, TokensDelivered
 from twostroke.kv_check import Verdict
 from twostroke.scheduler.replay import replay
@@ -141,8 +142,18 @@ def test_explain_asks_a_server(server: ServerProcess, tmp_path: Path, capsys: py
     for given, told in (("cmpl-never", "answers 404"), ("cmpl-asked", "cannot be asked")):
         with pytest.raises(InvalidParameter, match=told):
             explain(given, url=server.url if given == "cmpl-never" else "http://127.0.0.1:9")
-    with pytest.raises(InvalidParameter, match="either a file"):
+    with pytest.raises(ClientError, match="there is no run to read: twostroke explain cmpl-asked --event-log FILE"):
         explain("cmpl-asked")
+
+
+def test_doctor_asks_a_server(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    before = server.post("/v1/completions", BODY).json()
+    doctor(url=server.url, json_output=True)
+    assert json.loads(capsys.readouterr().out)["signals"]["num_requests"] >= 1
+    with pytest.raises(InvalidParameter, match=r"cannot be asked \(Connection refused\)"):
+        doctor(url="http://127.0.0.1:9")
+    after = server.post("/v1/completions", BODY).json()
+    assert after["choices"] == before["choices"], "it only looked"
 
 
 def test_the_trace_opens_in_perfetto(server: ServerProcess) -> None:

@@ -174,7 +174,8 @@ def test_what_the_assistant_said_is_one_turn() -> None:
         {"role": "assistant", "content": "", "tool_calls": [called]},
         {"role": "assistant", "content": "I look."},
     ]
-    assert chat_messages([{"role": "developer", "content": "be brief"}]) == [{"role": "system", "content": "be brief"}]
+    developer = {"role": "developer", "content": "be brief"}
+    assert chat_messages([developer]) == [developer]  # what it is to the model is for its template, as in chats
 
 
 def test_reasoning_is_an_item(reasoning_server: ServerProcess) -> None:

@@ -55,8 +55,8 @@ def layer_outputs(model: Any, token_ids: list[int]) -> list[Tensor]:
     """Return transformers' hidden states of one pass without a cache.
 
     Returns:
-        The input of the first layer, the output of each layer before any later norm, and the final-normed hidden states: num_layers
-        + 2 tensors [num_tokens, hidden_size].
+        The input of the first layer, the output of each layer before any later norm, and the final-normed hidden
+        states: num_layers + 2 tensors [num_tokens, hidden_size].
     """
     found: list[Tensor] = []
 

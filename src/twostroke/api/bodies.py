@@ -89,8 +89,8 @@ class BodyReader:
         """Return the whole body.
 
         Raises:
-            HTTPError: 413, it is too large; 408, it has not arrived in time; 503, there is no room for it, or the
-                server ends.
+            HTTPError: 413, it is too large; 408, it has not arrived in time; 400, it never will; 503, there is no room
+                for it, or the server ends.
         """
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._max_bytes:
@@ -101,6 +101,8 @@ class BodyReader:
             async with asyncio.timeout(self._timeout_s) as patience:
                 while True:
                     message = await receive()
+                    if message["type"] == "http.disconnect":  # what came is not what was meant, even if it reads well
+                        raise HTTPError(400, "the client left before its body had arrived.", headers=CLOSE)
                     chunk: bytes = message.get("body", b"")
                     if len(content) + len(chunk) > self._max_bytes:
                         raise self._too_large()

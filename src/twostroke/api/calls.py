@@ -114,7 +114,7 @@ def conversation(context: ServerContext, request: ChatRequest, answer_id: str) -
     Raises:
         InvalidParameter: its parameters are too long.
     """
-    context.check_fields(request)
+    context.admission.check_items(request)
     return Conversation(context.engine, limited(request, context.config), context.dialect, answer_id)
 
 

@@ -21,6 +21,9 @@ MAX_CODINGS = 2
 """Codings of one body, one upon the other."""
 MAX_PARTS = 64
 """Members of gzip, or frames of zstd, in one body. Empty ones take time and give nothing."""
+MAX_LEAD_BYTES = 2**20
+"""What a body may be longer between two codings than its content so far. A decoder keeps what it gave last, and nobody
+counts that: a zstd frame to be skipped is megabytes of no content. Codings lead by a block of 128 KiB at most."""
 ZSTD_WINDOW_LOG = 23
 """8 MiB: the most memory of a zstd decoder, and the largest window that a sender may use (RFC 9659)."""
 GZIP_BITS = 16 + zlib.MAX_WBITS
@@ -118,6 +121,11 @@ class Decoder:
         self._part = CODINGS[coding]()
         self._num_parts = 1
 
+    @property
+    def num_given(self) -> int:
+        """Bytes that it has given."""
+        return self._most - self._num_left
+
     def feed(self, data: bytes) -> bytes:
         """Return what the next piece of the body means.
 
@@ -170,7 +178,7 @@ def decoded(receive: Receive, headers: Headers, most: int) -> Receive:
         most: bytes of the body, as sent and decoded.
 
     Raises:
-        HTTPError: 415, a coding is not known.
+        HTTPError: 415, a coding is not known; what it gives raises 400 and 413, see Decoder.
     """
     codings = _codings(headers)
     if not codings:
@@ -189,6 +197,10 @@ def decoded(receive: Receive, headers: Headers, most: int) -> Receive:
             raise _too_large(most)
         for decoder in decoders:
             body = decoder.feed(body)
+        if max(decoder.num_given for decoder in decoders) > decoders[-1].num_given + MAX_LEAD_BYTES:
+            lead = f"is over {MAX_LEAD_BYTES:,} bytes longer than its content"
+            told = f"between its codings the body {lead}. {_NOT_AS_SAID}"
+            raise HTTPError(400, told, code="invalid_content_encoding")
         if num_bytes and not message.get("more_body", False):
             for decoder in decoders:
                 decoder.finish()

@@ -14,8 +14,11 @@ from twostroke.api.dialect import Dialect
 from twostroke.api.generation import Caller
 from twostroke.api.http_errors import HTTPError
 from twostroke.api.observation import Observation
+from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.fields import MAX_UNKNOWN, WireObject
 from twostroke.api.protocol.message_fields import MESSAGES
+from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
+from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.protocol.sampling import SamplingFields
 from twostroke.config.server import ServerConfig
 from twostroke.engine.client import EngineClient, ScalablePools
@@ -23,6 +26,7 @@ from twostroke.engine.input_processor import PromptInput
 from twostroke.errors import shown
 from twostroke.lab.lab import Lab
 from twostroke.log import get_logger
+from twostroke.tokenizer.chat_template import CALLS, TOOLS
 
 log = get_logger(__name__)
 
@@ -59,6 +63,7 @@ class ServerContext:
 
         The observation is one that hears the engine's events; without, nothing is known of its past.
         """
+        engine.inputs.look_at_template()
         return cls(
             engine=engine,
             config=config,
@@ -117,8 +122,12 @@ class ServerContext:
         unknown = request.unknown_fields
         return [path for path in unknown if not (path.startswith(MESSAGES) and reads(path.rpartition(".")[2]))]
 
-    def check_fields(self, request: WireObject) -> Mapping[str, str]:
-        """Headers that name the fields nobody knows.
+    def check_fields(self, request: WireObject, chat: ChatRequest | None = None) -> Mapping[str, str]:
+        """Headers that name the fields nobody knows, and what the model does not see.
+
+        Args:
+            request: as it came.
+            chat: that asks for the same, where the request is a conversation in other words.
 
         Raises:
             HTTPError: 400, there are some and the server is strict.
@@ -127,8 +136,9 @@ class ServerContext:
         if isinstance(request, SamplingFields):
             self.admission.check_items(request)
         unknown = self.unknown_fields(request)
+        unseen = self._check_unseen(request, chat)
         if not unknown:
-            return {}
+            return unseen
         if len(unknown) > MAX_UNKNOWN:
             message = f"more than {MAX_UNKNOWN} fields of the request are unknown, {unknown[0][:64]!r} among them."
             raise HTTPError(400, message, code="unknown_field", param=unknown[0][:64])
@@ -139,7 +149,37 @@ class ServerContext:
         for name in unknown:
             self.observation.answers.ignored(name[:64])
         log.warning("ignored unknown fields of a request: %s", names)
-        return {"x-ignored-params": names}
+        return {"x-ignored-params": names, **unseen}
+
+    def _check_unseen(self, request: WireObject, chat: ChatRequest | None) -> Mapping[str, str]:
+        """Return a header that names what the chat template does not write of a conversation.
+
+        Tools act nonetheless where a forced call or a form makes the model write them. The calls of earlier turns are
+        never refused: what a server has answered can always be sent back to it.
+        """
+        asked = request if isinstance(request, ChatRequest) else chat
+        if asked is None:
+            return {}
+        is_free = asked.tool_choice in (None, "auto") and asked.structured_outputs is None
+        unseen = self.engine.inputs.unwritten(asked.messages, has_tools=bool(asked.tools) and is_free)
+        if TOOLS in unseen and self.config.strict:
+            message = "tools: this model's chat template does not write them, so the model would not see them."
+            remedy = (
+                "Leave them out, require a call (tool_choice), or start the server with a --chat-template that writes "
+                "them, or without --strict."
+            )
+            raise HTTPError(400, f"{message} {remedy}", code="unseen_field", param="tools")
+        paths = {TOOLS: "tools", CALLS: _CALLS_IN[type(request)]}
+        return {"x-unseen-params": ", ".join(paths[name] for name in unseen)} if unseen else {}
+
+
+_CALLS_IN: Mapping[type[WireObject], str] = {
+    ChatRequest: "messages.tool_calls",
+    CountTokensRequest: "messages.content.tool_use",
+    MessagesRequest: "messages.content.tool_use",
+    ResponsesRequest: "input.function_call",
+}
+"""Where requests have the calls of earlier turns."""
 
 
 def _printable(name: str) -> str:

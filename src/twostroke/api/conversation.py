@@ -102,7 +102,11 @@ class Conversation:
     def parser(self, hear_content: HearContent | None = None) -> ChatParser:
         """For one choice; `hear_content` is as in Output."""
         return self._dialect.parser(
-            self.tools, self._prompt_tail, is_constrained=self._is_constrained, hear_content=hear_content
+            self.tools,
+            self._prompt_tail,
+            is_constrained=self._is_constrained,
+            calls_come_first=self._is_constrained and self._form_is_of_answer,
+            hear_content=hear_content,
         )
 
     def token_texts(self) -> TokenTexts:
@@ -146,9 +150,14 @@ class Conversation:
             truncation_side=self.request.truncation_side,
             shown_tokens=parser.markup,
             find_stops=self._find_stops if parser.tells_parts else StopStrings,
-            # a form of the answer leaves the model its calls; structured_outputs is the form of all that it writes
-            calls=self._dialect.free_calls(self.tools) if self.request.response_format else None,
+            calls=self._dialect.free_calls(self.tools) if self._form_is_of_answer else None,
         )
+
+    @property
+    def _form_is_of_answer(self) -> bool:
+        """Whether the form leaves the model its calls, as JSON does; texts by other forms are all that it writes."""
+        given = self.request.structured_outputs
+        return given is None or given.json_ is not None or bool(given.json_object)
 
     def _template_inputs(self) -> dict[str, Any]:
         """What the chat template gets beside the messages, by the names of InputProcessor.render_chat."""

@@ -42,16 +42,26 @@ class Dialect:
         prompt_tail: str,
         *,
         is_constrained: bool,
+        calls_come_first: bool = False,
         hear_content: HearContent | None = None,
     ) -> ChatParser:
-        """For one choice; an output that is constrained from its first token on cannot begin with reasoning."""
+        """For one choice; in an output that has a form only what the form writes as reasoning is reasoning.
+
+        Args:
+            tools: of the request.
+            prompt_tail: the end of the prompt, which may have opened the reasoning.
+            is_constrained: whether the output has a form.
+            calls_come_first: whether `free_calls` may be made in place of the form, and nowhere else.
+            hear_content: as in Output.
+        """
         return make_parser(
             self.tool_call_parser,
-            None if is_constrained else self.reasoning_parser,
+            self.reasoning_parser,
             tools=tools.tools,
             tool_choice=tools.choice,
             parallel_tool_calls=tools.parallel,
-            prompt=prompt_tail,
+            prompt=None if is_constrained else prompt_tail,
+            calls_come_first=calls_come_first,
             hear_content=hear_content,
         )
 

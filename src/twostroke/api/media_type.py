@@ -38,7 +38,7 @@ def check_media_type(method: str, path: str, headers: Headers) -> None:
     field["content-type"] = given
     subtype = field.get_content_subtype()
     if field.get_content_maintype() != "application" or not (subtype == "json" or subtype.endswith("+json")):
-        raise _unsupported(f"the body is {field.get_content_type()[:64]}, and has to be JSON.")
+        raise _unsupported(f"the body is {given[:64]!r}, and has to be JSON.")
     charset = field.get_content_charset("utf-8")
     if charset not in UTF8:
         raise _unsupported(f"the body is JSON in {charset[:64]!r}, and JSON is in UTF-8.")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from twostroke.api.protocol.chat import ChatRequest
+from twostroke.api.protocol.message_fields import content_of
 from twostroke.api.protocol.messages import (
     ContentBlock,
     CountTokensRequest,
@@ -70,7 +71,7 @@ def _tool_choice(choice: ToolChoice) -> str | Object:
 
 def _messages(request: CountTokensRequest) -> Iterator[Object]:
     if request.system:
-        yield {"role": "system", "content": _text(request.system)}
+        yield {"role": "system", "content": _content(request.system)}
     for message in request.messages:
         yield from _turn(message)
 
@@ -92,14 +93,15 @@ def _turn(message: Message) -> Iterator[Object]:
             raise InvalidParameter("messages", role, f"cannot have a block of type {block.type!r}")
     results = [block for block in blocks if isinstance(block, ToolResultBlock)]
     for block in results:
-        yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content or "")}
+        yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _content(block.content or "")}
     if len(results) < len(blocks) or not blocks:
         yield _own_words(role, blocks)
 
 
 def _own_words(role: str, blocks: Sequence[ContentBlock]) -> Object:
     """What a turn says beside the results it brings. A call without words has an empty text: templates expect one."""
-    turn: Object = {"role": role, "content": _text([block for block in blocks if isinstance(block, TextBlock)])}
+    texts = [block for block in blocks if isinstance(block, TextBlock)]
+    turn: Object = {"role": role, "content": _content(texts)}
     if reasoning := [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]:
         turn["reasoning_content"] = "\n".join(reasoning)
     calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
@@ -115,5 +117,5 @@ def _own_words(role: str, blocks: Sequence[ContentBlock]) -> Object:
     return turn
 
 
-def _text(content: str | list[TextBlock]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+def _content(given: str | Sequence[TextBlock]) -> str | list[dict[str, str]]:
+    return given if isinstance(given, str) else content_of([block.text for block in given])

@@ -121,9 +121,9 @@ class AnswerCounts(Collector):
 
     def ignored(self, field: str) -> None:
         """A field was not known; the first hundred names are told apart."""
-        if len(self._ignored_names) < MAX_FIELD_NAMES:
+        if len(self._ignored_names) < MAX_FIELD_NAMES and field != families.OTHERS:
             self._ignored_names.add(field)
-        self._ignored.add(1, field if field in self._ignored_names else "others")
+        self._ignored.add(1, field if field in self._ignored_names else families.OTHERS)
 
     def collect(self) -> Iterator[Metric]:
         """For Prometheus."""

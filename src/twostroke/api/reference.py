@@ -36,6 +36,9 @@ Made from the server's own schema by `python -m twostroke.api.reference`; the te
 A field that is not listed is named in the header `x-ignored-params` of the answer and in the log; with `--strict` the
 request is refused.
 
+What the model never sees because its chat template does not write it is named in `x-unseen-params`, and once in the
+log: `tools` that it is free to call, and the calls of earlier turns. With `--strict` such tools are refused.
+
 Answers have the fields of the API that they speak. One is ours: `usage.numeric_drift` is there when workers of
 different numerics made an answer, which they may with `--allow-numeric-drift`. It has, for each setting in which they
 differ, the values in the order in which they took part: `{"kv_cache_dtype": ["int8", "bf16"]}`. The names are those of

@@ -15,7 +15,7 @@ UNIQUE_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"host", b"
 VERSIONS = ("1.0", "1.1")
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~!$&'()*+,;=%-]*)(:[0-9]*)?", re.ASCII)
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
-_REQUEST_LINE = re.compile(rb"(?:\r\n)*[!#$%&'*+.^_`|~0-9A-Za-z-]+ [^\s]+ HTTP/(\d)\.\d\r\n")
+_REQUEST_LINE = re.compile(rb"(?:\r\n)*[!#$%&'*+.^_`|~0-9A-Za-z-]+ [^\s]+ HTTP/(\d\.\d)\r\n")
 
 
 def check_head(method: bytes, version: str, target: bytes, headers: Headers) -> None:
@@ -36,6 +36,8 @@ def check_head(method: bytes, version: str, target: bytes, headers: Headers) -> 
         raise HTTPError(501, "CONNECT is not implemented; this server is no proxy.", code="not_implemented")
     if not (target.startswith(b"/") or _ABSOLUTE.fullmatch(target) or (target == b"*" and method == b"OPTIONS")):
         raise HTTPError(400, "the request target is neither a path nor an http URL.")
+    if b"#" in target:  # clients keep fragments to themselves; one reader cuts it off, and another does not
+        raise HTTPError(400, "the request target has a fragment (#); send it as %23, or leave it out.")
     names = [name for name, _ in headers]
     twice = [name for name in UNIQUE_HEADERS if names.count(name) > 1]
     if twice or (b"content-length" in names and b"transfer-encoding" in names):
@@ -86,7 +88,7 @@ def unreadable(data: bytes, *, is_method: bool) -> HTTPError | None:
     line = _REQUEST_LINE.match(data)
     if line is None:
         return None
-    if line[1] != b"1":
+    if line[1].decode() not in VERSIONS:
         return _unknown_version(line[1].decode())
     if not is_method:
         return None

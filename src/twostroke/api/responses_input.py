@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from twostroke.api.protocol.chat import ChatRequest
+from twostroke.api.protocol.message_fields import content_of
 from twostroke.api.protocol.responses import (
     FunctionCall,
     FunctionCallOutput,
     InputItem,
     InputMessage,
+    InputText,
     NamedFunction,
+    OutputText,
     ReasoningItem,
     Refusal,
     ResponsesRequest,
@@ -79,11 +82,9 @@ def _turns(items: Sequence[InputItem]) -> Iterator[Object]:
             turn = {**turn, **said, "tool_calls": [*turn.get("tool_calls", ()), *said.get("tool_calls", ())]}
             turn = {name: value for name, value in turn.items() if value != []}
         elif isinstance(item, FunctionCallOutput):
-            texts = [item.output] if isinstance(item.output, str) else [part.text for part in item.output]
-            yield {"role": "tool", "tool_call_id": item.call_id, "content": "\n".join(texts)}
+            yield {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)}
         elif isinstance(item, InputMessage):
-            # templates know the system; developer is OpenAI's newer name of it
-            yield {"role": "system" if item.role == "developer" else item.role, "content": _text(item)}
+            yield {"role": item.role, "content": _content(item.content)}
     if turn:
         yield {"role": "assistant", "content": "", **turn}
 
@@ -97,7 +98,7 @@ def _said_by_assistant(item: InputItem) -> Object | None:
             function = {"name": item.name, "arguments": item.arguments}
             return {"tool_calls": [{"id": item.call_id, "type": "function", "function": function}]}
         case InputMessage(role="assistant"):
-            return {"content": _text(item)}
+            return {"content": _content(item.content)}
         case _:
             return None
 
@@ -111,7 +112,7 @@ def _can_join(turn: Object, said: Object) -> bool:
     return place == len(_ORDER) - 1 or not any(name in turn for name in _ORDER[place:])
 
 
-def _text(message: InputMessage) -> str:
-    if isinstance(message.content, str):
-        return message.content
-    return "\n".join(part.refusal if isinstance(part, Refusal) else part.text for part in message.content)
+def _content(given: str | Sequence[InputText | OutputText | Refusal]) -> str | list[dict[str, str]]:
+    if isinstance(given, str):
+        return given
+    return content_of([part.refusal if isinstance(part, Refusal) else part.text for part in given])

@@ -24,6 +24,7 @@ from twostroke.api.sse import WRITE_NOW, Message
 MAX_HEAD_BYTES = 64 * 1024
 MAX_TARGET_BYTES = 32 * 1024
 TOO_LARGE = f"the head of the request has more than {MAX_HEAD_BYTES} bytes."
+TOO_MUCH_FRAMING = f"more than {MAX_HEAD_BYTES} bytes came between two parts of the body, or behind the last."
 MAX_HEADERS = 128
 MAX_PIPELINED = 8
 """Requests that may wait on a connection behind the one that is answered."""
@@ -59,6 +60,9 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._num_head_bytes = 0
         self._num_pending_bytes = 0
+        """That the parser may keep: of a header that has not ended, or of what frames a body."""
+        self._has_body_part = False
+        """Whether the bytes that came last brought a part of a body."""
         self._has_request = False
         self._reads_body = False
         self._received = b""
@@ -99,12 +103,15 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._head_timer is None and (not self._has_request or self.cycle.response_complete):
             self._await_head()  # a request has to come of it, or the rest of one that was answered before its end
         self._received = data
+        self._has_body_part = False
         super().data_received(data)
         self._received = b""
-        if self._head_timer is not None and not self._reads_body:  # the parser keeps a header that has not ended
+        if self._reads_body:  # extensions of chunks and trailers are no part of the body, and nobody else counts them
+            self._num_pending_bytes = 0 if self._has_body_part else self._num_pending_bytes + len(data)
+        elif self._head_timer is not None:  # the parser keeps a header that has not ended
             self._num_pending_bytes += len(data)
-            if self._num_pending_bytes > MAX_HEAD_BYTES:
-                self._answer_and_close(431, TOO_LARGE)
+        if self._num_pending_bytes > MAX_HEAD_BYTES:
+            self._answer_and_close(431, TOO_MUCH_FRAMING if self._reads_body else TOO_LARGE)
 
     def pause_writing(self) -> None:
         """More is to be sent than the reader takes; nothing is added until it has caught up."""
@@ -182,6 +189,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """A part of a body."""
+        self._has_body_part = True
         super().on_body(body)
         if self.cycle is not self._answering and self.flow.read_paused:
             self._refuse(HTTPError(413, "the body of a request that waits behind another is too large to be kept."))

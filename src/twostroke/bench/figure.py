@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from twostroke.errors import SetupError
+from twostroke.errors import InvalidParameter, SetupError
 
 PREDICTED, MEASURED = "#9aa5b1", "#c2410c"
 """Colours of the two things that every plot compares."""
@@ -32,6 +32,7 @@ def save_figure(
 
     Raises:
         SetupError: matplotlib is not installed.
+        InvalidParameter: the file cannot be written.
     """
     try:
         from matplotlib.figure import Figure
@@ -43,8 +44,12 @@ def save_figure(
     # a Figure of its own, not pyplot's: no display, no global state, safe in a server
     figure = Figure(figsize=size, layout="constrained")
     draw(figure)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=130, format="png", metadata={"Software": None})
+    except OSError as error:
+        limit = f"cannot be written ({error.strerror or error})"
+        raise InvalidParameter("png", str(path), limit, "Name a file in a folder that you may write to.") from error
     return path
 
 

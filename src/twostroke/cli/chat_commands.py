@@ -46,7 +46,9 @@ _NAMES = {
 _COMMAND = re.compile(r"/[A-Za-z?][\w?-]*")
 _OTHER_NAMES = {"num_predict": "max_tokens", "n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 """Of Ollama and llama.cpp."""
-_NOT_SET = frozenset({"structured_outputs", "logit_bias", "stop", "n"})
+_NOT_SET = frozenset(
+    {"structured_outputs", "logit_bias", "stop", "n", "allowed_token_ids", "bad_words", "stop_token_ids"}
+)
 """Sampling settings that take more than a word."""
 
 
@@ -93,5 +95,5 @@ def changed(sampling: ChatSampling, words: list[str]) -> ChatSampling:
 def _value(name: str, text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InvalidParameter(name, text, "must be a number, true, false or null") from None

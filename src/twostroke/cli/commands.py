@@ -5,13 +5,14 @@ from __future__ import annotations
 from cyclopts import App
 
 from twostroke.cli.numbers import read_numbers
+from twostroke.cli.preset import give_preset
 from twostroke.version import __version__
 
 app = App(
     name="twostroke",
     help="An LLM inference engine that shows what it does: prefill and decode, their memory and their schedule.",
     version=__version__,
-    config=read_numbers,
+    config=(give_preset, read_numbers),
 )
 app.command("twostroke.cli.generate:generate")
 app.command("twostroke.cli.chat:chat")

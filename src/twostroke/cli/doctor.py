@@ -6,10 +6,9 @@ import contextlib
 import json
 from pathlib import Path
 
-from twostroke.cli.event_logs import events_of_text, read_run
+from twostroke.cli.event_logs import check_source, events_of_text, read_run
 from twostroke.cli.flags import JsonFlag
 from twostroke.engine.event_sinks import one_history
-from twostroke.errors import InvalidParameter
 from twostroke.events import Event
 
 
@@ -42,8 +41,7 @@ def doctor(
     from twostroke.planner.doctor import diagnose
     from twostroke.planner.show_doctor import diagnosis_json, print_diagnosis
 
-    if bool(event_log) == (url is not None):
-        raise InvalidParameter("event_log", event_log, "give either a file or a server (--url)")
+    check_source(event_log, url, "twostroke doctor FILE")
     events = read_run(event_log) if url is None else _recorded(url, api_key)
     with one_history(event_log) if url is None else contextlib.nullcontext():
         found = diagnose(events, link_bytes_per_s=link_bytes_per_s)

@@ -8,11 +8,31 @@ from pathlib import Path
 from typing import cast
 
 from twostroke.engine.event_sinks import merged_events
-from twostroke.errors import InvalidParameter, UnreadableEvent
+from twostroke.errors import ClientError, InvalidParameter, UnreadableEvent
 from twostroke.events import Event, StepCommitted, from_json
 from twostroke.simulation.trace import is_trace
 
 _RUN_FIRST = "Give the file that --event-log wrote, once its engine has answered requests."
+
+
+def check_source(paths: Sequence[Path], url: str | None, with_a_file: str) -> None:
+    """Refuse a command that names neither logs nor a server, or both.
+
+    Args:
+        paths: logs that were given.
+        url: the server that was given.
+        with_a_file: how the command is called with a file.
+
+    Raises:
+        ClientError: none or both are given.
+        InvalidParameter: the address is none.
+    """
+    if not paths and url is None:
+        raise ClientError(f"there is no run to read: {with_a_file}, or --url of a server that runs.")
+    if paths and url is not None:
+        raise ClientError(f"{_named(paths)} and --url {url} are two runs: give a file or a server, not both.")
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise InvalidParameter("url", url, "must begin with http:// or https://", "Such as http://127.0.0.1:8000.")
 
 
 def read_logs(paths: Sequence[Path], name: str = "event_log") -> list[Event]:

@@ -12,13 +12,14 @@ from urllib.parse import quote
 
 from cyclopts import Parameter
 
-from twostroke.cli.event_logs import read_logs
+from twostroke.cli.event_logs import check_source, read_logs
 from twostroke.cli.flags import JsonFlag
 from twostroke.engine.event_sinks import one_history
 from twostroke.errors import InvalidParameter
 from twostroke.explain.text import timeline_text
 from twostroke.explain.timeline import timeline_of
 from twostroke.explain.trace import trace_of
+from twostroke.plain_words import reason_of
 
 LogsFlag = Annotated[tuple[Path, ...], Parameter(consume_multiple=True)]
 
@@ -53,8 +54,7 @@ def explain(
     trace
         A file to write the whole log to as a Chrome trace, for Perfetto.
     """
-    if bool(event_log) == (url is not None):
-        raise InvalidParameter("event_log", event_log, "give either a file (--event-log) or a server (--url)")
+    check_source(event_log, url, f"twostroke explain {request_id} --event-log FILE")
     if url is not None:
         _ask(Server(url, api_key), request_id, json_output=json_output, trace=trace)
         return
@@ -93,7 +93,8 @@ class Server:
                 "url", self.url, f"the server answers {error.code}: {_message(error.read())}"
             ) from None
         except (OSError, ValueError) as error:
-            limit = f"cannot be asked ({error})"
+            reason = getattr(error, "reason", error)
+            limit = f"cannot be asked ({reason_of(reason) if isinstance(reason, Exception) else reason})"
             raise InvalidParameter(
                 "url", self.url, limit, "Give the address that `twostroke serve` printed."
             ) from error

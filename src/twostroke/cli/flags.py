@@ -10,6 +10,7 @@ from typing import Annotated, Any, cast
 
 from cyclopts import Parameter, Token
 
+from twostroke.cli.preset import preset_help
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import ActivationQuantization, Device, DType, Kernels, LoadConfig, LoadFormat, Quantization
 from twostroke.config.presets import Preset
@@ -194,7 +195,7 @@ class LoadToPlan(LoadBesideModel):
 
 
 LoadFlags = Annotated[LoadByFlags, Parameter(name="*", group="Model")]
-PresetFlag = Annotated[Preset | None, Parameter(group="Scheduler")]
+PresetFlag = Annotated[Preset | None, Parameter(group="Scheduler", help=preset_help())]
 FairSchedulerFlags = Annotated[FairScheduler, Parameter(name="*", group="Scheduler")]
 LoadToPlanFlags = Annotated[LoadToPlan, Parameter(name="*", group="Model")]
 LoadBesideModelFlags = Annotated[LoadBesideModel, Parameter(name="*", group="Model")]

@@ -17,9 +17,12 @@ _FILES = (".gguf", ".ggml", ".safetensors", ".bin", ".pt", ".pth", ".onnx")
 _PLACES = ("/", "./", "../", "~/")
 _SIZED = re.compile(r"[A-Za-z][\w.]*[-_][\w.-]*\d[bBmM](?:[-_.:][\w.:-]*)?|[\w.-]+:[\w.-]*\d[\w.-]*|[\w.-]+:latest")
 _FAMILY = re.compile(
-    r"(?:deepseek|gemma|gpt|granite|llama|mistral|mixtral|phi|qwen|smollm|tinyllama|codellama|olmo)-?[\d.:-][\w.:-]*",
+    r"(?:deepseek|gemma|gpt|granite|llama|mistral|mixtral|phi|qwen|smollm|tinyllama|codellama|olmo)"
+    r"(?:-?[\d.:-][\w.:-]*)?",
     re.IGNORECASE,
 )
+_PATH = re.compile(r"[A-Z]:[/\\]\S*|(?:[a-z]+://)?[\w.@:~-]*(?:/[\w.@:~-]+)+/?", re.IGNORECASE)
+"""A path, an address, or a hub id with what other programs write before or behind it."""
 
 
 def model_and_prompt(words: Sequence[str], prompt_file: Path | None, *, has_model: bool) -> tuple[str | None, str]:
@@ -68,7 +71,7 @@ def names_model(word: str) -> bool:
         return False
     if word == "embedded" or word.lower().endswith(_FILES) or word.startswith(_PLACES):
         return True
-    patterns = (HUB_ID, _SIZED, _FAMILY)
+    patterns = (HUB_ID, _SIZED, _FAMILY, _PATH)
     return any(pattern.fullmatch(word) for pattern in patterns) or Path(word).is_dir()
 
 

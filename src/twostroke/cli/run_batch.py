@@ -21,7 +21,6 @@ from twostroke.cli.flags import (
 from twostroke.cli.interrupts import imports_are_done
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
-from twostroke.config.presets import with_preset
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.server import ServerConfig
 
@@ -67,9 +66,6 @@ def run_batch(  # noqa: PLR0913 (each is a flag or a group of flags)
         Output tokens of a chat whose request sets no limit; default: what the context leaves.
     max_concurrency
         Requests held at a time; default: twice --max-num-seqs.
-    preset
-        Scheduler settings that go together: "batch" takes large steps (--max-num-seqs 256, --max-num-batched-tokens
-        2048), "interactive" limits the time between tokens. Flags beside it win.
     quiet
         No start-up lines, no progress, no counts.
     """
@@ -77,9 +73,7 @@ def run_batch(  # noqa: PLR0913 (each is a flag or a group of flags)
 
     from twostroke.api.run_batch import answer_file
 
-    config = EngineConfig(
-        load=load, cache=cache, scheduler=with_preset(scheduler, preset), speculative_config=speculative_config
-    )
+    config = EngineConfig(load=load, cache=cache, scheduler=scheduler, speculative_config=speculative_config)
     answers = ServerConfig(
         max_queued_requests=PATIENT,
         max_queued_tokens=PATIENT,

@@ -30,7 +30,6 @@ from twostroke.cli.interrupts import imports_are_done
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import KVTransport, PoolConfig, PoolWorkers
-from twostroke.config.presets import with_preset
 from twostroke.config.server import MetricsNames, ServerConfig
 
 
@@ -82,9 +81,6 @@ def serve(  # noqa: PLR0913 (each is a flag or a group of flags)
         Model folder, GGUF file or hub id; without it the embedded code model answers (a demonstration).
     model_flag
         The same as MODEL.
-    preset
-        Scheduler settings that go together: "interactive" limits the time between tokens (--itl-slo 100ms), "batch"
-        takes large steps (--max-num-seqs 256, --max-num-batched-tokens 2048). Flags beside it win.
     quiet
         No start-up lines but the address.
     """
@@ -98,7 +94,7 @@ def serve(  # noqa: PLR0913 (each is a flag or a group of flags)
     config = EngineConfig(
         load=with_model(load, by_place=model, by_flag=model_flag),
         cache=cache,
-        scheduler=with_preset(scheduler, preset),
+        scheduler=scheduler,
         speculative_config=speculative_config,
     )
     imports_are_done()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import NoneType
@@ -20,6 +21,8 @@ from twostroke.cli.habits import COMMANDS, flag_here
 STDIN = "-"
 """The prompt, or the file of it, that stands for the standard input."""
 _END_OF_FLAGS = "--"
+_FLAG = re.compile(r"--[A-Za-z][\w-]*")
+_BELOW_ZERO = re.compile(r"-[\d.]+[A-Za-z%]\w*")
 _KINDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
@@ -41,9 +44,21 @@ def spelt_out(arguments: Sequence[str]) -> list[str]:
         case ["version"] | ["-v"] | ["-V"]:
             return ["--version"]
         case ["generate", *rest]:
-            return ["generate", *_with_stdin(rest)]
+            return ["generate", *_with_stdin(_with_values(rest))]
         case _:
-            return list(arguments)
+            return _with_values(arguments)
+
+
+def _with_values(words: Sequence[str]) -> list[str]:
+    """Join a flag and a value such as -1GB, which the parser takes for flags."""
+    joined: list[str] = []
+    for index, word in enumerate(words):
+        flag = joined[-1] if joined else ""
+        if _END_OF_FLAGS in words[:index] or not (_BELOW_ZERO.fullmatch(word) and _FLAG.fullmatch(flag)):
+            joined.append(word)
+        else:
+            joined[-1] = f"{flag}={word}"
+    return joined
 
 
 def _with_stdin(words: Sequence[str]) -> Iterator[str]:
@@ -66,6 +81,8 @@ def told(error: CycloptsError, arguments: Sequence[str]) -> str:
             return _unknown_command(word, error)
         case UnknownOptionError():
             unknown = (error.token.keyword or error.token.value).partition("=")[0]
+            if unknown == STDIN:
+                return f"{STDIN!r} is the prompt of generate that comes on stdin; chat reads stdin without it."
             here = flag_here(unknown, arguments)
             if here is not None:
                 return f"Unknown option: {here}."

@@ -30,7 +30,7 @@ def switch(name: str, value: object) -> None:
 def text(name: str, value: object) -> None:
     """Refuses what is no text, and an empty one."""
     if not isinstance(value, str) or not value:
-        raise InvalidParameter(name, value, "must be a text")
+        raise InvalidParameter(name, value, "must be a text" + (" that is not empty" if value == "" else ""))
 
 
 def unicode(name: str, value: str) -> None:

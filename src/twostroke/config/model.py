@@ -245,8 +245,10 @@ def _architecture(config: Mapping[str, Any]) -> str:
         if isinstance(name, str) and name in ARCHITECTURE_TRAITS:
             return name
     known = ", ".join(sorted(ARCHITECTURE_TRAITS))
-    shown = ", ".join(map(str, names)) if names else f"none (model_type {config.get('model_type')!r})"
-    raise UnsupportedModel(f"config.json names the architecture {shown}; known: {known}.")
+    kind = config.get("model_type")
+    beside = "" if kind is None else f" beside model_type {kind!r}"
+    what = f"the architecture {', '.join(map(str, names))}" if names else f"no architecture{beside}"
+    raise UnsupportedModel(f"config.json names {what}; known: {known}.")
 
 
 def _check_heads(given: Mapping[str, Any], hidden_size: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:

@@ -9,18 +9,15 @@ batch         nobody waits for a single answer: large steps of many requests, no
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 from twostroke.config.checks import one_of
-from twostroke.config.scheduler import SchedulerConfig
 
 Preset = Literal["interactive", "batch"]
 PRESETS: Mapping[Preset, Mapping[str, Any]] = {
     "interactive": {"itl_slo": "100ms", "ttft_slo": "300ms"},
     "batch": {"max_num_batched_tokens": 2048, "max_num_seqs": 256},
 }
-Config = TypeVar("Config", bound=SchedulerConfig)
 
 
 def settings_of(preset: Preset | None) -> Mapping[str, Any]:
@@ -33,19 +30,3 @@ def settings_of(preset: Preset | None) -> Mapping[str, Any]:
         return {}
     one_of("preset", preset, get_args(Preset))
     return PRESETS[preset]
-
-
-def with_preset(config: Config, preset: Preset | None) -> Config:
-    """Where flags were read: the preset's values for everything that is at its default.
-
-    >>> with_preset(SchedulerConfig(max_num_seqs=8), "batch").max_num_batched_tokens
-    2048
-    >>> with_preset(SchedulerConfig(max_num_seqs=8), "batch").max_num_seqs
-    8
-
-    Raises:
-        InvalidParameter: there is no such preset.
-    """
-    defaults = {field.name: field.default for field in fields(config)}
-    given = settings_of(preset)
-    return replace(config, **{name: value for name, value in given.items() if getattr(config, name) == defaults[name]})

@@ -1,7 +1,8 @@
 """Numbers as people write them: 4GiB of memory, a context of 32k tokens, 1_000_000.
 
 Units of bytes are what they are elsewhere: kB, MB, GB, TB of 1000 and KiB, MiB, GiB, TiB of 1024. A letter alone is
-vLLM's: k, m, g, t of 1000 and K, M, G, T of 1024. Numbers of tokens take the letters.
+vLLM's: k, m, g, t of 1000 and K, M, G, T of 1024. Numbers of tokens take the letters. A comma stands between thousands
+and nowhere else: 1,5GB is refused, since it is 1.5 GB to some people.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from decimal import Decimal
 
 from twostroke.errors import InvalidParameter
 
-_WRITTEN = re.compile(r"\s*\+?((?:[0-9][0-9_,]*)?\.?[0-9]*(?:[eE]\+?[0-9]{1,2})?)\s*([A-Za-z]*)\s*")
+_INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)?"
+_WRITTEN = re.compile(rf"\s*\+?({_INTEGER}(?:\.[0-9]*)?(?:[eE]\+?[0-9]{{1,2}})?)\s*([A-Za-z]*)\s*")
 _POWERS = {letter: power for power, letter in enumerate("kmgtp", start=1)}
 _BYTE_WORDS = ("", "b", "byte", "bytes")
 

@@ -457,7 +457,8 @@ def _startup_lines(
     loaded: Prepared, num_weight_bytes: int, layout: KVLayout, sizing: KVSizing, load_s: float
 ) -> tuple[str, ...]:
     config = loaded.config
-    threads = f", {loaded.num_threads} threads" if loaded.device.type == "cpu" else ""
+    ending = "" if loaded.num_threads == 1 else "s"
+    threads = f", {loaded.num_threads} thread{ending}" if loaded.device.type == "cpu" else ""
     num_ranks = loaded.num_ranks
     of_ranks = "" if num_ranks == 1 else f", {num_ranks} ranks (threads, weights and kv cache are each rank's)"
     where = f"{loaded.device.type}{threads}{of_ranks}, {loaded.operators.name} kernels{_unlike(loaded)}"

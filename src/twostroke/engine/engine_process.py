@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import zmq
 
+from twostroke.child_command import child_command
 from twostroke.config.engine import EngineConfig
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.engine.child import Child, LocalChild
@@ -21,7 +21,7 @@ from twostroke.engine.heartbeat import Heartbeat
 from twostroke.engine.messages import COMMANDS, REPORTS, Alive, Command, Refused, Report, Start, Stop
 from twostroke.engine.wires import FolderWires, Wires
 
-COMMAND = (sys.executable, "-m", "twostroke.engine.process")
+COMMAND = child_command("twostroke.engine.process")
 STOP_PATIENCE_S = 10.0
 """How long a process that was told to stop may take, before it is killed."""
 LOADING_SILENCE_S = 60.0

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import msgspec
 
+from twostroke.child_command import child_command
 from twostroke.engine.child import ending_words, kill_group
 from twostroke.errors import SetupError
 
-SERVER = (sys.executable, "-m", "twostroke.engine.fork_server")
+SERVER = child_command("twostroke.engine.fork_server")
 TOLD_WITHIN_S = 1.0
 """How a child has ended is known to the server, as its parent, and told as soon."""
 FORKED_WITHIN_S = 60.0

@@ -1,4 +1,4 @@
-"""How an engine process shows that it lives."""
+"""Liveness of an engine process: how often it reports, and how long it may be silent."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import msgspec
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
-    """What it is told of that."""
+    """Settings of the reports, as the engine process gets them."""
 
     every_s: float = 0.5
-    """A process that has said nothing else for so long says that it lives."""
+    """Send a report after so long without any other message."""
     step_timeout_s: float = 15.0
-    """An engine that does not come round for so long, its step's own time aside, hangs: that it lives is not said."""
+    """Send no report when the loop has not finished a pass for so long, beyond the time of its step."""

@@ -208,6 +208,14 @@ class InputProcessor:
         """Whether the chat template may read a field of this name; see ChatTemplate.mentions."""
         return self._chat_template.mentions(name)
 
+    def look_at_template(self) -> None:
+        """Find out now what the chat template never writes; see ChatTemplate.look."""
+        self._chat_template.look()
+
+    def unwritten(self, messages: Sequence[Mapping[str, Any]], *, has_tools: bool) -> list[str]:
+        """What of a conversation the model will never see; see ChatTemplate.unwritten."""
+        return self._chat_template.unwritten(messages, has_tools=has_tools)
+
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -10,7 +10,7 @@ import torch
 
 from twostroke.config.engine import EngineConfig
 from twostroke.config.kv_format import KVFormat, resolve_kv_format
-from twostroke.config.load import DEFAULT_GROUP_SIZE, QuantizationOnLoad
+from twostroke.config.load import DEFAULT_GROUP_SIZE, LoadConfig, QuantizationOnLoad
 from twostroke.config.model import ModelConfig
 from twostroke.cost.step_cost import ModelShape
 from twostroke.engine.cuda_device import check_cuda, check_dtype, check_gpu_for_each_rank, cuda_facts, device_of
@@ -32,6 +32,9 @@ from twostroke.runner.memory import context_bytes, free_host_bytes, step_bytes
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 log = get_logger(__name__)
+
+MOST_THREADS_PER_PROCESSOR = 8
+"""Beyond it threads wait for each other: with 500 for each processor a prompt of a token took minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ def prepare(config: EngineConfig, rank: int = 0, *, planned: Operators | None = 
             "Take int8, or the kernels of torch (--kernels reference, slower) or of a GPU (--device cuda).",
         )
     check_can_split(config, model_config, operators)
-    num_threads = load.threads or max(1, usable_processors() // load.num_local_ranks)
+    num_threads = _num_threads(load)
     operators.set_num_threads(num_threads)
     of_tokenizer = files if load.tokenizer is None else find_model(load.tokenizer, with_weights=False)
     tokenizer = of_tokenizer.tokenizer()
@@ -406,6 +409,21 @@ def _step_bytes(config: EngineConfig, prepared: Prepared) -> int:
 def longest_request(config: EngineConfig, prepared: Prepared) -> int:
     """What is asked for; whether the KV memory holds it comes out later."""
     return config.load.max_model_len or prepared.config.max_context
+
+
+def _num_threads(load: LoadConfig) -> int:
+    """Return the threads of the operators.
+
+    Raises:
+        InvalidParameter: so many for each processor that they would only wait for each other.
+    """
+    processors = usable_processors()
+    if load.threads is None:
+        return max(1, processors // load.num_local_ranks)
+    if load.threads > MOST_THREADS_PER_PROCESSOR * processors:
+        limit = f"must be at most {MOST_THREADS_PER_PROCESSOR} for each of the {processors} processors here"
+        raise InvalidParameter("threads", load.threads, limit, "Leave it out: one for each is the fastest.")
+    return load.threads
 
 
 def usable_processors() -> int:

@@ -24,6 +24,7 @@ from typing import Protocol
 
 import msgspec
 
+from twostroke.child_command import child_command
 from twostroke.communicator.interface import Communicator, Watching
 from twostroke.communicator.rendezvous import await_ranks, is_path, join, listen
 from twostroke.communicator.shared_memory import SharedMemoryCommunicator, share_memory
@@ -125,7 +126,7 @@ class Ranks:
 
 def spawn_rank(rank: int, size: int, address: str, descriptors: Sequence[int] = ()) -> RankProcess:
     """A rank of this host, in a process of its own, which has these descriptors under the same numbers."""
-    command = [sys.executable, "-m", "twostroke.engine.ranks", str(rank), str(size), address]
+    command = child_command("twostroke.engine.ranks", str(rank), str(size), address)
     # from its first moment, imports included, Ctrl-C is rank 0's affair: a process inherits what is blocked here
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

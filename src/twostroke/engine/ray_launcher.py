@@ -35,6 +35,7 @@ from typing import Any, TypeVar
 import msgspec
 import zmq
 
+from twostroke.child_command import child_command
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pool_settings import decode_engine, prefill_engine
 from twostroke.config.pools import PoolConfig
@@ -104,7 +105,7 @@ class _Seat:
 
     async def follow(self, rank: int, size: int, address: str) -> str:
         """Runs a rank above 0, and says how that has ended. It ends when rank 0 does, too."""
-        command = (sys.executable, "-m", "twostroke.engine.ranks", str(rank), str(size), address)
+        command = child_command("twostroke.engine.ranks", str(rank), str(size), address)
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True
         )

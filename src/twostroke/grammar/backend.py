@@ -25,6 +25,9 @@ class FreeCalls:
     """Texts within and behind calls that may be special tokens, as the markers may be."""
     bare: Mapping[str, Any] | None = None
     """JSON schema of a call without a marker."""
+    beginning: str = ""
+    """Lark rules, `beginning` first, of a marker and what follows it until it is certain that this is a call; without
+    them the marker alone decides. Markers and markup stand in it as JSON writes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,7 @@ class WrittenCalls:
     tokens: frozenset[int]
     """Special tokens within and behind calls."""
     bare: Mapping[str, Any] | None
+    beginning: str
 
 
 class GrammarMatcher(Protocol):

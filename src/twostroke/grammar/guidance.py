@@ -4,6 +4,7 @@ Earley parser, so that nothing is built in advance and no schema takes long to c
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from threading import Lock
@@ -14,7 +15,7 @@ from llguidance.numpy import fill_next_token_bitmask
 
 from twostroke.errors import InvalidParameter
 from twostroke.grammar.backend import FreeCalls, TokenBits, WrittenCalls
-from twostroke.grammar.notation import NO_TEXT, refusal, to_llguidance
+from twostroke.grammar.notation import NO_TEXT, refusal, to_llguidance, wide_parts
 from twostroke.grammar.trial import parser_limits, why_not
 from twostroke.grammar.vocabulary import GuidanceVocabulary, TokenReader
 from twostroke.sampling_params import StructuredOutputs
@@ -53,7 +54,7 @@ class Guidance:
             limit = "this model's tokenizer has a decoder in which a token's text depends on the tokens around it"
             raise InvalidParameter("structured_outputs", wanted, limit, "Leave it out, and check the text afterwards.")
         grammar = to_llguidance(wanted, None if calls is None else self._written(calls))
-        reason = self._why_not(grammar)
+        reason = self._why_not(grammar, wanted)
         if reason:
             raise refusal(wanted, reason)
         matcher = self.matcher(grammar)
@@ -86,24 +87,30 @@ class Guidance:
         first_id = self._ready_vocabulary().first_id
         special = {self._tokens.token_bytes(i): i for i in sorted(self._tokens.special_token_ids)}
 
-        def tokens(texts: Sequence[str]) -> frozenset[int]:
-            return frozenset(special[name] for text in texts if (name := text.encode()) in special)
+        def ids(texts: Sequence[str]) -> dict[str, int]:
+            return {text: special[name] for text in texts if (name := text.encode()) in special}
 
+        beginning = calls.beginning
+        for text, token_id in ids((*calls.markers, *calls.markup)).items():
+            places = sorted({token_id, token_id + first_id})
+            ways = " | ".join([json.dumps(text), *(f"<[{place}]>" for place in places)])
+            beginning = beginning.replace(json.dumps(text), f"({ways})")
         return WrittenCalls(
             markers=calls.markers,
-            first_tokens=frozenset(token_id + first_id for token_id in tokens(calls.markers)),
-            tokens=tokens((*calls.markers, *calls.markup)),
+            first_tokens=frozenset(token_id + first_id for token_id in ids(calls.markers).values()),
+            tokens=frozenset(ids((*calls.markers, *calls.markup)).values()),
             bare=calls.bare,
+            beginning=beginning,
         )
 
-    def _why_not(self, grammar: str) -> str:
+    def _why_not(self, grammar: str, wanted: StructuredOutputs) -> str:
         with self._using_kept:
             if grammar in self._kept:
                 return ""
             known = self._refused.get(grammar)
         if known is not None:
             return known
-        reason = why_not(grammar)
+        reason = next(filter(None, map(why_not, (*wide_parts(wanted), grammar))), "")
         if reason:
             with self._using_kept:
                 self._refused[grammar] = reason

@@ -10,7 +10,9 @@ See JSON Schema 2020-12, https://json-schema.org/draft/2020-12/json-schema-valid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
+from types import NoneType
 from typing import Any, cast
 
 Schema = dict[str, Any]
@@ -22,8 +24,11 @@ _NOTES = frozenset({"title", "description", "default", "examples", "$comment", "
 _ONE = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then",
         "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
 _SEVERAL = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
-_NAMED = ("$defs", "definitions", "dependentSchemas", "dependencies", "patternProperties", "properties")
-"""Keywords whose value is a schema, a list of schemas, or schemas by name."""
+"""Keywords whose value is a schema, and those whose value is a list of schemas."""
+SCHEMAS_BY_NAME = frozenset(
+    {"$defs", "definitions", "dependentSchemas", "dependencies", "patternProperties", "properties"}
+)
+"""Keywords whose value holds schemas by name."""
 
 
 def constraining(schema: Any) -> Any:
@@ -44,15 +49,68 @@ def constraining(schema: Any) -> Any:
 def _with_constraining_parts(schema: Schema) -> Schema:
     found: Schema = {}
     for name, value in schema.items():
-        if name in _NAMED and isinstance(value, dict):
+        if name in SCHEMAS_BY_NAME and isinstance(value, dict):
             found[name] = {key: constraining(part) for key, part in cast(Schema, value).items()}
         elif name in _SEVERAL and isinstance(value, list):
             found[name] = [constraining(part) for part in cast(list[Any], value)]
         elif name in _ONE:
             found[name] = constraining(value)
+        elif name == "$dynamicAnchor":
+            found.setdefault("$anchor", value)  # to `$ref` it is one; `$dynamicRef`, to which it is more, is refused
         else:
             found[name] = value
     return found
+
+
+def wide_objects(schema: Any) -> Iterator[Schema]:
+    """Yield a small schema for each long run of optional properties, which takes as much as the object that has it.
+
+    A run may stand where a text of the whole schema seldom leads.
+    """
+    for part in _parts(schema):
+        properties = part.get("properties")
+        others = {"additionalProperties": False} if part.get("additionalProperties") is False else {}
+        for length, before, behind in _optional_runs(properties, part.get("required")):
+            if length > WIDE:
+                most = length if before else min(length, TOO_WIDE)
+                needed = ["before"] * before + ["behind"] * behind
+                names = [*needed[:before], *(f"p{number}" for number in range(most)), *needed[before:]]
+                yield {"type": "object", "properties": {n: {"const": 0} for n in names}, "required": needed, **others}
+
+
+def _optional_runs(properties: Any, required: Any) -> Iterator[tuple[int, bool, bool]]:
+    """Yield the length of each run of optional properties, and whether a required one stands before and behind it."""
+    if not isinstance(properties, dict):
+        return
+    needed = cast(list[Any], required) if isinstance(required, list) else []
+    runs = [(is_needed, len([*run])) for is_needed, run in groupby(name in needed for name in cast(Schema, properties))]
+    for index, (is_needed, length) in enumerate(runs):
+        if not is_needed:
+            yield length, index > 0, index < len(runs) - 1
+
+
+WIDE = 500
+"""Optional properties that an object may always have."""
+TOO_WIDE = 800
+"""So many before the first that is required are always too many, and more of them only take longer to be refused."""
+
+
+def _parts(schema: Any) -> Iterator[Schema]:
+    """A schema and all those within it."""
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if not isinstance(part, dict):
+            continue
+        part = cast(Schema, part)
+        yield part
+        for name, value in part.items():
+            if name in SCHEMAS_BY_NAME and isinstance(value, dict):
+                waiting += cast(Schema, value).values()
+            elif name in _SEVERAL and isinstance(value, list):
+                waiting += cast(list[Any], value)
+            elif name in _ONE:
+                waiting.append(value)
 
 
 def _accepts_all(schema: Any) -> bool:
@@ -72,12 +130,38 @@ def _names_need_nothing(schema: Schema) -> bool:
     """Whether every name of a property fits: names are texts."""
     names = schema["propertyNames"]
     if isinstance(names, dict):
-        names = {key: value for key, value in cast(Schema, names).items() if key != "type" or value != "string"}
+        names = {key: value for key, value in cast(Schema, names).items() if (key, value) not in _OF_ALL_TEXTS}
     return _accepts_all(names)
 
 
+_OF_ALL_TEXTS: tuple[tuple[str, Any], ...] = (("type", "string"), ("minLength", 0), ("pattern", ""), ("pattern", ".*"))
+"""Keywords with values that every text keeps."""
+
+
+def _has_no_fewer(schema: Schema) -> bool:
+    """Whether the required properties alone are enough."""
+    least, required = schema["minProperties"], schema.get("required")
+    return isinstance(least, int) and isinstance(required, list) and least <= len(_texts(required))
+
+
+def _has_no_more(schema: Schema) -> bool:
+    """Whether all properties that there may be are not too many."""
+    most, properties = schema["maxProperties"], schema.get("properties")
+    if schema.get("additionalProperties") is not False or "patternProperties" in schema:
+        return False
+    return isinstance(most, int) and isinstance(properties, dict) and most >= len(cast(Schema, properties))
+
+
+def _texts(values: Any) -> frozenset[str]:
+    """The texts of a list, each once."""
+    return frozenset(value for value in cast(list[Any], values) if isinstance(value, str))
+
+
 def _holds_at_most_one_item(schema: Schema) -> bool:
-    most = schema.get("maxItems")
+    most, first = schema.get("maxItems"), schema.get("prefixItems", [])
+    if schema.get("items") is False and isinstance(first, list):
+        number = len(cast(list[Any], first))
+        most = min(number, most) if isinstance(most, int) else number
     return isinstance(most, int) and most <= 1
 
 
@@ -104,7 +188,38 @@ def _all_named(parts: Any, fits: Callable[[Any], bool]) -> bool:
 
 
 def _branches_accept_all(schema: Schema) -> bool:
-    return all(_accepts_all(schema.get(name, True)) for name in ("then", "else"))
+    """Whether every value fits the branches that it may have to fit."""
+    branches = {"then": schema["if"] is not False, "else": not _accepts_all(schema["if"])}
+    return all(not is_taken or _accepts_all(schema.get(name, True)) for name, is_taken in branches.items())
+
+
+_KINDS = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+_NUMBERS = frozenset({"integer", "number"})
+_KIND_OF: Mapping[type, str] = {bool: "boolean", NoneType: "null", str: "string", list: "array", dict: "object"}
+
+
+def _kinds(schema: Schema) -> frozenset[str]:
+    """Types that the values of a schema may have, as far as it names types or values."""
+    kinds = schema.get("type")
+    names = cast(list[Any], kinds) if isinstance(kinds, list) else [kinds]
+    found = _texts(names) & _KINDS
+    if not found and isinstance(values := [schema["const"]] if "const" in schema else schema.get("enum"), list):
+        found = frozenset[str]().union(*map(_kinds_of_value, cast(list[Any], values)))
+    return (found | _NUMBERS if "number" in found else found) or _KINDS
+
+
+def _kinds_of_value(value: Any) -> frozenset[str]:
+    kind = _KIND_OF.get(type(value))
+    return _NUMBERS if kind is None else frozenset({kind})
+
+
+def _excludes_nothing(schema: Schema) -> bool:
+    """Whether the values that `not` names do not fit anyway, because they have another type."""
+    excluded = schema["not"]
+    if isinstance(excluded, dict):
+        excluded = cast(Schema, excluded)
+        return _accepts_all(excluded.get("not", False)) or not _kinds(excluded) & _kinds(schema)
+    return excluded is False
 
 
 _RULES: Mapping[str, Callable[[Schema], bool]] = {
@@ -113,19 +228,29 @@ _RULES: Mapping[str, Callable[[Schema], bool]] = {
     "dependentRequired": lambda s: _excludes(s, "object") or _dependents_are_required(s),
     "dependentSchemas": lambda s: _excludes(s, "object") or _all_named(s["dependentSchemas"], _accepts_all),
     "dependencies": lambda s: _excludes(s, "object") or _dependencies_are_kept(s),
-    "unevaluatedProperties": lambda s: _excludes(s, "object") or _accepts_all(s["unevaluatedProperties"]),
-    "unevaluatedItems": lambda s: _excludes(s, "array") or _accepts_all(s["unevaluatedItems"]),
-    "additionalItems": lambda s: _excludes(s, "array") or _accepts_all(s["additionalItems"]),
+    # where "additionalProperties" or "items" is a schema of all others, none is left over
+    "unevaluatedProperties": lambda s: (
+        _excludes(s, "object") or "additionalProperties" in s or _accepts_all(s["unevaluatedProperties"])
+    ),
+    "unevaluatedItems": lambda s: (
+        _excludes(s, "array") or _accepts_all(s["unevaluatedItems"]) or not isinstance(s.get("items", []), list)
+    ),
+    # it follows a list of "items", and says nothing without one
+    "additionalItems": lambda s: (
+        _excludes(s, "array") or _accepts_all(s["additionalItems"]) or not isinstance(s.get("items"), list)
+    ),
     "uniqueItems": lambda s: s["uniqueItems"] is False or _excludes(s, "array") or _holds_at_most_one_item(s),
     "contains": lambda s: _excludes(s, "array") or _needs_no_item(s),
     # these two follow "contains": without it they say nothing
     "minContains": lambda s: "contains" not in s,
     "maxContains": lambda s: "contains" not in s,
-    "not": lambda s: s["not"] is False,
+    "minProperties": lambda s: _excludes(s, "object") or _has_no_fewer(s),
+    "maxProperties": lambda s: _excludes(s, "object") or _has_no_more(s),
+    "not": _excludes_nothing,
     "if": _branches_accept_all,
     # these two follow "if"
     "then": lambda s: "if" not in s,
     "else": lambda s: "if" not in s,
-    "$dynamicAnchor": lambda s: True,  # only `$dynamicRef` looks for it, and that one is refused
+    "$recursiveAnchor": lambda s: True,  # only `$recursiveRef` looks for it, and that one is refused
 }
 """Keyword to whether it constrains nothing in this schema, in the order in which they are looked at."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from twostroke.errors import InvalidParameter
 from twostroke.grammar.backend import WrittenCalls
-from twostroke.grammar.json_schema import constraining
+from twostroke.grammar.json_schema import constraining, wide_objects
 from twostroke.sampling_params import StructuredOutputs
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
@@ -43,16 +43,22 @@ def to_llguidance(wanted: StructuredOutputs, calls: WrittenCalls | None = None) 
     return json.dumps({"grammars": [{"lark_grammar": _TOP}, *parts]}, ensure_ascii=False)
 
 
+def wide_parts(wanted: StructuredOutputs) -> Iterator[str]:
+    """Yield a grammar for each place of a JSON schema that may have too many ways to go on."""
+    if isinstance(wanted.json, str):
+        for part in wide_objects(json.loads(wanted.json)):
+            yield to_llguidance(StructuredOutputs(json=part))
+
+
 def _either(form: dict[str, object], calls: WrittenCalls) -> list[dict[str, object]]:
-    """Parts of a grammar of what has the form or begins as a call does; behind its marker a call is free."""
-    beginnings = [json.dumps(marker) for marker in calls.markers] + _tokens(calls.first_tokens)
+    """Parts of a grammar of what has the form or begins as a call does; behind its beginning a call is free."""
+    beginning = calls.beginning
+    if not beginning and calls.markers:
+        markers = [json.dumps(marker) for marker in calls.markers] + _tokens(calls.first_tokens)
+        beginning = f"beginning: {' | '.join(markers)}"
     rest = " | ".join(["TEXT", *_tokens(calls.tokens)])
-    ways = [
-        "@form",
-        *([f"({' | '.join(beginnings)}) ({rest})*"] if beginnings else []),
-        *(["@call"] if calls.bare else []),
-    ]
-    lark = f"start: {' | '.join(ways)}\nTEXT: /(.|\\n)+/"
+    ways = ["@form", *([f"beginning ({rest})*"] if beginning else []), *(["@call"] if calls.bare else [])]
+    lark = f"start: {' | '.join(ways)}\n{beginning}\nTEXT: /(.|\\n)+/"
     parts: list[dict[str, object]] = [{"lark_grammar": lark, "name": "wanted"}, form | {"name": "form"}]
     return [*parts, _json(json.dumps(calls.bare)) | {"name": "call"}] if calls.bare else parts
 
@@ -67,7 +73,7 @@ def refusal(wanted: StructuredOutputs, reason: str) -> InvalidParameter:
     line = found.group(1) if found else re.sub(r"^(at )?\d+\(\d+\): ", "", reason.strip()).partition("\n")[0]
     if line.startswith("NoExtension"):
         line = NO_TEXT
-    if "items; max is" in line:
+    if "items; max is" in line or "Too many items" in line:
         line = TOO_MANY_WAYS
     return InvalidParameter(
         f"structured_outputs.{wanted.kind}",

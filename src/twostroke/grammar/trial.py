@@ -16,6 +16,7 @@ import sys
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from twostroke.child_command import child_command
 from twostroke.parent_death import signal_at_parents_death
 
 MAX_CPU_S = 0.5
@@ -45,7 +46,7 @@ def parser_limits() -> LLParserLimits:
 
 def why_not(grammar: str) -> str:
     """Why this grammar cannot be compiled within the limits; empty when it can."""
-    command = (sys.executable, "-m", "twostroke.grammar.trial")
+    command = child_command("twostroke.grammar.trial")
     try:
         done = subprocess.run(command, input=grammar.encode(), capture_output=True, timeout=MAX_WALL_S, check=False)
     except subprocess.TimeoutExpired:

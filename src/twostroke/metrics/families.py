@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+OTHERS = "(others)"
+"""Label of all that have no series of their own; no tenant can be called so."""
+
 
 class Kind(StrEnum):
     """As Prometheus has them."""
@@ -390,7 +393,7 @@ KV_CACHE_USAGE_BY_TENANT = Family(
     labels=("tenant",),
     help="Share of the KV blocks that the running requests of each tenant hold, 0 to 1. A block that several requests "
     "of a tenant share counts once. The label is the NAME of --api-key NAME:SECRET, a digest for a key without a name, "
-    "empty without keys. A tenant that scrapes sees its own name and 'others'; the admin key sees up to 100 names.",
+    "empty without keys. A tenant that scrapes sees its own name and '(others)'; the admin key sees up to 100 names.",
     is_vllms=False,
     counted_by=CountedBy.SERVER,
 )
@@ -406,7 +409,7 @@ IGNORED_PARAMS = Family(
     name="ignored_params",
     kind=Kind.COUNTER,
     labels=("field",),
-    help="Unknown fields of requests, by name; from the 101st name on 'others'. It has no label `engine`.",
+    help="Unknown fields of requests, by name; from the 101st name on '(others)'. It has no label `engine`.",
     is_vllms=False,
     counted_by=CountedBy.SERVER,
 )

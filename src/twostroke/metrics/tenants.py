@@ -10,11 +10,11 @@ from prometheus_client.registry import Collector
 
 from twostroke.metrics import families
 from twostroke.metrics.exposition import PREFIX
+from twostroke.metrics.families import OTHERS
 from twostroke.metrics.instruments import Number, exposed
 
 MAX_TENANTS = 100
 """Most tenants with a series of their own; the others share one."""
-OTHERS = "others"
 
 NameOf = Callable[[str], str]
 
@@ -39,7 +39,7 @@ class TenantKV:
         self._seen: dict[str, None] = {}
 
     def seen_by(self, viewer: str) -> Collector:
-        """Return the gauge as a tenant may see it: its own name, and "others" for all other tenants.
+        """Return the gauge as a tenant may see it: its own name, and "(others)" for all other tenants.
 
         Args:
             viewer: the tenant that scrapes; "" sees every name (the administrator, or a server without keys).

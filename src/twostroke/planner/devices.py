@@ -59,8 +59,12 @@ def devices() -> Mapping[str, Device]:
     return msgspec.json.decode(data, type=dict[str, Device])
 
 
-def find_device(name: str) -> tuple[str, Device]:
-    """A device by its name, in capitals or not; and its name as it is written.
+def find_device(name: str, parameter: str = "device_name") -> tuple[str, Device]:
+    """Return a device by its name, in capitals or not; and its name as it is written.
+
+    Args:
+        name: of the device.
+        parameter: what names it, as the caller spells it.
 
     Raises:
         InvalidParameter: there is none of that name.
@@ -71,5 +75,5 @@ def find_device(name: str) -> tuple[str, Device]:
         near = difflib.get_close_matches(wanted, by_lower, n=3)
         hint = f"Did you mean {' or '.join(by_lower[n] for n in near)}? " if near else ""
         remedy = f"{hint}Known: {', '.join(devices())}."
-        raise InvalidParameter("device_name", name, "is no device whose figures are known", remedy)
+        raise InvalidParameter(parameter, name, "is no device whose figures are known", remedy)
     return by_lower[wanted], devices()[by_lower[wanted]]

@@ -75,8 +75,10 @@ class PlanOptions:
         if self.link_bytes_per_s is not None:
             number("link_bytes_per_s", self.link_bytes_per_s, 0, 1e15, "more than 0", low_open=True)
         _ = self.prompts
-        for name in (*self.others, *(() if self.device_name is None else (self.device_name,))):
-            find_device(name)
+        for name in self.others:
+            find_device(name, "compare")
+        if self.device_name is not None:
+            find_device(self.device_name)
 
     def _check_prompt(self) -> None:
         if self.prompt is not None:

@@ -28,7 +28,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     console.print(_memory(plan))
     if plan.asked is not None:
         _say(console, _users(plan, plan.asked))
-    for remark in memory.remarks:
+    for remark in (*([f"KV cache: {memory.kv_limit}"] if memory.kv_limit else ()), *memory.remarks):
         _say(console, f"note: {remark}")
     _say(console, f"\nprompts, computed alone in steps of {memory.max_tokens_per_step} tokens")
     console.print(_prompts(plan))
@@ -160,8 +160,6 @@ def _memory(plan: Plan) -> Table:
         table.add_row("reserve", f"{memory.reserve_bytes:,}", "with recorded passes")
     blocks = f"{memory.num_blocks:,} blocks of {memory.layout.block_size} tokens, {memory.layout.kv_format}"
     table.add_row("KV cache", f"{memory.kv_bytes:,}", blocks)
-    if memory.kv_limit:
-        table.add_row("", "", memory.kv_limit)
     kinds = ", ".join(_kind(kind) for kind in memory.kinds)
     table.add_row("KV per token", f"{memory.kv_bytes_per_token:,}", kinds)
     for num_tokens in dict.fromkeys((plan.context, memory.max_model_len)):

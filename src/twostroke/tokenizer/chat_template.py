@@ -17,6 +17,7 @@ from twostroke.tokenizer.dropped_roles import DroppedRoles
 from twostroke.tokenizer.messages import checked_messages, with_joined_content
 from twostroke.tokenizer.plain_json import JSON, plain_json
 from twostroke.tokenizer.template_process import TemplateSource
+from twostroke.tokenizer.unwritten import Unwritten
 
 log = get_logger(__name__)
 
@@ -26,12 +27,14 @@ MAX_TEMPLATE_CHARS = 512 * 1024
 _USED = frozenset({"default", "tool_use"})
 """Of the templates that a model may bring, those that a conversation is rendered with."""
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+TOOLS, CALLS = "tools", "tool calls"
+"""What a template may never write."""
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 def check_template(source: str) -> None:
     """Raises InvalidPrompt for a text that is no Jinja template."""
-    _Template(source)
+    _Template(source, {})
 
 
 class ChatTemplate:
@@ -51,9 +54,11 @@ class ChatTemplate:
         self._compiled: dict[str, _Template] = {}
         self._broken: dict[str, str] = {}
         """Why a template cannot be compiled."""
+        self._told: set[str] = set()
+        """What the log was told."""
         for name in _USED.intersection(templates):
             try:
-                self._compiled[name] = _Template(templates[name])
+                self._compiled[name] = _Template(templates[name], self._named_tokens)
             except InvalidPrompt as error:
                 self._broken[name] = str(error)
                 log.warning("chats will be refused: %s", error)
@@ -97,6 +102,7 @@ class ChatTemplate:
             raise InvalidParameter(
                 "continue_final_message", True, "cannot be combined with add_generation_prompt", "Switch one off."
             )
+        self._tell_unwritten(chat, has_tools=bool(tools))
         final_text = _mark_final_message(chat) if continue_final_message else None
         given = {
             **self._named_tokens,
@@ -109,12 +115,39 @@ class ChatTemplate:
         rendered = template.render({**given, "messages": chat})
         return rendered if final_text is None else _cut_at_mark(rendered, final_text)
 
+    def look(self) -> None:
+        """Find out now what `unwritten` tells; otherwise the first conversation with tools waits for it."""
+        for template in self._compiled.values():
+            _ = template.unwritten.tools, template.unwritten.calls
+
+    def unwritten(self, messages: Sequence[Mapping[str, Any]], *, has_tools: bool) -> list[str]:
+        """Return what of a conversation the template never writes: TOOLS, or CALLS of earlier turns."""
+        template = self._compiled.get(self._name(has_tools))
+        if template is None:
+            return []
+        found: list[str] = []
+        if has_tools and template.unwritten.tools:
+            found.append(TOOLS)
+        if any(message.get("tool_calls") for message in messages) and template.unwritten.calls:
+            found.append(CALLS)
+        return found
+
     def mentions(self, name: str) -> bool:
         """Whether a template may read a field of this name; one that does not contain the name does not."""
         return any(name in source for source in self._sources)
 
+    def _tell_unwritten(self, messages: Sequence[JSON], *, has_tools: bool) -> None:
+        """Say once what this conversation has and the model will never see."""
+        for name in self.unwritten(messages, has_tools=has_tools):
+            if name not in self._told:
+                self._told.add(name)
+                log.warning("this model's chat template does not write %s: the model does not see them", name)
+
+    def _name(self, with_tools: bool) -> str:
+        return "tool_use" if with_tools and "tool_use" in self._names else "default"
+
     def _template(self, with_tools: bool) -> _Template:
-        name = "tool_use" if with_tools and "tool_use" in self._names else "default"
+        name = self._name(with_tools)
         if name in self._broken:
             raise InvalidPrompt(self._broken[name])
         if name not in self._compiled:
@@ -135,7 +168,7 @@ class ChatTemplate:
 class _Template:
     """One template, which runs in a process of its own."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, named_tokens: Mapping[str, str]) -> None:
         if len(source) > MAX_TEMPLATE_CHARS:
             raise InvalidPrompt(
                 f"the model's chat template has {len(source)} characters; at most {MAX_TEMPLATE_CHARS} are run."
@@ -143,6 +176,7 @@ class _Template:
         self._source = TemplateSource(source)
         self.facts = self._source.facts
         self.dropped_roles = DroppedRoles(self.render)
+        self.unwritten = Unwritten(self.render, named_tokens)
 
     def render(self, variables: JSON) -> str:
         return self._source.render(variables)
@@ -150,6 +184,11 @@ class _Template:
 
 def _mark_final_message(chat: list[JSON]) -> str:
     """Appends a mark to the last text of the last message; returns the text."""
+    if "tool_calls" in chat[-1]:  # they are written behind the text, and would be cut off with the mark
+        raise InvalidPrompt(
+            "the last message cannot be continued: it ends with tool calls. Send their results, or leave "
+            "continue_final_message out."
+        )
     content = chat[-1].get("content")
     if isinstance(content, str):
         chat[-1]["content"] = content + _CONTINUE_MARK

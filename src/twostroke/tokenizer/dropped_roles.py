@@ -7,6 +7,8 @@ looked for.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,7 +38,7 @@ class DroppedRoles:
 
     def __init__(self, render: Callable[[JSON], str]) -> None:
         self._render = render
-        self._known: dict[tuple[_Pattern, bool], frozenset[int]] = {}
+        self._known: dict[tuple[_Pattern, bytes], frozenset[int]] = {}
         """Indices of messages that are left out."""
 
     def check(self, messages: Sequence[JSON], variables: Mapping[str, Any]) -> None:
@@ -48,7 +50,7 @@ class DroppedRoles:
         pattern = _pattern(messages)
         if all(role in _ALWAYS_WRITTEN for role, _ in pattern):
             return
-        key = pattern, variables.get("tools") is not None
+        key = pattern, _switches(variables)
         dropped = self._known.get(key)
         if dropped is None:
             dropped = self._dropped(pattern, variables)
@@ -87,6 +89,13 @@ def _pattern(messages: Sequence[JSON]) -> _Pattern:
     if pattern[0] == ("system", False) and all(role in _ALWAYS_WRITTEN and not calls for role, calls in rest):
         return pattern[:2]
     return pattern
+
+
+def _switches(variables: Mapping[str, Any]) -> bytes:
+    """Return a digest of what may decide which roles are written: of tools and documents, whether there are any."""
+    lists = {name: variables.get(name) is not None for name in ("tools", "documents")}
+    told = json.dumps({**variables, **lists}, sort_keys=True)
+    return hashlib.blake2b(told.encode(), digest_size=16).digest()
 
 
 def _marked(role: str, mark: str, *, calls: bool) -> JSON:

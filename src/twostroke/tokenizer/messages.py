@@ -28,6 +28,8 @@ MAX_PARTS = 65536
 """Of one message."""
 _WITHOUT_CONTENT = frozenset({"assistant", "tool"})
 """Roles whose messages may say nothing: a turn that only calls tools, and the result of a tool that returns nothing."""
+_TEXTS = ("name", "tool_call_id", "refusal", *REASONING_FIELDS)
+"""Fields of a message that are texts; templates would write anything else as Python does."""
 
 
 class CallArguments(dict[str, Any]):
@@ -132,6 +134,7 @@ def _checked(message: JSON, where: str, knows_developer: bool, reads_argument_te
         raise InvalidPrompt(f"{where} has no role; use for example 'system', 'user' or 'assistant'.")
     if role == "developer" and not knows_developer:
         message["role"] = role = "system"
+    _check_texts(message, _TEXTS, where)
     message["content"] = _content(message, role, where)
     calls = message.pop("tool_calls", None)
     if calls is not None and not isinstance(calls, list):
@@ -144,14 +147,20 @@ def _checked(message: JSON, where: str, knows_developer: bool, reads_argument_te
     return _with_reasoning(message)
 
 
+def _check_texts(given: Mapping[str, Any], names: Sequence[str], where: str) -> None:
+    """Refuse a value of one of these fields that is no text."""
+    for name in names:
+        if name in given and not isinstance(given[name], str):
+            raise InvalidPrompt(f"{where}.{name} must be a text, not {kind_of(given[name])}.")
+
+
 def _content(message: JSON, role: str, where: str) -> str | list[JSON]:
     content = message.get("content")
     match content:
+        case "" | [] | None if role in _WITHOUT_CONTENT:
+            return message.get("refusal", "")
         case str():
             return content
-        case [] | None if role in _WITHOUT_CONTENT:
-            refusal = message.get("refusal")
-            return refusal if isinstance(refusal, str) else ""
         case list():
             if len(content) > MAX_PARTS:
                 raise InvalidPrompt(f"{where}.content has {len(content)} parts; at most {MAX_PARTS} can be sent.")
@@ -185,7 +194,8 @@ def _call(call: Any, where: str, reads_argument_text: bool) -> JSON:
     call = plain_json(call, where, _LEVEL)
     if not isinstance(call, dict):
         raise InvalidPrompt(f"{where} must be an object with a function, not {kind_of(call)}.")
-    given = cast(JSON, call)
+    given = {name: value for name, value in cast(JSON, call).items() if value is not None}
+    _check_texts(given, ("id",), where)
     if "function" not in given:
         return _function(given, where, reads_argument_text)
     if not isinstance(given["function"], dict):

@@ -15,17 +15,19 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from twostroke.child_command import child_command
 from twostroke.errors import EngineError, InvalidPrompt
+from twostroke.tokenizer.template_confinement import confined_environment
 from twostroke.tokenizer.template_wire import (
     ANSWER,
     EXHAUSTED,
     LOOK,
+    MAX_ANSWER_BYTES,
     REFUSED,
     RENDER,
     REQUEST,
@@ -123,11 +125,12 @@ class _Process:
         try:
             with theirs:
                 self.child = subprocess.Popen(
-                    (sys.executable, "-m", "twostroke.tokenizer.template_worker", str(theirs.fileno())),
+                    child_command("twostroke.tokenizer.template_worker", str(theirs.fileno())),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
+                    env=confined_environment(os.environ),  # noqa: TID251 (what to leave out of it)
                     start_new_session=True,  # a Ctrl-C is not for it
                 )
         except BaseException as error:
@@ -148,6 +151,8 @@ class _Process:
                 self._connection.settimeout(max(0.01, until_s - time.monotonic()))
                 self._connection.sendall(part)
             kind, num_bytes = ANSWER.unpack(self._receive(ANSWER.size, until_s))
+            if num_bytes > MAX_ANSWER_BYTES:
+                raise EOFError
             return kind, self._receive(num_bytes, until_s)
         except TimeoutError:
             self.end()

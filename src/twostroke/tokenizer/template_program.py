@@ -22,12 +22,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from twostroke.errors import InvalidPrompt
 from twostroke.plain_words import reason_of
 from twostroke.tokenizer.messages import written_json
-from twostroke.tokenizer.template_wire import TemplateFacts
+from twostroke.tokenizer.template_wire import MAX_PROMPT_CHARS, TemplateFacts
 
 JSON = dict[str, Any]
 
-MAX_PROMPT_CHARS = 16 * 2**20
-"""A context of 131,072 tokens has a million."""
 MAX_STEPS = 2_000_000
 """Passes through loops and calls of macros in one rendering; a thousand messages need some ten thousand."""
 MAX_REPEATED_CHARS = 1_000_000

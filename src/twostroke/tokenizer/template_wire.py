@@ -26,6 +26,11 @@ REQUEST = struct.Struct("<cQQ")
 ANSWER = struct.Struct("<cQ")
 JSON = dict[str, Any]
 
+MAX_PROMPT_CHARS = 16 * 2**20
+"""Of a rendered text. A context of 131,072 tokens has a million."""
+MAX_ANSWER_BYTES = 4 * MAX_PROMPT_CHARS
+"""As UTF-8. A process that announces more was taken over, and is ended before more is read."""
+
 CPU_S = 0.75
 """Processor time of one rendering, or of compiling; an ordinary conversation takes a thousandth of it."""
 CPU_S_PER_MIB = 0.5

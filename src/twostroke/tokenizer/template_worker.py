@@ -2,23 +2,23 @@
 
 A template comes with a model from somewhere, and one expression in it may take minutes or gigabytes within a single
 operation of the interpreter. Here the system ends that: memory beyond a limit is not given, and processor time beyond
-one ends the process. Whoever asked is told, and starts another (template_process.py).
+one ends the process. Whoever asked is told, and starts another (template_process.py). Files, sockets and other
+processes are out of reach (template_confinement.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import socket
 import sys
 from dataclasses import asdict
 from functools import lru_cache
-from pathlib import Path
 
 from twostroke.errors import InvalidPrompt
 from twostroke.parent_death import signal_at_parents_death
+from twostroke.tokenizer.template_confinement import confine
 from twostroke.tokenizer.template_program import TemplateProgram
 from twostroke.tokenizer.template_wire import (
     ANSWER,
@@ -36,7 +36,6 @@ from twostroke.tokenizer.template_wire import (
     unpacked,
 )
 
-_MIB = 2**20
 _MOST_COMPILED = 4
 """Templates that are kept compiled."""
 
@@ -74,24 +73,13 @@ def serve(connection: socket.socket) -> None:
             return
 
 
-def _limit_memory() -> None:
-    """Give this process so much more than it has now."""
-    with contextlib.suppress(ImportError, OSError, ValueError):  # where there is none of these, nothing limits memory
-        import resource
-
-        num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        most = num_pages * os.sysconf("SC_PAGE_SIZE") + MEMORY_MIB * _MIB
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 def main() -> None:
     """The process's entry."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # which ends the process
     signal_at_parents_death(signal.SIGCONT)
     connection = socket.socket(fileno=int(sys.argv[1]))
-    _limit_memory()
+    confine()
     with contextlib.suppress(OSError):  # nobody is left to answer
         serve(connection)
 

@@ -15,6 +15,7 @@ from twostroke.api.bodies import BodyReader, UnfinishedBodies
 from twostroke.api.http_errors import HTTPError
 
 ROOM = 1000
+GONE = b"(the client leaves)"
 
 
 def played(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -31,6 +32,8 @@ class Client:
 
     async def _receive(self) -> dict[str, Any]:
         part, is_more = await self._parts.get()
+        if part == GONE:
+            return {"type": "http.disconnect"}
         return {"type": "http.request", "body": part, "more_body": is_more}
 
     async def send(self, part: bytes, *, is_last: bool = False) -> None:
@@ -52,6 +55,20 @@ class Client:
 
 def reader(room: int = ROOM, largest: int = 600) -> BodyReader:
     return BodyReader(largest, 1000.0, room)
+
+
+def test_a_body_whose_client_has_left_is_no_body() -> None:
+    """Its beginning may read well, and say something else than the whole."""
+
+    async def scene() -> None:
+        for beginning in (b"", b'{"prompt": "a"}'):
+            client = Client(reader())
+            if beginning:
+                await client.send(beginning)
+            await client.send(GONE)
+            assert client.status == 400
+
+    played(scene)
 
 
 def test_the_oldest_with_more_than_its_share_is_given_up() -> None:

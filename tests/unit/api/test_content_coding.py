@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import random
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from twostroke.api.content_coding import CODINGS, MAX_PARTS, Decoder, decoded
+from twostroke.api.content_coding import CODINGS, MAX_LEAD_BYTES, MAX_PARTS, Decoder, decoded
 from twostroke.api.http_errors import HTTPError
 from twostroke.api.sse import Message
 
@@ -168,3 +169,39 @@ def test_a_disconnect_is_handed_on() -> None:
 
     found = decoded(receive, Headers({"content-encoding": "gzip"}), LIMIT)
     assert asyncio.run(found())["type"] == "http.disconnect"  # pyright: ignore[reportArgumentType]
+
+
+def skipped(num_bytes: int) -> bytes:
+    """A frame of zstd that means nothing."""
+    return b"\x50\x2a\x4d\x18" + num_bytes.to_bytes(4, "little") + bytes(num_bytes)
+
+
+def received(body: bytes, coding: str, most: int) -> bytes:
+    left = pieces(body, 1 << 16)
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    async def receive_all() -> bytes:
+        receive_decoded = decoded(receive, Headers({"content-encoding": coding}), most)
+        return b"".join([(await receive_decoded())["body"] for _ in range(len(left))])
+
+    return asyncio.run(receive_all())
+
+
+def test_megabytes_between_two_codings_that_mean_nothing_are_refused() -> None:
+    """Its decoder would keep 8 MiB for each connection, and no content would count them."""
+    body = zstd.compress(skipped(3 * MAX_LEAD_BYTES) + zstd.compress(b"{}"))
+    assert len(body) < 10_000
+    with pytest.raises(HTTPError, match="bytes longer than its content") as caught:
+        received(body, "zstd, zstd", 8 * MAX_LEAD_BYTES)
+    assert caught.value.answer.status == 400
+
+
+@pytest.mark.parametrize("coding", ["gzip, zstd", "zstd, gzip", "zstd, zstd", "deflate, gzip"])
+def test_content_that_cannot_be_compressed_passes_two_codings(coding: str) -> None:
+    content = random.Random(0).randbytes(3 * MAX_LEAD_BYTES)
+    body = content
+    for name in coding.split(", "):
+        body = ENCODERS[name](body)
+    assert received(body, coding, 4 * MAX_LEAD_BYTES) == content

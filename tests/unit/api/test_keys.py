@@ -97,9 +97,10 @@ def test_the_admin_key_opens_administration_and_the_page_and_nothing_else() -> N
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[ServerProcess]:
-    """Start a server with two tenants, an administrator and one slot."""
+    """Start a server with three tenants, one of whom has an odd name, an administrator and one slot."""
     running = ServerProcess(
-        *("--api-key", "ann:a", "--api-key", "bob:b", "--admin-api-key", "admin", "--max-num-seqs", "1")
+        *("--api-key", "ann:a", "--api-key", "bob:b", "--api-key", "others:o"),
+        *("--admin-api-key", "admin", "--max-num-seqs", "1"),
     )
     yield running
     running.stop()
@@ -108,7 +109,7 @@ def shared() -> Iterator[ServerProcess]:
 def test_kv_by_tenant_names_nobody_to_another_tenant(shared: ServerProcess) -> None:
     def held(secret: str) -> dict[str, float]:
         text = shared.http.get("/metrics", headers={"authorization": f"Bearer {secret}"}).text
-        found = re.findall(r'^twostroke:kv_cache_usage_perc_by_tenant\{.*tenant="(\w+)"\} (\S+)', text, re.MULTILINE)
+        found = re.findall(r'^twostroke:kv_cache_usage_perc_by_tenant\{.*tenant="([^"]+)"\} (\S+)', text, re.MULTILINE)
         return {tenant: float(share) for tenant, share in found}
 
     with ThreadPoolExecutor(1) as pool:
@@ -117,11 +118,12 @@ def test_kv_by_tenant_names_nobody_to_another_tenant(shared: ServerProcess) -> N
         deadline = time.monotonic() + PATIENCE_S
         while not held("admin").get("ann"):
             assert time.monotonic() < deadline
-        seen = {secret: held(secret) for secret in ("admin", "a", "b")}
+        seen = {secret: held(secret) for secret in ("admin", "a", "b", "o")}
         assert of_ann.result().status_code == 200
     assert set(seen["admin"]) == set(seen["a"]) == {"ann"}
     assert seen["b"]["bob"] == 0.0
-    assert 0 < seen["b"]["others"] < 0.1, "her blocks are there, her name is not"
+    assert 0 < seen["b"]["(others)"] < 0.1, "her blocks are there, her name is not"
+    assert seen["o"] == {"others": 0.0, "(others)": seen["b"]["(others)"]}, "no tenant takes the others for itself"
     assert held("admin") == {"ann": 0.0}, "her request has ended"
 
 

@@ -111,6 +111,75 @@ def test_arguments_are_an_object_whatever_the_schema_says(arguments: str, choice
         assert not fits({"a": "x"})
 
 
+VALUES: dict[str, dict[str, Any]] = {
+    "a constant that looks like a reference": {"properties": {"a": {"const": {"$ref": "#/a"}}}, "required": ["a"]},
+    "values that look like references": {"properties": {"a": {"enum": [{"$ref": "#"}, "#"]}}, "required": ["a"]},
+    "properties that are called like keywords": {
+        "properties": {
+            "const": {"$ref": "#/$defs/n"},
+            "enum": {"$ref": "#/$defs/n"},
+            "title": {"$ref": "#/$defs/n"},
+            "description": {"type": "string"},
+            "examples": {"type": "array", "items": {"$ref": "#/$defs/n"}},
+            "$ref": {"$ref": "#/$defs/n"},
+        },
+        "required": ["const", "enum", "title", "description", "examples", "$ref"],
+        "$defs": {"n": {"type": "integer", "title": "n"}},
+    },
+    "definitions elsewhere": {
+        "properties": {"a": {"$ref": "#/components/schemas/list"}},
+        "required": ["a"],
+        "components": {
+            "schemas": {
+                "list": {"type": "array", "items": {"$ref": "#/components/schemas/n"}},
+                "n": {"type": "integer"},
+            }
+        },
+    },
+    "an anchor": {
+        "properties": {"a": {"$ref": "#n"}},
+        "required": ["a"],
+        "$defs": {"x": {"$anchor": "n", "type": "integer"}},
+    },
+    "a tree": {"properties": {"next": {"$ref": "#"}}, "required": [], "additionalProperties": False},
+    "a pattern of names": {"patternProperties": {"^a": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"type": "integer"}}},
+}
+FITTING: dict[str, tuple[Any, Any]] = {
+    "a constant that looks like a reference": ({"a": {"$ref": "#/a"}}, {"a": {"$ref": "#/$defs/0/a"}}),
+    "values that look like references": ({"a": {"$ref": "#"}}, {"a": {"$ref": "#/$defs/0"}}),
+    "properties that are called like keywords": (
+        {"const": 1, "enum": 2, "title": 3, "description": "d", "examples": [4], "$ref": 5},
+        {"const": "1", "enum": 2, "title": 3, "description": "d", "examples": [4], "$ref": 5},
+    ),
+    "definitions elsewhere": ({"a": [1, 2]}, {"a": ["x"]}),
+    "an anchor": ({"a": 1}, {"a": "x"}),
+    "a tree": ({"next": {"next": {}}}, {"next": {"other": 1}}),
+    "a pattern of names": ({"ab": 1}, {"ab": "x"}),
+}
+
+
+@pytest.mark.parametrize("parameters", VALUES)
+def test_a_schema_means_the_same_under_both_choices(parameters: str) -> None:
+    tools = [Tool("f", VALUES[parameters]), Tool("g", VALUES[parameters])]
+    fits, does_not = FITTING[parameters]
+    required, named = tool_choice_schema(tools, "required"), tool_choice_schema(tools, NamedTool("g"))
+    assert required is not None
+    assert named is not None
+    assert (accepts(named, fits), accepts(named, does_not)) == (True, False)
+    for name in ("f", "g"):
+        assert (accepts(required, [call(name, fits)]), accepts(required, [call(name, does_not)])) == (True, False)
+
+
+def test_what_readers_are_told_does_not_count() -> None:
+    """Descriptions are most of what agents send; the form of a call has a limit for what constrains."""
+    told = {"description": "x" * 2000, "title": "y" * 200, "$comment": "z" * 200}
+    parameters = {"type": "object", "properties": {"a": {"type": "integer", **told}}, "required": ["a"], **told}
+    schema = tool_choice_schema([Tool(f"tool{number}", parameters) for number in range(100)], "required")
+    assert schema is not None
+    assert len(json.dumps(schema)) < 30_000
+    assert accepts(schema, [call("tool99", {"a": 1})])
+
+
 @pytest.mark.parametrize("kind", ["string", "array", ["string", "null"], 5])
 def test_parameters_that_describe_no_object_are_refused(kind: object) -> None:
     for choice in ("required", NamedTool("f")):

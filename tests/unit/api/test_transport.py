@@ -243,6 +243,35 @@ def test_a_body_that_has_not_arrived_when_the_server_ends_is_answered() -> None:
     assert "Traceback" not in server.stderr
 
 
+@pytest.mark.parametrize(
+    "framing",
+    [b"1d\r\n" + BODY + b"\r\n0\r\nx", b"1d\r\n" + BODY + b"\r\n0\r\nx: y", b"1d;x", b"1d\r\n" + BODY + b"\r\n0;x"],
+    ids=["name of a trailer", "value of a trailer", "extension of a chunk", "extension of the last chunk"],
+)
+def test_what_frames_a_body_does_not_go_on_for_ever(served: ServerProcess, framing: bytes) -> None:
+    """It is no part of the body, so no limit on bodies counts it; the parser keeps what it cannot yet hand over."""
+    filler = b"x" * 65536
+    sent = 0
+    with connect(served) as connection:
+        connection.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\n" + framing)
+        with contextlib.suppress(ConnectionError):
+            while sent < 16 * 2**20:
+                connection.sendall(filler)
+                sent += len(filler)
+    assert sent < 16 * 2**20
+    assert served.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
+
+
+def test_a_little_framing_is_read_in_any_pieces(served: ServerProcess) -> None:
+    chunks = b"".join(b"1;%b\r\n%b\r\n" % (b"e" * 4000, BODY[i : i + 1]) for i in range(len(BODY)))
+    with connect(served) as connection:
+        connection.sendall(HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n")
+        for piece in (chunks, b"0\r\n", b"x-trailer: ", b"y" * 30_000, b"\r\n\r\n"):
+            connection.sendall(piece)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 200"), answer
+
+
 def test_unfinished_bodies_have_a_total_bound(served: ServerProcess) -> None:
     """The one that came first is given up, at once; who sends a whole body beside them is served."""
     part = b'{"prompt":"' + b"x" * 3_000_000

@@ -384,8 +384,8 @@ def test_doctor_reads_a_log(recorded: Path) -> None:
         (["replay", "{log}", "--set", "max_num_seqs=none"], "max_num_seqs"),
         (["replay", "{log}.gone"], "cannot be read"),
         (["replay", "{holes}"], "a log that lacks step"),
-        (["doctor"], "give either a file or a server"),
-        (["doctor", "{log}", "--url", "http://127.0.0.1:1"], "give either a file or a server"),
+        (["doctor"], "there is no run to read: twostroke doctor FILE"),
+        (["doctor", "{log}", "--url", "http://127.0.0.1:1"], "are two runs"),
     ],
 )
 def test_replay_and_doctor_refuse(recorded: Path, tmp_path: Path, arguments: list[str], message: str) -> None:

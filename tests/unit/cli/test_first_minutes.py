@@ -10,15 +10,18 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from command_line import twostroke
 from gguf_files import fixture
+from twostroke.cli.main import app
 
 SMALL = ("--threads", "1", "--kv-cache-memory", "16MiB")
 CLASS_NAMES = re.compile(
     r"\b(NoneType|dict|tuple|frozenset|CoercionError|[A-Z][a-z]\w*(Error|Exception|Config|Parameter|NotFound|Checkpoint)"
+    r"|PosixPath|urlopen|Errno"
     r"|DoesNotFit|InvalidPrompt|UnsupportedModel|ClientError)\b|<class|Traceback|into (int|float|bool|str)\b"
 )
 
@@ -97,12 +100,14 @@ def test_flags_of_others(arguments: list[str], words: str) -> None:
         ["generate", "x", "--enable-prefix-caching=maybe"],
         ["generate", "x", "--kv-cache-memory", "1XB"],
         ["generate", "x", "--kv-cache-memory", "half"],
+        ["generate", "x", "--kv-cache-memory", "-1GB"],
         ["generate", "x", "--logit-bias", "a"],
         ["generate", "x", "--structured-outputs", "[1"],
         ["generate", "x", "--structured-outputs", '{"regexp": "a"}'],
         ["generate", "x", "--speculative-config", "5"],
         ["chat", "embedded", "hello", "there"],
         ["chat", "embedded", "--no-such-flag"],
+        ["chat", "embedded", "-"],
         ["serve", "embedded", "--port", "http"],
         ["serve", "embedded", "--port", "99999"],
         ["serve", "embedded", "--max-body-bytes", "1"],
@@ -113,6 +118,15 @@ def test_flags_of_others(arguments: list[str], words: str) -> None:
         ["run-batch", "/no/such/file"],
         ["plan", "embedded", "--memory", "much"],
         ["plan", "owner"],
+        ["plan", "embedded", "--link-bytes-per-s", "fast"],
+        ["plan", "embedded", "--png", "/dev/null/x.png"],
+        ["serve", "embedded", "--answer-timeout-s", "-5ms"],
+        ["doctor"],
+        ["doctor", "a.events", "--url", "http://127.0.0.1:1"],
+        ["doctor", "--url", "http://127.0.0.1:1"],
+        ["doctor", "--url", "ftp://127.0.0.1:1"],
+        ["explain", "x"],
+        ["explain", "x", "--event-log", "a.events", "--url", "http://127.0.0.1:1"],
         ["bench", "nothing"],
         ["quantize", "embedded"],
         ["quantize", "embedded", "out", "--quantization", "int3"],
@@ -134,6 +148,11 @@ def test_no_message_names_a_class_of_python(arguments: list[str]) -> None:
         "llama3.2:1b",
         "embedded",
         "Qwen3-0.6B",
+        "https://huggingface.co/Qwen/Qwen3-0.6B",
+        "hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M",
+        "Qwen/Qwen3-0.6B:free",
+        "models/qwen/small/",
+        "mistral",
     ],
 )
 def test_a_model_without_a_prompt_is_not_completed_by_another(model: str) -> None:
@@ -204,6 +223,60 @@ def test_what_is_no_size_is_told_what_is(command: list[str]) -> None:
     assert "kv_cache_memory='1XB': must be a number of bytes" in refused(*command, "--kv-cache-memory", "1XB")
 
 
+def test_rates_and_times_are_read_as_people_write_them() -> None:
+    given = ["--link-bytes-per-s", "10GB/s", "--search", "--request-rate", "1", "--ttft-target-s", "200ms"]
+    _, bound, _ = app.parse_args(["plan", *given, "--tpot-target-s", "0.05"], exit_on_error=False, print_error=False)
+    search = bound.arguments["search"]
+    assert (search.ttft_target_s, search.tpot_target_s) == (0.2, 0.05)
+    assert bound.arguments["options"].link_bytes_per_s == 1e10
+
+
+def test_a_device_that_there_is_not_is_told_by_its_flag() -> None:
+    assert "compare='nosuch': is no device" in refused("plan", "--compare", "nosuch")
+
+
+def test_a_plan_shows_every_byte_in_80_columns() -> None:
+    done = twostroke("plan", "embedded", "--memory", "24GB")
+    assert done.returncode == 0, done.stderr
+    assert "…" not in done.stdout
+    assert re.search(r"^KV cache +2,415,919,104 +32,768 blocks of 16 tokens", done.stdout, re.MULTILINE)
+    assert "note: KV cache: twice what 64 requests of 4,096 tokens can use" in done.stdout
+
+
+def test_a_picture_is_a_png_whatever_its_name(tmp_path: Path) -> None:
+    picture = tmp_path / "plan.picture"
+    assert twostroke("plan", "embedded", "--memory", "1GB", "--png", str(picture)).returncode == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "kind"),
+    [
+        ("--kv-cache-memory", "-1GB", "a number of bytes"),
+        ("--max-model-len", "-1k", "a whole number"),
+        ("--max-tokens", "-1.5", "a whole number"),
+    ],
+)
+def test_a_number_below_0_is_a_value_and_no_flag(flag: str, value: str, kind: str) -> None:
+    name = flag.removeprefix("--").replace("-", "_")
+    assert f"{name}='{value}': must be {kind}" in refused("generate", "embedded", "x", flag, value)
+
+
+@pytest.mark.parametrize("flags", [("--max-num-seqs", "64"), ("--max-num-seqs=64",)], ids=" ".join)
+def test_a_flag_beside_a_preset_wins_where_it_says_the_default(flags: Sequence[str]) -> None:
+    _, bound, _ = app.parse_args(["serve", *flags, "--preset", "batch"], exit_on_error=False, print_error=False)
+    chosen = bound.arguments["scheduler"]
+    assert (chosen.max_num_seqs, chosen.max_num_batched_tokens) == (64, 2048), "64 is the default, and was asked for"
+
+
+def test_help_says_all_that_a_preset_sets() -> None:
+    _, bound, _ = app.parse_args(["serve", "--preset", "interactive"], exit_on_error=False, print_error=False)
+    assert (bound.arguments["scheduler"].itl_slo_s, bound.arguments["scheduler"].ttft_slo_s) == (0.1, 0.3)
+    for command in ("serve", "run-batch"):
+        told = " ".join(twostroke(command, "--help").stdout.replace("│", " ").split())
+        assert "interactive: --itl-slo 100ms --ttft-slo 300ms." in told
+
+
 def test_a_context_is_read_in_thousands() -> None:
     given = json.loads(twostroke("plan", "embedded", "--max-model-len", "1k", "--json").stdout)
     assert given["max_model_len"] == 1000
@@ -249,6 +322,11 @@ def test_a_parser_that_there_is_not_is_refused_before_the_model_is_looked_for(co
 CHAT = ("chat", "--max-tokens", "3", "--max-model-len", "64", *SMALL)
 
 
+def answers(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """Return what a chat printed with --json, an object for each message."""
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
 @pytest.mark.parametrize("end", ["/bye", "/exit", "/quit", "/q", ""])
 def test_a_chat_ends_when_it_is_told_to(end: str) -> None:
     done = twostroke(*CHAT, "--quiet", stdin=f"{end}\nnobody hears this\n")
@@ -267,8 +345,7 @@ def test_the_limit_of_answers_can_be_set() -> None:
     said = "one\n/set max_tokens 2\none\n/set parameter num_predict 1\none\n/set temperature 0\n"
     done = twostroke(*CHAT, "--ignore-eos", "--json", stdin=said)
     assert done.returncode == 0, done.stderr
-    answers = [json.loads(line)["outputs"][0]["token_ids"] for line in done.stdout.splitlines()]
-    assert [len(tokens) for tokens in answers] == [3, 2, 1]
+    assert [len(answer["outputs"][0]["token_ids"]) for answer in answers(done)] == [3, 2, 1]
     assert "answers  at most 2 tokens each" in done.stderr
     cut = twostroke(*CHAT, "--ignore-eos", stdin="one\n").stderr
     assert "cut here: at most 3 tokens each (--max-tokens); /set max_tokens 1000 allows more" in cut
@@ -283,12 +360,14 @@ def test_the_limit_of_answers_can_be_set() -> None:
         ("/set verbosity 3", "/set knows no 'verbosity'; it knows"),
         ("/set max_tokens many", "max_tokens='many': must be a number, true, false or null"),
         ("/set max_tokens 0", "max_tokens=0: must be"),
+        ("/set bad_words x", "/set knows no 'bad_words'"),
+        (f"/set seed {'[' * 100_000}", "must be a number, true, false or null"),
         ("/set temperature -1", "temperature=-1"),
     ],
 )
 def test_a_command_that_cannot_be_done_is_no_message(line: str, words: str) -> None:
     done = twostroke(*CHAT, "--quiet", "--json", stdin=f"{line}\none\n")
-    refusal, answer = (json.loads(line) for line in done.stdout.splitlines())
+    refusal, answer = answers(done)
     assert (done.returncode, list(refusal)) == (1, ["error"])
     assert words in refusal["error"]
     assert line not in answer["prompt"]
@@ -297,13 +376,13 @@ def test_a_command_that_cannot_be_done_is_no_message(line: str, words: str) -> N
 
 @pytest.mark.parametrize("message", ["/etc/hosts is what?", " /bye", "// a comment", "bye", "a /help"])
 def test_a_message_that_only_looks_like_a_command_is_one(message: str) -> None:
-    done = twostroke(*CHAT, "--quiet", "--json", stdin=f"{message}\n")
-    assert message.strip() in json.loads(done.stdout)["prompt"]
+    (answer,) = answers(twostroke(*CHAT, "--quiet", "--json", stdin=f"{message}\n"))
+    assert message.strip() in answer["prompt"]
 
 
 def test_a_conversation_is_forgotten_as_in_other_programs() -> None:
     done = twostroke(*CHAT, "--quiet", "--json", stdin="one\n/clear\ntwo\n")
-    _, second = (json.loads(line) for line in done.stdout.splitlines())
+    _, second = answers(done)
     assert "one" not in second["prompt"]
 
 
@@ -329,12 +408,16 @@ def program(source: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", source, *arguments]
 
 
+def ended(source: str, *arguments: str) -> tuple[int, str, str]:
+    """Run a program to its end; return its exit code, its output and its errors."""
+    done = subprocess.run(program(source, *arguments), capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
 @pytest.mark.parametrize("module", ["cyclopts", "twostroke.cli.generate", "torch", "twostroke.engine.output_processor"])
 def test_ctrl_c_during_imports_is_silent(module: str) -> None:
     source = CTRL_C + INTERRUPTED_IMPORT.format(module=module) + MAIN
-    command = program(source, "generate", "x", "--max-tokens", "1")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert ended(source, "generate", "x", "--max-tokens", "1") == (130, "", "")
 
 
 INTERRUPTED = "import twostroke.cli.generate as command\n"
@@ -342,17 +425,14 @@ INTERRUPTED += "command.model_and_prompt = lambda *_, **__: os.kill(os.getpid(),
 
 
 def test_ctrl_c_elsewhere_is_silent_too() -> None:
-    command = program(CTRL_C + INTERRUPTED + MAIN, "generate", "x")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert ended(CTRL_C + INTERRUPTED + MAIN, "generate", "x") == (130, "", "")
 
 
 def test_whoever_ignores_ctrl_c_goes_on_ignoring_it() -> None:
     ignored = "import os, signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n" + INTERRUPTED + MAIN
-    command = program(ignored, "generate", "/no/such/model", "x")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1
-    assert "model=''" in done.stderr or "there is no folder" in done.stderr
+    code, _, errors = ended(ignored, "generate", "/no/such/model", "x")
+    assert code == 1
+    assert "model=''" in errors or "there is no folder" in errors
 
 
 def test_ctrl_c_at_a_terminal_stops_the_answer_and_not_the_chat() -> None:

@@ -205,7 +205,8 @@ def test_windows_by_layer() -> None:
     ("changes", "error", "said"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, UnsupportedModel, "known: .*LlamaForCausalLM"),
-        ({"architectures": None, "model_type": "mamba"}, UnsupportedModel, "'mamba'"),
+        ({"architectures": None, "model_type": "mamba"}, UnsupportedModel, "no architecture beside model_type 'mamba'"),
+        ({"architectures": None, "model_type": None}, UnsupportedModel, "names no architecture; known"),
         ({"hidden_act": "gelu"}, UnsupportedModel, "known: silu"),
         ({"rope_scaling": {"rope_type": "longrope"}}, UnsupportedModel, "known: default, linear"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, CorruptCheckpoint, "low_freq_factor"),

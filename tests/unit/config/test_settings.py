@@ -10,8 +10,6 @@ import pytest
 from twostroke import SamplingParams
 from twostroke.cli.flags import ChatSampling, CompletionSampling
 from twostroke.config.engine import EngineConfig
-from twostroke.config.presets import with_preset
-from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.server import ServerConfig
 from twostroke.errors import InvalidParameter
 
@@ -145,7 +143,6 @@ def test_a_preset_sets_what_is_not_set() -> None:
     assert EngineConfig.from_keywords(preset="interactive", ttft_slo="1s").scheduler.ttft_slo_s == 1.0
     given = EngineConfig.from_keywords(preset="batch", max_num_seqs=64).scheduler
     assert (given.max_num_seqs, given.max_num_batched_tokens) == (64, 2048), "64 is the default, and was asked for"
-    assert with_preset(SchedulerConfig(), None) == SchedulerConfig()
     with pytest.raises(InvalidParameter, match="preset"):
         EngineConfig.from_keywords(preset="fast")
 

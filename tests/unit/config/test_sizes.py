@@ -48,7 +48,27 @@ def test_sizes(written: str, num_bytes: int) -> None:
 
 @pytest.mark.parametrize(
     "written",
-    ["", " ", "GB", "1.5", "-1GB", "1XB", "1GBs", "1G B", "half", "50%", "1e", "1..5GB", "0x10", "nan", "1e999"],
+    [
+        "",
+        " ",
+        "GB",
+        "1.5",
+        "-1GB",
+        "1XB",
+        "1GBs",
+        "1G B",
+        "half",
+        "50%",
+        "1e",
+        "1..5GB",
+        "0x10",
+        "nan",
+        "1e999",
+        "1,5GB",
+        "12,34",
+        "1,000500",
+        "1,,000",
+    ],
 )
 def test_what_is_no_size_is_refused_with_what_would_be_one(written: str) -> None:
     with pytest.raises(InvalidParameter, match=r"^memory=.*must be a number of bytes.* Such as 4GiB\."):
@@ -63,7 +83,7 @@ def test_numbers_of_tokens(written: str, number: int) -> None:
     assert count("max_model_len", written) == number
 
 
-@pytest.mark.parametrize("written", ["1.5", "32kB", "ten", "k"])
+@pytest.mark.parametrize("written", ["1.5", "32kB", "ten", "k", "4,5k", "1,00"])
 def test_what_is_no_whole_number(written: str) -> None:
     with pytest.raises(InvalidParameter, match="must be a whole number"):
         count("max_model_len", written)

@@ -237,15 +237,28 @@ def test_every_character_can_be_a_choice() -> None:
         assert not matcher.failure, text
 
 
+def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [*required]}
+
+
+PLACES: dict[str, Any] = {
+    "alone": lambda schema: schema,
+    "inside": lambda schema: _object({"list": {"type": "array", "minItems": 1, "items": schema}}, "list"),
+    "no others": lambda schema: {**schema, "additionalProperties": False},
+    # where no short text leads
+    "behind an optional property": lambda schema: _object({"a": {"type": "integer"}, "b": schema}),
+    "behind a long text": lambda schema: _object({"a": {"type": "string", "minLength": 300}, "b": schema}, "a", "b"),
+    "by a pattern": lambda schema: {"type": "object", "patternProperties": {"^x": schema}},
+    "in the last of many kinds": lambda schema: {"anyOf": [*({"const": number} for number in range(40)), schema]},
+    "in a definition": lambda schema: _object({"a": {"$ref": "#/$defs/b"}}) | {"$defs": {"b": schema}},
+}
+
+
 @pytest.mark.parametrize("count", [500, 600, 1000, 2000])
-@pytest.mark.parametrize("place", ["alone", "inside", "no others"])
+@pytest.mark.parametrize("place", [*PLACES])
 def test_many_optional_properties_work_or_are_refused_at_once(count: int, place: str) -> None:
     schema = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(count)}}
-    if place == "no others":
-        schema["additionalProperties"] = False
-    if place == "inside":
-        schema = {"type": "object", "properties": {"list": {"type": "array", "minItems": 1, "items": schema}}}
-        schema |= {"required": ["list"]}
+    schema = PLACES[place](schema)
     grammars = backend("byte_level")
     if count > 500:
         with pytest.raises(InvalidParameter, match="more than 500 optional properties of one object"):

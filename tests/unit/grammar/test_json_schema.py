@@ -68,6 +68,32 @@ CONSTRAINS_NOTHING: list[dict[str, Any]] = [
     {"if": {"type": "string"}},
     {"if": {"type": "string"}, "then": {}, "else": {"$comment": "anything"}},
     {"$dynamicAnchor": "node"},
+    {"$recursiveAnchor": True},
+    {"type": "string", "not": {"type": "integer"}},
+    {"type": ["string", "null"], "not": {"type": ["number", "object"]}},
+    {"not": {"not": {}}},
+    {"additionalProperties": False, "unevaluatedProperties": False},
+    {"additionalProperties": {"type": "string"}, "unevaluatedProperties": False},
+    {"items": {"type": "string"}, "unevaluatedItems": False},
+    {"uniqueItems": True, "prefixItems": [{"type": "integer"}], "items": False},
+    {"type": "array", "items": {"type": "string"}, "additionalItems": False},
+    {"additionalItems": False},
+    {"type": "array", "items": {"type": "integer"}, "unevaluatedItems": False},
+    {"type": "object", "properties": {"a": True}, "additionalProperties": False, "unevaluatedProperties": False},
+    {"additionalProperties": {"type": "integer"}, "unevaluatedProperties": {"type": "string"}},
+    {"type": "string", "not": {"type": "null"}},
+    {"type": ["string", "integer"], "not": {"type": ["object", "array"], "required": ["a"]}},
+    {"type": "string", "not": {"const": None}},
+    {"type": "integer", "not": {"enum": ["a", None, [1]]}},
+    {"enum": ["a", "b"], "not": {"type": "integer"}},
+    {"propertyNames": {"type": "string", "minLength": 0, "format": "path"}},
+    {"propertyNames": {"pattern": ".*"}},
+    {"minProperties": 2, "required": ["a", "b"]},
+    {"minProperties": 2, "type": "string"},
+    {"properties": {"a": True, "b": True}, "additionalProperties": False, "maxProperties": 2},
+    {"if": True, "else": False},
+    {"if": {}, "then": True, "else": {"type": "string"}},
+    {"if": False, "then": {"type": "string"}},
     *({"type": "string", "format": name} for name in ANNOTATIONS),
     {"type": "integer", "format": "int32"},
     {"type": "number", "format": "date"},
@@ -77,6 +103,11 @@ CONSTRAINS: list[dict[str, Any]] = [
     {"contains": {"type": "string"}},
     {"contains": {"type": "string"}, "minContains": 0, "maxContains": 1},
     {"not": {"type": "string"}},
+    {"type": "number", "not": {"type": "integer"}},
+    {"type": ["string", "null"], "not": {"type": "string"}},
+    {"prefixItems": [True], "unevaluatedItems": False},
+    {"uniqueItems": True, "prefixItems": [True, True], "items": False},
+    {"type": [["string"]], "not": {"type": "integer"}},
     {"dependentRequired": {"a": ["b"]}},
     {"dependentRequired": {"a": ["b"]}, "required": ["a"]},
     {"dependentSchemas": {"a": {"required": ["b"]}}},
@@ -86,6 +117,17 @@ CONSTRAINS: list[dict[str, Any]] = [
     {"unevaluatedItems": {"type": "string"}},
     {"if": {"type": "string"}, "then": {"minLength": 3}},
     {"if": {"type": "string"}, "else": False},
+    {"not": {"not": {"type": "string"}}},
+    {"propertyNames": {"minLength": 1}},
+    {"properties": {"a": True, "b": True}, "minProperties": 2, "required": ["a"]},
+    {"if": True, "then": {"type": "string"}},
+    {"if": False, "else": {"type": "string"}},
+    {"type": "integer", "not": {"type": "number"}},
+    {"type": "number", "not": {"const": 1}},
+    {"type": ["string", "null"], "not": {"type": "null"}},
+    {"type": "string", "not": {"minLength": 3}},
+    {"properties": {"a": True}, "unevaluatedProperties": False},
+    {"prefixItems": [True], "unevaluatedItems": False},
 ]
 PLACES = {
     "alone": lambda schema: schema,
@@ -117,6 +159,11 @@ def test_what_constrains_nothing_is_accepted(place: str) -> None:
 def test_what_constrains_is_still_refused(schema: dict[str, Any]) -> None:
     assert constraining(schema) == schema
     assert not is_taken(schema)
+
+
+def test_a_reference_finds_a_dynamic_anchor() -> None:
+    node = {"$dynamicAnchor": "node", "type": "string", "maxLength": 3}
+    assert is_taken({"type": "object", "properties": {"a": {"$ref": "#node"}}, "$defs": {"n": node}})
 
 
 def test_formats_that_are_followed_stay() -> None:

@@ -23,6 +23,12 @@ def test_sizes_of_no_tensor_are_no_question_of_memory(name: str, tmp_path: Path)
         LLM(str(folder))
 
 
+def test_more_threads_than_the_machine_can_run(random_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twostroke.engine.preparation.usable_processors", lambda: 2)
+    with pytest.raises(InvalidParameter, match="threads=17: must be at most 8 for each of the 2 processors here"):
+        LLM(str(random_models["llama"]), threads=17)
+
+
 def test_weights_that_do_not_fit(random_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twostroke.engine.preparation.free_host_bytes", lambda: 1000)
     with pytest.raises(

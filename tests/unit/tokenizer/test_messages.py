@@ -162,6 +162,16 @@ def test_a_message_that_is_left_out_for_its_place_is_refused() -> None:
         rendered(first_only, [system, user, system, user])
 
 
+def test_what_is_left_out_may_depend_on_a_variable_of_the_template() -> None:
+    source = "{% for m in messages %}{% if m.role == 'user' or shows %}{{ m.content }}{% endif %}{% endfor %}"
+    messages = [{"role": "user", "content": "a"}, {"role": "critic", "content": "b"}]
+    template = ChatTemplate({"default": source}, {})
+    for _ in range(2):  # what was found out is remembered
+        assert template.render(messages, template_kwargs={"shows": True}) == "ab"
+        with pytest.raises(InvalidPrompt, match=r"messages\[1\] has the role 'critic'"):
+            template.render(messages, template_kwargs={"shows": False})
+
+
 def test_a_message_without_text_is_not_missed() -> None:
     source = ROLES.replace("KNOWN", "['user']")
     assert rendered(source, [{"role": "system", "content": ""}, {"role": "user", "content": "hi"}]) == "<user>hi"
@@ -199,8 +209,31 @@ def test_text_parts_of_every_api_pass(source: str) -> None:
     assert rendered(source, [{"role": "assistant", "content": parts}]).split() == ["a", "b", "c", "d", "e", "f"]
 
 
-def test_a_refusal_is_what_was_said() -> None:
-    assert rendered(KNOWS_TEXTS, [{"role": "assistant", "content": None, "refusal": "I will not."}]) == "I will not."
+@pytest.mark.parametrize("content", [{"content": None}, {"content": ""}, {"content": []}, {}], ids=repr)
+def test_a_refusal_is_what_was_said(content: dict[str, Any]) -> None:
+    assert rendered(KNOWS_TEXTS, [{"role": "assistant", "refusal": "I will not.", **content}]) == "I will not."
+
+
+def test_a_refusal_beside_a_text_changes_nothing() -> None:
+    assert rendered(KNOWS_TEXTS, [{"role": "assistant", "content": "Yes.", "refusal": ""}]) == "Yes."
+
+
+def test_a_turn_that_ends_with_calls_is_not_continued() -> None:
+    """Calls stand behind the text, and would be cut off."""
+    for content in ("Well.", None, ""):
+        with pytest.raises(InvalidPrompt, match="cannot be continued: it ends with tool calls"):
+            rendered(
+                WRITES_JSON["tojson"],
+                called("{}", content=content),
+                continue_final_message=True,
+                add_generation_prompt=False,
+            )
+
+
+@pytest.mark.parametrize("call", [{"function": None, "name": "f", "arguments": None}, {"id": None, "name": "f"}])
+def test_null_in_a_call_is_not_given(call: dict[str, Any]) -> None:
+    source = "{% for call in messages[0].tool_calls %}{{ call.name }} {{ call.arguments | tojson }}{% endfor %}"
+    assert rendered(source, [{"role": "assistant", "tool_calls": [call]}]) == "f {}"
 
 
 @pytest.mark.parametrize(
@@ -221,6 +254,16 @@ def test_a_refusal_is_what_was_said() -> None:
         (
             {"role": "user", "content": [{"type": "custom", "value": 5}]},
             r"\.content\[0\], of type 'custom', has no text",
+        ),
+        ({"role": "user", "content": "a", "name": {"first": "b"}}, r"\.name must be a text, not an object"),
+        ({"role": "tool", "content": "a", "tool_call_id": ["b"]}, r"\.tool_call_id must be a text, not a list"),
+        ({"role": "assistant", "content": "a", "reasoning_content": {"text": "b"}}, r"\.reasoning_content must be a"),
+        ({"role": "assistant", "content": "a", "thinking": ["b"]}, r"\.thinking must be a text, not a list"),
+        ({"role": "assistant", "content": "a", "reasoning": True}, r"\.reasoning must be a text, not a boolean"),
+        ({"role": "assistant", "refusal": {"why": "b"}}, r"\.refusal must be a text, not an object"),
+        (
+            {"role": "assistant", "tool_calls": [{"id": {"n": 1}, "function": {"name": "f"}}]},
+            r"\.tool_calls\[0\]\.id must be a text, not an object",
         ),
         ({"role": "assistant", "tool_calls": "f()"}, r"\.tool_calls must be a list of calls, not a text"),
         ({"role": "assistant", "tool_calls": ["f()"]}, r"\.tool_calls\[0\] must be an object"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +21,7 @@ from twostroke.errors import InvalidPrompt
 from twostroke.tokenizer import template_process
 from twostroke.tokenizer.chat_template import ChatTemplate
 from twostroke.tokenizer.messages import CallArguments
+from twostroke.tokenizer.template_confinement import confined_environment
 from twostroke.tokenizer.template_process import TemplateSource, template_process_id
 from twostroke.tokenizer.template_wire import CPU_S, MEMORY_MIB, packed, unpacked
 
@@ -245,6 +248,115 @@ def is_alive(pid: str) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def test_no_module_is_taken_from_the_folder_that_the_user_stands_in(tmp_path: Path) -> None:
+    """Which may be a model's: no code of a model is ever run."""
+    for module in ("jinja2", "msgspec", "json", "twostroke"):
+        (tmp_path / f"{module}.py").write_text("open('taken', 'w').close()\nraise SystemExit(3)\n")
+    program = "from twostroke.tokenizer.template_process import TemplateSource\nprint(TemplateSource('a').render({}))"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("a\n", "")
+    assert not (tmp_path / "taken").exists()
+
+
+ESCAPED = """
+import json, os, signal, socket, subprocess, sys
+from twostroke.tokenizer.template_confinement import confine
+
+folder, parent = sys.argv[1], os.getppid()
+ways = {
+    "read": lambda: open("/etc/hostname").read(),
+    "write": lambda: open(folder + "/kept", "w").write("x"),
+    "remove": lambda: os.remove(folder + "/kept"),
+    "rename": lambda: os.rename(folder + "/kept", folder + "/other"),
+    "make": lambda: os.mkdir(folder + "/made"),
+    "link": lambda: os.symlink("/etc", folder + "/link"),
+    "socket": lambda: socket.socket(socket.AF_UNIX),
+    "udp": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
+    "pipe": lambda: os.pipe(),
+    "program": lambda: subprocess.run(["/bin/true"]),
+    "signal": lambda: os.kill(parent, 0),
+}
+confine()
+done = []
+for name, way in ways.items():
+    try:
+        way()
+        done.append(name)
+    except OSError:
+        pass
+print(json.dumps(done))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
+def test_a_template_that_leaves_the_sandbox_finds_nothing(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("as it was")
+    command = [sys.executable, "-P", "-c", ESCAPED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    unlimited = {"read", "write", "socket", "udp", "pipe", "program"} & set(json.loads(done.stdout))
+    assert not unlimited, "any Linux limits these"
+    assert kept.read_text() in ("as it was", "")
+    if has_landlock():
+        assert set(json.loads(done.stdout)) <= {"signal"}, "which older kernels allow"
+        assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+        assert kept.read_text() == "as it was"
+
+
+def has_landlock() -> bool:
+    return int(ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint(1))) > 0
+
+
+def test_secrets_of_the_server_are_not_in_the_process_environment() -> None:
+    given = {"HF_TOKEN": "x", "OPENAI_API_KEY": "y", "PYTHONPATH": "/a", "LC_ALL": "C", "TZ": "UTC", "PATH": "/bin"}
+    assert confined_environment(given) == {"PYTHONPATH": "/a", "LC_ALL": "C", "TZ": "UTC", "PATH": "/bin"}
+    rendered("a")
+    environment = Path(f"/proc/{the_process()}/environ").read_bytes()
+    assert {line.partition(b"=")[0] for line in environment.split(b"\0")} >= {b"PATH"}
+    assert b"PYTEST_CURRENT_TEST=" not in environment, "pytest's own variable stands for all that it does not need"
+
+
+BOASTING = """
+import socket, sys
+from twostroke.tokenizer.template_wire import ANSWER, TEXT
+connection = socket.socket(fileno=int(sys.argv[1]))
+connection.recv(1)
+connection.sendall(ANSWER.pack(TEXT, 2**40))
+connection.sendall(bytes(2**27))
+connection.recv(2**20)
+"""
+
+
+def test_an_answer_that_is_far_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does a process that was taken over."""
+
+    def boasting(module: str, descriptor: str) -> tuple[str, ...]:
+        return (sys.executable, "-c", BOASTING, descriptor)
+
+    monkeypatch.setattr(template_process, "_runner", template_process._Runner())
+    monkeypatch.setattr(template_process, "child_command", boasting)
+    monkeypatch.setattr(template_process, "WALL_S", 20.0)
+    with pytest.raises(InvalidPrompt, match="ended its process"):
+        TemplateSource("a")
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (r"{{ '\N{BULLET}\u00e9' }}", "\u2022\u00e9"),
+        ("{{ [1] | pprint }}", "[1]"),
+        ("{{ 'a b' | wordwrap(1) }}", "a\nb"),
+        ("{{ '<b>a</b>&amp;' | striptags }}", "a&"),
+        ("{{ lipsum(1) | length > 9 }}", "True"),
+        ("{{ 'a b' | urlencode }}{{ 'a' | center(3) }}{{ 'a'.encode('latin-1') }}", "a%20b a b'a'"),
+    ],
+)
+def test_filters_that_import_when_they_are_used_still_work(source: str, text: str) -> None:
+    assert rendered(source) == text
 
 
 def test_a_large_prompt_leaves_nothing_behind() -> None:

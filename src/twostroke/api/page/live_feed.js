@@ -51,7 +51,7 @@ export class LiveFeed {
         failures = 0;
         sinceWhen = "";
         this.#hear.trouble("");
-        await this.#read(response);
+        await this.#read(response, signal);
         throw new Error("The server has ended the feed.");
       } catch (error) {
         if (signal.aborted) return;
@@ -63,7 +63,7 @@ export class LiveFeed {
     }
   }
 
-  async #read(response) {
+  async #read(response, signal) {
     let heard = Date.now();
     let isSilent = false;
     const listener = setInterval(() => {
@@ -73,7 +73,7 @@ export class LiveFeed {
       this.#hear.trouble(`The server is silent, though the connection stands: it is stopped, or has no time. No news since ${sinceWhen} …`);
     }, 1000);
     try {
-      await this.#readLines(response, () => {
+      await this.#readLines(response, signal, () => {
         heard = Date.now();
         if (isSilent) this.#hear.trouble("");
         isSilent = false;
@@ -83,9 +83,10 @@ export class LiveFeed {
     }
   }
 
-  async #readLines(response, hasHeard) {
+  async #readLines(response, signal, hasHeard) {
     let kind = "";
     for await (const line of lines(response.body)) {
+      if (signal.aborted) return; // what had come before the feed was closed belongs to nobody
       hasHeard();
       if (line.startsWith("event: ")) kind = line.slice("event: ".length);
       else if (line.startsWith("data: ")) this.#hear[kind]?.(JSON.parse(line.slice("data: ".length)));

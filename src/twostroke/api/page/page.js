@@ -16,6 +16,8 @@ let defaultLimit = null; // tokens of a chat's answer without max_tokens, where 
 let model = null; // the name that answers have; unknown until the server has told it
 let conversation = []; // messages of the chat so far, as the API takes them
 let shownId = null; // of the answer that came last, by which the engine knows it
+let numNamings = 0; // questions for the model's name; the last one counts, whenever it is answered
+let numTimelines = 0; // likewise
 let running = null; // the AbortController of the answer that is coming
 
 const isChat = () => form.elements.mode.value === "chat";
@@ -119,7 +121,7 @@ function keepTurns(request, view) {
     return;
   }
   conversation = [...request.body.messages, { role: "assistant", content }];
-  text.value = "";
+  if (text.value === request.body.messages.at(-1).content) text.value = ""; // it may be the next question already
 }
 
 function piece(name, content) {
@@ -169,6 +171,8 @@ function offerTimeline(requestId) {
   if ($("timeline-link").getAttribute("href") === path) return;
   $("timeline-link").href = path;
   $("timeline").open = false;
+  $("timeline-text").textContent = "";
+  numTimelines += 1; // an answer that is still awaited is about the request before
   $("timeline").hidden = false;
 }
 
@@ -184,12 +188,15 @@ function showInEngine() {
 
 async function readTimeline() {
   if (!$("timeline").open) return; // it is asked for when somebody looks, and once more at the end
+  const number = (numTimelines += 1);
+  let told;
   try {
     const response = await ask($("timeline-link").getAttribute("href"), key());
-    $("timeline-text").textContent = await response.text();
+    told = await response.text();
   } catch (error) {
-    $("timeline-text").textContent = error.message;
+    told = error.message;
   }
+  if (number === numTimelines) $("timeline-text").textContent = told;
 }
 
 function renew() {
@@ -233,20 +240,23 @@ function showLimit() {
 }
 
 async function nameModel() {
+  const number = (numNamings += 1);
+  let told;
   try {
-    const models = await (await ask("/v1/models", key())).json();
-    const [served] = models.data;
-    if (!served) {
-      $("model").textContent = "a recording: no model is loaded";
-      return;
+    const [served] = (await (await ask("/v1/models", key())).json()).data;
+    const capabilities = served && (await (await ask("/v1/capabilities", key())).json());
+    if (number !== numNamings) return;
+    told = "a recording: no model is loaded";
+    if (served) {
+      model = served.id;
+      defaultLimit = capabilities.limits.default_max_tokens;
+      showLimit();
+      told = `${model}, a context of ${served.max_model_len.toLocaleString("en")} tokens`;
     }
-    model = served.id;
-    defaultLimit = (await (await ask("/v1/capabilities", key())).json()).limits.default_max_tokens;
-    showLimit();
-    $("model").textContent = `${model}, a context of ${served.max_model_len.toLocaleString("en")} tokens`;
   } catch (error) {
-    $("model").textContent = error.message;
+    told = error.message;
   }
+  if (number === numNamings) $("model").textContent = told;
 }
 
 form.addEventListener("submit", (event) => {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from twostroke.api.parsers.deltas import Delta, ParsedMessage, join_deltas
@@ -161,14 +162,15 @@ class ChatParser:
             yield from read_content(self._source, self._output, self._tool_calls, self._tools)
 
 
-def make_parser(
+def make_parser(  # noqa: PLR0913 (what there is to know of a request, by its names)
     tool_call_parser: str | None,
     reasoning_parser: str | None,
     *,
     tools: Sequence[Tool] = (),
     tool_choice: ToolChoice = "auto",
     parallel_tool_calls: bool = True,
-    prompt: str = "",
+    prompt: str | None = "",
+    calls_come_first: bool = False,
     hear_content: HearContent | None = None,
 ) -> ChatParser:
     """A parser for one choice of one request.
@@ -179,7 +181,8 @@ def make_parser(
         tools: what the request offers.
         tool_choice: a required or named call is one of `tool_choice_schema`, in no family's form.
         parallel_tool_calls: False to deliver no more than the first call.
-        prompt: the rendered chat, or the end of it, which may have opened the reasoning.
+        prompt: the rendered chat, or the end of it, which may have opened the reasoning; None: nothing has opened it.
+        calls_come_first: the text is an answer of some form, or calls as `free_calls` describes them.
         hear_content: see Output.
 
     Raises:
@@ -194,11 +197,13 @@ def make_parser(
         family = REQUIRED
     elif tool_choice == "none" or not tools:
         family = None
+    elif family is not None and calls_come_first:
+        family = replace(family, comes_first=True)
     return ChatParser(
         family,
         reasoning,
         tools=tools,
-        starts_in_reasoning=reasoning is not None and reasoning.is_open_after(prompt),
+        starts_in_reasoning=reasoning is not None and prompt is not None and reasoning.is_open_after(prompt),
         max_tool_calls=None if parallel_tool_calls else 1,
         hear_content=hear_content,
     )

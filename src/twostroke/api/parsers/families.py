@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from twostroke.api.parsers.json_calls import read_arguments, read_json_calls
+from twostroke.api.parsers import beginnings
+from twostroke.api.parsers.beginnings import text
+from twostroke.api.parsers.json_calls import is_function_name, read_arguments, read_json_calls
 from twostroke.api.parsers.output import Output
-from twostroke.api.parsers.python_calls import read_python_calls
+from twostroke.api.parsers.python_calls import is_python_name, read_python_calls
 from twostroke.api.parsers.qwen3_coder import MARKERS as QWEN3_CODER_MARKERS
 from twostroke.api.parsers.qwen3_coder import read_qwen3_coder_call
 from twostroke.api.parsers.sections import (
@@ -41,6 +43,13 @@ class ToolCallFamily:
     """The character with which calls begin that have no marker; such calls come first in the content, or are none."""
     markup: tuple[str, ...] = ()
     """What may be single tokens of the model, beside the markers."""
+    heads: tuple[str, ...] = ()
+    """Lark of what follows each marker, and at last of what follows nothing, until this is a call for certain; of JSON
+    without a marker there is a schema."""
+    is_name: Callable[[str], bool] = is_function_name
+    """Whether the parser takes a name for that of a function behind a marker."""
+    comes_first: bool = False
+    """Whether a marker with which the text begins is that of a call for certain, and there are none behind content."""
     has_content: bool = True
     """Whether what is no call is content; otherwise it is the grammar of a call that was cut, and nobody sees it."""
 
@@ -50,14 +59,16 @@ def read_content(source: Source, output: Output, family: ToolCallFamily, tools: 
 
     A marker with no call behind it is content.
     """
+    has_called = False
     if family.bare:
         yield from source.space()
         if (yield from source.literal(family.bare)):
             source.position -= 1
-            if not (yield from family.read_calls(source, output, tools, "")):
-                source.position = 0
-        else:
+            has_called = yield from family.read_calls(source, output, tools, "")
+        if not has_called:
             source.position = 0
+    if family.comes_first and not has_called and not (yield from _read_first_calls(source, output, family, tools)):
+        return
     if not family.markers:
         yield from read_plain_content(source, output.content if family.has_content else _drop)
         return
@@ -68,6 +79,20 @@ def read_content(source: Source, output: Output, family: ToolCallFamily, tools: 
             source.position = 0
             output.content(marker)
             source.position = len(marker)
+
+
+def _read_first_calls(source: Source, output: Output, family: ToolCallFamily, tools: Tools) -> Reading[bool]:
+    """Calls with which the text begins. Without any, all is read: content, or the beginning of a call that was cut."""
+    yield from source.space()
+    marker = (yield from source.literal(*family.markers)) if family.markers else ""
+    if marker and (yield from family.read_calls(source, output, tools, marker)):
+        return True
+    unread = source.text[source.position :]
+    is_cut = source.has_ended and unread and any(text.startswith(unread) for text in family.markers)
+    if not marker and not is_cut:
+        source.position = 0
+    yield from read_plain_content(source, _drop if marker or is_cut else output.content)
+    return False
 
 
 def _drop(_: str) -> None:
@@ -93,34 +118,42 @@ def named_tool(name: str) -> ToolCallFamily:
 
 def free_calls(family: ToolCallFamily, names: Sequence[str]) -> FreeCalls:
     """How calls of these functions are written where the model may make one in place of an answer of some form."""
-    markers, bare = family.markers, None
-    if family.bare == "[":
-        markers += tuple(f"[{name}(" for name in names)
-    elif family.bare == "{":
+    bare = None
+    if family.bare == "{":
         call = {"name": {"enum": list(names)}, "parameters": {"type": "object"}}
         bare = {"type": "object", "properties": call, "required": list(call), "additionalProperties": False}
-    return FreeCalls(markers=markers, markup=family.markup, bare=bare)
+    befores = [*(beginnings.of_pieces(marker, family.markup) for marker in family.markers), ""]
+    ways = [f"{before} {head}" for before, head in zip(befores, family.heads, strict=False)]
+    known = [name for name in names if family.is_name(name)]
+    beginning = beginnings.rules(ways, known) if ways and known else ""
+    return FreeCalls(markers=family.markers if beginning else (), markup=family.markup, bare=bare, beginning=beginning)
 
 
 def _json(*markers: str, end: str = "", bare: str = "", markup: tuple[str, ...] = ()) -> ToolCallFamily:
     def read(source: Source, output: Output, tools: Tools, marker: str) -> Reading[bool]:
         return read_json_calls(source, output, names=None if marker else tools, end=end if marker else "")
 
-    return ToolCallFamily(markers, read, bare, markup or ((end,) if end else ()))
+    heads = (beginnings.JSON_HEAD,) * len(markers)
+    return ToolCallFamily(markers, read, bare, markup or ((end,) if end else ()), heads)
 
 
 def _python(*markers: str, end: str = "") -> ToolCallFamily:
     def read(source: Source, output: Output, tools: Tools, marker: str) -> Reading[bool]:
         return read_python_calls(source, output, tools, end if marker else "")
 
-    return ToolCallFamily(markers, read, "[", (end,) if end else ())
+    head = f'"[" WS? {beginnings.PYTHON_CALL}'
+    return ToolCallFamily(
+        markers, read, "[", (end,) if end else (), (f"WS? {head}",) * len(markers) + (head,), is_python_name
+    )
 
 
-def _section(section: Section, *more_markup: str) -> ToolCallFamily:
+def _section(section: Section, head: str, *more_markup: str) -> ToolCallFamily:
     def read(source: Source, output: Output, _tools: Tools, _marker: str) -> Reading[bool]:
         return read_section(source, output, section)
 
-    return ToolCallFamily((section.begin,), read, markup=(*section.markup, *more_markup))
+    texts = {"call": text(section.call_begin), "after": text(section.after_name)}
+    heads = (f"WS? {head.format(**texts)} WS? open",)
+    return ToolCallFamily((section.begin,), read, markup=(*section.markup, *more_markup), heads=heads)
 
 
 def _mistral(source: Source, output: Output, _tools: Tools, _marker: str) -> Reading[bool]:
@@ -130,20 +163,32 @@ def _mistral(source: Source, output: Output, _tools: Tools, _marker: str) -> Rea
 REQUIRED = replace(_json(bare="["), has_content=False)
 """The output when some call is required: a list as `tool_choice_schema` describes it."""
 
-QWEN3_CODER = ToolCallFamily(QWEN3_CODER_MARKERS, read_qwen3_coder_call, markup=("</tool_call>",))
+QWEN3_CODER = ToolCallFamily(
+    QWEN3_CODER_MARKERS,
+    read_qwen3_coder_call,
+    markup=("</tool_call>",),
+    heads=('WS? "<function=" name ">"', 'name ">"'),
+)
+MISTRAL = ToolCallFamily(
+    MISTRAL_MARKUP[:1],
+    _mistral,
+    markup=MISTRAL_MARKUP,
+    heads=(f'({beginnings.JSON_HEAD} | WS? name ("[CALL_ID]" /[A-Za-z0-9]{{1,32}}/ "[ARGS]" | "[ARGS]"?) WS? open)',),
+)
 
 TOOL_CALL_FAMILIES: dict[str, ToolCallFamily] = {
-    "deepseek_v3": _section(DEEPSEEK_V3, DEEPSEEK_SEPARATOR),
-    "deepseek_v31": _section(DEEPSEEK_V31),
+    "deepseek_v3": _section(DEEPSEEK_V3, f'{{call}} "function" {text(DEEPSEEK_SEPARATOR)} name WS? {{after}}',
+                            DEEPSEEK_SEPARATOR),
+    "deepseek_v31": _section(DEEPSEEK_V31, "{call} WS? name WS? {after}"),
     "granite": _json("<|tool_call|>", "<tool_call>"),
     "hermes": _json("<tool_call>", end="</tool_call>"),
     "internlm": _json("<|action_start|><|plugin|>", end="<|action_end|>",
                       markup=("<|action_start|>", "<|plugin|>", "<|action_end|>")),
     "jamba": _json("<tool_calls>", end="</tool_calls>"),
-    "kimi_k2": _section(KIMI_K2),
+    "kimi_k2": _section(KIMI_K2, '{call} WS? "functions."? name (":" /[0-9]+/)? WS? {after}'),
     "llama3_json": _json("<|python_tag|>", bare="{"),
     "llama4_pythonic": _python("<|python_start|>", end="<|python_end|>"),
-    "mistral": ToolCallFamily(MISTRAL_MARKUP[:1], _mistral, markup=MISTRAL_MARKUP),
+    "mistral": MISTRAL,
     "phi4_mini_json": _json("functools"),
     "pythonic": _python(),
     "qwen3_coder": QWEN3_CODER,

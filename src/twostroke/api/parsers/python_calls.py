@@ -14,6 +14,11 @@ _STRUCTURE = re.compile(r"[^()\[\]{}\"']*")
 _OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 
 
+def is_python_name(name: str) -> bool:
+    """Whether a function of this name can be called."""
+    return _NAME.fullmatch(name) is not None
+
+
 def read_python_calls(source: Source, output: Output, names: Collection[str], end: str = "") -> Reading[bool]:
     """A list of calls of known functions with keyword arguments that are literals; False if there is none.
 
@@ -45,7 +50,7 @@ def read_python_calls(source: Source, output: Output, names: Collection[str], en
 def _read_call(source: Source, output: Output, names: Collection[str]) -> Reading[bool]:
     yield from source.space()
     name = yield from source.until("(")
-    if name is None or name not in names or not _NAME.fullmatch(name):
+    if name is None or name not in names or not is_python_name(name):
         return False
     text = yield from _read_parentheses(source)
     arguments = keywords_as_json(text) if text is not None else None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from twostroke.errors import InvalidParameter
+from twostroke.grammar.json_schema import SCHEMAS_BY_NAME
 
 JsonSchema = dict[str, Any]
 
@@ -69,7 +70,7 @@ def tool_choice_schema(
     """
     tool_choice = checked_tool_choice(tools, tool_choice)
     if isinstance(tool_choice, NamedTool):
-        return _of_object(next(tool for tool in tools if tool.name == tool_choice.name))
+        return _of_object(next(tool for tool in tools if tool.name == tool_choice.name), "#")
     if tool_choice != "required":
         return None
     calls = [
@@ -85,9 +86,7 @@ def tool_choice_schema(
         "type": "array",
         "minItems": 1,
         "items": {"anyOf": calls},
-        "$defs": {
-            str(number): _moved(_of_object(tool), f"#/$defs/{number}", tool.name) for number, tool in enumerate(tools)
-        },
+        "$defs": {str(number): _of_object(tool, f"#/$defs/{number}") for number, tool in enumerate(tools)},
     }
     return schema if parallel_tool_calls else {**schema, "maxItems": 1}
 
@@ -96,26 +95,51 @@ _OF_DOCUMENTS = frozenset({"$schema", "$id"})
 """Keywords that make a schema a document, to whose root references would lead."""
 
 
-def _of_object(tool: Tool) -> JsonSchema:
-    """The schema of a tool's arguments, which are an object."""
+def _of_object(tool: Tool, root: str) -> JsonSchema:
+    """The schema of a tool's arguments, which are an object, as a document at this place."""
     kind = tool.parameters.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         limit = f"the parameters of {tool.name!r} are of type {kind!r}; arguments are an object"
         raise InvalidParameter("tools", tool.name, limit, 'Say "type": "object".')
-    return {**{name: value for name, value in tool.parameters.items() if name not in _OF_DOCUMENTS}, "type": "object"}
+    given = {name: value for name, value in tool.parameters.items() if name not in _OF_DOCUMENTS}
+    return {**_moved(given, root, tool.name), "type": "object"}
 
 
-def _moved(schema: Any, root: str, name: str, depth: int = MAX_SCHEMA_DEPTH) -> Any:
-    """A schema, or a part of one, with the references of a document whose root is elsewhere now."""
+_OF_VALUES = frozenset({"const", "enum", "default", "examples"})
+"""Keywords that hold arguments, or parts of them: nothing in these is a reference."""
+_FOR_READERS = frozenset({"title", "description", "$comment"})
+"""Keywords that only the model reads, in its prompt. They are most of what tools have, and grammars have a limit."""
+
+
+def _moved(schema: Any, root: str, name: str, depth: int = MAX_SCHEMA_DEPTH, *, is_named: bool = False) -> Any:
+    """What constrains of a schema, or of a part of one, with the references of a document whose root is elsewhere now.
+
+    Args:
+        schema: the part.
+        root: where the root of the document is now.
+        name: of the tool.
+        depth: levels that may follow.
+        is_named: whether the keys of the part are names and not keywords.
+    """
     if depth == 0:
         raise InvalidParameter("tools", name, f"parameters are nested deeper than {MAX_SCHEMA_DEPTH}")
-    if isinstance(schema, Mapping):
-        return {
-            key: root + value[1:] if _is_local_reference(key, value) else _moved(value, root, name, depth - 1)
-            for key, value in schema.items()
-        }
-    return [_moved(part, root, name, depth - 1) for part in schema] if isinstance(schema, list) else schema
+    if isinstance(schema, list):
+        return [_moved(part, root, name, depth - 1) for part in cast(list[Any], schema)]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved: JsonSchema = {}
+    for key, value in cast(Mapping[str, Any], schema).items():
+        if is_named:
+            moved[key] = _moved(value, root, name, depth - 1)
+        elif _is_local_reference(key, value):
+            moved[key] = root + value[1:]
+        elif key in _OF_VALUES:
+            moved[key] = value
+        elif key not in _FOR_READERS:
+            moved[key] = _moved(value, root, name, depth - 1, is_named=key in SCHEMAS_BY_NAME)
+    return moved
 
 
 def _is_local_reference(key: str, value: object) -> bool:
-    return key == "$ref" and isinstance(value, str) and value.startswith("#")
+    """Whether it is one by a place; one by an anchor leads there from anywhere."""
+    return key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/"))

@@ -5,6 +5,8 @@
     refused       would change the answer and is not supported: 400 that names it, unless its value asks for nothing
     unknown       not in the schema at all: named in the header x-ignored-params; 400 with --strict
 
+Tools and calls of a conversation that the model's chat template does not write are named in x-unseen-params.
+
 `standings` is the one source of docs/api-fields.md and of the tests that hold every field to what is said of it.
 """
 

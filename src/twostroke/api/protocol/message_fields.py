@@ -6,7 +6,7 @@ template knows its name (ServerContext.unknown_fields).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -67,6 +67,17 @@ _MESSAGE = {"role", "content", "name", "tool_calls", "tool_call_id", *REASONING_
 _PART = {"type", "text", "refusal", "cache_control"}
 _CALL = {"id", "type", "function", "index"}
 _FUNCTION = {"name", "arguments"}
+
+
+def content_of(texts: Sequence[str]) -> str | list[dict[str, str]]:
+    """Return the content of a message that says these; how several are joined is the chat template's to say.
+
+    >>> content_of(["a"]), content_of(["a", "b"])
+    ('a', [{'type': 'text', 'text': 'a'}, {'type': 'text', 'text': 'b'}])
+    """
+    if len(texts) < 2:
+        return texts[0] if texts else ""
+    return [{"type": "text", "text": text} for text in texts]
 
 
 def unknown_in_messages(messages: Messages) -> Iterator[str]:

@@ -106,7 +106,10 @@ class SamplingFields(WireObject):
     request_id: str | None = Field(
         default=None, min_length=1, max_length=256, description="A name of the caller's; part of the answer's id."
     )
-    structured_outputs: StructuredOutputsField | None = Field(default=None, description="Constrains the output.")
+    structured_outputs: StructuredOutputsField | None = Field(
+        default=None,
+        description="Constrains the output. Beside tools, JSON leaves the model its calls, and other forms do not.",
+    )
     stream: bool | None = Field(default=None, description="Send what is new as server-sent events.")
     stream_options: StreamOptions | None = Field(default=None, description="Only with stream.")
     use_beam_search: Any = refused("there is no beam search; best_of and n sample several", False)

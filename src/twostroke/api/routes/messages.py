@@ -49,12 +49,13 @@ def messages_router(context: ServerContext) -> APIRouter:
 
 def _begun(context: ServerContext, body: MessagesRequest) -> tuple[Mapping[str, str], ChatRequest, MessageCall]:
     """Return headers for the answer, the chat that asks for the same, and its call."""
-    headers = context.check_fields(body)
     chat = chat_of_messages(body)
+    headers = context.check_fields(body, chat)
     return headers, chat, message(context, chat)
 
 
 def _counted(context: ServerContext, body: CountTokensRequest) -> tuple[Mapping[str, str], Conversation]:
-    headers = context.check_fields(body)
+    chat = chat_of_messages(body)
+    headers = context.check_fields(body, chat)
     context.check_model(body.model)
-    return headers, conversation(context, chat_of_messages(body), "count")
+    return headers, conversation(context, chat, "count")

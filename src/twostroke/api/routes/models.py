@@ -13,7 +13,8 @@ from twostroke.api.body_route import BodyRoute
 from twostroke.api.context import ServerContext
 from twostroke.api.generation import off_the_loop
 from twostroke.api.prompts import amount_of
-from twostroke.api.protocol.fields import WireObject
+from twostroke.api.protocol.chat import Tool
+from twostroke.api.protocol.fields import WireObject, as_sent
 from twostroke.api.protocol.lists import MAX_TOOLS, AtMost, TokenId
 from twostroke.api.protocol.message_fields import Conversation
 from twostroke.api.routes.generate import json_response
@@ -30,9 +31,7 @@ class TokenizeRequest(WireObject):
     add_generation_prompt: bool | None = Field(default=None, description="Of a conversation; default true.")
     continue_final_message: bool | None = Field(default=None, description="Of a conversation.")
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="Of a conversation.")
-    tools: Annotated[list[dict[str, Any]], AtMost(MAX_TOOLS)] | None = Field(
-        default=None, description="Of a conversation."
-    )
+    tools: Annotated[list[Tool], AtMost(MAX_TOOLS)] | None = Field(default=None, description="Of a conversation.")
     return_token_strs: bool | None = Field(default=None, description="The pieces beside the ids.")
 
 
@@ -133,7 +132,7 @@ def _token_ids(context: ServerContext, body: TokenizeRequest) -> list[int]:
         continues = bool(body.continue_final_message)
         text = inputs.render_chat(
             body.messages,
-            tools=body.tools,
+            tools=[as_sent(tool) for tool in body.tools] if body.tools else None,
             add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
             continue_final_message=continues,
             chat_template_kwargs=body.chat_template_kwargs,

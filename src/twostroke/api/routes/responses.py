@@ -42,6 +42,6 @@ def responses_router(context: ServerContext) -> APIRouter:
 
 def _begun(context: ServerContext, body: ResponsesRequest) -> tuple[Mapping[str, str], ChatRequest, ResponseCall]:
     """Return headers for the answer, the chat that asks for the same, and its call."""
-    headers = context.check_fields(body)
     chat = chat_of_response(body)
+    headers = context.check_fields(body, chat)
     return headers, chat, response(context, body, chat)

@@ -25,9 +25,15 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from twostroke.bench.contention import Contention, ProcessorTimes, contention, read_processor_times, worst_of_parts
 from twostroke.bench.figure import MEASURED, PREDICTED
 from twostroke.bench.growth import MB, growth_mb_per_minute
+from twostroke.bench.processor_shares import (
+    ProcessorTimes,
+    TakenShare,
+    read_processor_times,
+    taken_shares,
+    worst_of_parts,
+)
 from twostroke.bench.report import percentiles
 from twostroke.bench.reproduce.claim import Claim, ReproduceOptions, Reproduction
 from twostroke.bench.serve.http_connection import HttpClient, HttpFailure, Origin
@@ -106,7 +112,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         after, threads = at_rest(server), _num_threads(server)
         counted = metrics_of(server).since(counted_before)["counted"]
     windows = {name: [percentiles(part) for part in of] for name, of in (("ttft", soak.ttft_s), ("itl", soak.gaps_s))}
-    busy = contention(soak.processors, Hardware.of_this_machine().cores)
+    busy = taken_shares(soak.processors, Hardware.of_this_machine().cores)
     begin_s = soak.times_s[0] if soak.times_s else 0.0
     taken = worst_of_parts(busy, begin_s, begin_s + size.for_s, WINDOWS)
     preemptions = counted.get("twostroke:num_preemptions_total", 0.0)
@@ -224,7 +230,7 @@ def contention_remarks(taken: Sequence[float | None]) -> tuple[str, ...]:
     return tuple(remarks)
 
 
-def _thinned(busy: Sequence[Contention]) -> Sequence[Contention]:
+def _thinned(busy: Sequence[TakenShare]) -> Sequence[TakenShare]:
     """Return about 120 of the intervals at most."""
     return busy[:: max(1, len(busy) // 120)]
 

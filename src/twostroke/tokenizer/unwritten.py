@@ -1,0 +1,82 @@
+"""Finds out whether a chat template writes tools and tool calls: many models' templates know neither.
+
+What a template does not write the model never sees. To find out, the template renders the same conversation with two
+different tools, or calls; where the texts are equal, it writes none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from twostroke.errors import InvalidPrompt
+from twostroke.tokenizer.messages import CallArguments
+from twostroke.tokenizer.plain_json import JSON
+from twostroke.tokenizer.template_process import TemplateStopped
+
+
+class Unwritten:
+    """What one template never writes, found out when it is first asked.
+
+    Args:
+        render: the template; it takes its variables, and raises InvalidPrompt where it refuses.
+        named_tokens: variables that every rendering has.
+    """
+
+    def __init__(self, render: Callable[[JSON], str], named_tokens: Mapping[str, str]) -> None:
+        self._render = render
+        self._named_tokens = named_tokens
+
+    @cached_property
+    def tools(self) -> bool:
+        """Whether tools are never written."""
+        return self._never_differ(
+            [[(chat, _tools(name)) for name in ("f", "g")] for chat in ([_USER], [_SYSTEM, _USER])]
+        )
+
+    @cached_property
+    def calls(self) -> bool:
+        """Whether the calls of earlier turns are never written."""
+        return self._never_differ(
+            [
+                [([_USER, _called(name), next_turn], tools) for name in ("f", "g")]
+                for next_turn in (_RESULT, _USER)
+                for tools in (None, _tools("f"))
+            ]
+        )
+
+    def _never_differ(self, pairs: Sequence[Sequence[_Chat]]) -> bool:
+        """Whether the template writes the same for both of each pair, as far as it takes them."""
+        found: list[bool] = []
+        for pair in pairs:
+            try:
+                first, second = (self._text(messages, tools) for messages, tools in pair)
+            except TemplateStopped:
+                return False
+            except InvalidPrompt:  # it refuses such conversations, and speaks for itself
+                continue
+            found.append(first == second)
+        return bool(found) and all(found)
+
+    def _text(self, messages: list[JSON], tools: list[JSON] | None) -> str:
+        given: dict[str, Any] = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
+        return self._render({**self._named_tokens, **given})
+
+
+_Chat = tuple[list[JSON], list[JSON] | None]
+"""Messages and tools."""
+_USER: JSON = {"role": "user", "content": "mark"}
+_SYSTEM: JSON = {"role": "system", "content": "mark"}
+_RESULT: JSON = {"role": "tool", "tool_call_id": "callmark0", "content": "mark"}
+
+
+def _tools(name: str) -> list[JSON]:
+    parameters: JSON = {"type": "object", "properties": {name: {"type": "string"}}}
+    return [{"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}]
+
+
+def _called(name: str) -> JSON:
+    arguments = CallArguments({name: name}, f'{{"{name}": "{name}"}}')
+    call: JSON = {"id": "callmark0", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}

@@ -1,0 +1,108 @@
+"""One conversation in the words of three APIs is one prompt, whatever the template reads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from twostroke.api.messages_input import chat_of_messages
+from twostroke.api.protocol.chat import ChatRequest
+from twostroke.api.protocol.messages import CountTokensRequest
+from twostroke.api.protocol.responses import ResponsesRequest
+from twostroke.api.responses_input import chat_of_response
+from twostroke.tokenizer.chat_template import ChatTemplate
+
+CALLS = "{% for c in m.tool_calls or [] %}({{ c.function.name }} {{ c.function.arguments | tojson }}){% endfor %}"
+TEMPLATES = {
+    "texts": "{% for m in messages %}<{{ m.role }}>{{ m.content + '' }}" + CALLS + "{% endfor %}",
+    "parts": (
+        "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endif %}" + CALLS + "{% endfor %}"
+    ),
+    "developers": (
+        "{% for m in messages %}{% if m.role == 'developer' %}<dev>{% else %}<{{ m.role }}>{% endif %}"
+        "{{ m.content }}" + CALLS + "{% endfor %}"
+    ),
+}
+ARGUMENTS = '{"b": [1, {"ü": null}], "a": "x"}'
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+    {"role": "user", "content": [{"type": "text", "text": "three"}, {"type": "text", "text": "four"}]},
+    {
+        "role": "assistant",
+        "content": [{"type": "text", "text": "five"}, {"type": "text", "text": "six"}],
+        "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": ARGUMENTS}},
+            {"id": "2", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "7"}, {"type": "text", "text": "8"}]},
+    {"role": "tool", "tool_call_id": "2", "content": None},
+    {"role": "assistant", "content": "nine"},
+    {"role": "user", "content": "ten"},
+]
+
+
+def texts(kind: str, *given: str) -> list[dict[str, str]]:
+    return [{"type": kind, "text": text} for text in given]
+
+
+ITEMS: list[dict[str, Any]] = [
+    {"role": "system", "content": texts("input_text", "one", "two")},
+    {"role": "user", "content": texts("input_text", "three", "four")},
+    {"role": "assistant", "content": texts("output_text", "five", "six")},
+    {"type": "function_call", "call_id": "1", "name": "f", "arguments": ARGUMENTS},
+    {"type": "function_call", "call_id": "2", "name": "g", "arguments": ""},
+    {"type": "function_call_output", "call_id": "1", "output": texts("input_text", "7", "8")},
+    {"type": "function_call_output", "call_id": "2", "output": ""},
+    {"role": "assistant", "content": texts("output_text", "nine")},
+    {"role": "user", "content": "ten"},
+]
+TURNS: list[dict[str, Any]] = [
+    {"role": "user", "content": texts("text", "three", "four")},
+    {
+        "role": "assistant",
+        "content": [
+            *texts("text", "five", "six"),
+            {"type": "tool_use", "id": "1", "name": "f", "input": json.loads(ARGUMENTS)},
+            {"type": "tool_use", "id": "2", "name": "g", "input": {}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "1", "content": texts("text", "7", "8")},
+            {"type": "tool_result", "tool_use_id": "2"},
+        ],
+    },
+    {"role": "assistant", "content": texts("text", "nine")},
+    {"role": "user", "content": "ten"},
+]
+
+
+def of_items(items: list[dict[str, Any]], **fields: Any) -> ChatRequest:
+    return chat_of_response(ResponsesRequest.model_validate({"input": items, **fields}))
+
+
+def of_turns(turns: list[dict[str, Any]], **fields: Any) -> ChatRequest:
+    return chat_of_messages(CountTokensRequest.model_validate({"messages": turns, **fields}))
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_prompt_is_the_same(name: str) -> None:
+    template = ChatTemplate({"default": TEMPLATES[name]}, {})
+    expected = template.render(CHAT)
+    assert ARGUMENTS in expected
+    for chat in (of_items(ITEMS), of_turns(TURNS, system=texts("text", "one", "two"))):
+        assert template.render(chat.messages) == expected
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_developer_is_the_same(name: str) -> None:
+    template = ChatTemplate({"default": TEMPLATES[name]}, {})
+    messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    expected = template.render(messages)
+    assert ("<dev>" in expected) == (name == "developers")
+    assert template.render(of_items(messages).messages) == expected
