@@ -81,6 +81,17 @@ class KVLayout:
         """Of each layer."""
         return self.groups[0].spec.head_dim
 
+    def dealt_among(self, num_ranks: int, num_ranks_here: int) -> KVLayout:
+        """Return the layout of each of `num_ranks` ranks, where this is that of each of `num_ranks_here`."""
+        groups = (
+            replace(
+                group,
+                spec=replace(group.spec, num_kv_heads=group.spec.num_kv_heads * num_ranks_here // num_ranks),
+            )
+            for group in self.groups
+        )
+        return replace(self, groups=tuple(groups))
+
     @property
     def layers_per_block(self) -> int:
         """Layers whose K and V one block holds."""

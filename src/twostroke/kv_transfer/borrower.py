@@ -271,8 +271,8 @@ class _Fetching:
                 unused.callback(os.close, descriptor)
             terms = self._agreed(receive(connection, FROM_LENDER, head), their_size)
             num_ranks = terms.geometry.num_ranks
-            num_kv_heads = self._memory.layout.num_kv_heads * self._memory.num_ranks // num_ranks
-            layout = replace(self._memory.layout, block_size=their_size, num_kv_heads=num_kv_heads)
+            layout = self._memory.layout.dealt_among(num_ranks, self._memory.num_ranks)
+            layout = replace(layout, block_size=their_size)
             order = None
             if self._geometry.has_other_blocks(terms.geometry):
                 layout, order = replace(layout, kv_format=terms.geometry.kv_format), terms.order

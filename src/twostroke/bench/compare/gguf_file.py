@@ -100,7 +100,10 @@ def _check(config: ModelConfig) -> None:
         raise UnsupportedModel(f"{config.architecture} is not converted to GGUF; known: {known}.")
     if len(config.kinds) > 1:
         raise UnsupportedModel("layers of several kinds are not converted to GGUF.")
-    layer, (rope, _) = config.kinds[0], config.ropes[0]
+    layer = config.layers[0]
+    rope = layer.rope
+    if rope is None:
+        raise UnsupportedModel("layers without rotation are not converted to GGUF.")
     if rope.rope_type not in ("default", "llama3"):
         raise UnsupportedModel(f"rope type {rope.rope_type!r} is not converted to GGUF; known: default, llama3.")
     if layer.qkv_bias or layer.output_bias or layer.mlp_bias or layer.kv.window is not None:
