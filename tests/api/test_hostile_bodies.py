@@ -91,7 +91,7 @@ SIBLINGS: dict[str, tuple[str, Any, str]] = {
         "at most 65536 bytes",
     ),
     "choices": ("/v1/completions", {"prompt": "x", "structured_outputs": {"choice": ["a"] * 70_000}}, "65536 items"),
-    "prompts": ("/v1/completions", {"prompt": ["a"] * 2000}, "at most 1024 items, and has 2000"),
+    "prompts": ("/v1/completions", {"prompt": ["a"] * 3000}, "at most 2048 items, and has 3000"),
     "a deep schema of a tool": (
         "/v1/chat/completions",
         {**CHAT, "tools": [{"type": "function", "function": TOOL}], "tool_choice": "required"},

@@ -28,6 +28,7 @@ from twostroke.engine.remote_engine import RemoteEngine
 from twostroke.errors import InvalidParameter, InvalidPrompt
 from twostroke.lab.lab import Lab
 from twostroke.log import Sparingly, get_logger
+from twostroke.plain_words import reason_of
 from twostroke.tokenizer.chat_template import check_template
 
 log = get_logger(__name__)
@@ -142,7 +143,7 @@ def _check_certificate(config: ServerConfig) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
     except (OSError, ValueError) as error:  # an SSLError is an OSError
-        limit = f"is no certificate that goes with {config.ssl_keyfile} ({error})"
+        limit = f"is no certificate that goes with {config.ssl_keyfile} ({reason_of(error)})"
         raise InvalidParameter("ssl_certfile", str(config.ssl_certfile), limit, "Give both in PEM form.") from error
 
 
@@ -154,6 +155,6 @@ def _read_template(path: Path | None) -> str | None:
         source = path.read_text(encoding="utf-8")
         check_template(source)
     except (OSError, UnicodeDecodeError, InvalidPrompt) as error:
-        limit = f"cannot be read as a chat template ({error})"
+        limit = f"cannot be read as a chat template ({reason_of(error)})"
         raise InvalidParameter("chat_template", str(path), limit, "Give a Jinja file in UTF-8.") from error
     return source

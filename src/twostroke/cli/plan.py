@@ -23,6 +23,7 @@ from twostroke.cli.flags import (
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.engine.event_sinks import one_history
 from twostroke.errors import InvalidParameter
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.search_options import SearchOptions
@@ -71,15 +72,19 @@ def plan(  # noqa: PLR0913 (what an engine is given, and what is asked)
     if search.search:
         _search(config, options, search, as_json=json_output)
         return
-    measured = None if options.measured is None else read_run((options.measured,), "measured")
-    made = make_plan(config, options, run=run_seen(measured) if measured else None)
+    logs = () if options.measured is None else (options.measured,)
+    measured = read_run(logs, "measured") if logs else None
+    with one_history(logs, "measured"):
+        seen = None if measured is None else run_seen(measured)
+    made = make_plan(config, options, run=seen)
     if options.png is not None:
         from twostroke.planner.figure import draw_plan
 
         draw_plan(made, options.png)
     after = None
     if measured is not None:
-        after = compare(made, measured)
+        with one_history(logs, "measured"):
+            after = compare(made, measured)
     if json_output:
         from twostroke.planner.report import as_json
 

@@ -16,7 +16,7 @@ _NAME = "preset"
 def preset_help() -> str:
     """Return what `--help` says of the presets.
 
-    >>> preset_help()[:98]
+    >>> preset_help()[:100]
     'Settings that go together; flags beside it win. interactive: --itl-slo 100ms --ttft-slo 300ms. batch'
     """
     parts = (f"{preset}: {' '.join(_flags(settings))}." for preset, settings in PRESETS.items())

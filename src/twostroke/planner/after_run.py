@@ -128,7 +128,7 @@ def compare(plan: Plan, events: Sequence[Event]) -> AfterRun:
     planned = f"{memory.model} ({memory.architecture}, {memory.num_parameters} parameters"
     if not started.model.startswith(planned):
         limit = f"is of another model, {started.model}; planned was {planned})"
-        raise InvalidParameter("measured", started.process, limit, "Plan the model that ran.")
+        raise InvalidParameter("measured", f"the log of {started.process}", limit, "Plan the model that ran.")
     layout = layout_of(started.layout)
     why_not = other_machine(plan.machine.limits, started.machine)
     predicted: dict[str, Any] = {}

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from twostroke.explain.words import counted
+
 LIMIT = 0.25
 """Largest |predicted / measured - 1| with which predictions are shown. A lever has to bring 10 %."""
 LEAST_REQUESTS = 10
@@ -50,4 +52,5 @@ def too_few(num_requests: int) -> str:
     """Return why so few requests allow no conclusion. Empty: there are enough."""
     if num_requests >= LEAST_REQUESTS:
         return ""
-    return f"the log holds {num_requests} requests with a token, fewer than the {LEAST_REQUESTS} needed. {_REMEDY}"
+    held = counted(num_requests, "request")
+    return f"the log holds {held} with a token, fewer than the {LEAST_REQUESTS} needed. {_REMEDY}"

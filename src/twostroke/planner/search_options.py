@@ -136,10 +136,10 @@ class SearchOptions:
             limit = "more than 0 and at most 1000000 requests a second"
             number("request_rate", self.request_rate, 0, 1e6, limit, low_open=True)
             return
+        self._refuse(("request_rate", "input_len", "output_len", "seed"), "changes nothing beside a workload")
         if not self.workload.is_file():  # before a calibration is asked for, which takes minutes
             limit = "is a folder" if self.workload.is_dir() else "is no file"
             raise InvalidParameter("workload", str(self.workload), limit, "Give a Mooncake trace or an event log.")
-        self._refuse(("request_rate", "input_len", "output_len", "seed"), "changes nothing beside a workload")
 
     def _refuse_without_search(self) -> None:
         names = tuple(field.name for field in fields(self) if field.name != "search")

@@ -28,7 +28,9 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     console.print(_memory(plan))
     if plan.asked is not None:
         _say(console, _users(plan, plan.asked))
-    for remark in (*([f"KV cache: {memory.kv_limit}"] if memory.kv_limit else ()), *memory.remarks):
+    if memory.kv_limit:
+        _say(console, f"KV cache: {memory.kv_limit}")
+    for remark in memory.remarks:
         _say(console, f"note: {remark}")
     _say(console, f"\nprompts, computed alone in steps of {memory.max_tokens_per_step} tokens")
     console.print(_prompts(plan))

@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 
 from twostroke.errors import InvalidParameter
 from twostroke.model.model_files import find_model
+from twostroke.plain_words import reason_of
 from twostroke.train.backbone import Backbone
 from twostroke.train.distillation import medusa_losses
 from twostroke.train.medusa_heads import MedusaConfig, MedusaHeads, save_heads
@@ -181,7 +182,7 @@ def _save(training: MedusaTraining, folder: Path, facts: dict[str, Any], publish
         os.replace(unfinished, folder / CHECKPOINT_NAME)
         save_heads(training.heads, published, folder)
     except (OSError, RuntimeError) as error:  # RuntimeError: what torch makes of a full disk
-        raise InvalidParameter("output", str(folder), f"cannot be written ({error})") from error
+        raise InvalidParameter("output", str(folder), f"cannot be written ({reason_of(error)})") from error
 
 
 def _make_folder(folder: Path, options: MedusaOptions) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from twostroke.errors import InvalidParameter
+from twostroke.plain_words import reason_of
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 MIN_TOKENS = 64
@@ -27,7 +28,7 @@ def read_tokens(path: Path, tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
     except FileNotFoundError:
         raise InvalidParameter("data", str(path), "there is no such file", "Give a file of UTF-8 text.") from None
     except (OSError, UnicodeDecodeError) as error:
-        limit = f"cannot be read as UTF-8 text ({error})"
+        limit = f"cannot be read as UTF-8 text ({reason_of(error)})"
         raise InvalidParameter("data", str(path), limit, "Give a file of UTF-8 text.") from error
     token_ids = np.array(tokenizer.encode(text, add_special_tokens=False), np.int64)
     if len(token_ids) < MIN_TOKENS:

@@ -190,7 +190,7 @@ def received(body: bytes, coding: str, most: int) -> bytes:
 
 
 def test_megabytes_between_two_codings_that_mean_nothing_are_refused() -> None:
-    """Its decoder would keep 8 MiB for each connection, and no content would count them."""
+    """Its decoder keeps up to its window of them, and no content counts them."""
     body = zstd.compress(skipped(3 * MAX_LEAD_BYTES) + zstd.compress(b"{}"))
     assert len(body) < 10_000
     with pytest.raises(HTTPError, match="bytes longer than its content") as caught:

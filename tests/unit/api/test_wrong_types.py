@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from typing import Annotated, Any, get_args, get_origin
 
@@ -92,6 +93,42 @@ def test_nothing_behind_the_first_wrong_element_is_read(field: Field) -> None:
     assert num_wrong or field.path.endswith(("annotations", "logprobs", "summary")), "these may hold anything"
 
 
+@pytest.mark.parametrize("field", LISTS, ids=str)
+def test_too_many_right_elements_are_counted_before_any_is_made(field: Field) -> None:
+    """Objects are read by the reader, which makes less than ten times their size of them."""
+    objects = (b'{"role":"user","content":""}', b'{"type":"text","text":""}', b"{}")
+    for element in (b'"ab"', b'""', b"[7]", b'["a"]', b"7", *objects):
+        body = field.body(b"[%b]" % b",".join([element] * 80_000))
+        tracemalloc.start()
+        try:
+            told = refusal(field, body)
+            made = tracemalloc.get_traced_memory()[1] / len(body)
+        finally:
+            tracemalloc.stop()
+        if element[:1] in b'"[':
+            assert told is not None, element
+            assert made < 4, (element, made)
+        else:
+            assert made < 12, (element, made)
+
+
+@pytest.mark.parametrize("end", [b"", b", \xff", b"]} x"])
+def test_a_list_that_is_too_long_is_not_read_whatever_follows(end: bytes) -> None:
+    for prompt in (b"[7],", b'"a]}\\"",', b" [ 7 , 8 ] ,", b'\n"ab"\t,'):
+        with pytest.raises(HTTPError, match="valid at prompt: must have at most 2048 items"):
+            check_shape(CompletionRequest, b'{"prompt" : [' + prompt * 2100 + end)
+    within = (
+        b'{"prompt":"x","metadata":{"prompt":['
+        + b'"a",' * 3000
+        + b'"a"]},"stop":["\\"prompt\\":['
+        + b"1," * 9000
+        + b'"]}'
+    )
+    check_shape(CompletionRequest, within)
+    check_shape(CompletionRequest, b'{"prompt":[' + b'"a",' * 2047 + b'"a"]}')
+    check_shape(CompletionRequest, b'{"prompt":[' + b"7," * 100_000 + b"7]}")
+
+
 @pytest.mark.parametrize("route", KINDS)
 def test_a_text_is_not_read_for_a_list_nor_a_list_for_a_text(route: str) -> None:
     for field in fields(route):
@@ -129,7 +166,7 @@ def test_every_list_has_a_limit_that_is_checked_first() -> None:
 
 
 def test_lengths_come_before_elements() -> None:
-    for prompt, most in ((["a"] * 2000, 1024), ([[7]] * 2000, 1024), (["a"] * 2000 + [1.5], 1024)):
+    for prompt, most in ((["a"] * 3000, 2048), ([[7]] * 3000, 2048), (["a"] * 3000 + [1.5], 2048)):
         with pytest.raises(ValidationError) as caught:
             CompletionRequest.model_validate({"prompt": prompt})
         told = validation_answer(caught.value.errors()).body["error"]

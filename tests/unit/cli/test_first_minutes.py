@@ -125,6 +125,9 @@ def test_flags_of_others(arguments: list[str], words: str) -> None:
         ["doctor", "a.events", "--url", "http://127.0.0.1:1"],
         ["doctor", "--url", "http://127.0.0.1:1"],
         ["doctor", "--url", "ftp://127.0.0.1:1"],
+        ["bench", "quality", "--model", "embedded", "--text", "/no/such/text"],
+        ["serve", "embedded", "--chat-template", "/no/such/template"],
+        ["train-medusa", "embedded", "--data", "/"],
         ["explain", "x"],
         ["explain", "x", "--event-log", "a.events", "--url", "http://127.0.0.1:1"],
         ["bench", "nothing"],
@@ -240,7 +243,7 @@ def test_a_plan_shows_every_byte_in_80_columns() -> None:
     assert done.returncode == 0, done.stderr
     assert "…" not in done.stdout
     assert re.search(r"^KV cache +2,415,919,104 +32,768 blocks of 16 tokens", done.stdout, re.MULTILINE)
-    assert "note: KV cache: twice what 64 requests of 4,096 tokens can use" in done.stdout
+    assert "\nKV cache: twice what 64 requests of 4,096 tokens can use" in done.stdout
 
 
 def test_a_picture_is_a_png_whatever_its_name(tmp_path: Path) -> None:

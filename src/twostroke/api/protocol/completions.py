@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Discriminator, Field
+from pydantic import Field
 
 from twostroke.api.protocol.fields import refused
-from twostroke.api.protocol.lists import ID_LISTS, IDS, TEXT, TEXTS, AtMost, TokenIds, prompt_kind
+from twostroke.api.protocol.lists import Prompts
 from twostroke.api.protocol.sampling import SamplingFields
-
-MAX_PROMPTS = 1024
-"""Of one request."""
 
 
 class CompletionRequest(SamplingFields):
     """OpenAI's completion request with vLLM's extensions."""
 
-    prompt: Annotated[
-        Annotated[str, TEXT]
-        | Annotated[TokenIds, IDS]
-        | Annotated[list[str], AtMost(MAX_PROMPTS), TEXTS]
-        | Annotated[list[TokenIds], AtMost(MAX_PROMPTS), ID_LISTS],
-        Discriminator(prompt_kind),
-    ] = Field(description="A text, token ids, or a list of either.")
+    prompt: Prompts = Field(description="A text, token ids, or a list of either.")
     max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         default=None, description="Most tokens to generate, default 16; 0 only with echo."
     )

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field
+from pydantic import Field
 
 from twostroke.api.protocol.fields import SERVICE_TIER, ServiceTier, WireObject, bookkeeping
-from twostroke.api.protocol.lists import ID_LISTS, IDS, TEXT, TEXTS, AtMost, TokenIds, prompt_kind
+from twostroke.api.protocol.lists import Prompts
 from twostroke.engine.input_processor import TruncationSide
-
-MAX_INPUTS = 2048
-"""Of one request; OpenAI's limit."""
 
 
 class EmbeddingRequest(WireObject):
     """OpenAI's request for embeddings, with vLLM's extensions."""
 
-    input: Annotated[
-        Annotated[str, TEXT]
-        | Annotated[TokenIds, IDS]
-        | Annotated[list[str], AtMost(MAX_INPUTS), TEXTS]
-        | Annotated[list[TokenIds], AtMost(MAX_INPUTS), ID_LISTS],
-        Discriminator(prompt_kind),
-    ] = Field(description="A text, token ids, or a list of either.")
+    input: Prompts = Field(description="A text, token ids, or a list of either.")
     model: str | None = Field(default=None, description="The served model's name; may be left out, there is one.")
     dimensions: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
         default=None, description="Keep the first so many, of length 1 again; default: all of the hidden state's."

@@ -10,13 +10,15 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
-from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, Tag
+from pydantic import BeforeValidator, Discriminator, Field, GetCoreSchemaHandler, Tag
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from twostroke.errors import shown
 
 MAX_TOKEN_IDS = 2**22
 """Of one list; no model's context is as long."""
+MAX_PROMPTS = 2048
+"""Of one request; OpenAI's limit."""
 MAX_TEXTS = 4096
 """Of a list of short texts; what uses them has a lower limit of its own."""
 MAX_OBJECTS = 65536
@@ -87,3 +89,11 @@ def prompt_kind(value: Any) -> str:
 
 # validation_answer leaves names with a bracket out of a field's path
 TEXT, IDS, TEXTS, ID_LISTS = Tag("[text]"), Tag("[ids]"), Tag("[texts]"), Tag("[lists of ids]")
+Prompts = Annotated[
+    Annotated[str, TEXT]
+    | Annotated[TokenIds, IDS]
+    | Annotated[list[str], AtMost(MAX_PROMPTS), TEXTS]
+    | Annotated[list[TokenIds], AtMost(MAX_PROMPTS), ID_LISTS],
+    Discriminator(prompt_kind),
+]
+"""A text, token ids, or a list of either."""

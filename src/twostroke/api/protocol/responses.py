@@ -24,8 +24,8 @@ class OutputText(WireObject):
 
     type: Literal["output_text"]
     text: str
-    annotations: Annotated[list[Any], AtMost(MAX_OBJECTS)] | None = bookkeeping("Of an earlier answer.")
-    logprobs: Annotated[list[Any], AtMost(MAX_OBJECTS)] | None = bookkeeping("Of an earlier answer.")
+    annotations: Annotated[list[dict[str, Any]], AtMost(MAX_OBJECTS)] | None = bookkeeping("Of an earlier answer.")
+    logprobs: Annotated[list[dict[str, Any]], AtMost(MAX_OBJECTS)] | None = bookkeeping("Of an earlier answer.")
 
 
 class Refusal(WireObject):
@@ -83,7 +83,7 @@ class ReasoningItem(WireObject):
     type: Literal["reasoning"]
     content: Annotated[list[ReasoningText], AtMost(MAX_OBJECTS)] | None = None
     id: str | None = bookkeeping("Of an earlier answer.")
-    summary: Annotated[list[Any], AtMost(MAX_OBJECTS)] | None = bookkeeping(
+    summary: Annotated[list[dict[str, Any]], AtMost(MAX_OBJECTS)] | None = bookkeeping(
         "The reasoning itself is what the model reads."
     )
     status: str | None = bookkeeping("Of an earlier answer.")

@@ -3,6 +3,9 @@
 Python's JSON reader makes an object of every value before anybody asks whether it was wanted: of 1 MB of `[{},{},…]`
 it makes 24 MB. The reader here is made from the wire types. It makes little of right values, nothing of fields that
 take anything, and ends at the first wrong value. It is for large bodies alone; pydantic checks every body afterwards.
+
+Texts and lists of numbers are the right values that take the most, 24 times their size. So how many of them a list has
+is counted before, without making anything.
 """
 
 from __future__ import annotations
@@ -10,8 +13,8 @@ from __future__ import annotations
 import functools
 import operator
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
@@ -19,6 +22,7 @@ import msgspec
 
 from twostroke.api.http_errors import HTTPError, nested_too_deeply
 from twostroke.api.protocol.fields import WireObject
+from twostroke.api.protocol.lists import MAX_OBJECTS, AtMost
 
 CHECKED_BYTES = 64 * 1024
 """Bodies that are larger are checked before they are parsed."""
@@ -33,6 +37,9 @@ _WORDS = {
 }
 _PLACE = re.compile(r"(?P<told>.*?)(?: - at `(?P<place>.*)`)?", re.DOTALL)
 _MAX_PLACE = 200
+_TOO_LONG = re.compile(r"expected a list of length <= (\d+)")
+_COUNTED = rb'(?:\s*+(?:"(?:[^"\\]++|\\.)*+"|\[[^\[\]{}"]*+\])\s*+,)'
+"""A text or a list of numbers, and the comma behind it; what they hold is passed over."""
 
 
 class AnyObject(msgspec.Struct, gc=False):
@@ -50,8 +57,11 @@ def check_shape(kind: type[WireObject], body: bytes | bytearray) -> None:
     """Refuse a body that has a value of a wrong type.
 
     Raises:
-        HTTPError: 400; it names the first wrong value, or says why the body is no JSON.
+        HTTPError: 400; it names the first wrong value or a list that is too long, or says why the body is no JSON.
     """
+    for name, most, too_long in _long_lists(kind):
+        if too_long.search(body) is not None and _has_long_list(kind, name, too_long, body):
+            raise _wrong(f"must have at most {most} items", name)
     try:
         _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
@@ -68,9 +78,14 @@ def _refuse(told: str) -> NoReturn:
     assert found is not None
     message, place = found["told"], (found["place"] or "").removeprefix("$").removeprefix(".")[:_MAX_PLACE]
     words = re.sub(r"`([^`]*)`", _in_words, message)
+    words = _TOO_LONG.sub(r"must have at most \1 items", words[:1].lower() + words[1:])
+    raise _wrong(words, place)
+
+
+def _wrong(words: str, place: str) -> HTTPError:
     param = re.split(r"[.\[]", place)[0] or None
     at = f" at {place}" if place else ""
-    raise HTTPError(400, f"the request is not valid{at}: {words[:1].lower()}{words[1:]}.", param=param)
+    return HTTPError(400, f"the request is not valid{at}: {words}.", param=param)
 
 
 def _in_words(quoted: re.Match[str]) -> str:
@@ -94,6 +109,10 @@ class _Shape:
     objects: frozenset[Any] = frozenset()
     """Ready types of objects."""
     is_any: bool = False
+    most: int = 0
+    """Elements of a list; of one that may be of several kinds, those of the longest."""
+    most_counted: int = 0
+    """Texts or lists in a list; 0: it may hold neither, or any number."""
 
     def __or__(self, other: _Shape) -> _Shape:
         """Return what is right for either; an object has to have what one of its kinds needs."""
@@ -103,8 +122,33 @@ class _Shape:
         members = self.members if other.members is None else other.members
         if self.members is not None and other.members is not None:
             members = _merged(self.members, other.members)
-        plain, objects = self.plain | other.plain, self.objects | other.objects
-        return _Shape(plain, item, members, self.needs | other.needs, objects)
+        return _Shape(
+            self.plain | other.plain,
+            item,
+            members,
+            self.needs | other.needs,
+            self.objects | other.objects,
+            most=max(self.most, other.most),
+            most_counted=max(self.most_counted, other.most_counted),
+        )
+
+    def with_limit(self, most: int) -> _Shape:
+        """Return it as a list that has at most so many elements."""
+        counts = self.item is not None and (str in self.item.plain or self.item.item is not None)
+        return replace(self, most=most, most_counted=most if counts else 0)
+
+    def counted_lists(self) -> Iterator[tuple[str, int]]:
+        """Names of the fields within it that are lists of texts or of lists, each with its limit."""
+        for shape in self.item, *(self.members or {}).values():
+            if shape is not None:
+                yield from shape.counted_lists()
+        for name, shape in (self.members or {}).items():
+            if shape.most_counted:
+                yield name, shape.most_counted
+        for struct in self.objects:
+            for field in msgspec.structs.fields(struct):
+                if any(get_origin(part) is list for part in get_args(field.type)):
+                    yield field.encode_name, MAX_OBJECTS
 
     def type(self, name: str, *, is_item: bool = False) -> Any:
         """Return it as a type that msgspec reads; `is_item` says that it is a list's element."""
@@ -112,9 +156,9 @@ class _Shape:
             return msgspec.Raw
         found = [*self.plain, *self.objects]
         if self.item is not None:
-            found.append(list[self.item.type(name, is_item=True)])
-            if is_item:  # an empty one has no meaning there, and of 3 bytes it makes 64
-                found[-1] = Annotated[found[-1], msgspec.Meta(min_length=1)]
+            # an empty list within a list has no meaning, and of 3 bytes it makes 64
+            limits = msgspec.Meta(min_length=int(is_item), max_length=self.most or None)
+            found.append(Annotated[list[self.item.type(name, is_item=True)], limits])
         if self.members is not None:
             found.append(_struct(name, self.members, self.needs) if self.members else AnyObject)
         return Union[tuple(found)]  # noqa: UP007 (of as many as there are)
@@ -149,12 +193,39 @@ def _decoder(kind: type[WireObject]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(_shape_of(kind).type(kind.__name__))
 
 
+@functools.cache
+def _long_lists(kind: type[WireObject]) -> list[tuple[str, int, re.Pattern[bytes]]]:
+    """Return the names of lists of texts or lists, their limits, and what finds one that is longer."""
+    limits: dict[str, int] = {}
+    for name, most in _shape_of(kind).counted_lists():
+        limits[name] = max(most, limits.get(name, 0))
+    return [
+        (name, most, re.compile(rb'"%b"\s*:\s*\[%b{%d}+' % (name.encode(), _COUNTED, most), re.DOTALL))
+        for name, most in limits.items()
+    ]
+
+
+def _has_long_list(kind: type[WireObject], name: str, too_long: re.Pattern[bytes], body: bytes | bytearray) -> bool:
+    """Return whether the list that was found is the body's field, and not one of the name in what nobody reads."""
+    if name not in (_shape_of(kind).members or {}):
+        return True
+    only = msgspec.defstruct("Only", [(name, msgspec.Raw, msgspec.Raw(b""))])
+    try:
+        value: msgspec.Raw = getattr(msgspec.json.decode(body, type=only), name)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return True
+    return too_long.match(b'"%b":%b' % (name.encode(), bytes(value))) is not None
+
+
 def _shape_of(hint: Any) -> _Shape:
     """Return the shape of a type as pydantic's models name them."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
         ready = [extra.shape for extra in parts[1:] if isinstance(extra, LooksLike)]
-        return _Shape(objects=frozenset(ready)) if ready else _shape_of(parts[0])
+        if ready:
+            return _Shape(objects=frozenset(ready))
+        limits = [extra.items for extra in parts[1:] if isinstance(extra, AtMost)]
+        return _shape_of(parts[0]).with_limit(limits[0]) if limits else _shape_of(parts[0])
     if origin in (Union, UnionType):
         return functools.reduce(operator.or_, map(_shape_of, parts))
     if origin is Literal:
@@ -175,5 +246,9 @@ def _shape_of_object(kind: type[WireObject]) -> _Shape:
     named = {info.alias or name: info for name, info in kind.model_fields.items()}
     needed = frozenset(name for name, info in named.items() if info.is_required())
     return _Shape(
-        members={name: _shape_of(info.annotation) for name, info in named.items()}, needs=frozenset((needed,))
+        members={
+            name: _shape_of(Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation)
+            for name, info in named.items()
+        },
+        needs=frozenset((needed,)),
     )

@@ -42,6 +42,7 @@ from twostroke.errors import InvalidParameter
 from twostroke.hardware import Hardware
 from twostroke.llm import LLM
 from twostroke.model.model_files import ModelFiles, find_model
+from twostroke.plain_words import reason_of
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 KV_CONFIGURATIONS = ("kv_cache_dtype=int8", "kv_cache_dtype=int4")
@@ -279,7 +280,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidParameter("text", str(path), f"cannot be read as UTF-8 text ({error})") from error
+        raise InvalidParameter("text", str(path), f"cannot be read as UTF-8 text ({reason_of(error)})") from error
 
 
 def _measure(
