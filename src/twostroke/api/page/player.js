@@ -66,25 +66,20 @@ export class Player {
   }
 
   /** So far in the time of the recording as has passed here; at least a step. */
-  async #playOn() {
+  #playOn() {
     if (this.#isAsking) return;
-    if (this.#step >= Number(this.#slider.max)) {
-      this.#pause();
-      return;
-    }
-    await this.#ask(`live/state?after_s=${this.#timeS + (FRAME_MS / 1e3) * Number(this.#speed.value)}&least_step=${this.#step + 1}`);
-    this.#askWanted(); // what was chosen meanwhile
+    if (this.#step >= Number(this.#slider.max)) this.#pause();
+    else this.#ask(`live/state?after_s=${this.#timeS + (FRAME_MS / 1e3) * Number(this.#speed.value)}&least_step=${this.#step + 1}`);
   }
 
   #goTo(step) {
     this.#slider.value = String(step);
     this.#wanted = step;
-    this.#askWanted();
+    if (!this.#isAsking) this.#askWanted();
   }
 
-  /** Asks for the step that is wanted, unless an answer is awaited: whoever awaits it asks next. */
   async #askWanted() {
-    while (this.#wanted !== null && !this.#isAsking) {
+    while (this.#wanted !== null) {
       const step = this.#wanted;
       this.#wanted = null;
       await this.#ask(`live/state?step=${step}`);
