@@ -17,6 +17,7 @@ from torch import Tensor
 
 import gguf_files
 import quantized_folders
+from factories import uniform_layout
 from model_folders import SHAPES, write_random_model
 from twostroke.communicator.alone import Alone
 from twostroke.config.cache import CacheConfig
@@ -202,7 +203,7 @@ def test_a_card_that_is_too_small_shows_its_share_in_the_sum() -> None:
 
 
 LAYOUTS = st.builds(
-    KVLayout.of,
+    uniform_layout,
     st.lists(st.sampled_from([None, None, 8, 40]), min_size=1, max_size=6),
     block_size=st.sampled_from([1, 4, 16, 128]),
     num_kv_heads=st.integers(1, 4),
