@@ -37,7 +37,6 @@ _NORMS_BEHIND = {"post_attention_layernorm": "post_attention_norm", "post_feedfo
 
 GGUF_ARCHITECTURES = {
     "llama": GGUFArchitecture("LlamaForCausalLM", has_permuted_heads=True),
-    "seed_oss": GGUFArchitecture("SeedOssForCausalLM", {"post_attention_layernorm": "post_attention_norm"}),
     "olmo2": GGUFArchitecture("Olmo2ForCausalLM", _NORMS_BEHIND),
     "exaone4": GGUFArchitecture("Exaone4ForCausalLM", _NORMS_BEHIND),
     "granite": GGUFArchitecture("GraniteForCausalLM", has_permuted_heads=True),
@@ -51,6 +50,9 @@ _NEUTRAL: dict[str, int | float | bool] = {
     "expert_count": 0,
     "attention.causal": True,
     "attention.scale": 0.0,
+    "embedding_scale": 1.0,
+    "residual_scale": 1.0,
+    "logit_scale": 1.0,
     "rope.scaling.attn_factor": 1.0,
     "rope.scaling.yarn_ext_factor": 1.0,
     "rope.scaling.yarn_attn_factor": 1.0,
