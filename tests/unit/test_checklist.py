@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -61,6 +62,17 @@ def test_what_is_named_exists(name: str) -> None:
 def test_a_reproduction_has_a_result(name: str) -> None:
     results = ROOT / "benchmarks" / "results"
     assert (results / f"{name}.json").is_file() or any(results.glob(f"{name}-*.json"))
+
+
+def test_a_result_that_misses_a_goal_is_listed() -> None:
+    folder = ROOT / "benchmarks" / "results"
+    named = {Path(name).stem for name in NAMED if name.startswith("benchmarks/") and name.endswith(".json")}
+    files = {
+        file for name in {*REPRODUCED, *named} for part in (name, f"{name}-*") for file in folder.glob(f"{part}.json")
+    }
+    missing = {file.stem for file in files if json.loads(file.read_text())["results"].get("holds") is False}
+    _, _, listed = PAGE.read_text().partition("## Results that miss a goal")
+    assert set(re.findall(r"^\| ([a-z][\w-]*\d*[\w-]*) \|", listed, re.MULTILINE)) - {"result"} == missing
 
 
 @pytest.mark.parametrize("target", LINKED)
