@@ -21,6 +21,8 @@ from twostroke.plain_words import reason_of
 CHUNK_EVENTS = 512
 """Events that are compressed together; to come to a step, at most so many more than needed are read."""
 MAX_CHECKPOINTS = 64
+_CONTRADICTIONS = (LookupError, ArithmeticError, ValueError, TypeError, AttributeError, AssertionError, MemoryError)
+"""What taking in an event brings about that cannot follow those before it."""
 
 
 class _Position:
@@ -124,17 +126,18 @@ class Recording:
         for event in events:
             if not self._num_events:
                 self._first_s = event.time_s
-            self._note_beginning(event)
-            self._note_order(event)
-            self._note(event)
             try:
+                self._note_beginning(event)
+                self._note_order(event)
+                self._note(event)
                 self._cursor.take(event)
-            except (LookupError, ValueError, TypeError, AttributeError, AssertionError, MemoryError) as error:
+                packed = pack(event)
+            except _CONTRADICTIONS as error:
                 event_name = f"event {self._num_events + 1:,}, {type(event).__name__}"
                 what = f"{event_name}, does not fit those before it ({reason_of(error)})"
                 raise InvalidParameter("event_log", self._name, what, "Give a file as it was written.") from error
             self._num_events += 1
-            waiting.append(pack(event))
+            waiting.append(packed)
             if len(waiting) >= CHUNK_EVENTS:
                 self._chunks.append(zlib.compress(join(waiting), 1))
                 waiting = []

@@ -86,7 +86,11 @@ def test_events_that_contradict_each_other_are_refused_in_a_sentence() -> None:
     events: list[Event] = random_load(1)
     started = events[0]
     assert isinstance(started, EngineStarted)
-    for broken in (replace(started, layout={}), replace(started, num_blocks=1), replace(started, scheduler={})):
+    for broken in (
+        *(replace(started, num_blocks=number) for number in (1, 2**70)),
+        replace(started, layout={}),
+        replace(started, scheduler={}),
+    ):
         with pytest.raises(InvalidParameter, match=r"a log.*does not fit those before it"):
             Recording([broken, *events[1:]], "a log")
 
