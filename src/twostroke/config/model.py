@@ -314,6 +314,11 @@ def _ropes(given: Mapping[str, Any], rule: RopeRule) -> tuple[RopeConfig, RopeCo
     """Those of full layers, and of layers with a window."""
     by_type = mapping(given, "rope_parameters")
     if any(isinstance(value, Mapping) for value in by_type.values()):
+        unknown = ", ".join(sorted(by_type.keys() - {"full_attention", "sliding_attention"}))
+        if unknown:
+            raise UnsupportedModel(
+                f"rope parameters of {unknown} are not implemented; known: full_attention, sliding_attention."
+            )
         rest = {name: value for name, value in given.items() if name != "rope_scaling"}
         full, window = (
             RopeConfig.from_hf({**rest, "rope_parameters": mapping(by_type, kind)})

@@ -208,6 +208,11 @@ def test_windows_by_layer() -> None:
         ({"architectures": None, "model_type": "mamba"}, UnsupportedModel, "no architecture beside model_type 'mamba'"),
         ({"architectures": None, "model_type": None}, UnsupportedModel, "names no architecture; known"),
         ({"hidden_act": "gelu"}, UnsupportedModel, "known: silu"),
+        (
+            {"rope_parameters": {"linear_attention": {}}},
+            UnsupportedModel,
+            "rope parameters of linear_attention are not",
+        ),
         ({"rope_scaling": {"rope_type": "longrope"}}, UnsupportedModel, "known: default, linear"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, CorruptCheckpoint, "low_freq_factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, CorruptCheckpoint, "factor, found '2'"),
