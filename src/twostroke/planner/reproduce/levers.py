@@ -155,9 +155,9 @@ def _few_slots(vocab_size: int, full: bool) -> Case:
 
 def _long_prompts(vocab_size: int, full: bool, *, scheduler: SchedulerConfig, lever: str) -> Case:
     """Some decode, and long prompts come in between."""
-    count = 4 if full else 3  # as many as come while the others decode
-    lengths = [(16, 500)] * 4 + [(540, 4)] * count
-    arrivals = [0.0] * 4 + [0.3 + 0.3 * i for i in range(count)]
+    count = 6 if full else 4  # as many as come while the others decode; the doctor needs 10 requests in all
+    lengths = [(16, 500)] * 6 + [(540, 4)] * count
+    arrivals = [0.0] * 6 + [0.3 + 0.3 * i for i in range(count)]
     return Case(
         lever=lever,
         workload=with_arrivals(of_lengths(lengths, vocab_size=vocab_size), arrivals),
