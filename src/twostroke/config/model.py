@@ -121,7 +121,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     """Factor on embeddings."""
     logits_divisor: float = 1.0
-    """Of the logits."""
+    """What logits are divided by."""
     dtype: str = "float32"
     """Type of the checkpoint's floats as config.json states it."""
     quantization: QuantizationConfig | None = None
@@ -131,7 +131,7 @@ class ModelConfig:
 
     @property
     def num_layers(self) -> int:
-        """Of the decoder."""
+        """Number of decoder layers."""
         return len(self.layers)
 
     @property
@@ -141,7 +141,7 @@ class ModelConfig:
 
     @property
     def kv_specs(self) -> tuple[KVSpec, ...]:
-        """What each layer keeps of a token."""
+        """The KV cache of each layer."""
         return tuple(layer.kv for layer in self.layers)
 
     @property
@@ -358,7 +358,7 @@ def _layer_windows(given: Mapping[str, Any], traits: ArchitectureTraits, num_lay
 def _default_windows(
     given: Mapping[str, Any], traits: ArchitectureTraits, num_layers: int, window: int | None
 ) -> tuple[int | None, ...]:
-    """Of a model without `layer_types`."""
+    """Return the window of each layer of a config without `layer_types`."""
     if traits.windows == "by_type":
         every = given.get("sliding_window_pattern") or traits.window_every
         if isinstance(every, str):  # "LLLG": as many layers as it has letters

@@ -43,7 +43,7 @@ class ModelShape:
     kv_format: KVFormat
 
     def num_parameters(self, layer: LayerSpec) -> int:
-        """Of the matrices of a layer: q, k, v, o, gate, up, down."""
+        """Return the number of weights in the matrices of a layer: q, k, v, o, gate, up, down."""
         return 2 * self.hidden_size * (layer.q_size + layer.kv_size) + 3 * self.hidden_size * layer.intermediate_size
 
     @property
