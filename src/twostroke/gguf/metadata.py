@@ -62,6 +62,10 @@ class Metadata:
         """A list of texts."""
         return self._list(key, "texts", str)
 
+    def flags(self, key: str) -> list[bool]:
+        """A list of booleans."""
+        return self._list(key, "booleans", bool)
+
     def whole_numbers(self, key: str) -> list[int]:
         """A list of whole numbers."""
         return self._list(key, "whole numbers", int)

@@ -38,7 +38,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 """llama.cpp's name, transformers', and what its config has beside the usual."""
 
 
-def write(path: Path, architecture: str, model: Any) -> None:
+def write(path: Path, architecture: str, model: Any, pattern: list[bool] | None = None) -> None:
     """A file of the model in float32, with a tokenizer of bytes."""
     config = model.config
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
@@ -58,6 +58,7 @@ def write(path: Path, architecture: str, model: Any) -> None:
         writer.add_logit_scale(config.logits_scaling)
     if architecture in ("olmo2", "exaone4") and getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern(pattern or [kind == "sliding_attention" for kind in config.layer_types])
     own = NORMS_BEHIND if architecture in ("olmo2", "exaone4") else {}
     num_heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, weight in model.state_dict().items():
@@ -103,3 +104,10 @@ def test_multipliers_that_nobody_reads_are_refused(tmp_path: Path) -> None:
     path.write_bytes(data.replace(b"granite.", b"smollm3.").replace(b"granite", b"smollm3"))
     with pytest.raises(UnsupportedModel, match=r"smollm3.attention.scale=0.2"):
         find_model(str(path)).config()
+
+
+def test_another_pattern_of_windows_is_refused(tmp_path: Path) -> None:
+    theirs = naive_model.build(tmp_path / "folder", "Exaone4", num_hidden_layers=4, sliding_window=24)
+    write(tmp_path / "x.gguf", "exaone4", theirs, [True, False, True, False])
+    with pytest.raises(UnsupportedModel, match=r"sliding_window_pattern=\[True, False, True, False\]"):
+        find_model(str(tmp_path / "x.gguf")).config()

@@ -189,6 +189,12 @@ def _window(metadata: Metadata, prefix: str, given: dict[str, Any]) -> dict[str,
             f"{metadata.file_name}: {key}={metadata.count(key)} is not implemented for {prefix!r}; known: 0, for "
             "'llama' one window for all layers, and windows in three of four layers for 'olmo2' and 'exaone4'."
         )
+    if f"{key}_pattern" in metadata:
+        pattern = metadata.flags(f"{key}_pattern")
+        if pattern != [layer_id % 4 != 3 for layer_id in range(given["num_hidden_layers"])]:
+            raise UnsupportedModel(
+                f"{metadata.file_name}: {key}_pattern={pattern} is not implemented; known: three of four layers."
+            )
     return {
         "architectures": [_WITH_WINDOWS[prefix]],
         "sliding_window": metadata.count(key),
