@@ -21,7 +21,7 @@ from twostroke.model.weight_map import gguf_name
 
 CPU = torch.device("cpu")
 NORMS_BEHIND = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
-MULTIPLIERS = {
+MULTIPLIERS: dict[str, Any] = {
     "embedding_multiplier": 1.7,
     "attention_multiplier": 0.2,
     "residual_multiplier": 0.6,
