@@ -105,9 +105,15 @@ SIBLINGS: dict[str, tuple[str, Any, str]] = {
     ),
     "parts of a message": (
         "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": ["a"] * 70_000}]},
-        "at most 65536",
+        {"messages": [{"role": "user", "content": ["a"] * 9000}]},
+        "at most 8192",
     ),
+    "objects in many lists": (
+        "/v1/responses",
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": "["}] * 5000}] * 7},
+        "more than 32768 lists and objects",
+    ),
+    "ids that may be generated": ("/v1/completions", {"prompt": "x", "allowed_token_ids": [7] * 2**18}, "131072 items"),
     "items that are nothing": ("/v1/responses", {"input": [{}] * 100_000}, "not all fields"),
     "results of tools": (
         "/v1/messages",

@@ -15,7 +15,7 @@ from twostroke.api.prompts import amount_of
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.completions import CompletionRequest
 from twostroke.api.protocol.fields import WireObject
-from twostroke.api.protocol.lists import AtMost
+from twostroke.api.protocol.lists import MAX_CONTAINERS, AtMost
 from twostroke.api.protocol.shapes import CHECKED_BYTES, check_shape
 from twostroke.api.reference import ENDPOINTS
 from twostroke.api.routes.models import DetokenizeRequest, TokenizeRequest
@@ -163,6 +163,25 @@ def test_every_list_has_a_limit_that_is_checked_first() -> None:
     found = [(kind.__name__, hint, bounded) for kind in KINDS.values() for hint, bounded in hints(kind)]
     assert len(found) > 35
     assert not [each for each in found if not each[2]]
+
+
+def test_lists_and_objects_are_counted_and_brackets_in_texts_are_not() -> None:
+    def body(number: int) -> bytes:
+        """With this many lists and objects, and twice as many brackets in texts."""
+        texts = b'"\\"[{","]{[",' * number
+        return b'{"prompt":"[","metadata":{"a":[%b[]%b]}}' % (texts, b",{}" * (number - 4))
+
+    check_shape(CompletionRequest, body(MAX_CONTAINERS))
+    with pytest.raises(HTTPError, match="more than 32768 lists and objects"):
+        check_shape(CompletionRequest, body(MAX_CONTAINERS + 1))
+
+
+def test_an_object_of_unknown_fields_is_refused_before_one_is_read() -> None:
+    unknown = {f"k{i}": float("nan") for i in range(300)}
+    for body, place in (({"prompt": "x", **unknown}, ""), ({"prompt": "x", "stream_options": unknown}, "stream_options")):
+        with pytest.raises(ValidationError, match="more than 64 of its fields are unknown") as caught:
+            CompletionRequest.model_validate(body)
+        assert place in str(caught.value)
 
 
 def test_lengths_come_before_elements() -> None:

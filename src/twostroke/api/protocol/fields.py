@@ -16,10 +16,11 @@ import functools
 import itertools
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 from twostroke.errors import InvalidParameter
 
@@ -91,6 +92,15 @@ class WireObject(BaseModel):
     """An object that clients send: types are taken literally; unknown fields are kept, to be named."""
 
     model_config = ConfigDict(extra="allow", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def check_number_of_fields(cls, value: Any) -> Any:
+        """Return the value; refuse an object with more unknown fields than are named, before any of them is read."""
+        if isinstance(value, dict) and len(cast(dict[Any, Any], value)) > len(cls.model_fields) + MAX_UNKNOWN:
+            told = f"more than {MAX_UNKNOWN} of its fields are unknown"
+            raise PydanticCustomError("unknown_field", "{told}", {"told": told})
+        return value
 
     @property
     def unknown_fields(self) -> list[str]:

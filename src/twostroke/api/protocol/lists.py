@@ -15,17 +15,21 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from twostroke.errors import shown
 
-MAX_TOKEN_IDS = 2**22
-"""Of one list; no model's context is as long."""
+MAX_TOKEN_IDS = 2**20
+"""Of one list; --max-queued-tokens is as many."""
 MAX_PROMPTS = 2048
 """Of one request; OpenAI's limit."""
 MAX_TEXTS = 4096
 """Of a list of short texts; what uses them has a lower limit of its own."""
-MAX_OBJECTS = 65536
-"""Of a list of messages, of parts of one, or of documents."""
+MAX_OBJECTS = 8192
+"""Of a list of messages, of parts of one, or of documents. Each takes microseconds of the event loop."""
+MAX_CONTAINERS = 32768
+"""Lists and objects of one request, at all depths together."""
+MAX_CHOICES = 65536
+"""Texts of which the output has to be one."""
 MAX_TOOLS = 1024
-MAX_BIASES = 2**20
-"""Entries of logit_bias; no vocabulary is as large."""
+MAX_PARAMETER_ITEMS = 2**17
+"""Entries of logit_bias, or ids that may be generated or end the generation, whatever --max-parameter-items says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,8 @@ def _check_biases(value: Any) -> Any:
     """Return the value; refuse a map with too many entries, or at its first wrong one."""
     if isinstance(value, dict):
         biases = cast(dict[Any, Any], value)
-        if len(biases) > MAX_BIASES:
-            raise _wrong("too_long", f"must have at most {MAX_BIASES} entries, and has {len(biases)}")
+        if len(biases) > MAX_PARAMETER_ITEMS:
+            raise _wrong("too_long", f"must have at most {MAX_PARAMETER_ITEMS} entries, and has {len(biases)}")
         for key, bias in biases.items():
             if type(bias) not in (int, float) or not -100 <= bias <= 100 or not math.isfinite(bias):
                 limit = f"must map token ids to numbers from -100 to 100, and has {shown(bias)} for {shown(key)}"
@@ -75,6 +79,7 @@ def _wrong(kind: Any, message: str) -> PydanticCustomError:
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TokenIds = Annotated[list[TokenId], AtMost(MAX_TOKEN_IDS)]
+SomeTokenIds = Annotated[list[TokenId], AtMost(MAX_PARAMETER_ITEMS)]
 Texts = Annotated[list[str], AtMost(MAX_TEXTS)]
 Biases = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_check_biases)]
 

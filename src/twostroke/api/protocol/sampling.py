@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from twostroke.api.protocol.fields import SERVICE_TIER, ServiceTier, WireObject, bookkeeping, refused
-from twostroke.api.protocol.lists import MAX_OBJECTS, AtMost, Biases, Texts, TokenIds
+from twostroke.api.protocol.lists import MAX_CHOICES, AtMost, Biases, SomeTokenIds, Texts
 from twostroke.engine.input_processor import TruncationSide
 
 
@@ -31,7 +31,7 @@ class StructuredOutputsField(WireObject):
 
     json_: dict[str, Any] | str | None = Field(default=None, alias="json", description="A JSON schema.")
     regex: str | None = Field(default=None, description="A regular expression.")
-    choice: Annotated[list[str], AtMost(MAX_OBJECTS)] | None = Field(default=None, description="One of these texts.")
+    choice: Annotated[list[str], AtMost(MAX_CHOICES)] | None = Field(default=None, description="One of these texts.")
     grammar: str | None = Field(default=None, description="A grammar, Lark or GBNF.")
     json_object: bool | None = Field(default=None, description="Any JSON object.")
 
@@ -69,9 +69,9 @@ class SamplingFields(WireObject):
         default=None, description="Before so many tokens nothing ends."
     )
     ignore_eos: bool | None = Field(default=None, description="Go on behind the model's end-of-text tokens.")
-    stop_token_ids: TokenIds | None = Field(default=None, description="Token ids that end the generation.")
+    stop_token_ids: SomeTokenIds | None = Field(default=None, description="Token ids that end the generation.")
     bad_words: Texts | None = Field(default=None, description="Words that may not be generated.")
-    allowed_token_ids: TokenIds | None = Field(default=None, description="Only these may be generated.")
+    allowed_token_ids: SomeTokenIds | None = Field(default=None, description="Only these may be generated.")
     include_stop_str_in_output: bool | None = Field(default=None, description="Keep the stop string in the text.")
     skip_special_tokens: bool | None = Field(
         default=None, description="Leave special tokens out of the text; default true."

@@ -22,7 +22,7 @@ import msgspec
 
 from twostroke.api.http_errors import HTTPError, nested_too_deeply
 from twostroke.api.protocol.fields import WireObject
-from twostroke.api.protocol.lists import MAX_OBJECTS, AtMost
+from twostroke.api.protocol.lists import MAX_CONTAINERS, MAX_OBJECTS, AtMost
 
 CHECKED_BYTES = 64 * 1024
 """Bodies that are larger are checked before they are parsed."""
@@ -40,6 +40,8 @@ _MAX_PLACE = 200
 _TOO_LONG = re.compile(r"expected a list of length <= (\d+)")
 _COUNTED = rb'(?:\s*+(?:"(?:[^"\\]++|\\.)*+"|\[[^\[\]{}"]*+\])\s*+,)'
 """A text or a list of numbers, and the comma behind it; what they hold is passed over."""
+_TOO_MANY = re.compile(rb'(?:[^"\[{]*+(?:"(?:[^"\\]++|\\.)*+"[^"\[{]*+)*+[\[{]){%d}' % (MAX_CONTAINERS + 1), re.DOTALL)
+"""The beginnings of more lists and objects than a request may have; brackets in texts are passed over."""
 
 
 class AnyObject(msgspec.Struct, gc=False):
@@ -54,7 +56,7 @@ class LooksLike:
 
 
 def check_shape(kind: type[WireObject], body: bytes | bytearray) -> None:
-    """Refuse a body that has a value of a wrong type.
+    """Refuse a body that has a value of a wrong type, or too many values.
 
     Raises:
         HTTPError: 400; it names the first wrong value or a list that is too long, or says why the body is no JSON.
@@ -71,6 +73,9 @@ def check_shape(kind: type[WireObject], body: bytes | bytearray) -> None:
         raise HTTPError(400, told, code="invalid_json") from error
     except RecursionError as error:
         raise nested_too_deeply() from error
+    if body.count(b"{") + body.count(b"[") > MAX_CONTAINERS and _TOO_MANY.match(body) is not None:
+        told = f"the request has more than {MAX_CONTAINERS} lists and objects. Send several requests."
+        raise HTTPError(400, told, code="request_too_large")
 
 
 def _refuse(told: str) -> NoReturn:
