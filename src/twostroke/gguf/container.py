@@ -9,11 +9,15 @@ Read by us and not by the package `gguf`, whose reader takes eight seconds for t
     data    at the next multiple of general.alignment; offsets count from here
 
 Texts have their length before them (u64), arrays their type and length (u32, u64).
+
+A model may be split into NAME-00001-of-00003.gguf and so on (`split.count`): the first part has the metadata, and each
+has the infos and data of some tensors.
 """
 
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,20 +51,77 @@ class StoredTensor:
     """Its bytes, [*shape[:-1], bytes of a row]: a view of the file, read when it is touched."""
 
 
+_PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+def first_part(path: Path) -> Path:
+    """Return the part of a split model that has its metadata, by the name of any part; others are returned as they are.
+
+    >>> first_part(Path("m-00002-of-00003.gguf")).name
+    'm-00001-of-00003.gguf'
+    """
+    part = _PART.fullmatch(path.name)
+    return path if part is None else path.with_name(f"{part['name']}-00001-of-{part['count']}.gguf")
+
+
 class GGUFFile:
-    """The metadata and the tensors of one file, by name."""
+    """The metadata and the tensors of a model, by name: of one file, or of all parts of a split one."""
+
+    path: Path
+    """The file, or the first part."""
+    metadata: Metadata
+    tensors: Mapping[str, StoredTensor]
+
+    def __init__(self, path: Path) -> None:
+        """Map the file, or all parts, and read everything but the tensors' data.
+
+        Args:
+            path: of the file, or of any part.
+
+        Raises:
+            ModelNotFound: no such file, or a part of it is not there.
+            CorruptCheckpoint: no GGUF file, one that is truncated, where what was being read is named, or parts that
+                contradict each other.
+            UnsupportedModel: a version, byte order or tensor type that is not read.
+        """
+        self.path = first_part(path)
+        first = _GGUFPart(self.path)
+        self.metadata, self.tensors = first.metadata, first.tensors
+        num_parts = self.metadata.count("split.count", 0, least=0)
+        if num_parts > 1:
+            self.tensors = self._of_all_parts(first, num_parts)
+
+    def _of_all_parts(self, first: _GGUFPart, num_parts: int) -> dict[str, StoredTensor]:
+        name = _PART.fullmatch(self.path.name)
+        if name is None or int(name["count"]) != num_parts:
+            raise CorruptCheckpoint(
+                f"{self.path} is one of {num_parts} parts (split.count), and its name does not say so. Name the parts "
+                f"NAME-00001-of-{num_parts:05}.gguf and so on, or join them with llama-gguf-split --merge."
+            )
+        tensors = dict(first.tensors)
+        for number in range(2, num_parts + 1):
+            part = _GGUFPart(self.path.with_name(f"{name['name']}-{number:05}-of-{num_parts:05}.gguf"))
+            if part.metadata.count("split.no", least=0) != number - 1:
+                raise part.metadata.refuse("split.no", f"{number - 1}, as the file's name says")
+            twice = tensors.keys() & part.tensors.keys()
+            if twice:
+                raise CorruptCheckpoint(f"{part.path}: {min(twice)} is in another part, too. Download it again.")
+            tensors |= part.tensors
+        expected = self.metadata.count("split.tensors.count", len(tensors))
+        if len(tensors) != expected:
+            raise CorruptCheckpoint(
+                f"{self.path}: its parts have {len(tensors)} tensors, and split.tensors.count is {expected}."
+            )
+        return tensors
+
+
+class _GGUFPart:
+    """One file of a model."""
 
     metadata: Metadata
     tensors: Mapping[str, StoredTensor]
 
     def __init__(self, path: Path) -> None:
-        """Maps the file and reads everything but the tensors' data.
-
-        Raises:
-            ModelNotFound: no such file.
-            CorruptCheckpoint: no GGUF file, or one that is truncated; what was being read is named.
-            UnsupportedModel: a version, byte order or tensor type that is not read, or one part of several.
-        """
         self.path = path
         try:
             with path.open("rb") as file:
@@ -73,12 +134,6 @@ class GGUFFile:
         cursor = _Cursor(content, path)
         num_tensors, num_keys = self._read_header(cursor)
         self.metadata = Metadata(path.name, dict(cursor.pair() for _ in range(num_keys)))
-        num_parts = self.metadata.count("split.count", 0, least=0)
-        if num_parts > 1:
-            raise UnsupportedModel(
-                f"{path} is one of {num_parts} parts (split.count); only whole files are read. "
-                "Join them with llama-gguf-split --merge."
-            )
         infos = [cursor.tensor_info() for _ in range(num_tensors)]
         alignment = self.metadata.count("general.alignment", _DEFAULT_ALIGNMENT)
         if alignment % _LEAST_ALIGNMENT:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +18,7 @@ from twostroke.errors import CorruptCheckpoint, ModelNotFound, SetupError, Unsup
 from twostroke.gguf.container import GGUFFile
 from twostroke.gguf.tensor_types import NAMES as OTHER_NAMES
 from twostroke.gguf.tensor_types import TYPES
+from twostroke.model.model_path import gguf_path
 
 SMALL = fixture("qwen3-q4_0")
 CONTENT = SMALL.read_bytes()
@@ -105,10 +106,54 @@ def test_a_tensor_of_another_type_is_named(tmp_path: Path) -> None:
         GGUFFile(path)
 
 
-def test_a_part_of_several_files_is_refused(tmp_path: Path) -> None:
-    path = changed("llama-f32", tmp_path / "x.gguf", {"split.count": 3})
-    with pytest.raises(UnsupportedModel, match="one of 3 parts"):
-        GGUFFile(path)
+def split(folder: Path, *, max_tensors: int = 5) -> list[Path]:
+    """A fixture in parts, as gguf's writer splits it."""
+    reader = GGUFReader(fixture("llama-f32"))
+    writer = GGUFWriter(folder / "m.gguf", "llama", split_max_tensors=max_tensors)
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            kind, *of_items = field.types
+            writer.add_key_value(key, field.contents(), kind, of_items[0] if of_items else None)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(folder.glob("m-*.gguf"))
+
+
+def test_a_split_model_is_read_from_any_of_its_parts(tmp_path: Path) -> None:
+    parts = split(tmp_path)
+    whole = GGUFFile(fixture("llama-f32"))
+    assert len(parts) > 2
+    for path in (parts[0], parts[-1], gguf_path(str(tmp_path))):
+        assert path is not None
+        file = GGUFFile(path)
+        assert file.path == parts[0]
+        assert file.metadata.text("general.architecture") == "llama"
+        assert file.tensors.keys() == whole.tensors.keys()
+        for name, tensor in file.tensors.items():
+            assert np.array_equal(tensor.data, whole.tensors[name].data)
+
+
+def test_parts_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    first, second, *_ = split(tmp_path)
+    content = second.read_bytes()
+    second.unlink()
+    with pytest.raises(ModelNotFound, match=r"m-00002-of-\d+\.gguf cannot be read"):
+        GGUFFile(first)
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(CorruptCheckpoint, match=r"split.no must be 1, as the file's name says, found 0"):
+        GGUFFile(first)
+    at = content.index(b"split.no") + len("split.no") + 4
+    second.write_bytes(content[:at] + struct.pack("<H", 7) + content[at + 2 :])
+    with pytest.raises(CorruptCheckpoint, match=r"split.no must be 1, as the file's name says, found 7"):
+        GGUFFile(first)
+    renamed = tmp_path / "other.gguf"
+    first.rename(renamed)
+    with pytest.raises(CorruptCheckpoint, match=r"one of \d+ parts .* and its name does not say so"):
+        GGUFFile(renamed)
 
 
 def test_data_that_is_not_aligned_is_refused(tmp_path: Path) -> None:
