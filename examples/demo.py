@@ -2,8 +2,9 @@
 
     python examples/demo.py [--port 8000] [--serve]
 
-With --serve the server stays until Ctrl-C; without, the example ends with its answer. Nothing but Python's own library
-is needed to talk to a server.
+With --serve a small chat model is fetched then and served, and answers a question; where it cannot be had, the embedded
+model is served on. The server stays until Ctrl-C. Without --serve the example ends with the completion. Nothing but
+Python's own library is needed to talk to a server.
 """
 
 from __future__ import annotations
@@ -30,6 +31,14 @@ REQUEST: dict[str, Any] = {
     "seed": 6,
     "stream": True,
 }
+CHAT_MODEL = "smollm2"
+QUESTION = "Explain in two sentences why the sky is blue."
+CHAT_REQUEST: dict[str, Any] = {
+    "messages": [{"role": "user", "content": QUESTION}],
+    "max_tokens": 120,
+    "temperature": 0,
+    "stream": True,
+}
 STOP_LIMIT_S = 30
 
 
@@ -40,22 +49,48 @@ def main() -> None:
     parser.add_argument("--serve", action="store_true", help="go on serving until Ctrl-C")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _end)
-    with server(arguments.port) as (process, url):
+    is_fetched = False  # also where Ctrl-C ends the first server
+    with server("embedded", arguments.port) as (process, url):
         sys.stdout.write("\n" + PROMPT)
-        for text in completion(url):
-            sys.stdout.write(text)
-            sys.stdout.flush()
-        sys.stdout.write(f"\n\n{as_curl(url)}\n\n")
-        if arguments.serve:
-            sys.stdout.write(f"The page is {url}/ and the API {url}/v1; Ctrl-C ends the server.\n")
-            sys.stdout.flush()
-            sys.exit(process.wait())
+        _show(completion(url))
+        sys.stdout.write(f"\n\n{as_curl(f'{url}/v1/completions', REQUEST)}\n\n")
+        if not arguments.serve:
+            return
+        is_fetched = _fetched(CHAT_MODEL)
+        if not is_fetched:
+            sys.stdout.write(f"{CHAT_MODEL} could not be fetched; the embedded model is served on.\n")
+            _serve_on(process, url)
+    if not is_fetched:
+        return
+    with server(CHAT_MODEL, arguments.port) as (process, url):
+        sys.stdout.write(f"\n> {QUESTION}\n")
+        _show(chat(url))
+        sys.stdout.write(f"\n\n{as_curl(f'{url}/v1/chat/completions', CHAT_REQUEST)}\n\n")
+        _serve_on(process, url)
+
+
+def _show(pieces: Iterator[str]) -> None:
+    for text in pieces:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def _fetched(model: str) -> bool:
+    """Whether the model is here; its progress, or why not, is on stderr."""
+    command = [sys.executable, "-m", "twostroke", "models", model]
+    return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def _serve_on(process: subprocess.Popen[str], url: str) -> NoReturn:
+    sys.stdout.write(f"The page is {url}/ and the API {url}/v1; Ctrl-C ends the server.\n")
+    sys.stdout.flush()
+    sys.exit(process.wait())
 
 
 @contextmanager
-def server(port: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def server(model: str, port: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`twostroke serve` in a process of its own, once it takes requests; ended at the end."""
-    command = [sys.executable, "-m", "twostroke", "serve", "--port", str(port)]
+    command = [sys.executable, "-m", "twostroke", "serve", model, "--port", str(port)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process, _wait_for_address(process, port)
@@ -71,18 +106,28 @@ def server(port: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def completion(url: str) -> Iterator[str]:
     """The text of a streamed completion, piece by piece."""
-    body = json.dumps(REQUEST).encode()
-    request = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request) as response:
+    return (choice["text"] for choice in choices(f"{url}/v1/completions", REQUEST))
+
+
+def chat(url: str) -> Iterator[str]:
+    """The text of a streamed chat answer, piece by piece."""
+    found = choices(f"{url}/v1/chat/completions", CHAT_REQUEST)
+    return (choice["delta"].get("content") or "" for choice in found)
+
+
+def choices(url: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The first choice of each event of a streamed answer."""
+    body = json.dumps(request).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, body, {"content-type": "application/json"})) as response:
         for line in response:  # server-sent events: "data: {...}", an empty line between two
             data = line.decode().removeprefix("data: ").strip()
             if data and data != "[DONE]":
-                yield json.loads(data)["choices"][0]["text"]
+                yield json.loads(data)["choices"][0]
 
 
-def as_curl(url: str) -> str:
-    """The same request as a command line."""
-    return f"curl -N {url}/v1/completions -H 'content-type: application/json' -d {shlex.quote(json.dumps(REQUEST))}"
+def as_curl(url: str, request: dict[str, Any]) -> str:
+    """A request as a command line."""
+    return f"curl -N {url} -H 'content-type: application/json' -d {shlex.quote(json.dumps(request))}"
 
 
 def _wait_for_address(process: subprocess.Popen[str], port: int) -> str:

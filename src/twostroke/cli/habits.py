@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _TALK = "`twostroke chat MODEL` talks to a model, `twostroke generate MODEL PROMPT` completes a text"
-_FETCH = "a model that is given by its hub id (OWNER/NAME) is fetched when it is first used, and kept"
-_KEPT = "models are where you put them, or in the cache of the Hugging Face hub (`hf cache ls` lists it)"
+_FETCH = "a model that is given by its short name or hub id (OWNER/NAME) is fetched when it is first used, and kept"
+_KEPT = (
+    "`twostroke models` lists those with short names; others are where you put them, or in the cache of the Hugging "
+    "Face hub (`hf cache ls` lists it)"
+)
 _SERVER = "`twostroke serve MODEL` serves one model until it is stopped with Ctrl-C"
 
 COMMANDS = {
@@ -19,7 +22,6 @@ COMMANDS = {
     "download": _FETCH,
     "list": _KEPT,
     "ls": _KEPT,
-    "models": _KEPT,
     "rm": _KEPT,
     "cp": _KEPT,
     "show": "`twostroke plan MODEL` says what a model is and takes",

@@ -69,7 +69,7 @@ def find_model(model: str, *, with_weights: bool = True) -> ModelFiles:
     """The files of a model.
 
     Args:
-        model: a GGUF file, a folder (of a model, or with one GGUF file), a hub id, or "embedded".
+        model: a GGUF file, a folder (of a model, or with one GGUF file), a short name, a hub id, or "embedded".
         with_weights: False fetches what a tokenizer needs only.
 
     Raises:

