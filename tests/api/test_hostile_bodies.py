@@ -105,7 +105,7 @@ SIBLINGS: dict[str, tuple[str, Any, str]] = {
     ),
     "parts of a message": (
         "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": ["a"] * 9000}]},
+        {"messages": [{"role": "user", "content": ["a"] * 20_000}]},
         "at most 8192",
     ),
     "objects in many lists": (

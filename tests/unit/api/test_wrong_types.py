@@ -178,7 +178,10 @@ def test_lists_and_objects_are_counted_and_brackets_in_texts_are_not() -> None:
 
 def test_an_object_of_unknown_fields_is_refused_before_one_is_read() -> None:
     unknown = {f"k{i}": float("nan") for i in range(300)}
-    for body, place in (({"prompt": "x", **unknown}, ""), ({"prompt": "x", "stream_options": unknown}, "stream_options")):
+    for body, place in (
+        ({"prompt": "x", **unknown}, ""),
+        ({"prompt": "x", "stream_options": unknown}, "stream_options"),
+    ):
         with pytest.raises(ValidationError, match="more than 64 of its fields are unknown") as caught:
             CompletionRequest.model_validate(body)
         assert place in str(caught.value)
