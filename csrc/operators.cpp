@@ -91,21 +91,22 @@ static const float* widened(const uint16_t* x, int64_t ldx, int64_t m, int64_t k
   return to;
 }
 
+static int64_t channels_of(int64_t n, bool gated) { return gated ? 2 * ((n + LANES - 1) / LANES * LANES) : n; }
+
+static int64_t panels_of(const LinearArgs& args) { return num_panels(channels_of(args.n, args.gate != Gate::none)); }
+
 void linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual, uintptr_t y, int64_t m, int64_t n,
-            int64_t k, bool gated, int type) {
+            int64_t k, int gate, int type) {
   LinearArgs args{(const void*)x, ldx, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, n, m, n, k,
-                  gated, (Dtype)type};
+                  (Gate)gate, (Dtype)type};
   if (kernels.wide_inputs && args.type == Dtype::bf16) {
     args.ldx = k + k % 2;
     args.x = widened((const uint16_t*)x, ldx, m, k, args.ldx);
   }
-  int64_t panels = num_panels(gated ? 2 * ((n + LANES - 1) / LANES * LANES) : n);
-  parallel(panels, 1, [&](int64_t begin, int64_t end) { kernels.linear_panels(args, begin, end); });
+  parallel(panels_of(args), 1, [&](int64_t begin, int64_t end) { kernels.linear_panels(args, begin, end); });
 }
 
 // ---------------------------------------------------------------- weights of 8 and 4 bits
-
-static int64_t channels_of(int64_t n, bool gated) { return gated ? 2 * ((n + LANES - 1) / LANES * LANES) : n; }
 
 static int64_t group_bytes(int bits, int64_t group, bool has_min) { return group * PANEL * bits / 8 + PANEL * 2 * (has_min ? 2 : 1); }
 
@@ -208,7 +209,7 @@ static void decoded_linear(const Kernels& kernels, QuantizedArgs args, const int
     linear.ldx = width;
   }
   size_t num_bytes = (size_t)(args.groups * args.group * PANEL * (is_f32 ? 4 : 2));
-  parallel(num_panels(channels_of(linear.n, linear.gated)), 1, [&](int64_t begin, int64_t end) {
+  parallel(panels_of(linear), 1, [&](int64_t begin, int64_t end) {
     static thread_local std::vector<char> room;
     room.resize(std::max(room.size(), num_bytes + 64));
     QuantizedArgs mine = args;
@@ -236,23 +237,24 @@ static void integer_linear(const Kernels& kernels, QuantizedArgs args, const int
     kernels.quantize_rows(linear.x, linear.ldx, order, linear.k, args.group, args.groups, q_to, scales_to, sums_to, linear.type,
                           begin, end);
   });
-  parallel(num_panels(channels_of(linear.n, linear.gated)), 1,
+  parallel(panels_of(linear), 1,
            [&](int64_t begin, int64_t end) { kernels.quantized_panels(args, begin, end); });
 }
 
 void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual,
-                      uintptr_t y, int64_t m, int64_t n, int64_t k, bool gated, int type, int bits, int64_t group,
+                      uintptr_t y, int64_t m, int64_t n, int64_t k, int gate, int type, int bits, int64_t group,
                       bool has_min, uintptr_t order, bool quantizes_inputs) {
-  LinearArgs linear{(const void*)x, ldx, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, n, m, n, k, gated,
-                    (Dtype)type};
+  LinearArgs linear{(const void*)x, ldx, (const void*)w, (const float*)bias, (const void*)residual, (void*)y, n, m, n, k,
+                    (Gate)gate, (Dtype)type};
   QuantizedArgs args{linear, bits, group, (k + group - 1) / group, (k + SPAN - 1) / SPAN, has_min, nullptr, nullptr, nullptr, nullptr};
   (quantizes_inputs ? integer_linear : decoded_linear)(kernels, args, (const int32_t*)order);
 }
 
 void rms_norm(const Kernels& kernels, uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t y, int64_t y_stride, int64_t rows,
-              int64_t parts, int64_t n, float eps, int type) {
+              int64_t parts, int64_t n, float eps, int type, int weight_type) {
   parallel(rows, rows_per_task(parts * n), [&](int64_t begin, int64_t end) {
-    kernels.rms_norm((const void*)x, x_stride, (const void*)weight, (void*)y, y_stride, parts, n, eps, (Dtype)type, begin, end);
+    kernels.rms_norm((const void*)x, x_stride, (const void*)weight, (void*)y, y_stride, parts, n, eps, (Dtype)type,
+                     (Dtype)weight_type, begin, end);
   });
 }
 
@@ -266,10 +268,10 @@ void rotate(const Kernels& kernels, uintptr_t x, int64_t token_stride, int64_t t
 int64_t attention(const Kernels& kernels, uintptr_t qkv, uintptr_t storage, uintptr_t out, uintptr_t query_start,
                   uintptr_t seq_lens, uintptr_t block_table, uintptr_t tree, uintptr_t tree_start, int64_t num_seqs,
                   int64_t max_blocks, int64_t block_bytes, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                  int64_t block_size, int64_t window, float scale, int type, int kv_format) {
+                  int64_t block_size, int64_t window, float scale, float cap, int type, int kv_format) {
   return run_attention(kernels, {(const void*)qkv, (char*)storage, (void*)out, (const int32_t*)query_start,
                                  (const int32_t*)seq_lens, (const int32_t*)block_table, num_seqs, max_blocks, block_bytes,
-                                 heads, kv_heads, head_dim, block_size, window, scale, (Dtype)type, (KvFormat)kv_format,
+                                 heads, kv_heads, head_dim, block_size, window, scale, cap, (Dtype)type, (KvFormat)kv_format,
                                  (const uint64_t*)tree, (const int64_t*)tree_start});
 }
 

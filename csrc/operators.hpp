@@ -26,10 +26,10 @@ void pack_linear(uintptr_t weight, uintptr_t packed, int64_t n, int64_t k, bool 
 // Rows of a packed weight (not a gated one), for embeddings: ids int64 [count], out [count, k].
 void unpack_rows(uintptr_t packed, uintptr_t ids, uintptr_t out, int64_t count, int64_t k, int type);
 
-// x [m, k] with rows ldx elements apart to y [m, n]; bias in the panels' order, float32. In bfloat16 an odd k is read with the
+// x [m, k] with rows ldx elements apart to y [m, n]; bias in the panels' order, float32; gate is a Gate. In bfloat16 an odd k is read with the
 // element behind it, which has to be zero.
 void linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual, uintptr_t y,
-            int64_t m, int64_t n, int64_t k, bool gated, int type);
+            int64_t m, int64_t n, int64_t k, int gate, int type);
 
 // The same for weights of 8 and 4 bits; see kernels/quantized.hpp.
 int64_t packed_quantized_bytes(int64_t n, int64_t k, bool gated, int bits, int64_t group, bool has_min);
@@ -48,11 +48,12 @@ void quantize_weight(const Kernels& kernels, uintptr_t weight, uintptr_t codes, 
 
 // order int32 [k], or none, says which input comes where. Inputs are quantized on the fly, or multiplied as they are.
 void quantized_linear(const Kernels& kernels, uintptr_t x, int64_t ldx, uintptr_t w, uintptr_t bias, uintptr_t residual,
-                      uintptr_t y, int64_t m, int64_t n, int64_t k, bool gated, int type, int bits, int64_t group,
+                      uintptr_t y, int64_t m, int64_t n, int64_t k, int gate, int type, int bits, int64_t group,
                       bool has_min, uintptr_t order, bool quantizes_inputs);
 
+// The weight is of x's type or float32.
 void rms_norm(const Kernels& kernels, uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t y, int64_t y_stride,
-              int64_t rows, int64_t parts, int64_t n, float eps, int type);
+              int64_t rows, int64_t parts, int64_t n, float eps, int type, int weight_type);
 
 void rotate(const Kernels& kernels, uintptr_t x, int64_t token_stride, int64_t tokens, int64_t heads, int64_t head_dim,
             uintptr_t cos, uintptr_t sin, int type);
@@ -61,7 +62,7 @@ void rotate(const Kernels& kernels, uintptr_t x, int64_t token_stride, int64_t t
 int64_t attention(const Kernels& kernels, uintptr_t qkv, uintptr_t storage, uintptr_t out, uintptr_t query_start,
                   uintptr_t seq_lens, uintptr_t block_table, uintptr_t tree, uintptr_t tree_start, int64_t num_seqs,
                   int64_t max_blocks, int64_t block_bytes, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                  int64_t block_size, int64_t window, float scale, int type, int kv_format);
+                  int64_t block_size, int64_t window, float scale, float cap, int type, int kv_format);
 
 // See GumbelArgs.
 void gumbel_argmax(const Kernels& kernels, uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab_size, uintptr_t peaks,

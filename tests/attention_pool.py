@@ -34,6 +34,7 @@ class Shape:
     dtype: torch.dtype = torch.float32
     backend: Kernels = "reference"
     kv_format: KVFormat | None = None  # of the dtype, when it is not said
+    score_cap: float | None = None
 
     @property
     def kv(self) -> KVSpec:
@@ -62,7 +63,7 @@ class Shape:
         """The oracle's answer for a whole request, from K and V as stored. [num_tokens, num_heads * head_dim]"""
         q, k, v = qkv.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
         k, v = (naive_kv.stored(x, self.stored_as, self.dtype) for x in (k, v))
-        return naive_attention(q, k, v, 0, self.window, self.scale).flatten(1)
+        return naive_attention(q, k, v, 0, self.window, self.scale, self.score_cap).flatten(1)
 
 
 class Pool:
@@ -110,7 +111,7 @@ class Pool:
             tree_masks=tree_masks,
         )
         qkv = torch.cat([self.requests[row][self.done[row] : self.done[row] + n] for row, n in work])
-        out = self.operator(qkv, self.storage, metadata.plans[0], LAYER, shape.scale, turn)
+        out = self.operator(qkv, self.storage, metadata.plans[0], LAYER, shape.scale, turn, shape.score_cap)
         for (row, n), part in zip(work, out.split([n for _, n in work]), strict=True):
             self.outputs[row].append(part)
             self.done[row] += n

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import cast, get_args
 
@@ -18,6 +19,9 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from model_folders import SHAPES, write_random_model
 from tiers import Tier, TierList
+from twostroke.errors import ModelNotFound, SetupError
+from twostroke.model.fetch import fetch
+from twostroke.model.named_models import NAMED_MODELS
 
 _CALM = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 _EXAMPLES = 60
@@ -97,6 +101,24 @@ def need_nixl(pytestconfig: pytest.Config) -> Callable[[], None]:
             (pytest.fail if pytestconfig.getoption("require_all") else pytest.skip)(message)
 
     return need
+
+
+@pytest.fixture(scope="session")
+def real_model(pytestconfig: pytest.Config) -> Callable[[str], Path]:
+    """Fetches a trained model by its short name; without it the test is skipped, or fails with --require-all.
+
+    Terms are accepted by whoever runs the tests (`twostroke models NAME --accept-terms`); CI has accepted them.
+    """
+    is_required = pytestconfig.getoption("require_all")
+
+    def get(name: str) -> Path:
+        model = NAMED_MODELS[name]
+        try:
+            return fetch(replace(model, terms=None) if is_required else model)
+        except (ModelNotFound, SetupError) as error:
+            (pytest.fail if is_required else pytest.skip)(str(error))
+
+    return get
 
 
 @pytest.fixture(params=["shm", "tcp", "inproc", "nixl"])

@@ -12,12 +12,37 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from oracle.naive_model import config_class
+
 VOCAB_SIZE = 320
 """256 bytes, a few merges and special tokens; the embedding has some rows more, as real models do."""
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"num_attention_heads": 4, "num_key_value_heads": 2}),
     "mistral": ("Mistral", {"num_attention_heads": 4, "num_key_value_heads": 1, "sliding_window": 24}),
+    "gemma2": (
+        "Gemma2",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "sliding_window": 24,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 10.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "num_hidden_layers": 4,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "granite": (
         "Granite",
         {
@@ -34,6 +59,27 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4, "sliding_window": 24},
     ),
     "smollm3": ("SmolLM3", {"num_attention_heads": 4, "num_key_value_heads": 2, "no_rope_layers": [1, 0, 1]}),
+    "cohere2": (
+        "Cohere2",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "num_hidden_layers": 4,
+            "sliding_window": 24,
+            "pad_token_id": 0,
+        },
+    ),
+    "starcoder2": ("Starcoder2", {"num_attention_heads": 4, "num_key_value_heads": 1, "sliding_window": 24}),
+    "phi3": (
+        "Phi3",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "partial_rotary_factor": 0.75,
+            "pad_token_id": 0,
+        },
+    ),
+    "glm4": ("Glm4", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}),
     "qwen2": (
         "Qwen2",
         {
@@ -46,8 +92,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("Qwen3", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}),
 }
-"""One of each family: GQA, MQA with a window, norms at outputs with windows in three of four layers, a layer without
-rotation, MHA with windows in some layers, own head_dim with qk-norm."""
+"""One of each family: GQA, MQA with a window, soft caps, two kinds of rotation, norms at outputs or around with windows
+in some layers, a layer without rotation, parallel blocks, layer norms without a gate, heads rotated in part or by
+neighbours, MHA with windows in some layers, own head_dim with qk-norm."""
 
 
 def write_tokenizer(folder: Path, num_characters: int = 256) -> None:
@@ -79,7 +126,7 @@ def write_random_model(folder: Path, family: str, *, dtype: str = "float32", see
         "eos_token_id": 256,
         "pad_token_id": None,
     }
-    config = getattr(transformers, f"{kind}Config")(dtype=dtype, **(sizes | shape | fields))
+    config = config_class(kind)(dtype=dtype, **(sizes | shape | fields))
     torch.manual_seed(seed)
     model = getattr(transformers, f"{kind}ForCausalLM")(config).to(getattr(torch, dtype))
     model.save_pretrained(folder)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import twostroke.engine.preparation as preparation
+from twostroke.config.layer_spec import Activation
 from twostroke.kernels.dispatch import AttentionOperator, GroupShape, Linear, Operators, Weight
 from twostroke.kernels.tree_mask import TreeMasks
 from twostroke.model.decoder import DecoderModel
@@ -100,8 +101,8 @@ def _traced(operators: Operators, trace: Trace) -> Operators:
     def pack_linear(weight: Weight, bias: Tensor | None) -> Linear:
         return _TracedLinear(operators.pack_linear(weight, bias), trace)
 
-    def pack_gated(weight: Weight, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-        gated = operators.pack_gated(weight, bias)
+    def pack_gated(weight: Weight, bias: Tensor | None, activation: Activation) -> Callable[[Tensor], Tensor]:
+        gated = operators.pack_gated(weight, bias, activation)
 
         def recorded(x: Tensor) -> Tensor:
             found = gated(x)
@@ -177,9 +178,10 @@ class _TracedAttention:
         layer_in_block: int,
         softmax_scale: float,
         turn: Any = None,
+        score_cap: float | None = None,
     ) -> Tensor:
         given, before = qkv.clone(), self._stored(storage, plan, layer_in_block)
-        output = self._inner(qkv, storage, plan.inner, layer_in_block, softmax_scale, turn)
+        output = self._inner(qkv, storage, plan.inner, layer_in_block, softmax_scale, turn, score_cap)
         after = self._stored(storage, plan, layer_in_block)
         new = slice(plan.kv_len - plan.num_queries, plan.kv_len)
         if not torch.equal(before[:, new], after[:, new]):

@@ -157,6 +157,8 @@ INLINE float weights_of(const AttentionArgs& args, const Rows& rows, int64_t row
   f32x16 most = splat(LOWEST);
   for (int v = 0; v < CHUNK_TILES; v++) {
     s[v] *= splat(args.scale);
+    // tanh(y) = 1 - 2 / (1 + exp(2 y))
+    if (args.cap > 0) s[v] = splat(args.cap) - splat(2 * args.cap) / (splat(1.0f) + exp(s[v] * splat(2 / args.cap)));
     if (!all) {
       i32x16 key = lane_numbers() + (int32_t)(v * LANES);
       i32x16 seen = (key <= clamped(newest)) & (key >= clamped(oldest));

@@ -26,12 +26,13 @@ INLINE void set(T* p, f32x16 v, int64_t count) {
   else store_some(p, v, count);
 }
 
-template <typename T>
-void rms_norm_rows(const T* x, int64_t x_stride, const T* weight, T* y, int64_t y_stride, int64_t parts, int64_t n, float eps,
+template <typename T, typename W>
+void rms_norm_rows(const T* x, int64_t x_stride, const W* weight, T* y, int64_t y_stride, int64_t parts, int64_t n, float eps,
                    int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; row++)
     for (int64_t part = 0; part < parts; part++) {
-      const T *from = x + row * x_stride + part * n, *factor = weight + part * n;
+      const T* from = x + row * x_stride + part * n;
+      const W* factor = weight + part * n;
       T* to = y + row * y_stride + part * n;
       f32x16 squares{};
       in_lanes(n, [&](int64_t i, int64_t count) {
@@ -40,20 +41,22 @@ void rms_norm_rows(const T* x, int64_t x_stride, const T* weight, T* y, int64_t 
       });
       f32x16 scale = splat(1.0f / std::sqrt(sum_of(squares) / (float)n + eps));
       in_lanes(n, [&](int64_t i, int64_t count) {
-        // rounded before the weight is applied, as the models were trained
-        set(to + i, rounded(get(from + i, count) * scale, T{}) * get(factor + i, count), count);
+        // rounded to the weight's type before it is applied, as the models were trained
+        set(to + i, rounded(get(from + i, count) * scale, W{}) * get(factor + i, count), count);
       });
     }
 }
 
 void rms_norm(const void* x, int64_t x_stride, const void* weight, void* y, int64_t y_stride, int64_t parts, int64_t n,
-              float eps, Dtype type, int64_t begin, int64_t end) {
-  auto run = [&](auto element) {
+              float eps, Dtype type, Dtype weight_type, int64_t begin, int64_t end) {
+  auto run = [&](auto element, auto factor) {
     using T = decltype(element);
-    rms_norm_rows((const T*)x, x_stride, (const T*)weight, (T*)y, y_stride, parts, n, eps, begin, end);
+    using W = decltype(factor);
+    rms_norm_rows((const T*)x, x_stride, (const W*)weight, (T*)y, y_stride, parts, n, eps, begin, end);
   };
-  if (type == Dtype::f32) run(float{});
-  else run(uint16_t{});
+  if (type == Dtype::f32) run(float{}, float{});
+  else if (weight_type == Dtype::f32) run(uint16_t{}, float{});
+  else run(uint16_t{}, uint16_t{});
 }
 
 template <typename T>

@@ -5,7 +5,7 @@
 //   f32   panel [K][4][16]             one k a step
 //   bf16  panel [K / 2][4][16][2]      two k a step (K is padded with a zero)
 //
-// The last panel is padded with channels of zeros. Gated weights, silu(x G^T) * (x U^T), have vectors of G and of U in turn, so
+// The last panel is padded with channels of zeros. Gated weights, gate(x G^T) * (x U^T), have vectors of G and of U in turn, so
 // that a tile holds both factors. A result sums K in SEGMENTS runs, each from its first k to its last in one
 // accumulator, and the runs in a fixed tree: (s0 + s1) + (s2 + s3). Nothing of this depends on the number of rows, so a
 // row's bits do not either; and 2 or 4 ranks that own a half or a quarter of K can form the same tree.
@@ -115,15 +115,23 @@ INLINE void put(const LinearArgs& args, int64_t row, int64_t channel, f32x16 val
   set((T*)args.y + row * args.ldy + channel, value, count);
 }
 
+// What a gate lets through of x: SiLU is x / (1 + exp(-x)), and the tanh formula of GELU is x / (1 + exp(-2 u)) with
+// u = sqrt(2 / pi) (x + 0.044715 x^3).
+INLINE f32x16 activated(Gate gate, f32x16 x) {
+  f32x16 slope = x;
+  if (gate == Gate::gelu_tanh) slope = x * fma(x * x, splat(0.07135481282553325f), splat(1.5957691216057308f));
+  return x / (splat(1.0f) + exp(-slope));
+}
+
 // Bias, gate and residual on the totals of one row's vectors [first, first + VECTORS) of panel p, and out.
 template <typename T, int VECTORS>
 INLINE void finish_row(const LinearArgs& args, f32x16 (&total)[VECTORS], int64_t row, int64_t p, int first) {
   if (args.bias)
     for (int v = 0; v < VECTORS; v++) total[v] += load16(args.bias + p * PANEL + (first + v) * LANES);
-  if (args.gated)
+  if (args.gate != Gate::none)
     for (int v = 0; v < VECTORS; v += 2)
       put<T>(args, row, (p * PANEL_VECTORS + first + v) / 2 * LANES,
-             total[v] / (splat(1.0f) + exp(-total[v])) * total[v + 1]);
+             activated(args.gate, total[v]) * total[v + 1]);
   else
     for (int v = 0; v < VECTORS; v++) put<T>(args, row, (p * PANEL_VECTORS + first + v) * LANES, total[v]);
 }

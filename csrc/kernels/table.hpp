@@ -6,9 +6,10 @@
 namespace twostroke {
 
 enum class Dtype : int32_t { f32 = 0, bf16 = 1 };
+enum class Gate : int32_t { none = 0, silu = 1, gelu_tanh = 2 };
 enum class KvFormat : int32_t { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 };  // see kv_format.hpp
 
-// y[M, N] = x[M, K] W^T + bias (+ residual), or silu(x G^T + ..) * (x U^T + ..); weights in panels (see linear.hpp).
+// y[M, N] = x[M, K] W^T + bias (+ residual), or gate(x G^T + ..) * (x U^T + ..); weights in panels (see linear.hpp).
 struct LinearArgs {
   const void* x;         // [M, K], rows ldx elements apart; see Kernels::wide_inputs
   int64_t ldx;
@@ -18,7 +19,7 @@ struct LinearArgs {
   void* y;               // [M, N], rows ldy elements apart
   int64_t ldy;
   int64_t m, n, k;
-  bool gated;            // panels hold vectors of G and of U in turn
+  Gate gate;             // none: plain; else panels hold vectors of G and of U in turn
   Dtype type;            // of x, weights, residual and y
 };
 
@@ -64,6 +65,7 @@ struct AttentionArgs {
   int64_t heads, kv_heads, head_dim, block_size;
   int64_t window;       // keys a query sees, itself included; 0 sees all
   float scale;
+  float cap;        // scores are cap * tanh(score / cap); 0: as they are
   Dtype type;       // of qkv and out, and what products are computed in
   KvFormat format;  // of what is stored
   // Queries of draft trees: bits [query][own token of the step] in whole words per query, from tree + tree_start[seq] on;
@@ -108,8 +110,9 @@ struct Kernels {
   void (*attend_partition)(const AttentionArgs&, const AttentionItem&, int64_t partition, float* outcome);
   void (*combine)(const AttentionArgs&, const AttentionItem&, const float* outcomes);
   // y[row][part] = x[row][part] / rms(x[row][part]) * weight[part], for rows [begin, end) of `parts` parts of n elements.
+  // The types are x's and the weight's: the same, or float32.
   void (*rms_norm)(const void* x, int64_t x_stride, const void* weight, void* y, int64_t y_stride, int64_t parts, int64_t n,
-                   float eps, Dtype, int64_t begin, int64_t end);
+                   float eps, Dtype, Dtype, int64_t begin, int64_t end);
   // Rotates heads [tokens, heads, head_dim] in place by cos and signed sin [tokens, head_dim].
   void (*rotate)(void* x, int64_t token_stride, int64_t heads, int64_t head_dim, const void* cos, const void* sin, Dtype,
                  int64_t begin, int64_t end);

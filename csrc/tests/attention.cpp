@@ -54,6 +54,7 @@ struct Shape {
   int64_t heads, kv_heads, head_dim, block_size, window;
   Values values = Values::normal;
   KvFormat format = KvFormat::f32;
+  float cap = 0;
 };
 
 // Head sizes, groups of heads, block sizes and windows, in pairs rather than in all combinations.
@@ -110,6 +111,7 @@ struct Request {
           score += term;
           magnitude += std::fabs(term);
         }
+        if (shape.cap > 0) score = shape.cap * std::tanh(score / shape.cap), magnitude += shape.cap;
         scores.push_back(score);
         highest = std::max(highest, score);
         score_error = std::max(score_error, magnitude * (double)(d + 4) * 0x1p-24);
@@ -186,7 +188,7 @@ class Pool {
     out.resize((size_t)(starts.back() * shape_.heads * shape_.head_dim));
     attention(kernels_, at(qkv), at(storage_) + (uintptr_t)layer_bytes_, at(out), at(starts), at(lens), at(table), at(tree),
               at(tree_start), (int64_t)work.size(), max_blocks_, 2 * layer_bytes_, shape_.heads, shape_.kv_heads,
-              shape_.head_dim, shape_.block_size, shape_.window, requests_[0].scale(), TYPE<T>, (int)shape_.format);
+              shape_.head_dim, shape_.block_size, shape_.window, requests_[0].scale(), shape_.cap, TYPE<T>, (int)shape_.format);
     int64_t row_elements = shape_.heads * shape_.head_dim, from = 0;
     for (auto [which, count] : work) {
       std::copy_n(out.begin() + from, count * row_elements, outputs_[which].begin() + done_[which] * row_elements);
@@ -241,7 +243,7 @@ void expect_same(const std::vector<T>& found, const std::vector<T>& expected, co
 template <typename T>
 void check_shape(const Kernels& kernels, Shape shape) {
   std::string name = text(kernels.level, " attention ", TYPE_NAME<T>, " heads=", shape.heads, "/", shape.kv_heads, " head_dim=",
-                          shape.head_dim, " block_size=", shape.block_size, " window=", shape.window, " kv=", name_of(shape.format), " ", name_of(shape.values));
+                          shape.head_dim, " block_size=", shape.block_size, " window=", shape.window, " cap=", shape.cap, " kv=", name_of(shape.format), " ", name_of(shape.values));
   std::vector<Request<T>> requests;
   std::vector<std::vector<T>> expected;
   for (int64_t len : lens_of(shape, OWN_FORMAT<T>)) {
@@ -312,6 +314,11 @@ void all_cases(const Kernels& kernels) {
   constexpr KvFormat own = OWN_FORMAT<T>;
   for (Shape shape : SHAPES) {
     shape.format = own;
+    check_shape<T>(kernels, shape);
+  }
+  for (Shape shape : {Shape{4, 2, 64, 16, 0}, Shape{2, 1, 256, 16, 37}}) {
+    shape.format = own;
+    shape.cap = 1.5f;
     check_shape<T>(kernels, shape);
   }
   for (KvFormat format : FORMATS) {

@@ -10,15 +10,15 @@ namespace {
 
 constexpr float EPS = 1e-6f;
 
-template <typename T>
+template <typename T, typename W = T>
 void norm_case(const Kernels& kernels, int64_t rows, int64_t parts, int64_t n, int64_t gap, Values values) {
   Random random((uint64_t)(rows * 1000 + parts * 100 + n));
   int64_t stride = parts * n + gap;
   auto x = random_elements<T>(random, rows * stride - gap, values);
-  auto weight = random_elements<T>(random, parts * n, Values::normal);
+  auto weight = random_elements<W>(random, parts * n, Values::normal);
   std::vector<T> y((size_t)(rows * parts * n));
-  rms_norm(kernels, at(x), stride, at(weight), at(y), parts * n, rows, parts, n, EPS, TYPE<T>);
-  std::string name = text(kernels.level, " rms_norm ", TYPE_NAME<T>, " rows=", rows, " parts=", parts, " n=", n, " ", name_of(values));
+  rms_norm(kernels, at(x), stride, at(weight), at(y), parts * n, rows, parts, n, EPS, TYPE<T>, TYPE<W>);
+  std::string name = text(kernels.level, " rms_norm ", TYPE_NAME<T>, " by ", TYPE_NAME<W>, " rows=", rows, " parts=", parts, " n=", n, " ", name_of(values));
   for (int64_t row = 0; row < rows; row++)
     for (int64_t part = 0; part < parts; part++) {
       const T* from = &x[(size_t)(row * stride + part * n)];
@@ -26,7 +26,7 @@ void norm_case(const Kernels& kernels, int64_t rows, int64_t parts, int64_t n, i
       for (int64_t i = 0; i < n; i++) squares += (double)value_of(from[i]) * value_of(from[i]);
       double scale = 1 / std::sqrt(squares / (double)n + (double)EPS);
       for (int64_t i = 0; i < n; i++) {
-        // two roundings to T, and those of the sum and the root
+        // at most two roundings to T, and those of the sum and the root
         double expected = value_of(from[i]) * scale * value_of(weight[(size_t)(part * n + i)]);
         double tolerance = std::fabs(expected) * (2.1 * ROUNDING<T> + (double)(n + 8) * 0x1p-24) + 1e-37;
         expect_close(value_of(y[(size_t)((row * parts + part) * n + i)]), expected, tolerance, [&] { return name; });
@@ -36,7 +36,7 @@ void norm_case(const Kernels& kernels, int64_t rows, int64_t parts, int64_t n, i
   std::vector<T> one((size_t)(parts * n));
   for (int64_t row = 0; row < rows; row++) {
     for (int64_t i = 0; i < parts * n; i++) one[(size_t)i] = x[(size_t)(row * stride + i)];
-    rms_norm(kernels, at(one), parts * n, at(weight), at(one), parts * n, 1, parts, n, EPS, TYPE<T>);
+    rms_norm(kernels, at(one), parts * n, at(weight), at(one), parts * n, 1, parts, n, EPS, TYPE<T>, TYPE<W>);
     expect(same_bits(one.data(), &y[(size_t)(row * parts * n)], parts * n), name + " alone and in place");
   }
 }
@@ -79,6 +79,7 @@ void all_cases(const Kernels& kernels) {
     for (int64_t n : {1, 15, 16, 17, 64, 80, 127}) norm_case<T>(kernels, 3, 1, n, 5, values);
   norm_case<T>(kernels, 1, 1, 1024, 0, Values::normal);
   norm_case<T>(kernels, 5, 3, 80, 7, Values::normal);
+  norm_case<T, float>(kernels, 5, 3, 80, 7, Values::normal);
   for (int64_t head_dim : {2, 8, 64, 80, 96, 128, 256}) {
     rotation_case<T>(kernels, 1, 1, head_dim, 0);
     rotation_case<T>(kernels, 4, 3, head_dim, 16);

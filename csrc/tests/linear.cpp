@@ -18,6 +18,7 @@ template <typename T>
 struct Case {
   const Kernels& kernels;
   Shape shape;
+  Gate gate;
   bool gated, has_bias, has_residual;
   Values values;
   int64_t ldx = 0, weight_rows = 0;
@@ -26,11 +27,11 @@ struct Case {
   std::vector<uint8_t> packed;
   std::string name;
 
-  Case(const Kernels& kernels, Shape shape, bool gated, bool has_bias, bool has_residual, Values values)
-      : kernels(kernels), shape(shape), gated(gated), has_bias(has_bias), has_residual(has_residual), values(values) {
+  Case(const Kernels& kernels, Shape shape, Gate gate, bool has_bias, bool has_residual, Values values)
+      : kernels(kernels), shape(shape), gate(gate), gated(gate != Gate::none), has_bias(has_bias), has_residual(has_residual), values(values) {
     auto [n, k] = shape;
     Random random((uint64_t)(n * 1000 + k));
-    name = text(kernels.level, gated ? " gated " : " linear ", TYPE_NAME<T>, " n=", n, " k=", k, " bias=", has_bias,
+    name = text(kernels.level, name_of(gate), TYPE_NAME<T>, " n=", n, " k=", k, " bias=", has_bias,
                 " residual=", has_residual, " ", name_of(values));
     ldx = k + k % 2;
     weight_rows = gated ? 2 * n : n;
@@ -53,7 +54,7 @@ struct Case {
     std::vector<T> found((size_t)(count * shape.n));
     std::vector<T> some(x.begin() + first * ldx, x.begin() + (first + count) * ldx), left;
     if (has_residual) left.assign(residual.begin() + first * shape.n, residual.begin() + (first + count) * shape.n);
-    linear(kernels, at(some), ldx, at(packed), at(panel_bias), at(left), at(found), count, shape.n, shape.k, gated, TYPE<T>);
+    linear(kernels, at(some), ldx, at(packed), at(panel_bias), at(left), at(found), count, shape.n, shape.k, (int)gate, TYPE<T>);
     return found;
   }
 
@@ -77,7 +78,7 @@ struct Case {
     for (int64_t row = 0; row < ROWS; row += 1 + row / 8 * 7)
       for (int64_t channel = 0; channel < shape.n; channel++) {
         Sum sum = product(row, channel);
-        if (gated) sum = gated_product(sum, product(row, shape.n + channel));
+        if (gated) sum = gated_product(gate, sum, product(row, shape.n + channel));
         size_t place = (size_t)(row * shape.n + channel);
         expect_rounded(y[place], sum, has_residual ? value_of(residual[place]) : 0,
                        [&] { return text(name, " row=", row, " channel=", channel); });
@@ -105,8 +106,8 @@ struct Case {
 template <typename T>
 void all_cases(const Kernels& kernels) {
   for (Shape shape : SHAPES)
-    for (bool gated : {false, true}) {
-      Case<T> bare(kernels, shape, gated, false, false, Values::normal), full(kernels, shape, gated, true, true, Values::normal);
+    for (Gate gate : GATES) {
+      Case<T> bare(kernels, shape, gate, false, false, Values::normal), full(kernels, shape, gate, true, true, Values::normal);
       set_num_threads(2);
       auto on_two_threads = full.rows(0, ROWS);
       set_num_threads(1);
@@ -115,11 +116,11 @@ void all_cases(const Kernels& kernels) {
         one->check_values();
         one->check_any_batch();
       }
-      if (!gated) bare.check_unpacked();
+      if (gate == Gate::none) bare.check_unpacked();
     }
   for (Values values : ALL_VALUES)
-    for (bool gated : {false, true}) {
-      Case<T> one(kernels, {40, 200}, gated, false, true, values);
+    for (Gate gate : GATES) {
+      Case<T> one(kernels, {40, 200}, gate, false, true, values);
       one.check_values();
       one.check_any_batch();
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <numbers>
 
 #include "operators.hpp"
 #include "tests/harness.hpp"
@@ -26,12 +27,19 @@ struct Sum {
   double value = 0, error = 0;
 };
 
-// silu(gate) * up
-inline Sum gated_product(Sum gate, Sum up) {
-  double silu = gate.value / (1 + std::exp(-gate.value));
-  // silu's slope is 1.1 at most; exp and the division err by some units in the last place
-  double error = 1.1 * gate.error + std::fabs(silu) * 0x1p-20 + 1e-35;
-  return {silu * up.value, error * (std::fabs(up.value) + up.error) + std::fabs(silu) * up.error};
+constexpr Gate GATES[] = {Gate::none, Gate::silu, Gate::gelu_tanh};
+
+inline const char* name_of(Gate gate) { return gate == Gate::none ? " linear " : gate == Gate::silu ? " silu " : " gelu "; }
+
+// activation(x) * up
+inline Sum gated_product(Gate gate, Sum x, Sum up) {
+  double slope = x.value;
+  if (gate == Gate::gelu_tanh) slope = 2 * std::sqrt(2 / std::numbers::pi) * (x.value + 0.044715 * x.value * x.value * x.value);
+  double active = x.value / (1 + std::exp(-slope));
+  // the curves' slopes are 1.13 at most; an error of exp's argument is one of its result, and exp and the division err by
+  // some units in the last place; exp goes no further than e^88
+  double error = 1.13 * x.error + std::fabs(active) * (1 + std::fabs(slope)) * 0x1p-20 + 1e-35 + std::fabs(x.value) * 1e-38;
+  return {active * up.value, error * (std::fabs(up.value) + up.error) + std::fabs(active) * up.error};
 }
 
 // A result of type T: rounded once, the residual included.

@@ -45,6 +45,7 @@ struct Case {
   const Kernels& kernels;
   int64_t n, k;
   Format format;
+  Gate gate;
   bool gated, full;
   int64_t groups, weight_rows;
   std::vector<T> x, residual, y;
@@ -53,11 +54,11 @@ struct Case {
   std::vector<float> panel_bias, bias;
   std::string name;
 
-  Case(const Kernels& kernels, int64_t n, int64_t k, Format format, bool gated, bool full, Values values)
-      : kernels(kernels), n(n), k(k), format(format), gated(gated), full(full), groups(divided_up(k, format.group)),
+  Case(const Kernels& kernels, int64_t n, int64_t k, Format format, Gate gate, bool full, Values values)
+      : kernels(kernels), n(n), k(k), format(format), gate(gate), gated(gate != Gate::none), full(full), groups(divided_up(k, format.group)),
         weight_rows(gated ? 2 * n : n) {
     Random random((uint64_t)(n * 1000 + k + format.bits));
-    name = text(kernels.level, gated ? " gated " : " linear ", format.bits, " bits ", TYPE_NAME<T>, " group=", format.group,
+    name = text(kernels.level, name_of(gate), format.bits, " bits ", TYPE_NAME<T>, " group=", format.group,
                 " min=", format.has_min, " n=", n, " k=", k, " ", name_of(values));
     x = random_elements<T>(random, ROWS * k, values);
     int highest = (1 << format.bits) - 1;
@@ -84,7 +85,7 @@ struct Case {
     std::vector<T> found((size_t)(count * n)), left;
     std::vector<T> some(x.begin() + first * k, x.begin() + (first + count) * k);
     if (full) left.assign(residual.begin() + first * n, residual.begin() + (first + count) * n);
-    quantized_linear(kernels, at(some), k, at(packed), at(panel_bias), at(left), at(found), count, n, k, gated, TYPE<T>,
+    quantized_linear(kernels, at(some), k, at(packed), at(panel_bias), at(left), at(found), count, n, k, (int)gate, TYPE<T>,
                      format.bits, format.group, format.has_min, 0, true);
     return found;
   }
@@ -102,9 +103,9 @@ struct Case {
     pack_linear(at(numbers), at(plain), n, k, gated, TYPE<T>);
     for (int64_t count : {(int64_t)1, (int64_t)5, ROWS}) {
       std::vector<T> found((size_t)(count * n)), expected(found.size());
-      quantized_linear(kernels, at(x), k, at(packed), at(panel_bias), at(residual), at(found), count, n, k, gated, TYPE<T>,
+      quantized_linear(kernels, at(x), k, at(packed), at(panel_bias), at(residual), at(found), count, n, k, (int)gate, TYPE<T>,
                        format.bits, format.group, format.has_min, 0, false);
-      linear(kernels, at(padded), k + k % 2, at(plain), at(panel_bias), at(residual), at(expected), count, n, k, gated, TYPE<T>);
+      linear(kernels, at(padded), k + k % 2, at(plain), at(panel_bias), at(residual), at(expected), count, n, k, (int)gate, TYPE<T>);
       expect(same_bits(found.data(), expected.data(), count * n), name + ": other bits than with the numbers themselves");
     }
   }
@@ -118,7 +119,7 @@ struct Case {
     std::vector<T> shuffled(x.size()), found(y.size());
     for (int64_t row = 0; row < ROWS; row++)
       for (int64_t i = 0; i < k; i++) shuffled[(size_t)(row * k + order[(size_t)i])] = x[(size_t)(row * k + i)];
-    quantized_linear(kernels, at(shuffled), k, at(packed), at(panel_bias), at(residual), at(found), ROWS, n, k, gated, TYPE<T>,
+    quantized_linear(kernels, at(shuffled), k, at(packed), at(panel_bias), at(residual), at(found), ROWS, n, k, (int)gate, TYPE<T>,
                      format.bits, format.group, format.has_min, at(order), true);
     expect(same_bits(found.data(), y.data(), (int64_t)y.size()), name + ": other bits with inputs in order");
   }
@@ -149,7 +150,7 @@ struct Case {
       Inputs inputs(&x[(size_t)(row * k)], k);
       for (int64_t channel = 0; channel < n; channel++) {
         Sum sum = product(inputs, channel);
-        if (gated) sum = gated_product(sum, product(inputs, n + channel));
+        if (gated) sum = gated_product(gate, sum, product(inputs, n + channel));
         size_t place = (size_t)(row * n + channel);
         expect_rounded(y[place], sum, full ? value_of(residual[place]) : 0,
                        [&] { return text(name, " row=", row, " channel=", channel); });
@@ -264,15 +265,15 @@ void all_cases(const Kernels& kernels) {
       for (bool has_min : {false, true}) {
         Format format{bits, group, has_min};
         for (auto [n, k] : {std::pair<int64_t, int64_t>{1, 16}, {17, 37}, {70, 300}}) {
-          Case<T> bare(kernels, n, k, format, false, false, Values::normal);
+          Case<T> bare(kernels, n, k, format, Gate::none, false, Values::normal);
           bare.check_values();
           bare.check_unpacked();
           bare.check_inputs_as_they_are();
         }
       }
   for (Format format : {Format{8, 128, false}, Format{4, 32, false}, Format{4, 64, true}})
-    for (bool gated : {false, true}) {
-      Case<T> full(kernels, 70, 700, format, gated, true, Values::normal);
+    for (Gate gate : GATES) {
+      Case<T> full(kernels, 70, 700, format, gate, true, Values::normal);
       full.check_values();
       full.check_any_batch();
       full.check_order();
@@ -281,7 +282,7 @@ void all_cases(const Kernels& kernels) {
       auto on_two_threads = full.rows(0, ROWS);
       set_num_threads(1);
       expect(same_bits(on_two_threads.data(), full.y.data(), (int64_t)full.y.size()), full.name + ": other bits on two threads");
-      for (Values values : ALL_VALUES) Case<T>(kernels, 20, 200, format, gated, false, values).check_values();
+      for (Values values : ALL_VALUES) Case<T>(kernels, 20, 200, format, gate, false, values).check_values();
     }
 }
 

@@ -48,5 +48,5 @@ def add() -> None:
     register(
         "ArceeForCausalLM",
         Architecture("architectures.arcee:Arcee", NAMES),
-        ArchitectureTraits(reads_attention_bias=True, reads_mlp_bias=True, hidden_act="relu2"),
+        ArchitectureTraits(reads_attention_bias=True, reads_mlp_bias=True, activation_names=("relu2",)),
     )

@@ -25,19 +25,25 @@ SMALL: dict[str, Any] = {
 }
 
 
+def config_class(kind: str) -> Any:
+    """The class of the text model's config: for some kinds a name of its own, beside that of text and images."""
+    return getattr(transformers, {"Gemma3": "Gemma3TextConfig"}.get(kind, f"{kind}Config"))
+
+
 def build(folder: Path, kind: str, seed: int = 0, **changes: Any) -> Any:
     """A random `kind` ("Llama", "Mistral", "Qwen2", "Qwen3", …), saved to `folder`; returns transformers' model.
 
     The weights are large, so that distributions are peaky and positions matter; norms and biases are random too.
     """
-    config = getattr(transformers, f"{kind}Config")(**{**SMALL, **changes})
+    config = config_class(kind)(**{**SMALL, **changes})
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
-                parameter.uniform_(0.5, 1.5)
+                stored = 1.0 if kind.startswith("Gemma") else 0.0  # less 1
+                parameter.uniform_(0.5 - stored, 1.5 - stored)
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.5)
     model.save_pretrained(folder)

@@ -28,6 +28,8 @@ SHAPES = {
     "window of one": Shape(window=1),
     "wide window, bf16": Shape(window=66, dtype=torch.bfloat16),
     "f16": Shape(dtype=torch.float16),
+    "capped": Shape(score_cap=1.5, block_size=8, window=37),
+    "capped, bf16": Shape(score_cap=1.5, dtype=torch.bfloat16, head_dim=64),
     "int8": Shape(kv_format="int8"),
     "int4, small blocks": Shape(kv_format="int4", head_dim=24, block_size=4),
     "int4, bf16, window": Shape(kv_format="int4", dtype=torch.bfloat16, head_dim=80, block_size=32, window=37),

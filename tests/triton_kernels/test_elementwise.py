@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor
 
 from triton_device import device
+from twostroke.config.layer_spec import Activation
 from twostroke.kernels.cuda import elementwise
 from twostroke.kernels.reference import elementwise as reference
 
@@ -38,7 +40,9 @@ def normed_heads(backend: object, x: Tensor) -> Tensor:
 OPERATORS: dict[str, Callable[[object, Tensor], Tensor]] = {
     "norm": lambda backend, x: backend.rms_norm(x, WEIGHT.to(x), 1e-6),
     "norm over heads": normed_heads,
-    "activation": lambda backend, x: backend.silu_and_mul(x),
+    "wide norm": lambda backend, x: backend.rms_norm(x, WEIGHT.to(x.device), 1e-6),
+    "silu": lambda backend, x: backend.gate_and_mul(x, "silu"),
+    "gelu": lambda backend, x: backend.gate_and_mul(x, "gelu_tanh"),
     "rotation": rotated,
 }
 BOUNDS = {
@@ -70,11 +74,13 @@ def test_rotation_is_the_references_to_the_bit() -> None:
 @pytest.mark.parametrize("width", [1, 7, 64, 100, 1030])
 def test_odd_widths(width: int) -> None:
     x = torch.randn(3, 2 * width, generator=torch.Generator().manual_seed(2)).to(DEVICE)
-    torch.testing.assert_close(elementwise.silu_and_mul(x), reference.silu_and_mul(x))
+    for activation in get_args(Activation):
+        torch.testing.assert_close(elementwise.gate_and_mul(x, activation), reference.gate_and_mul(x, activation))
     weight = torch.linspace(-1, 1, 2 * width, device=DEVICE)
     torch.testing.assert_close(elementwise.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6))
 
 
 def test_extremes_of_the_activation() -> None:
     x = torch.tensor([[-200.0, -30.0, -0.0, 0.0, 2.0, 90.0] + [1.0] * 6], device=DEVICE)
-    torch.testing.assert_close(elementwise.silu_and_mul(x), reference.silu_and_mul(x))
+    for activation in get_args(Activation):
+        torch.testing.assert_close(elementwise.gate_and_mul(x, activation), reference.gate_and_mul(x, activation))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from triton_device import device
 from twostroke.kernels import cuda
 from twostroke.kernels.cuda import float_linear, linear
-from twostroke.kernels.reference.elementwise import silu_and_mul
+from twostroke.kernels.reference.elementwise import gate_and_mul
 from twostroke.kernels.reference.linear import PlainLinear
 from twostroke.kernels.streamed_weight import StreamedWeight
 
@@ -100,8 +100,9 @@ def test_a_share_of_the_outputs_has_the_bits_of_all() -> None:
 
 def test_both_factors_of_a_gated_map() -> None:
     weight, x = weight_of(), numbers(3, K, seed=3)
-    expected = silu_and_mul(F.linear(x, weight))
-    torch.testing.assert_close(linear.pack_gated(weight, None)(x), expected, rtol=1e-4, atol=1e-3)
+    for activation in ("silu", "gelu_tanh"):
+        expected = gate_and_mul(F.linear(x, weight), activation)
+        torch.testing.assert_close(linear.pack_gated(weight, None, activation)(x), expected, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("batch_invariant", [True, False])

@@ -12,7 +12,7 @@ from triton_device import device
 from twostroke.kernels.cuda import linear
 from twostroke.kernels.cuda.sizes import Sizes
 from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_fp8, quantize_in_groups, quantize_per_channel
-from twostroke.kernels.reference.elementwise import silu_and_mul
+from twostroke.kernels.reference.elementwise import gate_and_mul
 from twostroke.kernels.streamed_weight import StreamedWeight
 
 DEVICE = device()
@@ -70,8 +70,8 @@ def test_a_row_is_the_same_alone_and_among_any_others(kind: str) -> None:
 
 def test_both_factors_of_a_gated_map() -> None:
     weight, x = weight_of("int4"), inputs(3)
-    expected = silu_and_mul(F.linear(x, weight.dequantize()))
-    torch.testing.assert_close(linear.pack_gated(weight, None)(x), expected, rtol=1e-4, atol=1e-3)
+    expected = gate_and_mul(F.linear(x, weight.dequantize()), "silu")
+    torch.testing.assert_close(linear.pack_gated(weight, None, "silu")(x), expected, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)

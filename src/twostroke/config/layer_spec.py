@@ -15,8 +15,13 @@ from twostroke.config.rope import RopeConfig
 
 QKNorm = Literal["none", "heads", "rows"]
 """RMS norm of q and k before the rotation: none, over each head, or over all heads of q, and of k, at once."""
-NormPlace = Literal["before", "after"]
-"""Where the norms of attention and MLP stand: at their input, or at their output."""
+NormKind = Literal["rms", "layer", "layer_bias"]
+"""RMS norm, or layer norm (Ba et al. 2016, arXiv:1607.06450) without or with a bias."""
+NormPlace = Literal["before", "after", "around"]
+"""Where the norms of attention and MLP stand: at their input, at their output, or at both."""
+Activation = Literal["silu", "gelu_tanh"]
+"""What the MLP's gate, or an MLP without one, passes through: SiLU, or GELU by its tanh formula (Hendrycks and Gimpel
+2016, arXiv:1606.08415)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +53,7 @@ class KVSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """A decoder layer: attention, then a gated MLP."""
+    """A decoder layer: attention, then an MLP."""
 
     num_heads: int
     """Query heads."""
@@ -56,7 +61,11 @@ class LayerSpec:
     rope: RopeConfig | None
     """None: q and k are not rotated (NoPE, Kazemnejad et al. 2023, arXiv:2305.19466)."""
     intermediate_size: int
-    """Rows of the MLP's gate, and of its up projection."""
+    """Rows of the MLP's up projection, and of its gate."""
+    has_gate: bool = True
+    """Whether the MLP is gated (Shazeer 2020, arXiv:2002.05202)."""
+    is_parallel: bool = False
+    """Whether attention and MLP read one norm's output, and both are added to the residual stream."""
     qkv_bias: bool = False
     """Biases on the q, k and v projections."""
     output_bias: bool = False
@@ -64,8 +73,11 @@ class LayerSpec:
     mlp_bias: bool = False
     qk_norm: QKNorm = "none"
     norms: NormPlace = "before"
+    activation: Activation = "silu"
     score_scale: float | None = None
     """Factor on q · k; None: 1 / sqrt(head_dim)."""
+    score_cap: float | None = None
+    """Scores are cap * tanh(score / cap) before the softmax (Gemma 2, arXiv:2408.00118); None: as they are."""
     residual_scale: float = 1.0
     """Factor on what attention and MLP add to the residual stream."""
 

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from twostroke.config.fields import count, is_number, list_of, mapping, switch
-from twostroke.config.layer_spec import KVSpec, LayerSpec, NormPlace, QKNorm
+from twostroke.config.layer_spec import Activation, KVSpec, LayerSpec, NormKind, NormPlace, QKNorm
 from twostroke.config.quantization import QuantizationConfig
-from twostroke.config.rope import RopeConfig
+from twostroke.config.rope import DEFAULT_ROPE_THETA, RopeConfig
+from twostroke.config.text_config import TEXT_MODELS, text_config
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 
 WindowRule = Literal["none", "all_layers", "by_layer", "by_type"]
 """Which layers have `sliding_window`: none, all, those of `layer_types` or from `max_window_layers` on where
 `use_sliding_window` is set, or those of `layer_types` whatever that says."""
-RopeRule = Literal["same", "only_windows", "plain_windows"]
-"""Of a model with windows in some layers: all layers are rotated alike; full ones are not rotated; or `rope_scaling`
-is of the full ones alone."""
+RopeRule = Literal["same", "only_windows", "plain_windows", "local_windows"]
+"""Of a model with windows in some layers: all layers are rotated alike; full ones are not rotated; `rope_scaling` is
+of the full ones alone; or that, and windows have `rope_local_base_freq`, and max_position_embeddings counts the
+stretching already."""
 
 DTYPE_NAMES = ("float32", "float16", "bfloat16")
 MAX_LAYERS = 4096
@@ -35,16 +38,40 @@ class ArchitectureTraits:
     reads_attention_bias: bool = False
     """`attention_bias` adds biases to q, k, v and to the output projection."""
     reads_mlp_bias: bool = False
-    hidden_act: str = "silu"
-    """The only activation that its maths know."""
+    activation: Activation = "silu"
+    """The one of its MLP."""
+    activation_keys: tuple[str, ...] = ("hidden_act",)
+    """Keys that name it; the first that a config has counts. A config may leave it out."""
+    activation_names: tuple[str, ...] = ("silu",)
+    """What they may call it."""
+    norm_offset: float = 0.0
+    """Added to the weights of norms; checkpoints of Gemma store them less 1."""
+    scales_embeddings: bool = False
+    """Embeddings are multiplied by the square root of `hidden_size`."""
+    reads_query_scalar: bool = False
+    """Scores are divided by the square root of `query_pre_attn_scalar`."""
+    reads_softcaps: bool = False
+    """`final_logit_softcapping` bounds logits, `attn_logit_softcapping` scores."""
     reads_output_bias: bool = False
     """`attention_out_bias` says alone whether the output projection has biases."""
     qk_norm: QKNorm = "none"
     norms: NormPlace = "before"
+    norm: NormKind = "rms"
+    epsilon_key: str = "rms_norm_eps"
+    bias_key: str | None = None
+    """One key for the biases of all products."""
+    has_gate: bool = True
+    is_parallel: bool = False
+    reads_logit_scale: bool = False
+    """`logit_scale` is a factor on logits."""
     windows: WindowRule = "none"
     window_every: int | None = None
     """Without `layer_types`, every n-th layer is full and the others have the window."""
     rope_of_windows: RopeRule = "same"
+    rotates_parts: bool = False
+    """`partial_rotary_factor` of each head is rotated."""
+    interleaves_rotation: bool = False
+    """The pairs of the rotation are neighbours."""
     reads_multipliers: bool = False
     """`embedding_multiplier`, `attention_multiplier`, `residual_multiplier` and `logits_scaling`."""
     reads_no_rope_layers: bool = False
@@ -53,7 +80,63 @@ class ArchitectureTraits:
     """Values of absent keys, where they differ from the common ones."""
 
 
+_GEMMA = ArchitectureTraits(
+    reads_attention_bias=True,
+    activation="gelu_tanh",
+    activation_keys=("hidden_activation", "hidden_act"),
+    activation_names=("gelu_pytorch_tanh",),
+    norm_offset=1.0,
+    scales_embeddings=True,
+    defaults={"num_key_value_heads": 16, "head_dim": 256, "tie_word_embeddings": True},
+)
+_GEMMA2 = replace(
+    _GEMMA,
+    norms="around",
+    windows="by_type",
+    window_every=2,
+    reads_query_scalar=True,
+    reads_softcaps=True,
+    defaults={
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 256,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+    },
+)
+
+_GLM = ArchitectureTraits(
+    reads_attention_bias=True,
+    reads_output_bias=True,
+    rotates_parts=True,
+    interleaves_rotation=True,
+    defaults={
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "attention_bias": True,
+        "rms_norm_eps": 1.5625e-7,
+        "partial_rotary_factor": 0.5,
+    },
+)
+
 ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
+    # "gelu" means the tanh formula in Gemma's first configs
+    "GemmaForCausalLM": replace(_GEMMA, activation_names=("gelu_pytorch_tanh", "gelu")),
+    "Gemma2ForCausalLM": _GEMMA2,
+    "Gemma3ForCausalLM": replace(
+        _GEMMA2,
+        qk_norm="heads",
+        window_every=6,
+        rope_of_windows="local_windows",
+        defaults={
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": 256,
+            "rope_theta": 1_000_000.0,
+        },
+    ),
     "LlamaForCausalLM": ArchitectureTraits(reads_attention_bias=True, reads_mlp_bias=True),
     "MinistralForCausalLM": ArchitectureTraits(windows="by_type", defaults={"num_key_value_heads": 8}),
     "SeedOssForCausalLM": ArchitectureTraits(
@@ -82,6 +165,63 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         rope_of_windows="only_windows",
         defaults={"num_key_value_heads": 32, "rms_norm_eps": 1e-5},
     ),
+    "Phi3ForCausalLM": ArchitectureTraits(
+        windows="all_layers",
+        rotates_parts=True,
+        defaults={"sliding_window": None, "rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+    ),
+    "Cohere2ForCausalLM": ArchitectureTraits(
+        reads_attention_bias=True,
+        norm="layer",
+        epsilon_key="layer_norm_eps",
+        is_parallel=True,
+        windows="by_type",
+        window_every=4,
+        rope_of_windows="only_windows",
+        interleaves_rotation=True,
+        reads_logit_scale=True,
+        defaults={"tie_word_embeddings": True, "layer_norm_eps": 1e-5, "logit_scale": 0.0625},
+    ),
+    "Starcoder2ForCausalLM": ArchitectureTraits(
+        reads_attention_bias=True,
+        reads_mlp_bias=True,
+        bias_key="use_bias",
+        norm="layer_bias",
+        epsilon_key="norm_epsilon",
+        has_gate=False,
+        activation="gelu_tanh",
+        activation_names=("gelu_pytorch_tanh",),
+        windows="all_layers",
+        defaults={
+            "num_key_value_heads": 2,
+            "sliding_window": None,
+            "norm_epsilon": 1e-5,
+            "use_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Ministral3ForCausalLM": ArchitectureTraits(
+        windows="all_layers",
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "sliding_window": None,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1_000_000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16384,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+    ),
+    "GlmForCausalLM": _GLM,
+    "Glm4ForCausalLM": replace(_GLM, norms="around"),
     "GraniteForCausalLM": ArchitectureTraits(reads_attention_bias=True, reads_mlp_bias=True, reads_multipliers=True),
     "SmolLM3ForCausalLM": ArchitectureTraits(
         reads_attention_bias=True,
@@ -116,12 +256,18 @@ class ModelConfig:
     max_position_embeddings: int
     max_context: int
     """The longest request: max_position_embeddings, or what the rotary embedding is stretched to."""
-    rms_norm_eps: float
+    norm_eps: float
+    """Added to the mean of squares in norms."""
+    norm: NormKind = "rms"
     tie_word_embeddings: bool = False
     embedding_scale: float = 1.0
     """Factor on embeddings."""
     logits_divisor: float = 1.0
     """What logits are divided by."""
+    logits_cap: float | None = None
+    """Logits are cap * tanh(logits / cap); None: as they are."""
+    norm_offset: float = 0.0
+    """Added to the weights of norms, which are float32 then."""
     dtype: str = "float32"
     """Type of the checkpoint's floats as config.json states it."""
     quantization: QuantizationConfig | None = None
@@ -179,17 +325,21 @@ class ModelConfig:
             UnsupportedModel: an architecture, rope type, activation or weight format that is not implemented.
             CorruptCheckpoint: a number that is absent, no number, or contradicts another.
         """
+        config = text_config(config)
         architecture = _architecture(config)
         traits = ARCHITECTURE_TRAITS[architecture]
         given = {**traits.defaults, **config}
-        _check_activation(given, traits.hidden_act)
+        if traits.bias_key is not None:
+            given["attention_bias"] = given["mlp_bias"] = switch(given, traits.bias_key)
+        _check_activation(given, traits)
+        _refuse_bidirectional(given)
         num_heads = count(given, "num_attention_heads")
         num_kv_heads = count(given, "num_key_value_heads", num_heads)
         hidden_size = count(given, "hidden_size")
         head_dim = count(given, "head_dim", hidden_size // num_heads)
         num_layers = count(given, "num_hidden_layers", most=MAX_LAYERS)
         max_positions = count(given, "max_position_embeddings")
-        full_rope, window_rope = _ropes(given, traits.rope_of_windows)
+        full_rope, window_rope = _ropes(given, traits, head_dim)
         _check_heads(given, hidden_size, num_heads, num_kv_heads, head_dim)
         has_attention_bias = traits.reads_attention_bias and switch(given, "attention_bias")
         layer = LayerSpec(
@@ -197,12 +347,16 @@ class ModelConfig:
             kv=KVSpec(num_kv_heads=num_kv_heads, head_dim=head_dim),
             rope=full_rope,
             intermediate_size=count(given, "intermediate_size"),
+            has_gate=traits.has_gate,
+            is_parallel=traits.is_parallel,
             qkv_bias=traits.qkv_bias or has_attention_bias,
             output_bias=switch(given, "attention_out_bias") if traits.reads_output_bias else has_attention_bias,
             mlp_bias=traits.reads_mlp_bias and switch(given, "mlp_bias"),
             qk_norm=traits.qk_norm,
             norms=traits.norms,
-            score_scale=_number(given, "attention_multiplier") if traits.reads_multipliers else None,
+            activation=traits.activation,
+            score_scale=_score_scale(given, traits),
+            score_cap=_optional_number(given, "attn_logit_softcapping") if traits.reads_softcaps else None,
             residual_scale=_number(given, "residual_multiplier") if traits.reads_multipliers else 1.0,
         )
         windows = _layer_windows(given, traits, num_layers)
@@ -220,11 +374,16 @@ class ModelConfig:
             hidden_size=hidden_size,
             vocab_size=count(given, "vocab_size"),
             max_position_embeddings=max_positions,
-            max_context=full_rope.context(max_positions, is_original_given=_is_original_given(given)),
-            rms_norm_eps=_epsilon(given),
+            max_context=max_positions
+            if traits.rope_of_windows == "local_windows"
+            else full_rope.context(max_positions, is_original_given=_is_original_given(given)),
+            norm_eps=_epsilon(given, traits.epsilon_key),
+            norm=traits.norm,
             tie_word_embeddings=switch(given, "tie_word_embeddings"),
-            embedding_scale=_number(given, "embedding_multiplier") if traits.reads_multipliers else 1.0,
-            logits_divisor=_number(given, "logits_scaling") if traits.reads_multipliers else 1.0,
+            embedding_scale=_embedding_scale(given, traits),
+            logits_divisor=_logits_divisor(given, traits),
+            logits_cap=_optional_number(given, "final_logit_softcapping") if traits.reads_softcaps else None,
+            norm_offset=traits.norm_offset,
             dtype=_dtype(given),
             quantization=QuantizationConfig.from_hf(mapping(given, "quantization_config")),
             early_exit_layers=_early_exit_layers(given, num_layers),
@@ -244,7 +403,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
     for name in names:
         if isinstance(name, str) and name in ARCHITECTURE_TRAITS:
             return name
-    known = ", ".join(sorted(ARCHITECTURE_TRAITS))
+    known = ", ".join(sorted([*ARCHITECTURE_TRAITS, *TEXT_MODELS]))
     kind = config.get("model_type")
     beside = "" if kind is None else f" beside model_type {kind!r}"
     what = f"the architecture {', '.join(map(str, names))}" if names else f"no architecture{beside}"
@@ -265,10 +424,25 @@ def _check_heads(given: Mapping[str, Any], hidden_size: int, num_heads: int, num
         raise CorruptCheckpoint(f"config.json: head_dim {head_dim} is odd; rotary embedding needs pairs.")
 
 
-def _check_activation(given: Mapping[str, Any], known: str) -> None:
-    activation = given.get("hidden_act", known)
-    if activation != known:
-        raise UnsupportedModel(f"hidden_act={activation!r} is not implemented; known: {known}.")
+def _check_activation(given: Mapping[str, Any], traits: ArchitectureTraits) -> None:
+    named = ((key, given[key]) for key in traits.activation_keys if given.get(key) is not None)
+    key, activation = next(named, ("", traits.activation_names[0]))
+    if activation not in traits.activation_names:
+        known = ", ".join(traits.activation_names)
+        raise UnsupportedModel(f"{key}={activation!r} is not implemented; known: {known}.")
+
+
+def _refuse_bidirectional(given: Mapping[str, Any]) -> None:
+    if given.get("use_bidirectional_attention"):
+        raise UnsupportedModel(
+            "use_bidirectional_attention is not implemented; known: false. Such a model makes embeddings, no text."
+        )
+
+
+def _score_scale(given: Mapping[str, Any], traits: ArchitectureTraits) -> float | None:
+    if traits.reads_query_scalar:
+        return _number(given, "query_pre_attn_scalar") ** -0.5
+    return _number(given, "attention_multiplier") if traits.reads_multipliers else None
 
 
 def _early_exit_layers(given: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
@@ -285,13 +459,13 @@ _SMALLEST_EPSILON = 1e-30
 """A normal number in float32 still: as 0 it would make NaN out of a row of zeros, which padding rows are."""
 
 
-def _epsilon(given: Mapping[str, Any]) -> float:
-    value = given.get("rms_norm_eps")
+def _epsilon(given: Mapping[str, Any], key: str) -> float:
+    value = given.get(key)
     if value is None:
         return 1e-6
     if not is_number(value) or not _SMALLEST_EPSILON <= value < 1:
         raise CorruptCheckpoint(
-            f"config.json: rms_norm_eps must be a number above 0 (at least {_SMALLEST_EPSILON:g}) and below 1, found "
+            f"config.json: {key} must be a number above 0 (at least {_SMALLEST_EPSILON:g}) and below 1, found "
             f"{value!r}."
         )
     return float(value)
@@ -304,14 +478,39 @@ def _number(given: Mapping[str, Any], name: str) -> float:
     return float(value)
 
 
+def _embedding_scale(given: Mapping[str, Any], traits: ArchitectureTraits) -> float:
+    if traits.scales_embeddings:
+        return count(given, "hidden_size") ** 0.5
+    return _number(given, "embedding_multiplier") if traits.reads_multipliers else 1.0
+
+
+def _logits_divisor(given: Mapping[str, Any], traits: ArchitectureTraits) -> float:
+    if traits.reads_logit_scale:
+        return 1 / _number(given, "logit_scale")
+    return _number(given, "logits_scaling") if traits.reads_multipliers else 1.0
+
+
+def _optional_number(given: Mapping[str, Any], name: str) -> float | None:
+    return None if given.get(name) is None else _number(given, name)
+
+
 def _is_original_given(given: Mapping[str, Any]) -> bool:
     rope = mapping(given, "rope_scaling") or mapping(given, "rope_parameters")
     name = "original_max_position_embeddings"
     return bool(given.get(name) or rope.get(name))
 
 
-def _ropes(given: Mapping[str, Any], rule: RopeRule) -> tuple[RopeConfig, RopeConfig]:
+def _ropes(given: Mapping[str, Any], traits: ArchitectureTraits, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
     """Those of full layers, and of layers with a window."""
+    rule = traits.rope_of_windows
+    read = partial(
+        RopeConfig.from_hf,
+        head_dim=head_dim if traits.rotates_parts else None,
+        is_interleaved=traits.interleaves_rotation,
+    )
+    of_windows: dict[str, Any] = {}
+    if rule == "local_windows":
+        of_windows["rope_theta"] = given.get("rope_local_base_freq", DEFAULT_ROPE_THETA)
     by_type = mapping(given, "rope_parameters")
     if any(isinstance(value, Mapping) for value in by_type.values()):
         unknown = ", ".join(sorted(by_type.keys() - {"full_attention", "sliding_attention"}))
@@ -321,14 +520,15 @@ def _ropes(given: Mapping[str, Any], rule: RopeRule) -> tuple[RopeConfig, RopeCo
             )
         rest = {name: value for name, value in given.items() if name != "rope_scaling"}
         full, window = (
-            RopeConfig.from_hf({**rest, "rope_parameters": mapping(by_type, kind)})
-            for kind in ("full_attention", "sliding_attention")
+            read({**rest, **own, "rope_parameters": mapping(by_type, kind)})
+            for kind, own in (("full_attention", {}), ("sliding_attention", of_windows))
         )
         return full, window
-    full = RopeConfig.from_hf(given)
-    if rule != "plain_windows":
+    full = read(given)
+    if rule not in ("plain_windows", "local_windows"):
         return full, full
-    return full, RopeConfig.from_hf({**given, "rope_scaling": None, "rope_parameters": {"rope_theta": full.theta}})
+    plain = {"rope_scaling": None, "rope_parameters": {"rope_theta": of_windows.get("rope_theta", full.theta)}}
+    return full, read({**given, **plain})
 
 
 def _layer_windows(given: Mapping[str, Any], traits: ArchitectureTraits, num_layers: int) -> tuple[int | None, ...]:

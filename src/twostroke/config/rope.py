@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from twostroke.config.fields import count, is_number, mapping, switch
+from twostroke.config.fields import count, is_number, list_of, mapping, switch
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 
-RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3"]
+RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 
-ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "yarn", "llama3")
+ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+_ALIASES = {"su": "longrope", "mrope": "default"}
+"""Longrope in Phi 3's first configs, and positions of images in a text: a text's own are the same in all sections."""
 DEFAULT_ROPE_THETA = 10_000.0
 
 
@@ -30,7 +32,7 @@ class RopeConfig:
     rope_type: RopeType = "default"
     factor: float = 1.0
     original_max_position_embeddings: int | None = None
-    """Context of the pre-training, for yarn and llama3; for dynamic the model's max_position_embeddings."""
+    """Context of the pre-training, for yarn, llama3 and longrope; for dynamic the model's max_position_embeddings."""
     low_freq_factor: float | None = None
     high_freq_factor: float | None = None
     attention_factor: float | None = None
@@ -40,13 +42,30 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     truncate: bool = True
     longest_request: int | None = None
-    """Tokens that dynamic scaling is fixed for; None is the original context, where it changes nothing."""
+    """Tokens that dynamic scaling and longrope are fixed for; None is the original context."""
     frequency_divisors: tuple[float, ...] | None = None
     """What each pair's frequency is divided by, [head_dim / 2], where a file stores that and not the rule (GGUF)."""
+    short_factors: tuple[float, ...] | None = None
+    """longrope: what each pair's frequency is divided by, [rotated numbers / 2], up to the original context."""
+    long_factors: tuple[float, ...] | None = None
+    """The same beyond it."""
+    query_growth: float | None = None
+    """Queries are multiplied by 1 + query_growth * log(1 + position // original context) (Ministral 3)."""
+    rotary_dim: int | None = None
+    """Numbers of a head that are rotated, its first ones; None: all."""
+    is_interleaved: bool = False
+    """A pair is two neighbours; else it is a number of the first half and one of the second."""
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> RopeConfig:
+    def from_hf(
+        cls, config: Mapping[str, Any], *, head_dim: int | None = None, is_interleaved: bool = False
+    ) -> RopeConfig:
         """Reads either spelling out of a config.json.
+
+        Args:
+            config: the parsed config.json.
+            head_dim: of heads that may be rotated in part; None: of an architecture whose heads may not.
+            is_interleaved: whether its pairs are neighbours.
 
         Raises:
             UnsupportedModel: a rope type that is not implemented, or one per kind of layer.
@@ -56,34 +75,41 @@ class RopeConfig:
         if any(isinstance(value, Mapping) for value in given.values()):
             raise UnsupportedModel("rope parameters per kind of layer are not implemented; known: one set for all.")
         rope_type = given.get("rope_type") or given.get("type") or "default"
+        rope_type = _ALIASES.get(str(rope_type), rope_type)
         if rope_type not in ROPE_TYPES:
             raise UnsupportedModel(f"rope type {rope_type!r} is not implemented; known: {', '.join(ROPE_TYPES)}.")
         partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-        if partial is not None and partial != 1:
+        rotary_dim = None if head_dim is None else _rotary_dim(partial, head_dim)
+        if head_dim is None and partial not in (None, 1):
             raise UnsupportedModel(f"partial_rotary_factor={partial}: only whole heads can be rotated (1.0).")
         theta = given.get("rope_theta", config.get("rope_theta"))
         max_positions = count(config, "max_position_embeddings")
         original: int | None = None
-        if rope_type in ("yarn", "llama3"):
+        if rope_type in ("yarn", "llama3", "longrope"):
             # a value beside the rope parameters wins over one among them: transformers' rule
             name = "original_max_position_embeddings"
             original = count({name: config.get(name) or given.get(name)}, name, max_positions)
         elif rope_type == "dynamic":
             original = max_positions
         factor = given.get("factor")
-        if factor is None and rope_type == "yarn" and original:
+        if factor is None and rope_type in ("yarn", "longrope") and original:
             factor = max_positions / original
         numbers: dict[str, Any] = {"theta": DEFAULT_ROPE_THETA if theta is None else theta, "factor": factor}
         if rope_type == "default":
             numbers["factor"] = 1.0
         numbers |= {name: given.get(name) for name in _OPTIONAL_ROPE_NUMBERS}
-        _check_rope_numbers(rope_type, numbers)
+        numbers["query_growth"] = given.get("llama_4_scaling_beta")
+        _check_rope_numbers(rope_type, numbers, original)
         return cls(
             rope_type=rope_type,
             original_max_position_embeddings=original,
             truncate=switch(given, "truncate", default=True),
             longest_request=None,
             frequency_divisors=None,
+            short_factors=_factors(given, "short_factor", rotary_dim or head_dim) if rope_type == "longrope" else None,
+            long_factors=_factors(given, "long_factor", rotary_dim or head_dim) if rope_type == "longrope" else None,
+            rotary_dim=rotary_dim,
+            is_interleaved=is_interleaved,
             **{name: float(value) for name, value in numbers.items() if value is not None},
         )
 
@@ -102,6 +128,33 @@ class RopeConfig:
         return max_position_embeddings
 
 
+def _rotary_dim(partial: object, head_dim: int) -> int | None:
+    """Return the numbers of a head that are rotated; None: all."""
+    if partial is None:
+        return None
+    rotated = int(head_dim * partial) if is_number(partial) and 0 < partial <= 1 else 0
+    if rotated < 2 or rotated % 2:
+        raise CorruptCheckpoint(
+            f"config.json: partial_rotary_factor must give an even number of at least 2 of the {head_dim} numbers of a "
+            f"head, found {partial!r}."
+        )
+    return None if rotated == head_dim else rotated
+
+
+def _factors(given: Mapping[str, Any], name: str, num_rotated: int | None) -> tuple[float, ...]:
+    """Return longrope's divisors of frequencies."""
+    if num_rotated is None:
+        raise UnsupportedModel("rope type 'longrope' is not implemented for this architecture.")
+    found = list_of(given, name)
+    low, high = _ROPE_NUMBERS
+    if len(found) != num_rotated // 2 or not all(is_number(value) and low <= value <= high for value in found):
+        raise CorruptCheckpoint(
+            f"config.json: rope type 'longrope' needs {num_rotated // 2} numbers above 0 as {name}, found "
+            f"{len(found)} entries: {str(found)[:80]}."
+        )
+    return tuple(float(value) for value in found)
+
+
 _OPTIONAL_ROPE_NUMBERS = (
     "low_freq_factor",
     "high_freq_factor",
@@ -115,7 +168,9 @@ _ROPE_NUMBERS = (1e-12, 1e12)
 """Far beyond what models have; smaller ones would make frequencies infinite in float32, and every logit NaN."""
 
 
-def _check_rope_numbers(rope_type: str, numbers: Mapping[str, Any]) -> None:
+def _check_rope_numbers(rope_type: str, numbers: Mapping[str, Any], original: int | None) -> None:
+    if numbers["query_growth"] is not None and original is None:
+        raise UnsupportedModel(f"llama_4_scaling_beta beside rope type {rope_type!r} is not implemented.")
     needed = ["theta", "factor"]
     if rope_type == "llama3":
         needed += ["low_freq_factor", "high_freq_factor"]

@@ -33,7 +33,7 @@ _ROUNDING = 1 + 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The numbers of a decoder with gated MLPs that its costs depend on."""
+    """The numbers of a decoder that its costs depend on."""
 
     hidden_size: int
     vocab_size: int
@@ -43,8 +43,9 @@ class ModelShape:
     kv_format: KVFormat
 
     def num_parameters(self, layer: LayerSpec) -> int:
-        """Return the number of weights in the matrices of a layer: q, k, v, o, gate, up, down."""
-        return 2 * self.hidden_size * (layer.q_size + layer.kv_size) + 3 * self.hidden_size * layer.intermediate_size
+        """Return the number of weights in the matrices of a layer: q, k, v, o, up, down, and a gate if it has one."""
+        of_mlp = (3 if layer.has_gate else 2) * layer.intermediate_size
+        return self.hidden_size * (2 * (layer.q_size + layer.kv_size) + of_mlp)
 
     @property
     def windows(self) -> tuple[int | None, ...]:

@@ -481,12 +481,14 @@ def _startup_lines(
 
 
 def _rope_remarks(config: ModelConfig) -> list[str]:
-    dynamic = [rope for rope, _ in config.ropes if rope.rope_type == "dynamic"]
-    if not dynamic or (dynamic[0].longest_request or 0) <= config.max_position_embeddings:
-        return []
-    longest = dynamic[0].longest_request
-    fixed = f"dynamic rope scaling is fixed for {longest} tokens: another --max-model-len, other outputs"
-    return [f"{fixed}; up to {config.max_position_embeddings} nothing is stretched"]
+    found: list[str] = []
+    for rope, _ in config.ropes:
+        original, longest = rope.original_max_position_embeddings or 0, rope.longest_request or 0
+        if rope.rope_type in ("dynamic", "longrope") and longest > original:
+            name = "dynamic rope scaling is" if rope.rope_type == "dynamic" else "the long factors of longrope are"
+            fixed = f"{name} fixed for {longest} tokens: another --max-model-len, other outputs"
+            found.append(f"{fixed}; up to {original} nothing is stretched")
+    return found
 
 
 def _unlike(loaded: Prepared) -> str:

@@ -27,6 +27,10 @@ class Metadata:
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 
+    def is_list(self, key: str) -> bool:
+        """Whether its value is a list; False where there is none."""
+        return isinstance(self._values.get(key), list)
+
     def text(self, key: str, default: str | None = None) -> str:
         """A text."""
         return self._get(key, default, "a text", lambda value: isinstance(value, str))

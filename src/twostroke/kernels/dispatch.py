@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from twostroke.config.kv_format import KV_FORMATS, KVFormat, slot_bytes
-from twostroke.config.layer_spec import KVSpec
+from twostroke.config.layer_spec import Activation, KVSpec
 from twostroke.config.load import ActivationQuantization, Kernels, QuantizationOnLoad
 from twostroke.errors import SetupError
 from twostroke.kernels.head_order import HeadOrder
@@ -49,7 +49,7 @@ class Linear(Protocol):
 
 
 GatedLinear = Callable[[Tensor], Tensor]
-"""silu(x G^T) * (x U^T): [num_rows, K] -> [num_rows, N], for the rows of G above those of U in one weight."""
+"""activation(x G^T) * (x U^T): [num_rows, K] -> [num_rows, N], for the rows of G above those of U in one weight."""
 
 
 GumbelArgmax = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -120,7 +120,7 @@ class HeadTurn:
     signed_sin: Tensor
     """[num_tokens, 1, head_dim]: -sin for the first half, sin for the second."""
     norm_weight: Tensor | None
-    """[num_heads + num_kv_heads, head_dim]"""
+    """[num_heads + num_kv_heads, head_dim], in the type of q and k or in float32"""
     eps: float
     """Of the norm."""
 
@@ -169,6 +169,7 @@ class AttentionOperator(Protocol):
         layer_in_block: int,
         softmax_scale: float,
         turn: HeadTurn | None = None,
+        score_cap: float | None = None,
     ) -> Tensor:
         """Writes the step's K and V into the storage, then attends over what is stored.
 
@@ -180,6 +181,7 @@ class AttentionOperator(Protocol):
             layer_in_block: which of a block's layers this is.
             softmax_scale: factor on the scores.
             turn: of q and k, before anything else; None: they are turned. Only for who `turns_heads`.
+            score_cap: scores are cap * tanh(score / cap); None: they are as they are.
 
         Returns:
             [num_tokens, num_heads * head_dim] in qkv's type.
@@ -265,7 +267,7 @@ class Operators:
     set_num_threads: Callable[[int], None]
     """How many threads compute, for the whole process."""
     pack_linear: Callable[[Weight, Tensor | None], Linear]
-    pack_gated: Callable[[Weight, Tensor | None], GatedLinear]
+    pack_gated: Callable[[Weight, Tensor | None, Activation], GatedLinear]
     packed_sizes: PackedSizes
     keeps_quantized: bool
     """Whether a quantized weight stays one when it is packed; else it takes the room of the numbers it stands for."""

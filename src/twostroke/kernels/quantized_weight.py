@@ -84,8 +84,8 @@ class QuantizedWeight:
             found[rows] = values
         return found
 
-    def of_rows(self, rows: slice) -> QuantizedWeight:
-        """Some of its rows, in memory of their own."""
+    def of_rows(self, rows: slice | Tensor) -> QuantizedWeight:
+        """Some of its rows, a range or those of these ids, in memory of their own."""
         mins = None if self.mins is None else self.mins[rows].clone()
         return replace(self, codes=self.codes[rows].clone(), scales=self.scales[rows].clone(), mins=mins)
 

@@ -1,10 +1,20 @@
-"""RMSNorm."""
+"""Norms over the last dimension."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 from torch import Tensor
 
 from twostroke.kernels.dispatch import Operators
+
+
+class Norm(Protocol):
+    """Either of them."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Norm x [..., n]."""
+        ...
 
 
 class RMSNorm:
@@ -22,3 +32,20 @@ class RMSNorm:
     def apply_(self, x: Tensor) -> None:
         """Norms x [..., n] in place."""
         self._rms_norm_(x, self.weight, self.eps)
+
+
+class LayerNorm:
+    """Layer norm over the last dimension (Ba et al. 2016, arXiv:1607.06450), in float32, by torch's operators."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+        """Takes weight and bias [n]."""
+        self._weight, self._eps = weight.float(), eps
+        self._bias = None if bias is None else bias.float()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Norm x [..., n]; the result is rounded once."""
+        wide = x.float()
+        centred = wide - wide.mean(-1, keepdim=True)
+        scale = centred.square().mean(-1, keepdim=True).add_(self._eps).rsqrt_()
+        normed = centred.mul_(scale).mul_(self._weight)
+        return (normed if self._bias is None else normed.add_(self._bias)).to(x.dtype)

@@ -25,19 +25,34 @@ class Rotary:
         """Fills the tables for positions 0 to max_model_len - 1.
 
         Dynamic NTK scaling is fixed for `rope.longest_request`: stretching with the length of each request would make
-        the keys in the cache contradict later queries.
+        the keys in the cache contradict later queries. The same holds for longrope, whose factors change where a
+        request passes the original context.
+
+        Of heads that are rotated in part, the numbers of a pair come first in each half (model/rotary_order.py); the
+        others are multiplied by 1.
         """
-        frequencies, factor = inverse_frequencies(rope, head_dim)
-        half = len(frequencies)
-        self._cos, self._signed_sin = (torch.empty(max_model_len, 2 * half, dtype=dtype, device=device) for _ in "cs")
+        frequencies, factor = inverse_frequencies(rope, rope.rotary_dim or head_dim)
+        num_pairs, half = len(frequencies), head_dim // 2
+        self._cos = torch.ones(max_model_len, head_dim, dtype=dtype, device=device)
+        self._signed_sin = torch.zeros_like(self._cos)
+        self._query_scales: Tensor | None = None
+        if rope.query_growth is not None:
+            assert rope.original_max_position_embeddings is not None
+            turns = torch.arange(max_model_len) // rope.original_max_position_embeddings
+            self._query_scales = (1 + rope.query_growth * torch.log(1.0 + turns)).to(device=device, dtype=dtype)
         # a slice at a time: in float32 and with what lies between, a whole context would take several times the tables
         for begin in range(0, max_model_len, _POSITIONS_AT_ONCE):
             positions = torch.arange(begin, min(begin + _POSITIONS_AT_ONCE, max_model_len)).float()
-            angles = positions[:, None] * frequencies  # [num_positions, head_dim / 2]
+            angles = positions[:, None] * frequencies  # [num_positions, num_pairs]
             cos, sin = angles.cos() * factor, angles.sin() * factor
             rows = slice(begin, begin + len(positions))
-            self._cos[rows, :half], self._cos[rows, half:] = cos, cos
-            self._signed_sin[rows, :half], self._signed_sin[rows, half:] = -sin, sin
+            first, second = slice(0, num_pairs), slice(half, half + num_pairs)
+            self._cos[rows, first], self._cos[rows, second] = cos, cos
+            self._signed_sin[rows, first], self._signed_sin[rows, second] = -sin, sin
+
+    def query_scales(self, positions: Tensor) -> Tensor | None:
+        """Factors on the queries of positions [num_tokens], [num_tokens, 1, 1]; None: there are none."""
+        return None if self._query_scales is None else self._query_scales[positions].view(-1, 1, 1)
 
     @staticmethod
     def bytes_for(head_dim: int, max_model_len: int, bytes_per_element: int) -> int:
@@ -55,7 +70,10 @@ class Rotary:
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """Angular frequency of each pair [head_dim / 2], float32, and the factor on cos and sin."""
+    """Angular frequency of each pair [head_dim / 2], float32, and the factor on cos and sin.
+
+    head_dim: numbers of a head that are rotated.
+    """
     frequencies, factor = _SCALINGS[rope.rope_type](rope, head_dim)
     if rope.frequency_divisors is not None:
         frequencies = frequencies / torch.tensor(rope.frequency_divisors)
@@ -131,10 +149,24 @@ def _yarn_attention_factor(rope: RopeConfig) -> float:
     return temperature(1.0)
 
 
+def _longrope(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
+    """LongRoPE: Ding et al. 2024, arXiv:2402.13753."""
+    original = rope.original_max_position_embeddings
+    assert original is not None
+    factors = rope.long_factors if (rope.longest_request or original) > original else rope.short_factors
+    assert factors is not None
+    powers = rope.theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
+    frequencies = 1.0 / (torch.tensor(factors) * powers)
+    if rope.attention_factor is not None:
+        return frequencies, rope.attention_factor
+    return frequencies, 1.0 if rope.factor <= 1 else math.sqrt(1 + math.log(rope.factor) / math.log(original))
+
+
 _SCALINGS: dict[str, Callable[[RopeConfig, int], tuple[Tensor, float]]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
 }

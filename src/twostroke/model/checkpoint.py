@@ -13,6 +13,7 @@ from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint, ModelNotFound
 from twostroke.log import get_logger
 from twostroke.model.model_path import HUB_ID, no_config, no_folder
+from twostroke.model.text_tensors import text_name
 from twostroke.plain_words import reason_of
 
 log = get_logger(__name__)
@@ -91,7 +92,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 class Checkpoint:
-    """The tensors of a folder's safetensors files, single or sharded."""
+    """The tensors of a folder's safetensors files, single or sharded; of a model that reads images, those of text."""
 
     def __init__(self, folder: Path) -> None:
         """Opens the files and reads their headers.
@@ -104,8 +105,11 @@ class Checkpoint:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.types: dict[str, str] = {}
         """As safetensors spells them: F32, BF16, I32 ..."""
-        self._file_of: dict[str, Any] = {}
+        self._file_of: dict[str, tuple[Any, str]] = {}
+        """Of each tensor, the file and its name there."""
         self._home_of: dict[str, str] = {}
+        """Names of files, by the names there."""
+        skipped: list[str] = []
         index = read_json(folder / "model.safetensors.index.json")
         if index is not None:
             file_names = sorted(set(_weight_map(index, folder).values()))
@@ -116,7 +120,7 @@ class Checkpoint:
         if not file_names:
             raise ModelNotFound(f"{folder} has no safetensors files; other weight formats are not read.")
         for file_name in file_names:
-            self._open(folder / file_name)
+            self._open(folder / file_name, skipped)
         if index is not None:
             misplaced = [n for n, file_name in _weight_map(index, folder).items() if self._home_of.get(n) != file_name]
             if misplaced:
@@ -124,7 +128,12 @@ class Checkpoint:
                     f"{folder}: the index names tensors that are not in the files it gives: {shorten(misplaced)}."
                 )
 
-    def _open(self, path: Path) -> None:
+        if skipped:
+            log.info(
+                "%s: %d tensors that are not of text are not loaded: %s", folder, len(skipped), shorten(skipped, 2)
+            )
+
+    def _open(self, path: Path, skipped: list[str]) -> None:
         try:
             file: Any = safe_open(path, framework="pt")
             for name in file.keys():  # noqa: SIM118  a handle, not a mapping
@@ -132,8 +141,15 @@ class Checkpoint:
                 if name in self._home_of:
                     both = f"{self._home_of[name]} and {path.name}"
                     raise CorruptCheckpoint(f"{path.parent}: {name} is in {both}. Remove the file that is no part.")
-                self.shapes[name], self.types[name] = tuple(header.get_shape()), header.get_dtype()
-                self._file_of[name], self._home_of[name] = file, path.name
+                self._home_of[name] = path.name
+                ours = text_name(name)
+                if ours is None:
+                    skipped.append(name)
+                    continue
+                if ours in self.shapes:
+                    raise CorruptCheckpoint(f"{path.parent}: {ours} is there twice, under two names.")
+                self.shapes[ours], self.types[ours] = tuple(header.get_shape()), header.get_dtype()
+                self._file_of[ours] = file, name
         except (SafetensorError, OSError) as error:
             raise CorruptCheckpoint(f"{path} cannot be read ({error}). Download it again.") from error
 
@@ -144,7 +160,8 @@ class Checkpoint:
             CorruptCheckpoint: its bytes cannot be read.
         """
         try:
-            return self._file_of[name].get_tensor(name)
+            file, stored = self._file_of[name]
+            return file.get_tensor(stored)
         except (SafetensorError, OSError) as error:
             raise CorruptCheckpoint(f"tensor {name} cannot be read ({error}). Download the model again.") from error
 

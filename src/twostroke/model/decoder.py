@@ -30,6 +30,8 @@ class Parameter:
     """Whether each rank has only its share of the rows of each part (layers/row_split.py)."""
     is_gated: bool = False
     """Whether it is packed for a gated product (`pack_gated`)."""
+    is_wide: bool = False
+    """Whether it is kept in float32, whatever the type of the model."""
     num_copies: int = 1
     """How often it is kept, of all ranks together: for each head, say."""
 

@@ -59,7 +59,7 @@ class EagleHead:
             return folder.tensor(name).to(placement.dtype).to(placement.device)
 
         def norm(name: str) -> RMSNorm:
-            return RMSNorm(read(name), config.rms_norm_eps, operators)
+            return RMSNorm(read(name), config.norm_eps, operators)
 
         self._fc = operators.pack_linear(read("fc.weight"), None)
         weights = {ours: torch.cat([read(f"midlayer.{part}") for part in parts]) for ours, parts in _LAYER.items()}

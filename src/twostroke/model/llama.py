@@ -1,5 +1,6 @@
 """Llama (Touvron et al. 2023, arXiv:2302.13971), and what differs from it by what a LayerSpec says: Mistral, SmolLM3,
-Granite, Qwen2, Qwen3 (Yang et al. 2025, arXiv:2505.09388), OLMo 2 (arXiv:2501.00656) and others."""
+Granite, Qwen2, Qwen3 (Yang et al. 2025, arXiv:2505.09388), OLMo 2 (arXiv:2501.00656), Gemma 3 (arXiv:2503.19786) and
+others."""
 
 from __future__ import annotations
 
@@ -11,79 +12,149 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twostroke.config.layer_spec import LayerSpec
+from twostroke.config.layer_spec import Activation, LayerSpec, NormPlace
 from twostroke.config.model import ModelConfig
-from twostroke.kernels.dispatch import Linear
+from twostroke.kernels.activation import activated
+from twostroke.kernels.dispatch import Linear, Operators
+from twostroke.kernels.soft_cap import soft_cap
 from twostroke.layers.attention import Attention, KVTensors
 from twostroke.layers.attention_metadata import AttentionMetadata
-from twostroke.layers.norm import RMSNorm
+from twostroke.layers.norm import LayerNorm, Norm, RMSNorm
 from twostroke.layers.rotary import Rotary, Rotation
 from twostroke.model.decoder import DecoderModel, Parameter, Placement
 
+_NORMS: Mapping[NormPlace, tuple[str, ...]] = {
+    "before": ("attention_norm", "mlp_norm"),
+    "after": ("attention_out_norm", "mlp_out_norm"),
+    "around": ("attention_norm", "mlp_norm", "attention_out_norm", "mlp_out_norm"),
+}
+_ROW_NORMS = ("q_norm", "k_norm")
+
 
 class LlamaLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x)); the feed-forward is gated (Shazeer 2020, arXiv:2002.05202)."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); the feed-forward is gated (Shazeer 2020, arXiv:2002.05202).
+
+    The norms stand at the inputs of attention and MLP, at their outputs, or at both.
+    """
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
         """Takes the layer's weights, named without their `layers.i.`."""
         operators, split, spec = placement.operators, placement.split, config.layers[layer_id]
         self._num_heads, self._num_kv_heads = split.share(spec.num_heads), split.share(spec.kv.num_kv_heads)
         self._head_dim, self._width = spec.kv.head_dim, spec.q_size
-        self._residual_scale, self._norms = spec.residual_scale, spec.norms
+        self._residual_scale, self._is_parallel = spec.residual_scale, spec.is_parallel
         self._split = split
-        self.attention_norm = RMSNorm(weights["attention_norm.weight"], config.rms_norm_eps, operators)
+        names = _block_norms(spec) + (_ROW_NORMS if spec.qk_norm == "rows" else ())
+        norms = {name: _norm(config, weights, name, operators) for name in names}
+        self.attention_norm, self.mlp_norm = norms.get("attention_norm", _same), norms.get("mlp_norm", _same)
+        self._attention_out_norm, self._mlp_out_norm = norms.get("attention_out_norm"), norms.get("mlp_out_norm")
+        self._row_norms = [norms[name] for name in _ROW_NORMS if name in norms]
         self._qkv = operators.pack_linear(weights["qkv.weight"], weights.get("qkv.bias"))
-        head_norm = self.head_norm(spec, weights, config.rms_norm_eps, placement)
-        self._row_norms: tuple[RMSNorm, RMSNorm] | None = None
-        if spec.qk_norm == "rows":
-            q_norm, k_norm = weights["q_norm.weight"], weights["k_norm.weight"]
-            self._row_norms = (
-                RMSNorm(q_norm, config.rms_norm_eps, operators),
-                RMSNorm(k_norm, config.rms_norm_eps, operators),
-            )
-        self._attention = Attention(layer_id, spec.softmax_scale, operators, head_norm)
+        head_norm = self.head_norm(config, weights, operators) if spec.qk_norm == "heads" else None
+        self._attention = Attention(layer_id, spec, operators, head_norm)
         output = operators.pack_linear(weights["output.weight"], weights.get("output.bias"))
         self.output = split.linear(output, config.hidden_size)
-        self.mlp_norm = RMSNorm(weights["mlp_norm.weight"], config.rms_norm_eps, operators)
         self.inner = self.pack_mlp(spec, weights, placement)
         down = operators.pack_linear(weights["down.weight"], weights.get("down.bias"))
         self.down = split.linear(down, config.hidden_size)
 
     def pack_mlp(self, spec: LayerSpec, weights: Mapping[str, Any], placement: Placement) -> Callable[[Tensor], Tensor]:
         """Return what the MLP computes before its down projection: [num_tokens, hidden_size] -> intermediate_size."""
-        gated = placement.operators.pack_gated(weights["gate_up.weight"], weights.get("gate_up.bias"))
-        return placement.split.gated(gated, spec.intermediate_size)
+        pack = placement.operators.pack_gated
+        if spec.has_gate:
+            inner = pack(weights["gate_up.weight"], weights.get("gate_up.bias"), spec.activation)
+        else:
+            up = placement.operators.pack_linear(weights["up.weight"], weights.get("up.bias"))
+            inner = partial(_plain, up, spec.activation)
+        return placement.split.gated(inner, spec.intermediate_size)
 
-    def head_norm(
-        self, spec: LayerSpec, weights: Mapping[str, Any], eps: float, placement: Placement
-    ) -> RMSNorm | None:
-        """Return the norm over each head of q and k, with each head's weight in its row, where the layer has one."""
-        if spec.qk_norm != "heads":
-            return None
-        of_heads = [weights["q_norm.weight"]] * self._num_heads + [weights["k_norm.weight"]] * self._num_kv_heads
-        return RMSNorm(torch.stack(of_heads), eps, placement.operators)
+    def head_norm(self, config: ModelConfig, weights: Mapping[str, Any], operators: Operators) -> RMSNorm:
+        """Return the norm over each head of q and k, with each head's weight in its row."""
+        q_norm, k_norm = (_norm_weight(config, weights[f"{name}.weight"]) for name in ("q_norm", "k_norm"))
+        of_heads = torch.stack([q_norm] * self._num_heads + [k_norm] * self._num_kv_heads)
+        return RMSNorm(of_heads, config.norm_eps, operators)
 
-    def forward(self, x: Tensor, rotation: Rotation | None, attention: AttentionMetadata, kv: KVTensors) -> Tensor:
-        """x: [num_tokens, hidden_size]; rotation: of q and k, where the layer has one."""
-        if self._norms == "after":
-            x = x + self.attention_norm(self.output(self.attend(x, rotation, attention, kv)))
-            return x + self.mlp_norm(self.down(self.inner(x)))
-        x = self._added(self.output, x, self.attend(self.attention_norm(x), rotation, attention, kv))
-        return self._added(self.down, x, self.inner(self.mlp_norm(x)))
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        attention: AttentionMetadata,
+        kv: KVTensors,
+        query_scales: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the layer.
 
-    def _added(self, linear: Linear, residual: Tensor, x: Tensor) -> Tensor:
-        if self._residual_scale == 1.0:
+        Args:
+            x: [num_tokens, hidden_size].
+            rotation: of q and k, where the layer has one.
+            attention: the step.
+            kv: the KV storage.
+            query_scales: [num_tokens, 1, 1], factors on q, where the layer has them.
+        """
+        normed = self.attention_norm(x)
+        attended = self.attend(normed, rotation, attention, kv, query_scales)
+        x = self._added(x, self.output, attended, self._attention_out_norm)
+        normed = normed if self._is_parallel else self.mlp_norm(x)
+        return self._added(x, self.down, self.inner(normed), self._mlp_out_norm)
+
+    def _added(self, residual: Tensor, linear: Linear, x: Tensor, norm: Norm | None) -> Tensor:
+        if norm is None and self._residual_scale == 1.0:
             return linear.add_to(residual, x)
-        return residual + linear(x) * self._residual_scale
+        added = linear(x) if norm is None else norm(linear(x))
+        return residual + (added if self._residual_scale == 1.0 else added * self._residual_scale)
 
-    def attend(self, x: Tensor, rotation: Rotation | None, attention: AttentionMetadata, kv: KVTensors) -> Tensor:
+    def attend(
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        attention: AttentionMetadata,
+        kv: KVTensors,
+        query_scales: Tensor | None = None,
+    ) -> Tensor:
         """Self-attention of x [num_tokens, hidden_size], before the output projection."""
         qkv = self._qkv(x).view(x.shape[0], self._num_heads + 2 * self._num_kv_heads, self._head_dim)
-        if self._row_norms is not None:
+        if self._row_norms:
             q, k, _ = qkv.split((self._num_heads, self._num_kv_heads, self._num_kv_heads), dim=1)
             for part, norm in zip((q, k), self._row_norms, strict=True):
                 part.copy_(norm(part.flatten(1)).view_as(part))
+        if query_scales is not None:
+            qkv[:, : self._num_heads].mul_(query_scales)
         return self._split.gather(self._attention(qkv, rotation, attention, kv), self._width)
+
+
+def _same(x: Tensor) -> Tensor:
+    """Stand in for a norm where a layer has none."""
+    return x
+
+
+def _block_norms(spec: LayerSpec) -> tuple[str, ...]:
+    """Names of the norms of attention and MLP."""
+    return ("attention_norm",) if spec.is_parallel else _NORMS[spec.norms]
+
+
+def _plain(up: Linear, activation: Activation, x: Tensor) -> Tensor:
+    """Compute what an MLP without a gate does before its down projection."""
+    inner = up(x)
+    return activated(inner.float(), activation).to(inner.dtype)
+
+
+def _norm(config: ModelConfig, weights: Mapping[str, Any], name: str, operators: Operators) -> Norm:
+    weight = weights[f"{name}.weight"]
+    if config.norm == "rms":
+        return RMSNorm(_norm_weight(config, weight), config.norm_eps, operators)
+    return LayerNorm(weight, weights[f"{name}.bias"] if config.norm == "layer_bias" else None, config.norm_eps)
+
+
+def _norm_weight(config: ModelConfig, weight: Tensor) -> Tensor:
+    """Return what a norm multiplies with, from what checkpoints store."""
+    return weight.float() + config.norm_offset if config.norm_offset else weight
+
+
+def _norm_parameters(config: ModelConfig, name: str, size: int, num_copies: int = 1) -> dict[str, Parameter]:
+    """Return the tensors of a norm; those that compute in float32 are kept in it."""
+    is_wide = config.norm != "rms" or config.norm_offset != 0
+    kinds = ("weight", "bias") if config.norm == "layer_bias" else ("weight",)
+    return {f"{name}.{kind}": Parameter((size,), num_copies=num_copies, is_wide=is_wide) for kind in kinds}
 
 
 class Llama(DecoderModel):
@@ -96,7 +167,7 @@ class Llama(DecoderModel):
         """See DecoderModel."""
         found = {
             "embedding.weight": Parameter((config.vocab_size,), config.hidden_size, is_split=True),
-            "norm.weight": Parameter((config.hidden_size,)),
+            **_norm_parameters(config, "norm", config.hidden_size),
         }
         if not config.tie_word_embeddings:
             found["lm_head.weight"] = Parameter((config.vocab_size,), config.hidden_size, is_split=True)
@@ -112,20 +183,22 @@ class Llama(DecoderModel):
         linears: dict[str, tuple[tuple[int, ...], int, bool]] = {
             "qkv": ((q, kv, kv), hidden, spec.qkv_bias),
             "output": ((hidden,), q, spec.output_bias),
-            "gate_up": ((wide, wide), hidden, spec.mlp_bias),
+            "gate_up" if spec.has_gate else "up": ((wide, wide) if spec.has_gate else (wide,), hidden, spec.mlp_bias),
             "down": ((hidden,), wide, spec.mlp_bias),
         }
-        found = {f"{norm}.weight": Parameter((hidden,)) for norm in ("attention_norm", "mlp_norm")}
+        found: dict[str, Parameter] = {}
+        for norm in _block_norms(spec):
+            found |= _norm_parameters(config, norm, hidden)
         for name, (rows, columns, has_bias) in linears.items():
             found[f"{name}.weight"] = Parameter(rows, columns, is_split=True, is_gated=name == "gate_up")
             if has_bias:
                 found[f"{name}.bias"] = Parameter(rows, is_split=True)
         if spec.qk_norm == "rows":
-            found |= {"q_norm.weight": Parameter((q,)), "k_norm.weight": Parameter((kv,))}
+            found |= _norm_parameters(config, "q_norm", q) | _norm_parameters(config, "k_norm", kv)
         if spec.qk_norm == "heads":
             num_heads = {"q_norm": spec.num_heads, "k_norm": spec.kv.num_kv_heads}
             for name, num in num_heads.items():
-                found[f"{name}.weight"] = Parameter((spec.kv.head_dim,), num_copies=num)
+                found |= _norm_parameters(config, name, spec.kv.head_dim, num_copies=num)
         return found
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], placement: Placement) -> None:
@@ -146,7 +219,7 @@ class Llama(DecoderModel):
             )
             for i in range(config.num_layers)
         ]
-        self._norm = RMSNorm(weights["norm.weight"], config.rms_norm_eps, placement.operators)
+        self._norm = _norm(config, weights, "norm", placement.operators)
         self._rotaries = [
             Rotary(
                 rope,
@@ -183,13 +256,13 @@ class Llama(DecoderModel):
         features: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
         """See DecoderModel."""
-        rotations = [rotary(positions) for rotary in self._rotaries]
+        rotations = [(rotary(positions), rotary.query_scales(positions)) for rotary in self._rotaries]
         for layer_id in layers:
             if features is not None and layer_id in features:
                 features[layer_id].copy_(hidden)  # what comes may add to it in place
             which = self._rotary_of[layer_id]
-            rotation = None if which is None else rotations[which]
-            hidden = self._layers[layer_id].forward(hidden, rotation, attention, kv)
+            rotation, query_scales = (None, None) if which is None else rotations[which]
+            hidden = self._layers[layer_id].forward(hidden, rotation, attention, kv, query_scales)
         return hidden
 
     @torch.inference_mode()
@@ -200,8 +273,10 @@ class Llama(DecoderModel):
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See DecoderModel."""
-        logits, divisor = self._lm_head(hidden).float(), self.config.logits_divisor
-        return logits if divisor == 1.0 else logits / divisor
+        logits, divisor, cap = self._lm_head(hidden).float(), self.config.logits_divisor, self.config.logits_cap
+        if divisor != 1.0:
+            logits = logits / divisor
+        return logits if cap is None else soft_cap(logits, cap)
 
 
 def _rows_of(table: Tensor, ids: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from twostroke.model.decoder import DecoderModel, Parameter, Placement
 from twostroke.model.float_weights import FloatWeights
 from twostroke.model.quantized_checkpoint import QuantizedCheckpoint
 from twostroke.model.registry import architecture, model_class
+from twostroke.model.rotary_order import in_rotary_order
 from twostroke.model.weight_map import checkpoint_names
 from twostroke.model.weight_pieces import Piece, is_multiplied, is_one_weight, pieces_of
 from twostroke.model.weight_size import weight_bytes
@@ -110,6 +111,7 @@ def load_model(  # noqa: PLR0913 (what a model is made of, each by its name)
     parameters = kind.parameters(config)
     parts = {name: checkpoint_names(names, name) for name in parameters}
     check_weights(source, config, quantization, group_size)
+    source = in_rotary_order(source, config)
     multiplied = {name for name, parameter in parameters.items() if is_multiplied(name, config, parameter)}
     split = split or RowSplit()
     pieces = {name: pieces_of(source, parts[name], parameter, split.own) for name, parameter in parameters.items()}

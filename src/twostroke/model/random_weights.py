@@ -41,7 +41,7 @@ class RandomWeights:
 
     def __init__(self, path: Path, config: ModelConfig, device: torch.device) -> None:
         self.path = path
-        self._device = device
+        self._device, self._norm_weight = device, 1.0 - config.norm_offset
         names = architecture(config.architecture).names
         self.weights: Mapping[str, StoredWeight] = {
             part: StoredWeight(parameter.shape(num_rows))
@@ -54,7 +54,7 @@ class RandomWeights:
         shape = self.weights[name].shape
         begin, end, _ = rows.indices(shape[0])
         if len(shape) == 1:
-            value = 0.0 if name.endswith(".bias") else 1.0
+            value = 0.0 if name.endswith(".bias") else self._norm_weight
             return torch.full((end - begin,), value, dtype=dtype, device=self._device)
         found = torch.empty(end - begin, shape[1], dtype=dtype, device=self._device)
         generator = torch.Generator(self._device)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from twostroke.config.model import ARCHITECTURE_TRAITS, ArchitectureTraits, ModelConfig
 from twostroke.errors import UnsupportedModel
-from twostroke.model.weight_map import LLAMA, OLMO2, QWEN3, NameTable
+from twostroke.model.weight_map import GEMMA2, GLM, GLM4, LLAMA, OLMO2, PHI3, QWEN3, STARCODER2, NameTable
 
 if TYPE_CHECKING:
     from twostroke.model.decoder import DecoderModel
@@ -36,6 +36,15 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Exaone4ForCausalLM": Architecture("twostroke.model.llama:Llama", OLMO2, can_split=True),
     "GraniteForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
     "SmolLM3ForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
+    "Phi3ForCausalLM": Architecture("twostroke.model.llama:Llama", PHI3, can_split=True),
+    "Cohere2ForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
+    "Starcoder2ForCausalLM": Architecture("twostroke.model.llama:Llama", STARCODER2, can_split=True),
+    "Ministral3ForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
+    "GlmForCausalLM": Architecture("twostroke.model.llama:Llama", GLM, can_split=True),
+    "Glm4ForCausalLM": Architecture("twostroke.model.llama:Llama", GLM4, can_split=True),
+    "GemmaForCausalLM": Architecture("twostroke.model.llama:Llama", LLAMA, can_split=True),
+    "Gemma2ForCausalLM": Architecture("twostroke.model.llama:Llama", GEMMA2, can_split=True),
+    "Gemma3ForCausalLM": Architecture("twostroke.model.llama:Llama", GEMMA2, can_split=True),
     "Qwen3ForCausalLM": Architecture("twostroke.model.llama:Llama", QWEN3, can_split=True),
 }
 

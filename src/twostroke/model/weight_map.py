@@ -33,12 +33,35 @@ QWEN3: NameTable = {
     "layers.{i}.k_norm": "model.layers.{i}.self_attn.k_norm",
 }
 
+PHI3: NameTable = {
+    **LLAMA,
+    "layers.{i}.qkv": "model.layers.{i}.self_attn.qkv_proj",
+    "layers.{i}.gate_up": "model.layers.{i}.mlp.gate_up_proj",
+}
+
+GLM: NameTable = {**LLAMA, "layers.{i}.gate_up": "model.layers.{i}.mlp.gate_up_proj"}
+
+GLM4: NameTable = {
+    **GLM,
+    "layers.{i}.attention_out_norm": "model.layers.{i}.post_self_attn_layernorm",
+    "layers.{i}.mlp_out_norm": "model.layers.{i}.post_mlp_layernorm",
+}
+
+STARCODER2: NameTable = {
+    **LLAMA,
+    "layers.{i}.up": "model.layers.{i}.mlp.c_fc",
+    "layers.{i}.down": "model.layers.{i}.mlp.c_proj",
+}
+
 OLMO2: NameTable = {
     **QWEN3,
-    "layers.{i}.attention_norm": "model.layers.{i}.post_attention_layernorm",
-    "layers.{i}.mlp_norm": "model.layers.{i}.post_feedforward_layernorm",
+    "layers.{i}.attention_out_norm": "model.layers.{i}.post_attention_layernorm",
+    "layers.{i}.mlp_out_norm": "model.layers.{i}.post_feedforward_layernorm",
 }
 """Norms behind attention and MLP: OLMo 2, OLMo 3 and EXAONE 4."""
+
+GEMMA2: NameTable = {**OLMO2, "layers.{i}.mlp_norm": "model.layers.{i}.pre_feedforward_layernorm"}
+"""Norms around them: Gemma 2 and 3."""
 
 
 _GGUF_MODULES = {

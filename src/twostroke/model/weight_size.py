@@ -2,7 +2,7 @@
 
 A backend says what its packing makes of a shape and a format (`Operators.packed_sizes`): kernels of ours fill their
 panels up, and keep biases in float32; torch's keep numbers as they are. Tables and norms are tensors of the model's
-type.
+type, but for norms that are wide (Parameter.is_wide).
 """
 
 from __future__ import annotations
@@ -79,8 +79,13 @@ class _Counts:
             if is_multiplied(name, self._config, parameter)
             else self._of_tensor(parameter, own, num_ranks)
             for name, parameter in self._parameters.items()
-            if not (name.endswith(".bias") and _matrix_of(name) in self._parameters)  # packed with its matrix
+            if not self._is_packed_with_its_matrix(name)
         )
+
+    def _is_packed_with_its_matrix(self, name: str) -> bool:
+        """Whether it is the bias of a product; norms have biases, too."""
+        matrix = self._parameters.get(name.removesuffix("bias") + "weight")
+        return name.endswith(".bias") and matrix is not None and matrix.columns is not None
 
     def _of_matrix(self, name: str, parameter: Parameter, own: Callable[[int], range]) -> int:
         """Packed, with its bias."""
@@ -99,7 +104,8 @@ class _Counts:
     def _of_tensor(self, parameter: Parameter, own: Callable[[int], range], num_ranks: int) -> int:
         num_rows = sum(len(own(rows)) if parameter.is_split else rows for rows in parameter.rows)
         num_copies = max(1, parameter.num_copies // num_ranks)
-        return num_copies * num_rows * (parameter.columns or 1) * self._dtype.itemsize
+        dtype = torch.float32 if parameter.is_wide else self._dtype
+        return num_copies * num_rows * (parameter.columns or 1) * dtype.itemsize
 
     def _maps(self, pieces: Sequence[Piece]) -> list[tuple[int, QuantizedFormat | None]]:
         """Rows and format of each weight that is packed by itself (kernels.stacked_weight.stack)."""
@@ -107,7 +113,3 @@ class _Counts:
         if is_one_weight(self._source, pieces) or len(set(formats)) == 1:
             return [(sum(piece.num_rows for piece in pieces), formats[0])]
         return [(piece.num_rows, weight_format) for piece, weight_format in zip(pieces, formats, strict=True)]
-
-
-def _matrix_of(bias: str) -> str:
-    return bias.removesuffix("bias") + "weight"

@@ -27,6 +27,7 @@ def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_
     per token      3 hidden (residual, norm, output) + the larger of
                      attention  2 qkv + 3 q            a product's output exists twice while tiles are joined,
                      MLP        5 intermediate         gate and up are two of them, their product one
+                                or, without a gate, 2 and 4 in float32 (the activation)
                    and 2 hidden in float32 (the norm)
     per logits row 5 vocab in float32                  logits, processed, probabilities, sorted, noise
     per scored row 4 vocab in float32                  logits in tiles and joined, log-probabilities, sorted
@@ -40,8 +41,12 @@ def step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_
         max_num_seqs: rows of logits that are sampled at once; prompt log-probabilities come in slices.
         bytes_per_element: of weights and activations.
     """
+    without_gate = 2 + 4 * _FLOAT32 // bytes_per_element
     of_layers = (
-        max(2 * (layer.q_size + 2 * layer.kv_size) + 3 * layer.q_size, 5 * layer.intermediate_size)
+        max(
+            2 * (layer.q_size + 2 * layer.kv_size) + 3 * layer.q_size,
+            (5 if layer.has_gate else without_gate) * layer.intermediate_size,
+        )
         for layer in model.kinds
     )
     elements = 3 * model.hidden_size + max(of_layers)
@@ -60,7 +65,7 @@ def card_step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, b
     ```
     per token      3 hidden (residual, norm, output) + the larger of
                      attention  qkv + q             a product is written once, heads are rotated in place
-                     MLP        3 intermediate      gate and up, and their product
+                     MLP        3 intermediate      gate and up, and their product; without a gate as above
     per logits row 5 vocab in float32               logits, processed, probabilities, sorted, noise
     per scored row 3 vocab in float32               logits, log-probabilities, sorted
     attention      partial results of split contexts in float32
@@ -75,7 +80,11 @@ def card_step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, b
         max_num_seqs: rows of logits sampled at once; prompt log-probabilities are computed in slices.
         bytes_per_element: bytes of a weight or activation.
     """
-    of_layers = (max(2 * (layer.q_size + layer.kv_size), 3 * layer.intermediate_size) for layer in model.kinds)
+    without_gate = 2 + 4 * _FLOAT32 // bytes_per_element
+    of_layers = (
+        max(2 * (layer.q_size + layer.kv_size), (3 if layer.has_gate else without_gate) * layer.intermediate_size)
+        for layer in model.kinds
+    )
     elements = 3 * model.hidden_size + max(of_layers)
     sampled = 5 * min(max_num_seqs, max_tokens)
     scored = 3 * min(num_slice_rows(model.vocab_size), max_tokens)

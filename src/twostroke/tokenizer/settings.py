@@ -78,7 +78,9 @@ def read_eos_token_ids(folder: Path, eos_token_id: int | None, vocab_size: int |
     path = folder / "generation_config.json"
     if not path.is_file():
         path = folder / "config.json"
-    given = _read_json(path).get("eos_token_id")
+    config = _read_json(path)
+    text = config.get("text_config")  # of a model that reads images too
+    given = config.get("eos_token_id", text.get("eos_token_id") if isinstance(text, dict) else None)
     ids: list[Any] = [] if given is None else given if isinstance(given, list) else [given]
     if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
         raise CorruptCheckpoint(f"{path}: eos_token_id is {given!r}; it must be a token id or a list of them.")

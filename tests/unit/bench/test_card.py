@@ -128,7 +128,7 @@ def test_settings_are_reported_with_and_without_a_default() -> None:
 def test_the_large_shape_is_qwen3_8b(tmp_path: Path) -> None:
     config = read_model_config(write_shape(tmp_path / "large", QWEN3_8B))
     assert num_parameters(config) == 8_190_735_360  # as published
-    assert (config.ropes[0][0].theta, config.rms_norm_eps, config.tie_word_embeddings) == (1e6, 1e-6, False)
+    assert (config.ropes[0][0].theta, config.norm_eps, config.tie_word_embeddings) == (1e6, 1e-6, False)
     assert is_alike(config, QWEN3_8B)
     tiny = read_model_config(write_shape(tmp_path / "tiny", TINY))
     assert is_alike(tiny, TINY)

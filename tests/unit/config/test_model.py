@@ -156,6 +156,116 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         },
         596_049_920,
     ),
+    "gemma-2-2b": (
+        {
+            **COMMON,
+            "architectures": ["Gemma2ForCausalLM"],
+            "attention_bias": False,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "max_position_embeddings": 8192,
+            "num_attention_heads": 8,
+            "num_hidden_layers": 26,
+            "num_key_value_heads": 4,
+            "query_pre_attn_scalar": 256,
+            "rms_norm_eps": 1e-06,
+            "rope_theta": 10000.0,
+            "sliding_window": 4096,
+            "vocab_size": 256000,
+        },
+        2_614_341_888,
+    ),
+    "gemma-3-1b": (
+        {
+            **COMMON,
+            "architectures": ["Gemma3ForCausalLM"],
+            "attention_bias": False,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size": 1152,
+            "intermediate_size": 6912,
+            "max_position_embeddings": 32768,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 26,
+            "num_key_value_heads": 1,
+            "query_pre_attn_scalar": 256,
+            "rms_norm_eps": 1e-06,
+            "rope_local_base_freq": 10000,
+            "rope_scaling": None,
+            "rope_theta": 1000000,
+            "sliding_window": 512,
+            "sliding_window_pattern": 6,
+            "vocab_size": 262144,
+        },
+        999_885_952,
+    ),
+    "Phi-4-mini-instruct": (
+        {
+            **COMMON,
+            "architectures": ["Phi3ForCausalLM"],
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "max_position_embeddings": 131072,
+            "num_attention_heads": 24,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "original_max_position_embeddings": 4096,
+            "partial_rotary_factor": 0.75,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.5] * 48},
+            "rope_theta": 10000.0,
+            "sliding_window": 262144,
+            "tie_word_embeddings": True,
+            "vocab_size": 200064,
+        },
+        3_836_021_760,
+    ),
+    "phi-4": (
+        {
+            **COMMON,
+            "architectures": ["Phi3ForCausalLM"],
+            "hidden_size": 5120,
+            "intermediate_size": 17920,
+            "max_position_embeddings": 16384,
+            "num_attention_heads": 40,
+            "num_hidden_layers": 40,
+            "num_key_value_heads": 10,
+            "original_max_position_embeddings": 16384,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": None,
+            "rope_theta": 250000,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "vocab_size": 100352,
+        },
+        14_659_507_200,
+    ),
+    "glm-4-9b-hf": (
+        {
+            **COMMON,
+            "architectures": ["GlmForCausalLM"],
+            "attention_bias": True,
+            "head_dim": 128,
+            "hidden_size": 4096,
+            "intermediate_size": 13696,
+            "max_position_embeddings": 8192,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 40,
+            "num_key_value_heads": 2,
+            "partial_rotary_factor": 0.5,
+            "rms_norm_eps": 1.5625e-07,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "vocab_size": 151552,
+        },
+        9_399_951_360,
+    ),
 }
 
 
@@ -183,6 +293,45 @@ def test_values_of_published_models() -> None:
     qwen2 = ModelConfig.from_hf(PUBLISHED["Qwen2.5-0.5B-Instruct"][0])
     assert (qwen2.layers[0].qkv_bias, qwen2.layers[0].output_bias, qwen2.layer_windows) == (True, False, (None,) * 24)
     assert ModelConfig.from_hf(PUBLISHED["Qwen3-0.6B"][0]).layers[0].qk_norm
+
+
+def test_values_of_gemma_and_phi() -> None:
+    gemma3 = ModelConfig.from_hf(PUBLISHED["gemma-3-1b"][0])
+    assert gemma3.layer_windows == ((512,) * 5 + (None,)) * 4 + (512,) * 2
+    assert {(rope.theta, rope.factor) for rope, _ in gemma3.ropes} == {(1e6, 1.0), (1e4, 1.0)}
+    assert (gemma3.tie_word_embeddings, gemma3.norm_offset, gemma3.embedding_scale) == (True, 1.0, 1152**0.5)
+    stretched = ModelConfig.from_hf(
+        {**PUBLISHED["gemma-3-1b"][0], "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    )
+    assert [rope.factor for rope, _ in stretched.ropes] == [1.0, 8.0]
+    assert stretched.max_context == 32768, "as it is after the stretching"
+    gemma2 = ModelConfig.from_hf(PUBLISHED["gemma-2-2b"][0])
+    assert (gemma2.layers[1].score_cap, gemma2.logits_cap, gemma2.layer_windows[:2]) == (50.0, 30.0, (4096, None))
+    phi = ModelConfig.from_hf(PUBLISHED["Phi-4-mini-instruct"][0])
+    rope = phi.ropes[0][0]
+    assert (rope.rope_type, rope.rotary_dim, rope.factor, phi.max_context) == ("longrope", 96, 32.0, 131072)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "error", "said"),
+    [
+        ("gemma-3-1b", {"hidden_activation": "silu"}, UnsupportedModel, "hidden_activation='silu'"),
+        ("gemma-3-1b", {"use_bidirectional_attention": True}, UnsupportedModel, "use_bidirectional_attention"),
+        ("gemma-2-2b", {"attn_logit_softcapping": -1}, CorruptCheckpoint, "attn_logit_softcapping must be a number"),
+        ("gemma-2-2b", {"query_pre_attn_scalar": 0}, CorruptCheckpoint, "query_pre_attn_scalar must be a number"),
+        ("glm-4-9b-hf", {"partial_rotary_factor": 0.01}, CorruptCheckpoint, "partial_rotary_factor must give an even"),
+        ("glm-4-9b-hf", {"partial_rotary_factor": 1.5}, CorruptCheckpoint, "partial_rotary_factor must give an even"),
+        (
+            "phi-4",
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 64, "long_factor": [1.0] * 63}},
+            CorruptCheckpoint,
+            "needs 64 numbers above 0 as long_factor, found 63",
+        ),
+    ],
+)
+def test_refused_of_other_families(name: str, changes: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        ModelConfig.from_hf({**PUBLISHED[name][0], **changes})
 
 
 def test_both_spellings_of_rope_are_the_same() -> None:
@@ -213,7 +362,12 @@ def test_windows_by_layer() -> None:
             UnsupportedModel,
             "rope parameters of linear_attention are not",
         ),
-        ({"rope_scaling": {"rope_type": "longrope"}}, UnsupportedModel, "known: default, linear"),
+        ({"rope_scaling": {"rope_type": "ntk"}}, UnsupportedModel, "known: default, linear"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}},
+            UnsupportedModel,
+            "'longrope' is not implemented for this architecture",
+        ),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, CorruptCheckpoint, "low_freq_factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, CorruptCheckpoint, "factor, found '2'"),
         ({"partial_rotary_factor": 0.5}, UnsupportedModel, "partial_rotary_factor=0.5"),

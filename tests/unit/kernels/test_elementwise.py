@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from twostroke.config.layer_spec import Activation
 from twostroke.config.load import Kernels
 from twostroke.kernels import native
 from twostroke.kernels.dispatch import Operators, operators_for
-from twostroke.kernels.reference.elementwise import rms_norm, silu_and_mul
+from twostroke.kernels.reference.elementwise import gate_and_mul, rms_norm
+from twostroke.kernels.soft_cap import soft_cap
 
 CPU = torch.device("cpu")
 WEIGHT = torch.linspace(0.3, 2.0, 96)
@@ -38,7 +41,9 @@ def normed_heads(operators: Operators, x: Tensor) -> Tensor:
 OPERATORS: dict[str, Callable[[Operators, Tensor], Tensor]] = {
     "norm": lambda operators, x: operators.rms_norm(x, WEIGHT.to(x.dtype), 1e-6),
     "norm over heads": normed_heads,
-    "activation": lambda _, x: silu_and_mul(x),
+    "wide norm": lambda operators, x: operators.rms_norm(x, WEIGHT, 1e-6),
+    "silu": lambda _, x: gate_and_mul(x, "silu"),
+    "gelu": lambda _, x: gate_and_mul(x, "gelu_tanh"),
     "rotation": rotated,
 }
 
@@ -62,7 +67,7 @@ def test_a_row_is_the_same_alone_and_among_any_others(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("operator", ["norm", "norm over heads", "rotation"])
+@pytest.mark.parametrize("operator", ["norm", "wide norm", "norm over heads", "rotation"])
 @pytest.mark.parametrize("level", native.levels())
 def test_native_equals_the_reference(level: Kernels, operator: str, dtype: torch.dtype) -> None:
     x = (torch.randn(50, 96, generator=torch.Generator().manual_seed(3)) * 3).to(dtype)
@@ -74,14 +79,29 @@ def test_native_equals_the_reference(level: Kernels, operator: str, dtype: torch
 @pytest.mark.parametrize("width", [1, 7, 63, 100, 1000])
 def test_odd_widths(width: int) -> None:
     x = torch.randn(37, 2 * width, generator=torch.Generator().manual_seed(2))
-    assert torch.equal(silu_and_mul(x)[5:6], silu_and_mul(x[5:6]))
+    for activation in get_args(Activation):
+        assert torch.equal(gate_and_mul(x, activation)[5:6], gate_and_mul(x[5:6], activation))
     weight = torch.ones(2 * width)
     assert torch.equal(rms_norm(x, weight, 1e-6)[36:], rms_norm(x[36:], weight, 1e-6))
 
 
-def test_activation_equals_torch() -> None:
-    x = torch.tensor([[-200.0, -30.0, -1.0, 0.0, 2.0, 90.0] + [1.0] * 6])
-    torch.testing.assert_close(silu_and_mul(x), F.silu(x[:, :6]))
+def test_activations_equal_torchs() -> None:
+    x = torch.tensor([[-1e6, -200.0, -30.0, -1.0, 0.0, 0.3, 2.0, 90.0, 1e6] + [1.0] * 9])
+    torch.testing.assert_close(gate_and_mul(x, "silu"), F.silu(x[:, :9]))
+    torch.testing.assert_close(gate_and_mul(x, "gelu_tanh"), F.gelu(x[:, :9], approximate="tanh"))
+
+
+def test_soft_caps_equal_torchs_tanh_and_do_not_know_their_place() -> None:
+    x = torch.cat([torch.tensor([-1e30, -200.0, -1.0, 0.0, 1e-3, 2.0, 90.0, 1e30]), torch.randn(91) * 30])
+    torch.testing.assert_close(soft_cap(x, 30.0), 30 * torch.tanh(x / 30), rtol=1e-6, atol=1e-5)
+    assert torch.equal(soft_cap(x, 30.0)[5:], soft_cap(x[5:].clone(), 30.0))
+
+
+def test_a_norm_with_a_wide_weight_rounds_once() -> None:
+    x = torch.randn(5, 96, generator=torch.Generator().manual_seed(4)).bfloat16()
+    expected = F.rms_norm(x.float(), (96,), WEIGHT, 1e-5).bfloat16()
+    assert torch.equal(rms_norm(x, WEIGHT, 1e-5), expected)
+    assert not torch.equal(rms_norm(x, WEIGHT.bfloat16(), 1e-5), expected)
 
 
 def test_norm_equals_torch() -> None:

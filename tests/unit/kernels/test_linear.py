@@ -52,8 +52,9 @@ def test_gated_equals_float64(n: int, k: int, dtype: torch.dtype, backend: Kerne
     for given in (None, bias):
         both = F.linear(x.double(), weight.double(), None if given is None else given.double())
         gate, up = both.chunk(2, dim=-1)
-        found = operators(backend, dtype).pack_gated(weight, given)(x)
-        torch.testing.assert_close(found.double(), F.silu(gate) * up, **tolerance(dtype))
+        for activation, expected in (("silu", F.silu(gate)), ("gelu_tanh", F.gelu(gate, approximate="tanh"))):
+            found = operators(backend, dtype).pack_gated(weight, given, activation)(x)
+            torch.testing.assert_close(found.double(), expected * up, **tolerance(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -64,7 +65,7 @@ def test_a_row_is_the_same_alone_and_among_any_others(
     chosen = operators(backend, dtype)
     weight, bias = random(2 * n, k, dtype=dtype), random(2 * n, dtype=dtype, seed=1)
     x, residual = random(131, k, dtype=dtype, seed=2), random(131, 2 * n, dtype=dtype, seed=3)
-    linear, gated = chosen.pack_linear(weight, bias), chosen.pack_gated(weight, bias)
+    linear, gated = chosen.pack_linear(weight, bias), chosen.pack_gated(weight, bias, "gelu_tanh")
     plain, added, activated = linear(x), linear.add_to(residual, x), gated(x)
     for count in (1, 2, 3, 4, 5, 6, 7, 12, 13, 64, 100):
         for begin in (0, 1, 30):
@@ -124,7 +125,9 @@ def test_without_batch_invariance_torch_multiplies_all_rows_at_once() -> None:
     assert torch.equal(plain.add_to(residual, x), torch.addmm(residual, x, weight.t()))
     assert torch.equal(with_bias.add_to(residual, x), residual + F.linear(x, weight, bias))
     gate, up = F.linear(x, weight).double().chunk(2, dim=-1)
-    torch.testing.assert_close(free.pack_gated(weight, None)(x).double(), F.silu(gate) * up, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        free.pack_gated(weight, None, "silu")(x).double(), F.silu(gate) * up, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_without_batch_invariance_no_height_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:

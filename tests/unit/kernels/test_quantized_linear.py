@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor
 
+from twostroke.config.layer_spec import Activation
 from twostroke.config.load import ActivationQuantization, Kernels
 from twostroke.kernels import native
 from twostroke.kernels.dispatch import operators_for
@@ -64,7 +66,7 @@ def test_a_row_is_the_same_alone_and_among_any_others(
 ) -> None:
     operators = operators_for(CPU, dtype, level)
     weight, x = weight_of(140, 300, bits, group, has_min, dtype), random(150, 300, dtype=dtype, seed=2)
-    linear, gated = operators.pack_linear(weight, None), operators.pack_gated(weight, None)
+    linear, gated = operators.pack_linear(weight, None), operators.pack_gated(weight, None, "gelu_tanh")
     plain, activated = linear(x), gated(x)
     for count in (1, 2, 3, 5, 6, 7, 13, 40, 130):
         for begin in (0, 1, 20):
@@ -89,7 +91,9 @@ def test_with_inputs_as_they_are_the_numbers_count_that_the_codes_stand_for(
             assert torch.equal(linear(x), expected(x))
             assert torch.equal(linear.add_to(x[:, :1].expand(-1, n), x), expected.add_to(x[:, :1].expand(-1, n), x))
     weight, x = weight_of(70, 96, bits, group, has_min, dtype), random(9, 96, dtype=dtype)
-    assert torch.equal(decoding.pack_gated(weight, None)(x), plain.pack_gated(weight.dequantize(), None)(x))
+    for activation in get_args(Activation):
+        expected = plain.pack_gated(weight.dequantize(), None, activation)(x)
+        assert torch.equal(decoding.pack_gated(weight, None, activation)(x), expected)
 
 
 @pytest.mark.parametrize("dtype", native.DTYPES, ids=str)

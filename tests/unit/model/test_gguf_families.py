@@ -27,15 +27,43 @@ MULTIPLIERS: dict[str, Any] = {
     "residual_multiplier": 0.6,
     "logits_scaling": 0.8,
 }
+CAPS: dict[str, Any] = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "smollm3": ("smollm3", "SmolLM3", {"num_hidden_layers": 5}),
     "granite": ("granite", "Granite", MULTIPLIERS),
+    "gemma": ("gemma", "Gemma", {"head_dim": 16, "tie_word_embeddings": True}),
+    "gemma2": ("gemma2", "Gemma2", {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 24, **CAPS}),
+    "gemma2-27b": (
+        "gemma2",
+        "Gemma2",
+        {"head_dim": 32, "query_pre_attn_scalar": 16, "num_hidden_layers": 46, "sliding_window": 24, **CAPS},
+    ),
+    "gemma3": (
+        "gemma3",
+        "Gemma3",
+        {"head_dim": 16, "query_pre_attn_scalar": 16, "num_hidden_layers": 7, "sliding_window": 24},
+    ),
     "olmo2": ("olmo2", "Olmo2", {}),
     "olmo3": ("olmo2", "Olmo3", {"num_hidden_layers": 4, "sliding_window": 24}),
     "exaone4": ("exaone4", "Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "exaone4-windows": ("exaone4", "Exaone4", {"num_hidden_layers": 4, "sliding_window": 24}),
 }
 """llama.cpp's name, transformers', and what its config has beside the usual."""
+
+
+def _add_of_gemma(writer: GGUFWriter, architecture: str, config: Any) -> dict[str, str]:
+    """Gemma's own keys; returns its names of modules."""
+    if not architecture.startswith("gemma"):
+        return {}
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if architecture == "gemma":
+        return {}
+    writer.add_sliding_window(config.sliding_window)
+    return {**NORMS_BEHIND, "pre_feedforward_layernorm": "ffn_norm"}
 
 
 def write(path: Path, architecture: str, model: Any, pattern: list[bool] | None = None) -> None:
@@ -59,7 +87,9 @@ def write(path: Path, architecture: str, model: Any, pattern: list[bool] | None 
     if architecture in ("olmo2", "exaone4") and getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
         writer.add_sliding_window_pattern(pattern or [kind == "sliding_attention" for kind in config.layer_types])
-    own = NORMS_BEHIND if architecture in ("olmo2", "exaone4") else {}
+    own = _add_of_gemma(writer, architecture, config)
+    if architecture in ("olmo2", "exaone4"):
+        own = NORMS_BEHIND
     num_heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, weight in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
@@ -67,6 +97,8 @@ def write(path: Path, architecture: str, model: Any, pattern: list[bool] | None 
         array, part = weight.numpy().astype(np.float32), name.split(".")[-2]
         if architecture in ("smollm3", "granite") and part in num_heads:
             array = interleaved(array, num_heads[part])
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            array = array + 1
         writer.add_tensor(gguf_name(name, own), np.ascontiguousarray(array))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -148,11 +148,11 @@ def test_the_config_is_that_of_the_model() -> None:
     for name in NAMES:
         given, _ = float_model(name.rsplit("-", 1)[0])
         expected, found = ModelConfig.from_hf(given), config_of(fixture(name))
-        assert found.rms_norm_eps == pytest.approx(expected.rms_norm_eps)
+        assert found.norm_eps == pytest.approx(expected.norm_eps)
         assert found.layers[0].rope.theta == expected.layers[0].rope.theta
         assert (found.layers[0].rope.frequency_divisors is None) == (expected.layers[0].rope.rope_type == "default")
         rope = expected.layers[0].rope
-        alike = replace(found, rms_norm_eps=expected.rms_norm_eps, dtype=expected.dtype)
+        alike = replace(found, norm_eps=expected.norm_eps, dtype=expected.dtype)
         assert alike.with_ropes(lambda _, rope=rope: rope) == expected, name
 
 

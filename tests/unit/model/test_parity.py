@@ -26,6 +26,23 @@ def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10_000.0, **parameters}}
 
 
+def longrope(num_pairs: int, *, original: int) -> dict[str, Any]:
+    """A config of Phi 3's whose heads of 16 are rotated in part."""
+    factors = np.linspace(1.0, 3.0, num_pairs)
+    return {
+        "pad_token_id": 0,
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": original,
+        **rope(
+            "longrope",
+            short_factor=factors.tolist(),
+            long_factor=(4 * factors).tolist(),
+            original_max_position_embeddings=original,
+            partial_rotary_factor=num_pairs / 8,
+        ),
+    }
+
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-gqa": ("Llama", {}),
     "llama-mha-tied": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
@@ -57,6 +74,84 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral-window": ("Mistral", {"sliding_window": 37}),
     "mistral-no-window": ("Mistral", {"sliding_window": None, "head_dim": 32}),
+    "gemma": ("Gemma", {"head_dim": 32, "num_key_value_heads": 1}),
+    "gemma-untied-biases": (
+        "Gemma",
+        {"head_dim": 16, "tie_word_embeddings": False, "attention_bias": True, "hidden_act": "gelu"},
+    ),
+    "gemma2": (
+        "Gemma2",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "sliding_window": 37,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma2-no-caps": (
+        "Gemma2",
+        {"head_dim": 16, "sliding_window": 150, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "gemma3": ("Gemma3", {"num_hidden_layers": 7, "head_dim": 32, "sliding_window": 37, "num_key_value_heads": 1}),
+    "gemma3-stretched-caps": (
+        "Gemma3",
+        {
+            "head_dim": 16,
+            "sliding_window": 20,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            },
+            "query_pre_attn_scalar": 20,
+            "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "phi3": ("Phi3", {"pad_token_id": 0}),
+    "phi3-window-partial-tied": (
+        "Phi3",
+        {
+            "pad_token_id": 0,
+            "sliding_window": 37,
+            "tie_word_embeddings": True,
+            "partial_rotary_factor": 0.75,
+        },
+    ),
+    "phi3-longrope": ("Phi3", longrope(6, original=1024)),
+    "cohere2": ("Cohere2", {"num_hidden_layers": 5, "sliding_window": 37, "pad_token_id": 0}),
+    "cohere2-biases-untied": (
+        "Cohere2",
+        {
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "sliding_window": 150,
+            "logit_scale": 0.7,
+        },
+    ),
+    "starcoder2": ("Starcoder2", {"sliding_window": 37}),
+    "starcoder2-no-biases": ("Starcoder2", {"use_bias": False, "tie_word_embeddings": True}),
+    "ministral3": (
+        "Ministral3",
+        {
+            "head_dim": 16,
+            "pad_token_id": 0,
+            **rope(
+                "yarn",
+                factor=16.0,
+                original_max_position_embeddings=128,
+                llama_4_scaling_beta=0.3,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+            ),
+        },
+    ),
+    "glm": ("Glm", {"head_dim": 16, "pad_token_id": 0}),
+    "glm-no-biases": ("Glm", {"head_dim": 32, "pad_token_id": 0, "attention_bias": False}),
+    "glm4": ("Glm4", {"head_dim": 16, "pad_token_id": 0}),
     "granite": (
         "Granite",
         {
@@ -149,6 +244,20 @@ def test_parity_grid(tmp_path: Path) -> None:
     if not num_seeds:
         pytest.skip("the whole grid runs with --hypothesis-profile=soak")
     check_grid(tmp_path, range(1, num_seeds + 1))
+
+
+def test_longrope_is_fixed_for_the_longest_context(tmp_path: Path) -> None:
+    """Beyond the original context the long factors serve, as in transformers for a prompt that is longer than it."""
+    theirs = naive_model.build(tmp_path, "Phi3", **longrope(6, original=64))
+    config = read_model_config(tmp_path).fixed_for(None)
+    assert config.max_context == 4096
+    operators = operators_for(CPU, torch.float32)
+    source = open_weights(tmp_path, config)
+    model = load_model(source, config, dtype=torch.float32, device=CPU, max_model_len=256, operators=operators)
+    driver = PagedDriver(model)
+    token_ids = list(range(100))
+    found = driver.logits(driver.step([(driver.add(token_ids), 100)])[0])
+    assert torch.allclose(found, naive_model.logits(theirs, token_ids), atol=1e-3)
 
 
 def test_dynamic_scaling_is_fixed_for_the_longest_context(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def _write_shape(writer: GGUFWriter, config: ModelConfig) -> None:
     writer.add_value_length(layer.kv.head_dim)
     writer.add_rope_dimension_count(layer.kv.head_dim)
     writer.add_rope_freq_base(config.ropes[0][0].theta)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
     writer.add_vocab_size(config.vocab_size)
 
 

@@ -60,8 +60,7 @@ def _subject(kind: str, name: str, n: int, k: int, rows: Sequence[int]) -> Subje
     is_gated = name == "gate_up"
 
     def build(operators: Operators) -> Callable[[int], Tensor]:
-        pack = operators.pack_gated if is_gated else operators.pack_linear
-        packed = pack(weight(), None)
+        packed = operators.pack_gated(weight(), None, "silu") if is_gated else operators.pack_linear(weight(), None)
         return lambda point: packed(inputs[point])
 
     num_bytes = int(n * k * _BYTES_PER_WEIGHT[kind])

@@ -32,7 +32,7 @@ def norm_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
     weight = torch.randn(n, generator=generator).to(_DTYPE)
 
     def build(operators: Operators) -> Callable[[int], Tensor]:
-        return lambda point: operators.rms_norm(inputs[point], weight, config.rms_norm_eps)
+        return lambda point: operators.rms_norm(inputs[point], weight, config.norm_eps)
 
     points = tuple(Point(f"{m} rows of {n}", 2 * m * n * _DTYPE.itemsize, 4.0 * m * n) for m in rows)
     yield _of_rows("rms_norm", points, build)

@@ -108,6 +108,7 @@ class TritonAttention:
         layer_in_block: int,
         softmax_scale: float,
         turn: HeadTurn | None = None,
+        score_cap: float | None = None,
     ) -> Tensor:
         """See AttentionOperator."""
         shape = plan.shape
@@ -139,6 +140,7 @@ class TritonAttention:
             *memory.strides,
             shape.num_heads,
             softmax_scale,
+            score_cap or 0.0,
             GROUP=shape.heads_per_kv_head,
             ROWS=self._cut.tile_rows,
             HEAD_DIM=shape.head_dim,
@@ -148,6 +150,7 @@ class TritonAttention:
             SEGMENT=self._cut.segment,
             LEVELS=memory.levels,
             HAS_TREES=plan.has_trees,
+            HAS_CAP=score_cap is not None,
             num_stages=num_stages(self._cut, shape.head_dim, qkv.dtype, self._shared_memory) or 1,
             **AS_WRITTEN,
         )

@@ -72,6 +72,7 @@ def attend(
     head_stride,
     num_heads,
     scale,
+    cap,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -81,6 +82,7 @@ def attend(
     SEGMENT: tl.constexpr,
     LEVELS: tl.constexpr,
     HAS_TREES: tl.constexpr,
+    HAS_CAP: tl.constexpr,
 ):
     """Program (item, KV head): a tile of queries with one KV head over some segments.
 
@@ -121,7 +123,12 @@ def attend(
             k = read_slots(
                 values, halves, begins, slots, inside, HEAD_DIM, WIDTH, BLOCK_SIZE, LEVELS, q.dtype.element_ty
             )
-            scores = product(queries, tl.trans(k), tl.zeros((ROWS, CHUNK), tl.float32)) * (scale * LOG2_E)
+            scores = product(queries, tl.trans(k), tl.zeros((ROWS, CHUNK), tl.float32))
+            if HAS_CAP:  # tanh(y) = 1 - 2 / (1 + exp(2 y))
+                bent = tl.div_rn(tl.zeros_like(scores) + 2.0 * cap, 1.0 + tl.exp(scores * (scale * (2.0 / cap))))
+                scores = (cap - bent) * LOG2_E
+            else:
+                scores = scores * (scale * LOG2_E)
             visible = sees(keys, position, oldest, tree_row, own_first, trees, HAS_TREES)
             scores = tl.where(visible, scores, float("-inf"))
             highest = tl.maximum(m_seg, tl.max(scores, axis=1))

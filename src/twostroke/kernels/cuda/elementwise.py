@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from twostroke.config.layer_spec import Activation
 from twostroke.kernels.cuda import elementwise_programs as programs
 from twostroke.kernels.cuda.jit import AS_WRITTEN, power_of_two
 
-_SILU_WIDTH = 1024
+_GATE_WIDTH = 1024
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -57,12 +58,14 @@ def rotate_heads_(x: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
         )
 
 
-def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up, in float32. gate_up: [num_rows, 2 n], gate first; returns [num_rows, n] in its type."""
+def gate_and_mul(gate_up: Tensor, activation: Activation) -> Tensor:
+    """activation(gate) * up, in float32. gate_up: [num_rows, 2 n], gate first; returns [num_rows, n] in its type."""
     num_rows, n = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(num_rows, n, dtype=gate_up.dtype, device=gate_up.device)
     assert gate_up.stride(-1) == 1, gate_up.stride()
     if num_rows:
-        width = min(_SILU_WIDTH, power_of_two(n))
-        programs.silu_times[(num_rows, -(-n // width))](gate_up, out, gate_up.stride(0), n, WIDTH=width, **AS_WRITTEN)
+        width = min(_GATE_WIDTH, power_of_two(n))
+        programs.gate_times[(num_rows, -(-n // width))](
+            gate_up, out, gate_up.stride(0), n, WIDTH=width, IS_GELU=activation == "gelu_tanh", **AS_WRITTEN
+        )
     return out

@@ -21,10 +21,10 @@ def norm_rows(
     PARTS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Program (row, part of n numbers): out = x / rms(x), rounded to x's type, times the weight of the part.
+    """Program (row, part of n numbers): out = x / rms(x), rounded to the weight's type, times the part's weight.
 
-    weight: [PARTS, n], of one part where all have the same. The order of the sum of squares depends on WIDTH alone, and
-    WIDTH on n.
+    weight: [PARTS, n] in x's type or float32, of one part where all have the same. The order of the sum of squares
+    depends on WIDTH alone, and WIDTH on n.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, WIDTH)
@@ -34,7 +34,7 @@ def norm_rows(
     mean = tl.sum(wide * wide, axis=0) / n
     scale = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
     factors = tl.load(weight + (part % PARTS) * n + columns, mask=inside, other=0.0).to(tl.float32)
-    normed = through(wide * scale, x.dtype.element_ty) * factors
+    normed = through(wide * scale, weight.dtype.element_ty) * factors
     tl.store(out + row * out_stride + part * n + columns, rounded(normed, x.dtype.element_ty), mask=inside)
 
 
@@ -72,13 +72,19 @@ def rotate_rows(
 
 
 @jit
-def silu_times(gate_up, out, stride, n, WIDTH: tl.constexpr):
-    """Program (row, slice): out = silu(gate) * up; gate is the first n columns of gate_up, up the others."""
+def gate_times(gate_up, out, stride, n, WIDTH: tl.constexpr, IS_GELU: tl.constexpr):
+    """Program (row, slice): out = activation(gate) * up; gate is the first n columns of gate_up, up the others.
+
+    The activation is SiLU, or GELU by its tanh formula; see kernels/reference/elementwise.py.
+    """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = columns < n
     gate = tl.load(gate_up + row * stride + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * stride + n + columns, mask=inside, other=0.0).to(tl.float32)
+    slope = gate
+    if IS_GELU:
+        slope = (gate * gate * 0.07135481282553325 + 1.5957691216057308) * gate
     # a large negative gate makes infinity of the denominator and 0 of the quotient, which is right
-    active = tl.div_rn(gate, 1.0 + tl.exp(-gate)) * up
+    active = tl.div_rn(gate, 1.0 + tl.exp(-slope)) * up
     tl.store(out + row * n + columns, rounded(active, out.dtype.element_ty), mask=inside)

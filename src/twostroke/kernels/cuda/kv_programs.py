@@ -71,8 +71,9 @@ def turned(
         mean = (tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / HEAD_DIM
         scale = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))[:, None]
         of_head = norm_weight + (head * HEAD_DIM)[:, None] + column[None, :]
-        a = through(through(a * scale, dtype) * tl.load(of_head, mask=inside, other=0.0).to(tl.float32), dtype)
-        b = through(through(b * scale, dtype) * tl.load(of_head + half, mask=inside, other=0.0).to(tl.float32), dtype)
+        wide: tl.constexpr = norm_weight.dtype.element_ty
+        a = through(through(a * scale, wide) * tl.load(of_head, mask=inside, other=0.0).to(tl.float32), dtype)
+        b = through(through(b * scale, wide) * tl.load(of_head + half, mask=inside, other=0.0).to(tl.float32), dtype)
     angle = (token * HEAD_DIM)[:, None] + column[None, :]
     cos_a = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
     cos_b = tl.load(cos + angle + half, mask=inside, other=0.0).to(tl.float32)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from twostroke.config.layer_spec import Activation
 from twostroke.kernels.cuda import linear_programs as programs
-from twostroke.kernels.cuda.elementwise import silu_and_mul
+from twostroke.kernels.cuda.elementwise import gate_and_mul
 from twostroke.kernels.cuda.float_linear import FloatLinear, add_runs
 from twostroke.kernels.cuda.jit import AS_WRITTEN
 from twostroke.kernels.cuda.sizes import SPAN, row_bytes
@@ -158,10 +159,12 @@ def pack_linear(weight: Matrix, bias: Tensor | None, *, batch_invariant: bool = 
     return FloatLinear(weight, bias) if batch_invariant else PlainLinear(weight, bias)
 
 
-def pack_gated(weight: Matrix, bias: Tensor | None, *, batch_invariant: bool = True) -> GatedLinear:
-    """silu(x G^T) * (x U^T), G and U one under the other in weight [2 N, K]: one product, and one pass over it."""
+def pack_gated(
+    weight: Matrix, bias: Tensor | None, activation: Activation, *, batch_invariant: bool = True
+) -> GatedLinear:
+    """activation(x G^T) * (x U^T), G and U one under the other in weight [2 N, K]: one product, one pass over it."""
     both = pack_linear(weight, bias, batch_invariant=batch_invariant)
-    return lambda x: silu_and_mul(both(x))
+    return lambda x: gate_and_mul(both(x), activation)
 
 
 def _packed(codes: Tensor, bits: int) -> Tensor:

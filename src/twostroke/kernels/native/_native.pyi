@@ -24,7 +24,7 @@ class Kernels:
     @property
     def level(self) -> str: ...
     def linear(
-        self, x: int, ldx: int, w: int, bias: int, residual: int, y: int, m: int, n: int, k: int, gated: bool, type: int
+        self, x: int, ldx: int, w: int, bias: int, residual: int, y: int, m: int, n: int, k: int, gate: int, type: int
     ) -> None: ...
     def quantized_linear(
         self,
@@ -37,7 +37,7 @@ class Kernels:
         m: int,
         n: int,
         k: int,
-        gated: bool,
+        gate: int,
         type: int,
         bits: int,
         group: int,
@@ -60,6 +60,7 @@ class Kernels:
         n: int,
         eps: float,
         type: int,
+        weight_type: int,
     ) -> None: ...
     def rotate(
         self, x: int, token_stride: int, tokens: int, heads: int, head_dim: int, cos: int, sin: int, type: int
@@ -83,6 +84,7 @@ class Kernels:
         block_size: int,
         window: int,
         scale: float,
+        cap: float,
         type: int,
         kv_format: int,
     ) -> int:

@@ -114,6 +114,7 @@ class NativeAttention:
         layer_in_block: int,
         softmax_scale: float,
         turn: HeadTurn | None = None,
+        score_cap: float | None = None,
     ) -> Tensor:
         """See AttentionOperator."""
         assert turn is None, "q and k come turned"
@@ -134,6 +135,7 @@ class NativeAttention:
             shape.block_size,
             shape.window or 0,
             softmax_scale,
+            score_cap or 0.0,
             self._type,
             KV_FORMAT_CODES[shape.kv_format],
         )

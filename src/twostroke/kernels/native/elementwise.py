@@ -39,6 +39,7 @@ class Elementwise:
             n,
             eps,
             TYPE_CODES[x.dtype],
+            TYPE_CODES[weight.dtype],
         )
 
     def rotate_heads_(self, x: Tensor, cos: Tensor, signed_sin: Tensor) -> None:

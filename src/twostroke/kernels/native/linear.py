@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from twostroke.config.layer_spec import Activation
 from twostroke.kernels.large_pages import large_pages
 from twostroke.kernels.native.extension import TYPE_CODES, Kernels, address, native
 from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
@@ -18,15 +19,18 @@ from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
 
 _PANEL = 64
 """Channels side by side (csrc/kernels/table.hpp)."""
+_GATE_CODES: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
+"""As csrc/kernels/table.hpp numbers them; None: not a gated weight."""
 
 
 class _Panels(ABC):
     """A weight [N, K], or [2 N, K] with G above U, in the kernels' order, and its bias."""
 
-    def __init__(self, kernels: Kernels, weight: Matrix, bias: Tensor | None, *, gated: bool) -> None:
+    def __init__(self, kernels: Kernels, weight: Matrix, bias: Tensor | None, activation: Activation | None) -> None:
         self._kernels = kernels
         rows, self._k = weight.shape
-        self._n, self._gated = rows // 2 if gated else rows, gated
+        gated = activation is not None
+        self._n, self._gated, self._gate = rows // 2 if gated else rows, gated, _GATE_CODES[activation]
         self._dtype, self._type = weight.dtype, TYPE_CODES[weight.dtype]
         self._bias = None if bias is None else _of_channels(bias, self._n, gated=gated)
 
@@ -69,24 +73,35 @@ def _ranges(weight: Matrix, *, gated: bool) -> Iterator[_Range]:
         yield begin, end - begin, rows
 
 
-def _panels(kernels: Kernels, weight: Matrix, bias: Tensor | None, *, gated: bool, quantizes_inputs: bool) -> _Panels:
-    ranges = _ranges(weight, gated=gated)
+def _panels(
+    kernels: Kernels,
+    weight: Matrix,
+    bias: Tensor | None,
+    activation: Activation | None,
+    *,
+    quantizes_inputs: bool,
+) -> _Panels:
+    ranges = _ranges(weight, gated=activation is not None)
     begin, count, first = next(ranges)
     all_ranges = chain([(begin, count, first)], ranges)
     if isinstance(first, QuantizedWeight):
-        return _QuantizedPanels(
-            kernels, weight, bias, first, all_ranges, gated=gated, quantizes_inputs=quantizes_inputs
-        )
-    return _FloatPanels(kernels, weight, bias, all_ranges, gated=gated)
+        return _QuantizedPanels(kernels, weight, bias, first, all_ranges, activation, quantizes_inputs=quantizes_inputs)
+    return _FloatPanels(kernels, weight, bias, all_ranges, activation)
 
 
 class _FloatPanels(_Panels):
     """Weights of float32 or bfloat16."""
 
     def __init__(
-        self, kernels: Kernels, weight: Matrix, bias: Tensor | None, ranges: Iterator[_Range], *, gated: bool
+        self,
+        kernels: Kernels,
+        weight: Matrix,
+        bias: Tensor | None,
+        ranges: Iterator[_Range],
+        activation: Activation | None,
     ) -> None:
-        super().__init__(kernels, weight, bias, gated=gated)
+        super().__init__(kernels, weight, bias, activation)
+        gated = self._gated
         self._packed = large_pages(native.packed_bytes(self._n, self._k, gated, self._type))
         for begin, count, found in ranges:
             assert isinstance(found, Tensor), found
@@ -115,7 +130,7 @@ class _FloatPanels(_Panels):
             x.shape[0],
             self._n,
             self._k,
-            self._gated,
+            self._gate,
             self._type,
         )
 
@@ -130,11 +145,11 @@ class _QuantizedPanels(_Panels):
         bias: Tensor | None,
         like: QuantizedWeight,
         ranges: Iterator[_Range],
+        activation: Activation | None,
         *,
-        gated: bool,
         quantizes_inputs: bool,
     ) -> None:
-        super().__init__(kernels, weight, bias, gated=gated)
+        super().__init__(kernels, weight, bias, activation)
         self._quantizes_inputs = quantizes_inputs
         self._bits, self._group, self._has_min = like.bits, like.group_size, like.mins is not None
         self._order = None if like.order is None else like.order.to(torch.int32)
@@ -150,7 +165,7 @@ class _QuantizedPanels(_Panels):
                 self._packed.data_ptr() + self._packed_bytes(begin),
                 count,
                 self._k,
-                gated,
+                self._gated,
                 self._bits,
                 self._group,
             )
@@ -186,7 +201,7 @@ class _QuantizedPanels(_Panels):
             x.shape[0],
             self._n,
             self._k,
-            self._gated,
+            self._gate,
             self._type,
             self._bits,
             self._group,
@@ -244,7 +259,7 @@ class NativeLinear:
 
         A quantized weight meets inputs that are quantized on the fly, or inputs as they are.
         """
-        self._panels = _panels(kernels, weight, bias, gated=False, quantizes_inputs=quantizes_inputs)
+        self._panels = _panels(kernels, weight, bias, None, quantizes_inputs=quantizes_inputs)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Maps x [num_rows, K] to [num_rows, N], in the type of the activations."""
@@ -260,18 +275,19 @@ class NativeLinear:
 
 
 class NativeGated:
-    """silu(x G^T) * (x U^T); the two factors are never written to memory."""
+    """activation(x G^T) * (x U^T); the two factors are never written to memory."""
 
     def __init__(
         self,
         kernels: Kernels,
         weight: Matrix,
         bias: Tensor | None,
+        activation: Activation,
         *,
         quantizes_inputs: bool = True,
     ) -> None:
         """Packs weight [2 N, K], G above U, and bias [2 N]; see NativeLinear."""
-        self._panels = _panels(kernels, weight, bias, gated=True, quantizes_inputs=quantizes_inputs)
+        self._panels = _panels(kernels, weight, bias, activation, quantizes_inputs=quantizes_inputs)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Maps x [num_rows, K] to [num_rows, N], in the type of the activations."""

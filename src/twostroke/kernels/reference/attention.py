@@ -16,6 +16,7 @@ it sits in reaches further. Prefill and decode are the same code: a decode is a 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,7 @@ from twostroke.kernels.reference.attention_plan import (
 )
 from twostroke.kernels.reference.kv_codec import decode, encode
 from twostroke.kernels.reference.row_tiles import BASE_HEIGHT, ROW_BY_ROW, fingerprint, remember
+from twostroke.kernels.soft_cap import soft_cap
 from twostroke.kernels.tree_mask import TreeMasks
 
 QUERY_TILES = (1, 2, 4, 8, 64)
@@ -139,6 +141,7 @@ class PagedAttention:
         layer_in_block: int,
         softmax_scale: float,
         turn: HeadTurn | None = None,
+        score_cap: float | None = None,
     ) -> Tensor:
         """See AttentionOperator."""
         assert turn is None, "q and k come turned"
@@ -148,7 +151,8 @@ class PagedAttention:
         q_scale = 2.0 ** math.floor(math.log2(softmax_scale))
         q = qkv[:, : shape.num_heads] * q_scale
         block_rows = storage.view(-1, shape.block_size * shape.slot_bytes)
-        results = [_attend(run, q, block_rows, shape, layer_in_block, softmax_scale / q_scale) for run in plan.runs]
+        bend = _Bend(softmax_scale / q_scale, score_cap)
+        results = [_attend(run, q, block_rows, shape, layer_in_block, bend) for run in plan.runs]
         joined = results[0] if len(results) == 1 else torch.cat(results)
         return joined.index_select(0, plan.output_rows)
 
@@ -163,9 +167,21 @@ def write_kv(kv: Tensor, storage: Tensor, plan: AttentionPlan, layer_in_block: i
         slots.index_fill_(0, plan.unused_slot_rows + offset, 0)
 
 
-def _attend(
-    run: TileRun, q: Tensor, block_rows: Tensor, shape: GroupShape, layer_in_block: int, score_scale: float
-) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class _Bend:
+    """What is done to scores before the mask."""
+
+    scale: float
+    cap: float | None
+
+    def apply_(self, scores: Tensor) -> Tensor:
+        """Return them, changed in place or anew. float32 [...]"""
+        if self.scale != 1.0:
+            scores.mul_(self.scale)
+        return scores if self.cap is None else soft_cap(scores, self.cap)
+
+
+def _attend(run: TileRun, q: Tensor, block_rows: Tensor, shape: GroupShape, layer_in_block: int, bend: _Bend) -> Tensor:
     """One run of tiles: [num_tiles * queries_per_tile, num_heads * head_dim]."""
     kv_heads, group, head_dim = shape.num_kv_heads, shape.heads_per_kv_head, shape.head_dim
     tile = (run.num_tiles, run.queries_per_tile, kv_heads, group, head_dim)
@@ -175,7 +191,7 @@ def _attend(
     for part in run.passes:
         stored = block_rows.index_select(0, (part.rows + layer_in_block * 2 * kv_heads).view(-1))
         kv = decode(stored.view(-1, shape.slot_bytes), shape.kv_format, tiles.dtype)
-        m, total, values = _partials(part, tiles, kv.view(2, -1, PARTITION, head_dim), score_scale)
+        m, total, values = _partials(part, tiles, kv.view(2, -1, PARTITION, head_dim), bend)
         begin = 0
         for size in part.slices:
             end = begin + size * kv_heads
@@ -191,13 +207,11 @@ def _attend(
     return out.transpose(1, 2).reshape(run.num_tiles * run.queries_per_tile, -1)
 
 
-def _partials(part: Pass, tiles: Tensor, kv: Tensor, score_scale: float) -> tuple[Tensor, Tensor, Tensor]:
+def _partials(part: Pass, tiles: Tensor, kv: Tensor, bend: _Bend) -> tuple[Tensor, Tensor, Tensor]:
     """Each pair by itself: maximum [n, rows, 1], sum [n, rows, 1], weighted values [n, rows, head_dim]; float32."""
     num_pairs = sum(part.slices)
     of_pairs = tiles[:num_pairs] if part.tile_of_pair is None else tiles.index_select(0, part.tile_of_pair)
-    scores = torch.bmm(of_pairs.flatten(0, 1), kv[0].transpose(1, 2)).float()
-    if score_scale != 1.0:
-        scores.mul_(score_scale)
+    scores = bend.apply_(torch.bmm(of_pairs.flatten(0, 1), kv[0].transpose(1, 2)).float())
     if part.mask is not None:
         kv_heads, queries = tiles.shape[1], part.mask.shape[2]
         scores.view(num_pairs, kv_heads, queries, -1, PARTITION).add_(part.mask)

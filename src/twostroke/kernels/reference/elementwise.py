@@ -6,8 +6,10 @@ and square roots are exact either way; `exp` was measured to be; `silu` and `sig
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
+
+from twostroke.config.layer_spec import Activation
+from twostroke.kernels.activation import activated
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -15,15 +17,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Args:
         x: [..., n].
-        weight: broadcastable to x, in the same type.
+        weight: broadcastable to x, in the same type or in float32.
         eps: added to the mean of squares.
 
     Returns:
-        [..., n] in x's type; rounded to it before the weight is applied, as transformers does.
+        [..., n] in x's type; rounded to the weight's type before the weight is applied, as transformers does.
     """
     wide = x.float()
     scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-    return (wide * scale).to(x.dtype).mul_(weight)
+    return (wide * scale).to(weight.dtype).mul_(weight).to(x.dtype)
 
 
 def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
@@ -44,9 +46,7 @@ def rotate_heads_(x: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
     x.mul_(cos).add_(swapped.mul_(signed_sin))
 
 
-def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up, in float32. gate_up: [num_tokens, 2 n], gate first; returns [num_tokens, n] in its type."""
+def gate_and_mul(gate_up: Tensor, activation: Activation) -> Tensor:
+    """activation(gate) * up, in float32. gate_up: [num_tokens, 2 n], gate first; returns [num_tokens, n], its type."""
     gate, up = gate_up.chunk(2, dim=-1)
-    gate = gate.float()
-    denominator = torch.neg(gate).exp_().add_(1.0)
-    return (gate / denominator).mul_(up).to(gate_up.dtype)
+    return activated(gate.float(), activation).mul_(up).to(gate_up.dtype)

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from twostroke.config.layer_spec import Activation
 from twostroke.kernels.dispatch import Linear
 from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
-from twostroke.kernels.reference.elementwise import silu_and_mul
+from twostroke.kernels.reference.elementwise import gate_and_mul
 from twostroke.kernels.reference.row_tiles import in_row_tiles, linear_heights
 from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
 
@@ -56,15 +57,21 @@ class PackedLinear(PlainLinear):
 
 
 class PackedGated:
-    """silu(x G^T) * (x U^T), G and U one under the other in weight [2 N, K]."""
+    """activation(x G^T) * (x U^T), G and U one under the other in weight [2 N, K]."""
 
-    def __init__(self, pack: Callable[[Matrix, Tensor | None], Linear], weight: Matrix, bias: Tensor | None) -> None:
+    def __init__(
+        self,
+        pack: Callable[[Matrix, Tensor | None], Linear],
+        weight: Matrix,
+        bias: Tensor | None,
+        activation: Activation,
+    ) -> None:
         """Packs both as one product."""
-        self._linear = pack(weight, bias)
+        self._linear, self._activation = pack(weight, bias), activation
 
     def __call__(self, x: Tensor) -> Tensor:
         """Maps x [num_rows, K] to [num_rows, N]."""
-        return silu_and_mul(self._linear(x))
+        return gate_and_mul(self._linear(x), self._activation)
 
 
 class PlainSizes:

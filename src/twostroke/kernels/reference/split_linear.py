@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from twostroke.config.layer_spec import Activation
 from twostroke.kernels.dispatch import GatedLinear, Linear, Weight
-from twostroke.kernels.reference.elementwise import silu_and_mul
+from twostroke.kernels.reference.elementwise import gate_and_mul
 from twostroke.kernels.stacked_weight import StackedWeight
 from twostroke.kernels.streamed_weight import Matrix
 
@@ -46,12 +47,13 @@ def pack_linear(pack: PackPart, weight: Weight, bias: Tensor | None) -> Linear:
 
 def pack_gated(
     pack: PackPart,
-    pack_whole: Callable[[Matrix, Tensor | None], GatedLinear],
+    pack_whole: Callable[[Matrix, Tensor | None, Activation], GatedLinear],
     weight: Weight,
     bias: Tensor | None,
+    activation: Activation,
 ) -> GatedLinear:
     """A backend's gated map of any weight; of a stacked one, both factors are written out before they meet."""
     if not isinstance(weight, StackedWeight):
-        return pack_whole(weight, bias)
+        return pack_whole(weight, bias, activation)
     factors = SplitLinear(pack, weight, bias)
-    return lambda x: silu_and_mul(factors(x))
+    return lambda x: gate_and_mul(factors(x), activation)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from twostroke.config.model import ModelConfig
+from twostroke.config.model import ARCHITECTURE_TRAITS, ModelConfig
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 from twostroke.gguf.container import GGUFFile, StoredTensor
 from twostroke.gguf.metadata import Metadata
@@ -31,14 +31,21 @@ class GGUFArchitecture:
     """Of modules that are called otherwise than elsewhere; see `weight_map.gguf_name`."""
     has_permuted_heads: bool = False
     """q and k come with the two halves of each head's rows interleaved, for llama.cpp's rotation of neighbours."""
+    has_whole_norms: bool = False
+    """Weights of norms are stored with the 1 that checkpoints of Gemma leave out."""
 
 
 _NORMS_BEHIND = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+
+_NORMS_AROUND = {**_NORMS_BEHIND, "pre_feedforward_layernorm": "ffn_norm"}
 
 GGUF_ARCHITECTURES = {
     "llama": GGUFArchitecture("LlamaForCausalLM", has_permuted_heads=True),
     "olmo2": GGUFArchitecture("Olmo2ForCausalLM", _NORMS_BEHIND),
     "exaone4": GGUFArchitecture("Exaone4ForCausalLM", _NORMS_BEHIND),
+    "gemma": GGUFArchitecture("GemmaForCausalLM", has_whole_norms=True),
+    "gemma2": GGUFArchitecture("Gemma2ForCausalLM", _NORMS_AROUND, has_whole_norms=True),
+    "gemma3": GGUFArchitecture("Gemma3ForCausalLM", _NORMS_AROUND, has_whole_norms=True),
     "granite": GGUFArchitecture("GraniteForCausalLM", has_permuted_heads=True),
     "smollm3": GGUFArchitecture("SmolLM3ForCausalLM", has_permuted_heads=True),
     "qwen2": GGUFArchitecture("Qwen2ForCausalLM"),
@@ -109,13 +116,34 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
         "dtype": _dtype(file),
     }
-    given |= _window(metadata, prefix, given) | _multipliers(metadata, prefix)
+    given |= _window(metadata, prefix, given) | _multipliers(metadata, prefix) | _of_gemma(metadata, prefix, given)
     try:
         config = ModelConfig.from_hf(given)
     except CorruptCheckpoint as error:
         raise CorruptCheckpoint(f"{file.path}, its metadata in the words of a config.json: {error}") from error
     return _with_stored_frequencies(config, file)
 
+
+_LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
+"""Of the model whose scores are scaled by hidden_size / heads instead of a head's size; no key says so."""
+
+
+def _of_gemma(metadata: Metadata, prefix: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What llama.cpp knows of Gemma without a key, and its caps."""
+    if not prefix.startswith("gemma"):
+        return {}
+    is_27b = given["num_hidden_layers"] == _LAYERS_OF_27B.get(prefix)
+    theta_of_windows = metadata.number(f"{prefix}.rope.freq_base_swa", 10_000.0)
+    found: dict[str, Any] = {
+        "query_pre_attn_scalar": given["hidden_size"] // given["num_attention_heads"] if is_27b else given["head_dim"],
+        "rope_local_base_freq": theta_of_windows,
+    }
+    for name, default in _CAPS_OF_GEMMA2.items():
+        found[name] = metadata.number(f"{prefix}.{name}", default if prefix == "gemma2" else 0.0) or None
+    return found
+
+
+_CAPS_OF_GEMMA2 = {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}
 
 _MULTIPLIERS = {
     "attention.scale": "attention_multiplier",
@@ -175,31 +203,51 @@ def _rope_scaling(metadata: Metadata, prefix: str) -> dict[str, Any] | None:
     return scaling
 
 
-_WITH_WINDOWS = {"llama": "MistralForCausalLM", "olmo2": "Olmo3ForCausalLM", "exaone4": "Exaone4ForCausalLM"}
+_WITH_WINDOWS = {
+    "llama": "MistralForCausalLM",
+    "olmo2": "Olmo3ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+}
 """By `general.architecture`: the model of a file with a sliding window."""
+_WINDOW_OF_GEMMA2 = 4096
 
 
 def _window(metadata: Metadata, prefix: str, given: dict[str, Any]) -> dict[str, Any]:
-    """A sliding window: in every layer of 'llama', and in three of four layers of the others."""
+    """A sliding window: in every layer of 'llama'; in the others every n-th layer has none."""
     key = f"{prefix}.attention.sliding_window"
-    if key not in metadata or metadata.count(key, least=0) == 0:
+    window = metadata.count(key, _WINDOW_OF_GEMMA2 if prefix == "gemma2" else 0, least=0)
+    if window == 0:
         return {"sliding_window": None}
-    if prefix not in _WITH_WINDOWS or (prefix == "llama" and f"{key}_pattern" in metadata):
+    every = ARCHITECTURE_TRAITS[_WITH_WINDOWS[prefix]].window_every if prefix in _WITH_WINDOWS else None
+    if prefix not in _WITH_WINDOWS or (every is None and f"{key}_pattern" in metadata):
+        others = ", ".join(name for name in _WITH_WINDOWS if name != "llama")
         raise UnsupportedModel(
-            f"{metadata.file_name}: {key}={metadata.count(key)} is not implemented for {prefix!r}; known: 0, for "
-            "'llama' one window for all layers, and windows in three of four layers for 'olmo2' and 'exaone4'."
+            f"{metadata.file_name}: {key}={window} is not implemented for {prefix!r}; known: 0, for 'llama' one window "
+            f"for all layers, and windows in some layers for {others}."
         )
-    if f"{key}_pattern" in metadata:
-        pattern = metadata.flags(f"{key}_pattern")
-        if pattern != [layer_id % 4 != 3 for layer_id in range(given["num_hidden_layers"])]:
-            raise UnsupportedModel(
-                f"{metadata.file_name}: {key}_pattern={pattern} is not implemented; known: three of four layers."
-            )
+    if every is not None and f"{key}_pattern" in metadata:
+        _check_pattern(metadata, f"{key}_pattern", every, given["num_hidden_layers"])
     return {
         "architectures": [_WITH_WINDOWS[prefix]],
-        "sliding_window": metadata.count(key),
+        "sliding_window": window,
         "num_key_value_heads": given["num_key_value_heads"],
     }
+
+
+def _check_pattern(metadata: Metadata, key: str, every: int, num_layers: int) -> None:
+    """A pattern is a number, or says of each layer whether it has a window."""
+    if metadata.is_list(key):
+        pattern: object = metadata.flags(key)
+        is_known = pattern == [(layer_id + 1) % every != 0 for layer_id in range(num_layers)]
+    else:
+        pattern = metadata.count(key)
+        is_known = pattern == every
+    if not is_known:
+        raise UnsupportedModel(
+            f"{metadata.file_name}: {key}={pattern} is not implemented; known: every {every}th layer has no window."
+        )
 
 
 def _dtype(file: GGUFFile) -> str:

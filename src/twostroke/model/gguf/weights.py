@@ -39,7 +39,7 @@ class GGUFWeights:
         spec = config.layers[0]  # its file says one number of heads for all layers
         self._num_heads, self._num_kv_heads = spec.num_heads, spec.kv.num_kv_heads
         theirs = gguf_architecture(file.metadata)
-        self._has_permuted_heads = theirs.has_permuted_heads
+        self._has_permuted_heads, self._has_whole_norms = theirs.has_permuted_heads, theirs.has_whole_norms
         ours = model_class(config.architecture).parameters(config)
         names = architecture(config.architecture).names
         self._stored: dict[str, StoredTensor] = {}
@@ -71,6 +71,8 @@ class GGUFWeights:
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
         """See WeightSource."""
+        if self._has_whole_norms and name.endswith("norm.weight"):
+            return self.read_numbers(name, rows) - 1.0
         tensor = self._stored[name]
         # rows are put in order before they are taken apart: fewer bytes move
         data, places = torch.from_numpy(tensor.data), self._places(name, rows)

@@ -1,0 +1,97 @@
+"""The text model of checkpoints that read images too: transformers' logits of a text, and the towers are named once."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from oracle import naive_model
+from oracle.paged_driver import PagedDriver
+from twostroke.errors import CorruptCheckpoint
+from twostroke.kernels.dispatch import operators_for
+from twostroke.model.checkpoint import Checkpoint, read_model_config
+from twostroke.model.loader import load_model, open_weights
+from twostroke.tokenizer.settings import read_eos_token_ids
+
+CPU = torch.device("cpu")
+TINY: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "depth": 1, "out_hidden_size": 64}
+PIXTRAL: dict[str, Any] = {
+    "model_type": "pixtral",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "gemma3": (
+        "Gemma3",
+        {"head_dim": 16, "sliding_window": 24, "num_hidden_layers": 7},
+        {**PIXTRAL, "model_type": "siglip_vision_model"},
+    ),
+    "mistral3": ("Mistral3", {"model_type": "mistral", "head_dim": 16, "sliding_window": None}, PIXTRAL),
+    "mistral3-of-ministral3": ("Mistral3", {"model_type": "ministral3", "head_dim": 16}, PIXTRAL),
+    "qwen2.5-vl": ("Qwen2_5_VL", {"rope_parameters": MROPE}, {**TINY, "fullatt_block_indexes": [0]}),
+    "qwen3-vl": (
+        "Qwen3VL",
+        {"head_dim": 16, "rope_parameters": {**MROPE, "mrope_interleaved": True}},
+        {**TINY, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+    ),
+}
+"""transformers' kind, what its text model's config has beside the usual, and a small tower."""
+
+
+def build(folder: Path, kind: str, text: dict[str, Any], vision: dict[str, Any]) -> Any:
+    config = getattr(transformers, f"{kind}Config")(
+        text_config={**naive_model.SMALL, **text}, vision_config=vision, tie_word_embeddings=False
+    )
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_text_has_transformers_logits(case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    theirs = build(tmp_path, *CASES[case])
+    config = read_model_config(tmp_path)
+    with caplog.at_level(logging.INFO):
+        source = open_weights(tmp_path, config)
+    assert sum("tensors that are not of text are not loaded" in line for line in caplog.messages) == 1
+    operators = operators_for(CPU, torch.float32, "reference")
+    model = load_model(source, config, dtype=torch.float32, device=CPU, max_model_len=256, operators=operators)
+    driver = PagedDriver(model, num_blocks=64)
+    token_ids = np.random.default_rng(1).integers(3, 190, 90).tolist()
+    found = driver.logits(driver.step([(driver.add(token_ids), len(token_ids))])[0]).log_softmax(-1)
+    expected = naive_model.logits(theirs, token_ids).log_softmax(-1)
+    assert (found - expected).abs().max().item() <= 1e-4
+
+
+def test_a_tensor_under_two_names_is_refused(tmp_path: Path) -> None:
+    build(tmp_path, *CASES["mistral3"])
+    from safetensors.torch import load_file, save_file
+
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith("layers.0.mlp.up_proj.weight"))
+    plain = "model.layers.0.mlp.up_proj.weight"
+    save_file(
+        {**tensors, plain: tensors[name].clone(), f"model.language_model.{plain[6:]}": tensors[name].clone()}, path
+    )
+    with pytest.raises(CorruptCheckpoint, match="is there twice, under two names"):
+        Checkpoint(tmp_path)
+
+
+def test_end_tokens_of_the_text_model_count(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": [7, 9]}}))
+    assert read_eos_token_ids(tmp_path, 3) == {3, 7, 9}
