@@ -17,7 +17,7 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -101,7 +101,7 @@ def accept_terms(model: NamedModel) -> None:
 
 
 @contextmanager
-def _naming_full_disks(model: NamedModel) -> Iterator[None]:
+def _naming_full_disks(model: NamedModel) -> Generator[None]:
     try:
         yield
     except OSError as error:

@@ -67,7 +67,8 @@ class PackedGated:
         activation: Activation,
     ) -> None:
         """Packs both as one product."""
-        self._linear, self._activation = pack(weight, bias), activation
+        self._linear = pack(weight, bias)
+        self._activation: Activation = activation
 
     def __call__(self, x: Tensor) -> Tensor:
         """Maps x [num_rows, K] to [num_rows, N]."""
