@@ -226,7 +226,7 @@ def test_one_token_at_a_time(model: str, random_models: dict[str, Path], expecte
     assert essence(outputs) == expected[model][:5]
 
 
-SMALL_POOL = {"mistral": 6, "qwen2": 20, "olmo3": 24}
+SMALL_POOL = {"mistral": 6, "qwen2": 20, "olmo3": 24, "gemma2": 20, "gemma3": 24, "cohere2": 24}
 """Blocks for one longest request and little more: windows give blocks back, and each group of layers has a table."""
 
 
