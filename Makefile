@@ -8,7 +8,7 @@ CMAKE := $(BIN)/cmake
 
 .PHONY: run demo test test-second test-all test-triton check bench figures soak compat compatibility pictures train wheel native native-test native-test-address native-test-thread native-test-arm clean
 
-# A server with the embedded model and a completion through it; `run` goes on serving until Ctrl-C.
+# A completion by the embedded model; `run` then fetches a small chat model and serves it until Ctrl-C.
 run: $(STAMP)
 	$(BIN)/python examples/demo.py --port $(PORT) --serve
 

@@ -2,9 +2,9 @@
 
     python examples/demo.py [--port 8000] [--serve]
 
-With --serve a small chat model is fetched then and served, and answers a question; where it cannot be had, the embedded
-model is served on. The server stays until Ctrl-C. Without --serve the example ends with the completion. Nothing but
-Python's own library is needed to talk to a server.
+With --serve a small chat model is fetched then and served, and answers a question. Where it cannot be had, the server
+goes on with the embedded model. It stays until Ctrl-C. Without --serve the example ends with the completion. Nothing
+but Python's own library is needed to talk to a server.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ CHAT_REQUEST: dict[str, Any] = {
     "stream": True,
 }
 STOP_LIMIT_S = 30
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Past any proxy: the server is on this machine."""
 
 
 def main() -> None:
@@ -58,7 +60,7 @@ def main() -> None:
             return
         is_fetched = _fetched(CHAT_MODEL)
         if not is_fetched:
-            sys.stdout.write(f"{CHAT_MODEL} could not be fetched; the embedded model is served on.\n")
+            sys.stdout.write(f"{CHAT_MODEL} could not be fetched. The server goes on with the embedded model.\n")
             _serve_on(process, url)
     if not is_fetched:
         return
@@ -77,8 +79,14 @@ def _show(pieces: Iterator[str]) -> None:
 
 def _fetched(model: str) -> bool:
     """Whether the model is here; its progress, or why not, is on stderr."""
+    sys.stdout.flush()
     command = [sys.executable, "-m", "twostroke", "models", model]
-    return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as fetching:
+        try:
+            return fetching.wait() == 0
+        except BaseException:
+            fetching.send_signal(signal.SIGINT)  # it removes what it began
+            raise
 
 
 def _serve_on(process: subprocess.Popen[str], url: str) -> NoReturn:
@@ -92,10 +100,14 @@ def server(model: str, port: int) -> Iterator[tuple[subprocess.Popen[str], str]]
     """`twostroke serve` in a process of its own, once it takes requests; ended at the end."""
     command = [sys.executable, "-m", "twostroke", "serve", model, "--port", str(port)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        is_up = False
         try:
-            yield process, _wait_for_address(process, port)
-        except KeyboardInterrupt:
-            pass  # the way to end it; the server has heard it, too
+            url = _wait_for_address(process, port)
+            is_up = True
+            yield process, url
+        except KeyboardInterrupt:  # the way to end it; the server has heard it, too
+            if not is_up:
+                sys.exit(0)
         finally:
             process.terminate()
             try:
@@ -118,7 +130,7 @@ def chat(url: str) -> Iterator[str]:
 def choices(url: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The first choice of each event of a streamed answer."""
     body = json.dumps(request).encode()
-    with urllib.request.urlopen(urllib.request.Request(url, body, {"content-type": "application/json"})) as response:
+    with _OPENER.open(urllib.request.Request(url, body, {"content-type": "application/json"})) as response:
         for line in response:  # server-sent events: "data: {...}", an empty line between two
             data = line.decode().removeprefix("data: ").strip()
             if data and data != "[DONE]":

@@ -21,6 +21,10 @@ def models(name: str | None = None, /, *, accept_terms: bool = False) -> None:
     from twostroke.model import fetch
     from twostroke.model.named_models import NAMED_MODELS
 
+    if name is None and accept_terms:
+        raise InvalidParameter(
+            "accept_terms", True, "is for one model", "Name it: twostroke models NAME --accept-terms."
+        )
     if name is None:
         sys.stdout.write(_table())
         return
@@ -36,9 +40,9 @@ def models(name: str | None = None, /, *, accept_terms: bool = False) -> None:
 def _table() -> str:
     from twostroke.model.named_models import NAMED_MODELS, models_folder
 
-    rows = [("name", "kind", "size", "licence", "here", "otherwise as")]
+    rows = [("name", "kind", "size", "licence", "here", "hub id")]
     for model in NAMED_MODELS.values():
-        here = "yes" if model.path.is_file() else "no"
+        here = "yes" if model.is_here else "no"
         rows.append((model.name, model.kind, f"{model.num_bytes / 1e6:.0f} MB", model.licence, here, model.hub_id))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows)

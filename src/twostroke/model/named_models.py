@@ -3,10 +3,13 @@ installed; what is in them is checked against a hash."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from twostroke.errors import SetupError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class NamedModel:
     name: str
     file_name: str
     parts: tuple[Part, ...]
-    """One behind the other they are the file."""
+    """The file is these parts joined in this order."""
     num_bytes: int
     sha256: str
     kind: Literal["chat", "base"]
@@ -43,14 +46,26 @@ class NamedModel:
         return models_folder() / self.file_name
 
     @property
+    def is_here(self) -> bool:
+        """Whether it is fetched."""
+        return os.path.isfile(self.path)  # a folder that cannot be looked into has it not
+
+    @property
     def acceptance(self) -> Path:
         """A file that is there once the terms were accepted."""
         return models_folder() / f"{self.name}.terms-accepted"
 
 
 def models_folder() -> Path:
-    """Return the folder in which fetched models are kept."""
-    return Path.home() / ".cache" / "twostroke" / "models"
+    """Return the folder in which fetched models are kept.
+
+    Raises:
+        SetupError: nobody knows the user's home.
+    """
+    try:
+        return Path.home() / ".cache" / "twostroke" / "models"
+    except RuntimeError as error:
+        raise SetupError("the home folder is not known, and fetched models are kept there. Set HOME.") from error
 
 
 NAMED_MODELS: Mapping[str, NamedModel] = {
@@ -74,7 +89,7 @@ NAMED_MODELS: Mapping[str, NamedModel] = {
             sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
             kind="chat",
             licence="Apache-2.0",
-            hub_id="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
+            hub_id="Qwen/Qwen2.5-Coder-1.5B-Instruct",
         ),
         NamedModel(
             name="gemma3-270m",

