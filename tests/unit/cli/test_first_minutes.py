@@ -47,7 +47,7 @@ def refused(*arguments: str, stdin: str = "") -> str:
         (["list"], "`hf cache ls`"),
         (["ls"], "`hf cache ls`"),
         (["ps"], "`twostroke serve MODEL`"),
-        (["rm", "x"], "models are where you put them"),
+        (["rm", "x"], "others are where you put them"),
         (["show", "x"], "`twostroke plan MODEL`"),
         (["create", "mine", "-f", "Modelfile"], "--system"),
         (["llama-server", "-m", "x.gguf"], "`twostroke serve MODEL`"),
