@@ -19,9 +19,9 @@ PROGRAMS = {
     "fold_parts": 1,
     "multiply": 7,
     "multiply_floats": 5,
-    "norm_rows": 2,
+    "norm_rows": 3,
     "rotate_rows": 1,
-    "silu_times": 1,
+    "gate_times": 2,
     "write_slots": 4,
 }
 """What each becomes for the types and shapes of the compiler's process, however many rows a step has: one that is

@@ -98,6 +98,7 @@ def test_a_share_of_the_outputs_has_the_bits_of_all() -> None:
     assert torch.equal(torch.cat(parts, dim=1), whole)
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # numpy's, of the interpreter
 def test_both_factors_of_a_gated_map() -> None:
     weight, x = weight_of(), numbers(3, K, seed=3)
     for activation in ("silu", "gelu_tanh"):
