@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ PROMPT = DEMO.with_name("stack.txt").read_text(encoding="utf-8")
 
 
 @contextmanager
-def started(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
+def started(home: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[subprocess.Popen[str]]:
     """`make run`, with a home of its own and an index without packages."""
     for name, value in (("HOME", str(home)), ("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(home))):
         monkeypatch.setenv(name, value)
