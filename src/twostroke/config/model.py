@@ -43,7 +43,7 @@ class ArchitectureTraits:
     activation_keys: tuple[str, ...] = ("hidden_act",)
     """Keys that name it; the first that a config has counts. A config may leave it out."""
     activation_names: tuple[str, ...] = ("silu",)
-    """What they may call it."""
+    """Values of those keys that mean this activation."""
     norm_offset: float = 0.0
     """Added to the weights of norms; checkpoints of Gemma store them less 1."""
     scales_embeddings: bool = False
@@ -369,7 +369,7 @@ class ModelConfig:
             norms=traits.norms,
             activation=traits.activation,
             score_scale=_score_scale(given, traits),
-            score_cap=_optional_number(given, "attn_logit_softcapping") if traits.reads_softcaps else None,
+            score_cap=_soft_cap(given, "attn_logit_softcapping") if traits.reads_softcaps else None,
             residual_scale=_number(given, "residual_multiplier") if traits.reads_multipliers else 1.0,
         )
         windows = _layer_windows(given, traits, num_layers)
@@ -396,7 +396,7 @@ class ModelConfig:
             embedding_scale=_embedding_scale(given, traits),
             rounds_embedding_scale=traits.scales_embeddings,
             logits_divisor=_logits_divisor(given, traits),
-            logits_cap=_optional_number(given, "final_logit_softcapping") if traits.reads_softcaps else None,
+            logits_cap=_soft_cap(given, "final_logit_softcapping") if traits.reads_softcaps else None,
             norm_offset=traits.norm_offset,
             dtype=_dtype(given),
             quantization=QuantizationConfig.from_hf(mapping(given, "quantization_config")),
@@ -475,7 +475,7 @@ def _early_exit_layers(given: Mapping[str, Any], num_layers: int) -> tuple[int, 
 
 
 _CAPS = (1.0, 1e4)
-"""Of soft caps: far beyond them float32 has nothing left of a score."""
+"""Smallest and largest soft cap. With a much larger one, float32 would round small scores to 0."""
 _SMALLEST_EPSILON = 1e-30
 """A normal number in float32 still: as 0 it would make NaN out of a row of zeros, which padding rows are."""
 
@@ -511,8 +511,8 @@ def _logits_divisor(given: Mapping[str, Any], traits: ArchitectureTraits) -> flo
     return _number(given, "logits_scaling") if traits.reads_multipliers else 1.0
 
 
-def _optional_number(given: Mapping[str, Any], name: str) -> float | None:
-    """Read a soft cap."""
+def _soft_cap(given: Mapping[str, Any], name: str) -> float | None:
+    """Return a soft cap; None: there is none."""
     cap = given.get(name)
     if cap is not None and not (is_number(cap) and _CAPS[0] <= cap <= _CAPS[1]):
         raise CorruptCheckpoint(

@@ -48,7 +48,7 @@ class RopeConfig:
     short_factors: tuple[float, ...] | None = None
     """longrope: what each pair's frequency is divided by, [rotated numbers / 2], up to the original context."""
     long_factors: tuple[float, ...] | None = None
-    """The same beyond it."""
+    """longrope: the same divisors, beyond the original context."""
     query_growth: float | None = None
     """Queries are multiplied by 1 + query_growth * log(1 + position // original context) (Ministral 3)."""
     rotary_dim: int | None = None

@@ -106,7 +106,7 @@ class Checkpoint:
         self.types: dict[str, str] = {}
         """As safetensors spells them: F32, BF16, I32 ..."""
         self._file_of: dict[str, tuple[Any, str]] = {}
-        """Of each tensor, the file and its name there."""
+        """For each tensor, its file and its name in that file."""
         self._home_of: dict[str, str] = {}
         """Names of files, by the names there."""
         skipped: list[str] = []

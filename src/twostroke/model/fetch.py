@@ -33,9 +33,9 @@ Progress = Callable[[int], None]
 
 _CHUNK_BYTES = 1 << 20
 _SECONDS_BETWEEN = 0.2
-"""Of two looks at how much has come."""
+"""Time between two looks at how much has come."""
 _MOST_CHARACTERS = 240
-"""Of what pip says."""
+"""Longest quotation of pip in an error."""
 
 
 def fetch(model: NamedModel, progress: Progress | None = None) -> Path:

@@ -60,11 +60,11 @@ class LlamaLayer:
 
     def pack_mlp(self, spec: LayerSpec, weights: Mapping[str, Any], placement: Placement) -> Callable[[Tensor], Tensor]:
         """Return what the MLP computes before its down projection: [num_tokens, hidden_size] -> intermediate_size."""
-        pack = placement.operators.pack_gated
+        operators = placement.operators
         if spec.has_gate:
-            inner = pack(weights["gate_up.weight"], weights.get("gate_up.bias"), spec.activation)
+            inner = operators.pack_gated(weights["gate_up.weight"], weights.get("gate_up.bias"), spec.activation)
         else:
-            up = placement.operators.pack_linear(weights["up.weight"], weights.get("up.bias"))
+            up = operators.pack_linear(weights["up.weight"], weights.get("up.bias"))
             inner = partial(_plain, up, spec.activation)
         return placement.split.gated(inner, spec.intermediate_size)
 

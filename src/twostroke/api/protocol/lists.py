@@ -16,13 +16,13 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from twostroke.errors import shown
 
 MAX_TOKEN_IDS = 2**20
-"""Of one list; --max-queued-tokens is as many."""
+"""Most ids in one list. The default of --max-queued-tokens is as large."""
 MAX_PROMPTS = 2048
 """Of one request; OpenAI's limit."""
 MAX_TEXTS = 4096
 """Of a list of short texts; what uses them has a lower limit of its own."""
 MAX_OBJECTS = 8192
-"""Of a list of messages, of parts of one, or of documents. Each takes microseconds of the event loop."""
+"""Most messages, parts of a message, or documents in one list. Each takes some microseconds of the event loop."""
 MAX_CONTAINERS = 32768
 """Lists and objects of one request, at all depths together."""
 MAX_CHOICES = 65536

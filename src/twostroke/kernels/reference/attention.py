@@ -169,7 +169,7 @@ def write_kv(kv: Tensor, storage: Tensor, plan: AttentionPlan, layer_in_block: i
 
 @dataclass(frozen=True, slots=True)
 class _Bend:
-    """What is done to scores before the mask."""
+    """Changes scores before the mask: a factor, then a cap."""
 
     scale: float
     cap: float | None
