@@ -230,16 +230,27 @@ def test_a_gguf_file_is_run_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
     honest = script_peer(tmp_path, "honest")
     monkeypatch.setitem(PEERS, "llama.cpp", Peer("llama.cpp", honest.driver, PEERS["llama.cpp"].gguf_types))
     options = CompareOptions(
-        model=str(model), peers="llama.cpp,vllm", threads=1, plots=False, results=tmp_path, **(SMALL | {"rounds": 1})
+        model=str(model),
+        peers="llama.cpp,vllm,twostroke-before",
+        threads=1,
+        plots=False,
+        results=tmp_path,
+        **(SMALL | {"rounds": 1}),
     )
     engines = run_compare(options).results["engines"]
     assert engines["twostroke"]["failure"] is None, engines
-    assert "decode, batch 2" in engines["twostroke"]["figures"]
+    for ours in ("twostroke", "twostroke-before"):  # of the same environment here
+        assert "decode, batch 2" in engines[ours]["figures"], engines[ours]
     order = json.loads(engines["llama.cpp"]["about"]["order"])
     assert (order["model"], order["precision"]) == (str(model.resolve()), "gguf")
     assert "loads no GGUF file" in engines["vllm"]["failure"]
     saved = json.loads((tmp_path / "compare-llama-wide-q4_k_m.json").read_text())
     assert saved["config"]["precision"] == "gguf"
+
+
+def test_another_version_of_ours_is_compared_when_it_is_asked_for() -> None:
+    assert "twostroke-before" not in CompareOptions().peer_names
+    assert CompareOptions(model="some.gguf", peers="twostroke-before").name == "compare-some-before"
 
 
 def test_a_gguf_file_has_its_own_precision() -> None:

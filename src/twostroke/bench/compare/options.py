@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from twostroke.bench.command import model_name
 from twostroke.bench.compare.measures import Work
-from twostroke.bench.compare.peer import PEERS
+from twostroke.bench.compare.peer import BEFORE, PEERS
 from twostroke.bench.report import DEFAULT_FOLDER
 from twostroke.config.checks import number, one_of, switch, text, whole_number
 from twostroke.config.load import MAX_THREADS, ActivationQuantization
@@ -31,8 +31,8 @@ class CompareOptions:
     model: str = "embedded"
     """A Hugging Face model folder, a hub id, or 'embedded', from which GGUF files are made; or a GGUF file, which every
     engine that can read it runs as it is."""
-    peers: str = ",".join(PEERS)
-    """Engines to stand beside, with commas between them."""
+    peers: str = ",".join(name for name in PEERS if name != BEFORE.name)
+    """Engines to stand beside, with commas between them; twostroke-before is another version of ours."""
     env: tuple[str, ...] = ()
     """NAME=INTERPRETER: the Python of the environment with a peer in it; default: our own. Can be repeated."""
     precision: Precision | None = None
@@ -155,7 +155,8 @@ class CompareOptions:
         activations = f"-activations-{self.activation_quantization}" if self.activation_quantization else ""
         name = Path(model_name(self.model)).name
         model = name.removesuffix(Path(name).suffix) if self.is_gguf else f"{name}-{self.weights}"
-        return f"compare-{model}{activations}"
+        versions = "-before" if self.peer_names == (BEFORE.name,) else ""
+        return f"compare-{model}{activations}{versions}"
 
     def as_json(self) -> dict[str, Any]:
         """What a result says of them: nothing that names a place."""

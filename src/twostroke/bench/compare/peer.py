@@ -32,7 +32,14 @@ class Peer:
     driver: Path
     """A module of the drivers' folder, or a script of its own."""
     gguf_types: Mapping[str, str] | None = None
-    """By precision, the type of GGUF file that it reads; None reads the model folder."""
+    """By precision, the type of GGUF file that is made for it from a model folder; None reads the folder."""
+    reads_any: bool = False
+    """It reads a GGUF file that was given, though none is made for it."""
+
+    @property
+    def reads_gguf(self) -> bool:
+        """Whether it reads a GGUF file that was given."""
+        return self.reads_any or self.gguf_types is not None
 
     def command(self, interpreter: Path) -> list[str]:
         """What starts it."""
@@ -45,7 +52,9 @@ def _ours(name: str, module: str, gguf_types: Mapping[str, str] | None = None) -
     return Peer(name, DRIVERS / f"{module}.py", gguf_types)
 
 
-TWOSTROKE = _ours("twostroke", "twostroke_driver")
+TWOSTROKE = Peer("twostroke", DRIVERS / "twostroke_driver.py", reads_any=True)
+BEFORE = Peer("twostroke-before", TWOSTROKE.driver, reads_any=True)
+"""Another version of ours, in an environment of its own; in ours it is the same one twice, which shows the scatter."""
 PEERS = {
     peer.name: peer
     for peer in (
@@ -53,6 +62,7 @@ PEERS = {
         _ours("openvino", "openvino_driver", {"bf16": "F16", "int8": "Q8_0", "int4": "Q4_0"}),
         _ours("vllm", "vllm_driver"),
         _ours("transformers", "transformers_driver"),
+        BEFORE,
     )
 }
 """Engines that can be compared with, by name."""

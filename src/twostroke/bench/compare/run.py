@@ -227,7 +227,7 @@ def _model_of(peer: Peer, model: Path, weights: str, gguf_folder: Path) -> Path:
         TwostrokeError: it cannot read a GGUF file, or none can be made.
     """
     if weights == "gguf":
-        if peer.gguf_types is None:
+        if not peer.reads_gguf:
             raise UnsupportedModel(f"{peer.name} is compared on model folders; its driver loads no GGUF file.")
         return model
     return model if peer.gguf_types is None else write_gguf(model, peer.gguf_types[weights], gguf_folder)
