@@ -232,10 +232,11 @@ def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary) -> RawTokenizer
 def _warn_of_foreign_characters(metadata: Metadata, vocabulary: _Vocabulary) -> None:
     """Tokens that no tokens form: llama.cpp joins them from characters, which SentencePiece never does in training."""
     kinds = vocabulary.types or [_TokenType.NORMAL] * len(vocabulary.texts)
+    letters = {text for text in vocabulary.texts if len(text) == 1}
     foreign = [
         text
         for text, kind in zip(vocabulary.texts, kinds, strict=False)
-        if kind == _TokenType.NORMAL and len(text) > 1 and any(letter not in vocabulary.ids for letter in text)
+        if kind == _TokenType.NORMAL and len(text) > 1 and not letters.issuperset(text)
     ]
     if foreign:
         log.warning(
