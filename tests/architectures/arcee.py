@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from twostroke.config.architectures import ArchitectureTraits
 from twostroke.config.layer_spec import LayerSpec
-from twostroke.config.model import ArchitectureTraits, ModelConfig
+from twostroke.config.model import ModelConfig
 from twostroke.model.decoder import Parameter, Placement
 from twostroke.model.llama import Llama, LlamaLayer
 from twostroke.model.registry import Architecture, register

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from twostroke.config.model import ARCHITECTURE_TRAITS, ArchitectureTraits, ModelConfig
+from twostroke.config.architectures import ARCHITECTURE_TRAITS, ArchitectureTraits
+from twostroke.config.model import ModelConfig
 from twostroke.errors import UnsupportedModel
 from twostroke.model.weight_map import GEMMA2, GLM, GLM4, LLAMA, OLMO2, PHI3, QWEN3, STARCODER2, NameTable
 

@@ -10,7 +10,7 @@ import pytest
 from architectures import arcee
 from oracle import naive_model
 from oracle.parity import check_layers, check_parity
-from twostroke.config.model import ARCHITECTURE_TRAITS
+from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.errors import UnsupportedModel
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.registry import ARCHITECTURES
@@ -30,7 +30,7 @@ def test_the_page_shows_the_code_that_runs() -> None:
     page = (REPOSITORY / "docs" / "adding-an-architecture.md").read_text(encoding="utf-8")
     assert Path(arcee.__file__).read_text(encoding="utf-8") in page
     listings = [part.partition("```")[0] for part in page.split("```python\n")[1:-1]]
-    tables = ("config/model.py", "model/registry.py", "model/gguf/model_config.py")
+    tables = ("config/architectures.py", "model/registry.py", "model/gguf/model_config.py")
     assert len(listings) == len(tables)
     for listing, table in zip(listings, tables, strict=True):
         assert listing in (REPOSITORY / "src" / "twostroke" / table).read_text(encoding="utf-8")
