@@ -10,6 +10,7 @@ from typing import Any
 from twostroke.config.architectures import ARCHITECTURE_TRAITS, ArchitectureTraits
 from twostroke.config.fields import count, is_number, list_of, mapping, switch
 from twostroke.config.layer_spec import KVSpec, LayerSpec, NormKind
+from twostroke.config.nearest import nearest, unknown_parts
 from twostroke.config.quantization import QuantizationConfig
 from twostroke.config.rope import DEFAULT_ROPE_THETA, RopeConfig
 from twostroke.config.text_config import TEXT_MODELS, text_config
@@ -186,11 +187,22 @@ def _architecture(config: Mapping[str, Any]) -> str:
     for name in names:
         if isinstance(name, str) and name in ARCHITECTURE_TRAITS:
             return name
-    known = ", ".join(sorted([*ARCHITECTURE_TRAITS, *TEXT_MODELS]))
+    known = sorted([*ARCHITECTURE_TRAITS, *TEXT_MODELS])
     kind = config.get("model_type")
-    beside = "" if kind is None else f" beside model_type {kind!r}"
-    what = f"the architecture {', '.join(map(str, names))}" if names else f"no architecture{beside}"
-    raise UnsupportedModel(f"config.json names {what}; known: {known}.")
+    what = f"the architecture {', '.join(map(str, names))}" if names else "no architecture"
+    if not names and kind is not None:
+        what += f" beside model_type {kind!r}"
+    name = str(names[0]) if names else "".join(part.capitalize() for part in str(kind or "").split("_"))
+    raise UnsupportedModel(f"config.json names {what}; {_nearest_known(name, config, known)}known: {', '.join(known)}.")
+
+
+def _nearest_known(name: str, config: Mapping[str, Any], known: Sequence[str]) -> str:
+    """Return which known architecture is nearest, and what that lacks; "" where nothing is to be said."""
+    near = nearest(name, known)
+    parts = " or ".join(unknown_parts(name, config, reads_images=near is None or near in TEXT_MODELS))
+    if near is None:
+        return f"none that is known has {parts}; " if parts else ""
+    return f"the nearest is {near}, without {parts}; " if parts else f"the nearest is {near}; "
 
 
 def _check_heads(given: Mapping[str, Any], hidden_size: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:

@@ -434,6 +434,32 @@ def test_windows_by_layer() -> None:
     ("changes", "error", "said"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, UnsupportedModel, "known: .*LlamaForCausalLM"),
+        (
+            {"architectures": ["Qwen2MoeForCausalLM"], "num_experts": 60},
+            UnsupportedModel,
+            "the nearest is Qwen2ForCausalLM, without experts (num_experts=60); known",
+        ),
+        (
+            {"architectures": ["Qwen3NextForCausalLM"], "layer_types": ["linear_attention", "full_attention"]},
+            UnsupportedModel,
+            "the nearest is Qwen3ForCausalLM, without layers of type linear_attention; known",
+        ),
+        (
+            {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": {"num_kv_shared_layers": 20}},
+            UnsupportedModel,
+            "is Gemma3ForConditionalGeneration, without layers that share KV (num_kv_shared_layers=20); known",
+        ),
+        (
+            {"architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 256, "kv_lora_rank": 512},
+            UnsupportedModel,
+            "none that is known has experts (n_routed_experts=256) or latent attention (kv_lora_rank=512); known",
+        ),
+        (
+            {"architectures": None, "model_type": "qwen3_moe"},
+            UnsupportedModel,
+            "model_type 'qwen3_moe'; the nearest is Qwen3ForCausalLM, without experts; known",
+        ),
+        ({"architectures": ["MambaForCausalLM"]}, UnsupportedModel, "MambaForCausalLM; known"),
         ({"architectures": None, "model_type": "mamba"}, UnsupportedModel, "no architecture beside model_type 'mamba'"),
         ({"architectures": None, "model_type": None}, UnsupportedModel, "names no architecture; known"),
         ({"hidden_act": "gelu"}, UnsupportedModel, "known: silu"),
@@ -470,7 +496,7 @@ def test_windows_by_layer() -> None:
     ],
 )
 def test_refused(changes: dict[str, Any], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said.replace("(", r"\(")):
+    with pytest.raises(error, match=said.replace("(", r"\(").replace(")", r"\)")):
         ModelConfig.from_hf(changed("Llama-3.2-1B", **changes))
 
 
